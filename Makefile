@@ -1,0 +1,62 @@
+# Each target sets up what it needs; only python3 (>= 3.11), git and make are taken for granted.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PROTOS := .venv-protos
+CHECKED := npu_agent tests bench
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format protos protos-check lock e2e bench cluster clean
+
+help: ## what there is
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
+
+$(VENV)/ready: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "npu-agent needs Python >= 3.11, and $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(VENV)/ready ## the whole agent on simulated cards with a stand-in for the kubelet (ARGS=--once ends after the tour)
+	@$(BIN)/npu-agent demo $(ARGS)
+
+test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
+	$(BIN)/python -m pytest --ignore=tests/e2e $(ARGS)
+
+lint: $(VENV)/ready protos-check ## format, lint, types, layers, generated code
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/ready ## put the code into shape
+	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/ruff check --fix $(CHECKED)
+
+$(PROTOS)/ready: requirements/protos.txt
+	$(PYTHON) -m venv --clear $(PROTOS)
+	$(PROTOS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/protos.txt
+	@touch $@
+
+protos: $(PROTOS)/ready ## generate npu_agent/wire from protos/
+	PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py npu_agent/wire
+
+protos-check: $(PROTOS)/ready ## is npu_agent/wire what protos/ generates?
+	@PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py --check npu_agent/wire
+
+lock: $(VENV)/ready ## write requirements/*.txt anew from pyproject.toml (UPGRADE=--upgrade for newer versions)
+	sh requirements/lock.sh $(BIN)/uv $(UPGRADE)
+
+e2e: $(VENV)/ready ## a real Kubernetes with real kubelets (root; the first run builds it, about 12 minutes)
+	$(BIN)/python -m pytest tests/e2e $(ARGS)
+
+cluster: $(VENV)/ready ## start a real one-node Kubernetes to play with (root)
+	$(BIN)/python -m tests.cluster up
+
+bench: $(VENV)/ready ## the figures of docs/benchmarks.md, measured on this machine
+	$(BIN)/python -m bench $(ARGS)
+
+clean: ## take away what the targets made in this folder
+	rm -rf $(VENV) $(PROTOS) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

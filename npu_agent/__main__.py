@@ -1,0 +1,7 @@
+"""``python -m npu_agent`` is ``npu-agent``."""
+
+import sys
+
+from npu_agent.cli import main
+
+sys.exit(main())
