@@ -1,0 +1,54 @@
+"""The configuration: its keys, how it is read from a file or from options, and how it changes.
+
+`Config` is an immutable value. `from_args` makes one from a command line, `parse` from a file's
+content; both raise only `ConfigError`. Nothing here reads the environment.
+"""
+
+from npu_agent.config.compare import Change, changes
+from npu_agent.config.errors import ConfigError, Place, Problem
+from npu_agent.config.load import Effective, load, parse, read
+from npu_agent.config.options import add_options, from_args
+from npu_agent.config.rules import SOCKET_PATH_MAX, SOCKET_SUFFIX
+from npu_agent.config.schema import (
+    KEYS,
+    AllocationConfig,
+    Config,
+    DisabledDevice,
+    HealthConfig,
+    Key,
+    LabelsConfig,
+    LogConfig,
+    MetricsConfig,
+    ResourceSpec,
+    disabled_for,
+)
+from npu_agent.config.show import json_schema, show
+
+__all__ = [
+    "KEYS",
+    "SOCKET_PATH_MAX",
+    "SOCKET_SUFFIX",
+    "AllocationConfig",
+    "Change",
+    "Config",
+    "ConfigError",
+    "DisabledDevice",
+    "Effective",
+    "HealthConfig",
+    "Key",
+    "LabelsConfig",
+    "LogConfig",
+    "MetricsConfig",
+    "Place",
+    "Problem",
+    "ResourceSpec",
+    "add_options",
+    "changes",
+    "disabled_for",
+    "from_args",
+    "json_schema",
+    "load",
+    "parse",
+    "read",
+    "show",
+]

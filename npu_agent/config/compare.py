@@ -1,0 +1,59 @@
+"""What differs between two configurations."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from npu_agent.config.schema import KEYS, Config
+from npu_agent.config.text import as_yaml
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One key with a new value; as text `interval: 10 -> 5`.
+
+    Attributes:
+        key: dotted, as the file spells it.
+        old: as `Config` holds it.
+        new: as `Config` holds it.
+        needs_restart: whether the new value waits for the agent's next start.
+    """
+
+    key: str
+    old: object
+    new: object
+    needs_restart: bool
+
+    def __str__(self) -> str:
+        return f"{self.key}: {as_yaml(self.old)} -> {as_yaml(self.new)}"
+
+
+def changes(old: Config, new: Config) -> tuple[Change, ...]:
+    """The keys whose values differ, in the order of the schema."""
+    return tuple(
+        Change(key.name, key.of(old), key.of(new), needs_restart=not key.live)
+        for key in KEYS
+        if key.of(old) != key.of(new)
+    )
+
+
+def in_force(old: Config, new: Config) -> Config:
+    """What holds while the agent runs on after `old` was replaced by `new`: the live keys of `new`.
+
+    A key that needs a restart keeps its old value until then.
+    """
+    mixed = old
+    for key in KEYS:
+        if key.live:
+            mixed = _set(mixed, key.attributes, key.of(new))
+    return mixed
+
+
+def _set(values: S, attributes: tuple[str, ...], value: object) -> S:
+    first, *rest = attributes
+    if rest:
+        value = _set(getattr(values, first), tuple(rest), value)
+    return msgspec.structs.replace(values, **{first: value})

@@ -1,0 +1,154 @@
+"""The command-line options that set the configuration, one for each key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import inspect as mi
+
+from npu_agent.config.errors import ConfigError, Place, Problem
+from npu_agent.config.load import Effective, build, load
+from npu_agent.config.schema import KEYS, ROOT, DisabledDevice, Key, ResourceSpec, plain
+from npu_agent.config.text import as_yaml, shown
+from npu_agent.config.tree import List, Map, Node, Scalar
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+_DEST = "config."
+
+# How an item of a list of groups is written on the command line; the names are the item's keys.
+_ITEMS: dict[type, tuple[str, re.Pattern[str]]] = {
+    DisabledDevice: ("DEVICE", re.compile("(?P<devName>.+)")),
+    ResourceSpec: (
+        "NAME=FAMILY[:CORES]",
+        re.compile("(?P<name>[^=]+)=(?P<family>[^=:]+)(?::(?P<coresPerDevice>[^=:]+))?"),
+    ),
+}
+
+
+def add_options(parser: argparse.ArgumentParser, group: str | None = None) -> None:
+    """Add `--config-file` and an option for each key; with a group, that group's options only.
+
+    Values stay text and an option that is not given leaves no trace in the namespace, so the same
+    options may be added to a command and to its parent. `args.config_file` is a Path or absent.
+    """
+    from argparse import SUPPRESS  # not for those who only read files
+
+    if group is None:
+        parser.add_argument(
+            "--config-file",
+            metavar="FILE",
+            type=Path,
+            default=SUPPRESS,
+            help="read the configuration from this YAML file, and follow it while running; "
+            "not together with any option below",
+        )
+    titles = {field.encode_name: plain(field.type)[0] for field in ROOT.fields}
+    sections: dict[str, argparse._ArgumentGroup] = {}
+    for key in KEYS:
+        if group not in (None, key.group):
+            continue
+        if key.group not in sections:
+            about = titles.get(key.group)
+            title = (about.cls.__doc__ or "") if isinstance(about, mi.StructType) else ""
+            sections[key.group] = parser.add_argument_group(key.group or "general", title or None)
+        default = "" if key.default in (None, ()) else f" (default: {_default(key)})"
+        sections[key.group].add_argument(
+            key.option,
+            metavar=_metavar(key),
+            dest=_DEST + key.name,
+            default=SUPPRESS,
+            help=key.description + default,
+        )
+
+
+def from_args(args: argparse.Namespace, families: Mapping[str, tuple[int, ...]]) -> Effective:
+    """The configuration that a command line asks for.
+
+    Args:
+        args: parsed by a parser with `add_options`.
+        families: for each family of cards, the core counts that it has device nodes for.
+
+    Raises:
+        ConfigError: options beside `--config-file`, a bad value, or a bad file.
+    """
+    given = vars(args)
+    keys = [key for key in KEYS if _DEST + key.name in given]
+    path: Path | None = given.get("config_file")
+    if path is None:
+        return build(_tree([(key, given[_DEST + key.name]) for key in keys]), families)
+    if keys:
+        options, names = (
+            ", ".join(words) for words in zip(*((k.option, k.name) for k in keys), strict=True)
+        )
+        message = f"not together with {options}: set {names} in {path} instead"
+        raise ConfigError([Problem(place=Place("--config-file"), message=message)])
+    return load(path, families)
+
+
+def _tree(given: list[tuple[Key, str]]) -> Map:
+    """The options as a file would say it, each at the place that is the option."""
+    nowhere = Place("command line")
+    groups: dict[str, list[tuple[Scalar, Node]]] = {"": []}
+    for key, text in given:
+        place = Place(key.option)
+        name = Scalar(place, key.name.rpartition(".")[2])
+        groups.setdefault(key.group, []).append((name, _node(key, text, place)))
+    top = groups.pop("")
+    return Map(
+        nowhere,
+        (
+            *top,
+            *(
+                (Scalar(nowhere, group), Map(nowhere, tuple(entries)))
+                for group, entries in groups.items()
+            ),
+        ),
+    )
+
+
+def _node(key: Key, text: str, place: Place) -> Node:
+    if not isinstance(key.kind, mi.VarTupleType):
+        return Scalar(place, text)
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    return List(place, tuple(_item(key.kind.item_type, part, place) for part in parts))
+
+
+def _item(kind: mi.Type, text: str, place: Place) -> Node:
+    if not isinstance(kind, mi.StructType):
+        return Scalar(place, text)
+    form, pattern = _ITEMS[kind.cls]
+    match = pattern.fullmatch(text)
+    if match is None:
+        message = f"must be {form}, not {shown(text)}"
+        raise ConfigError([Problem(place=place, message=message)])
+    found = match.groupdict().items()
+    return Map(
+        place, tuple((Scalar(place, n), Scalar(place, v)) for n, v in found if v is not None)
+    )
+
+
+def _metavar(key: Key) -> str:
+    kind, more = key.kind, ""
+    if isinstance(kind, mi.VarTupleType):
+        kind, more = kind.item_type, ",..."
+    match kind:
+        case mi.LiteralType(values):
+            return f"{{{','.join(map(str, values))}}}{more}"
+        case mi.BoolType():
+            return "{true,false}"
+        case mi.StructType(cls):
+            return _ITEMS[cls][0] + more
+        case mi.StrType():
+            return key.attributes[-1].rpartition("_")[2].upper()
+    return key.unit.upper() or "N"
+
+
+def _default(key: Key) -> str:
+    if isinstance(key.default, tuple):
+        return ",".join(map(as_yaml, key.default))
+    return key.default if isinstance(key.default, str) else as_yaml(key.default)

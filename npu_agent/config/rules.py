@@ -1,0 +1,122 @@
+"""What must hold between keys, and what only the families of cards can tell."""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from npu_agent.config.schema import Config, ResourceSpec
+
+SOCKET_PATH_MAX = 107
+"""Bytes in the path of a Unix socket: sun_path holds 108, the last one is NUL (unix(7))."""
+
+SOCKET_SUFFIX = len("-123456789abc.sock")
+"""Bytes the agent may add to socketName, to give each of its sockets a name of its own."""
+
+
+class Broken(NamedTuple):
+    """A rule that does not hold.
+
+    Attributes:
+        keys: that it is about, the likeliest culprit first; at least one was set by somebody.
+        message: what is wrong and what would be right.
+    """
+
+    keys: tuple[str, ...]
+    message: str
+
+
+def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Iterator[Broken]:
+    """What is wrong with a configuration whose values are each right by themselves.
+
+    Args:
+        config: of valid values.
+        families: for each family, the core counts that it has device nodes for.
+    """
+    yield from _socket_path(config)
+    yield from _label_sets(config)
+    yield from _resources(config, families)
+
+
+def any_of(words: Iterable[str]) -> str:
+    """`1, 2, 4 or 8`."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
+    """`: did you mean rngd?`, or "" if none of the words is close; the prefix goes before it."""
+    known = {each.lower(): each for each in words}
+    close = get_close_matches(word.lower(), known, n=1)
+    return f": did you mean {prefix}{known[close[0]]}?" if close else ""
+
+
+def _socket_path(config: Config) -> Iterator[Broken]:
+    path = f"{config.plugin_dir.rstrip('/')}/{config.socket_name}"
+    length = len(os.fsencode(path)) + SOCKET_SUFFIX
+    if length > SOCKET_PATH_MAX:
+        yield Broken(
+            ("socketName", "pluginDir"),
+            f"pluginDir and socketName make a socket path of {length} bytes, and Linux takes "
+            f"{SOCKET_PATH_MAX}: shorten one by {length - SOCKET_PATH_MAX}",
+        )
+
+
+def _label_sets(config: Config) -> Iterator[Broken]:
+    seen = set()
+    for index, name in enumerate(config.labels.sets):
+        if name in seen:
+            yield Broken((f"labels.sets[{index}]",), f"{name} is there twice: take one out")
+        seen.add(name)
+    if not seen and config.labels.output != "none":
+        yield Broken(
+            ("labels.sets", "labels.output"),
+            "no set of labels: name one, or set labels.output to none",
+        )
+
+
+def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Iterator[Broken]:
+    names: dict[str, int] = {}
+    named: dict[str, int] = {}
+    for index, spec in enumerate(config.resources):
+        here = f"resources[{index}]"
+        if spec.name in names:
+            yield Broken(
+                (f"{here}.name",),
+                f"{spec.name} is the name of resources[{names[spec.name]}] too: "
+                "give each a name of its own",
+            )
+        names.setdefault(spec.name, index)
+
+        if spec.family not in families:
+            yield Broken(
+                (f"{here}.family",),
+                f"there is no family {spec.family}, only {' and '.join(sorted(families))}"
+                + did_you_mean(spec.family, families),
+            )
+            continue
+        if spec.family in named:
+            # Nobody would keep two resources from handing out the same core.
+            yield Broken(
+                (f"{here}.family",),
+                f"resources[{named[spec.family]}] offers {spec.family} already, and a core can "
+                "belong to one resource only: take one out",
+            )
+        named.setdefault(spec.family, index)
+        width = _width(config, spec, families[spec.family])
+        if width not in families[spec.family]:
+            widths = any_of(map(str, sorted(families[spec.family])))
+            yield Broken(
+                (f"{here}.coresPerDevice",),
+                f"{spec.family} has no device nodes for {width} cores together: must be {widths}",
+            )
+
+
+def _width(config: Config, spec: ResourceSpec, widths: tuple[int, ...]) -> int:
+    if spec.cores_per_device is not None:
+        return spec.cores_per_device
+    return max(widths) if config.default_pe == "Fusion" else min(widths)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from npu_agent.config import KEYS, Change, Config, DisabledDevice, HealthConfig, Key, changes, parse
+
+from .families import FAMILIES
+from .strategies import CONFIGS, FEW
+
+OTHER = {
+    "defaultPe": "Single",
+    "interval": "5",
+    "disabledDevices": "[{devName: npu0, nodeName: a}]",
+    "pluginDir": "/a",
+    "socketName": "a",
+    "resourceName": "a/b",
+    "resources": "[{name: a/b, family: rngd}]",
+    "allocation.method": "cdi",
+    "health.interval": "1",
+    "health.failures": "3",
+    "health.recoveries": "4",
+    "health.maxTemperature": "95.5",
+    "labels.output": "nfd",
+    "labels.sets": "[beta, current]",
+    "labels.resync": "60",
+    "metrics.listen": '":1"',
+    "metrics.schema": '"2025"',
+    "metrics.podLabels": "false",
+    "metrics.interval": "1",
+    "events": "false",
+    "log.level": "debug",
+    "log.format": "json",
+}
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+def test_each_key_alone(key: Key) -> None:
+    name = key.name
+    group, _, leaf = name.rpartition(".")
+    text = f"{group}: {{{leaf}: {OTHER[name]}}}" if group else f"{name}: {OTHER[name]}"
+    [change] = changes(Config(), parse(text.encode(), "f", FAMILIES).config)
+    assert change.key == name
+    assert str(change).startswith(f"{name}: ")
+    assert str(change).endswith(f" -> {OTHER[name]}")
+
+
+def test_values_and_restart() -> None:
+    old = Config(health=HealthConfig(max_temperature=90.0))
+    new = Config(socket_name="x", disabled_devices=(DisabledDevice(dev_name="npu0"),))
+    assert changes(old, new) == (
+        Change("disabledDevices", (), (DisabledDevice(dev_name="npu0"),), needs_restart=False),
+        Change("socketName", "furiosa-npu", "x", needs_restart=True),
+        Change("health.maxTemperature", 90.0, None, needs_restart=False),
+    )
+    assert list(map(str, changes(old, new))) == [
+        "disabledDevices: [] -> [{devName: npu0}]",
+        "socketName: furiosa-npu -> x",
+        "health.maxTemperature: 90 -> null",
+    ]
+
+
+@FEW
+@given(CONFIGS)
+def test_no_change(config: Config) -> None:
+    assert changes(config, config) == ()
+
+
+@FEW
+@given(CONFIGS, CONFIGS)
+def test_back_is_the_same_way(one: Config, other: Config) -> None:
+    there = {(c.key, c.needs_restart, id(c.old), id(c.new)) for c in changes(one, other)}
+    back = {(c.key, c.needs_restart, id(c.new), id(c.old)) for c in changes(other, one)}
+    assert there == back
+    assert bool(there) == (one != other)

@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from npu_agent.config import (
+    AllocationConfig,
+    Config,
+    ConfigError,
+    DisabledDevice,
+    HealthConfig,
+    LabelsConfig,
+    LogConfig,
+    MetricsConfig,
+    Place,
+    ResourceSpec,
+    load,
+    parse,
+    read,
+)
+from npu_agent.config.load import MAX_BYTES
+
+from .families import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def config_of(text: str) -> Config:
+    return parse(text.encode(), "config.yaml", FAMILIES).config
+
+
+def error_of(text: str | bytes) -> ConfigError:
+    data = text.encode() if isinstance(text, str) else text
+    with pytest.raises(ConfigError) as caught:
+        parse(data, "config.yaml", FAMILIES)
+    return caught.value
+
+
+FULL = """\
+defaultPe: Single
+interval: 5
+disabledDevices:
+  - devName: 0000:6d:00.0
+  - {devName: npu1, nodeName: node-1}
+pluginDir: /tmp/plugins
+socketName: my-npu
+resourceName: furiosa.ai/npu
+resources:
+  - {name: furiosa.ai/rngd-2core.12gb, family: rngd, coresPerDevice: 2}
+  - {name: furiosa.ai/warboy, family: warboy}
+allocation: {method: cdi}
+health:
+  interval: .25
+  failures: 3
+  recoveries: +4
+  maxTemperature: 9.5e1
+labels:
+  output: nfd
+  sets: [beta, current]
+  resync: 60
+metrics:
+  listen: 127.0.0.1:9101
+  schema: 2025
+  podLabels: false
+  interval: 2.5
+events: FALSE
+log:
+  level: debug
+  format: json
+"""
+
+
+def test_every_key() -> None:
+    assert config_of(FULL) == Config(
+        default_pe="Single",
+        interval=5.0,
+        disabled_devices=(
+            DisabledDevice(dev_name="0000:6d:00.0"),
+            DisabledDevice(dev_name="npu1", node_name="node-1"),
+        ),
+        plugin_dir="/tmp/plugins",
+        socket_name="my-npu",
+        resource_name="furiosa.ai/npu",
+        resources=(
+            ResourceSpec(name="furiosa.ai/rngd-2core.12gb", family="rngd", cores_per_device=2),
+            ResourceSpec(name="furiosa.ai/warboy", family="warboy"),
+        ),
+        allocation=AllocationConfig(method="cdi"),
+        health=HealthConfig(interval=0.25, failures=3, recoveries=4, max_temperature=95.0),
+        labels=LabelsConfig(output="nfd", sets=("beta", "current"), resync=60.0),
+        metrics=MetricsConfig(
+            listen="127.0.0.1:9101", schema="2025", pod_labels=False, interval=2.5
+        ),
+        events=False,
+        log=LogConfig(level="debug", format="json"),
+    )
+
+
+def test_integers_become_floats() -> None:
+    assert type(config_of("interval: 5").interval) is float
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n",
+        "# nothing\n",
+        "---\n",
+        "--- ~\n...\n",
+        "{}",
+        "\ufeff",
+        "health:\nresources:  # none\n",
+    ],
+)
+def test_nothing_is_the_defaults(text: str) -> None:
+    assert config_of(text) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [("0.8", "0.8"), ("2025", "2025"), ('"0.8"', "0.8"), ("'2025'", "2025")],
+)
+def test_numbers_where_text_is_wanted(text: str, schema: str) -> None:
+    assert config_of(f"metrics: {{schema: {text}}}").metrics.schema == schema
+
+
+@pytest.mark.parametrize(
+    "name", ["0000:01:00.0", "1:30", "010", "0x10", "1e3", "no", "on", "y", "="]
+)
+def test_text_stays_as_it_is_written(name: str) -> None:
+    config = config_of(f"disabledDevices: [{{devName: {name}}}]")
+    assert config.disabled_devices == (DisabledDevice(dev_name=name),)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/b", "beta.furiosa.ai/npu", "furiosa.ai/rngd-2core.12gb", "x" * 244 + "/" + "y" * 63],
+)
+def test_good_resource_names(name: str) -> None:
+    assert config_of(f"resourceName: {name}").resource_name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "npu",
+        "furiosa.ai/",
+        "/npu",
+        "furiosa.ai/npu/x",
+        "Furiosa.ai/npu",
+        "furiosa.ai/-npu",
+        "furiosa..ai/npu",
+        "kubernetes.io/npu",
+        "node.kubernetes.io/npu",
+        "requests.furiosa.ai/npu",
+        "x" * 245 + "/y",
+        "x/" + "y" * 64,
+        '"furiosa.ai/npu\\n"',
+    ],
+)
+def test_bad_resource_names(name: str) -> None:
+    [problem] = error_of(f"resourceName: {name}").problems
+    assert problem.message.startswith(
+        "must be <domain>/<name> like beta.furiosa.ai/npu, outside kubernetes.io, not "
+    )
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["9100", ":", ":65536", "::1:9100", "host:name", "a b:1", "-a:1", ":1 ", "[::1:1", "::1"],
+)
+def test_bad_addresses(listen: str) -> None:
+    [problem] = error_of(f"metrics:\n  listen: '{listen}'").problems
+    assert problem.key == "metrics.listen"
+
+
+# A file, "-->", and what is said about it; a block without "-->" is a heading.
+GOLDEN = (Path(__file__).parent / "errors.txt").read_text().removesuffix("\n").split("\n====\n")
+ERRORS = [block.split("\n-->\n") for block in GOLDEN if "\n-->\n" in block]
+
+
+@pytest.mark.parametrize(("text", "message"), ERRORS, ids=[text[:40] for text, _ in ERRORS])
+def test_error(text: str, message: str) -> None:
+    assert str(error_of(text)) == message
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"events: \xff", "config.yaml:1: not UTF-8 (byte 0xff): save the file as UTF-8"),
+        (b"a: 1\n\xc3\xa9: \xc3", "config.yaml:2: not UTF-8 (byte 0xc3): save the file as UTF-8"),
+        (b"a: 1\nb\x00", "config.yaml:2: a control character (U+0000): take it out"),
+        (
+            b"interval: " + b"9" * 5000,
+            f"config.yaml:1: interval: must be a number (seconds), not {'9' * 60}…",
+        ),
+    ],
+    ids=["no UTF-8", "half a character", "NUL", "many digits"],
+)
+def test_error_that_is_no_text_for_a_golden_file(data: bytes, message: str) -> None:
+    assert str(error_of(data)) == message
+
+
+def test_no_set_is_needed_without_labels() -> None:
+    assert config_of("labels: {output: none, sets: []}").labels.sets == ()
+
+
+def test_the_longest_socket_path() -> None:
+    assert config_of(f"socketName: {'s' * 57}").socket_name == "s" * 57
+
+
+def test_a_slash_at_the_end_of_plugin_dir_costs_nothing() -> None:
+    config = config_of(f"pluginDir: /var/lib/kubelet/device-plugins/\nsocketName: {'s' * 57}")
+    assert config.plugin_dir == "/var/lib/kubelet/device-plugins/"
+
+
+def test_the_longest_node_name() -> None:
+    text = "disabledDevices: [{devName: npu0, nodeName: %s}]"
+    assert config_of(text % ("n" * 253)).disabled_devices[0].node_name == "n" * 253
+    [problem] = error_of(text % ("n" * 254)).problems
+    assert problem.key == "disabledDevices[0].nodeName"
+
+
+def test_all_problems_by_line() -> None:
+    error = error_of(
+        "events: 1\nlog:\n  level: loud\n  format: json\nwhat: 1\nhealth: {interval: 0}"
+    )
+    assert [(problem.place.line, problem.key) for problem in error.problems] == [
+        (1, "events"),
+        (3, "log.level"),
+        (5, "what"),
+        (6, "health.interval"),
+    ]
+    assert str(error) == "\n".join(map(str, error.problems))
+
+
+def test_a_problem_has_its_place_in_parts() -> None:
+    [problem] = error_of("log:\n  level: loud").problems
+    assert problem.place == Place("config.yaml", 2, 10)
+
+
+def test_after_twenty_problems_it_stops() -> None:
+    text = "disabledDevices:\n" + "- 1\n" * 50
+    assert [problem.place.line for problem in error_of(text).problems] == list(range(2, 22))
+    twice = "resources:\n" + "- {name: a/b, family: rngd, coresPerDevice: 3}\n" * 50
+    assert len(error_of(twice).problems) == 20
+
+
+def test_origins() -> None:
+    effective = parse(b"events: false\nhealth:\n  failures: 3\nlabels:\n", "f.yaml", FAMILIES)
+    set_by_file = {k: v for k, v in effective.origins.items() if v != "default"}
+    assert set_by_file == {"events": "f.yaml:1", "health.failures": "f.yaml:3"}
+
+
+# Files
+
+
+def refusal_of(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, FAMILIES)
+    return str(caught.value).replace(str(path), "FILE")
+
+
+def test_load(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("events: false\n")
+    effective = load(path, FAMILIES)
+    assert effective.config == Config(events=False)
+    assert effective.origins["events"] == f"{path}:1"
+
+
+def test_follows_symbolic_links_as_configmaps_have_them(tmp_path: Path) -> None:
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data" / "config.yaml").write_text("events: false\n")
+    (tmp_path / "config.yaml").symlink_to("..data/config.yaml")
+    assert read(tmp_path / "config.yaml") == b"events: false\n"
+
+
+def missing(path: Path) -> None:
+    pass
+
+
+def large(path: Path) -> None:
+    path.write_bytes(b"#" * (256 * 1024 + 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (missing, "FILE: no such file: create it, or mount the ConfigMap there"),
+        (Path.mkdir, "FILE: this is a directory: name a YAML file"),
+        (os.mkfifo, "FILE: this is not a regular file: name a YAML file"),
+        (large, "FILE: larger than 256 KiB: this is no configuration of npu-agent"),
+    ],
+)
+def test_files_that_cannot_be_read(
+    make: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    make(path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert refusal_of(path) == message
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_path_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert refusal_of(tmp_path / "file" / "x") == "FILE: cannot be read: Not a directory"
+
+
+def test_a_path_with_a_nul() -> None:
+    assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: embedded null byte"
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EACCES, f"FILE: may not be read by uid {os.geteuid()}: chmod a+r"),
+        (errno.EIO, "FILE: cannot be read: Input/output error"),
+    ],
+)
+def test_errors_of_the_system(
+    number: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert refusal_of(tmp_path / "config.yaml") == message
+
+
+# Nothing but ConfigError, whatever it is given
+
+# A deadline would make a busy machine a failure.
+ANY = settings(deadline=None)
+
+LINES = st.sampled_from(
+    [
+        *FULL.splitlines(),
+        "interval: 010",
+        "health:",
+        "  ? [x]",
+        "\tx: 1",
+        "--- |",
+        "...",
+        "%YAML 1.1",
+        "<<: *a",
+        "log: &a !!map {",
+        '"\\ud800": "\\x00"',
+        "- - - -",
+        "# é\u2028",
+        "resources: [{name: a/b, family: rngd, coresPerDevice: 1}]",
+    ]
+)
+
+
+def only_config_errors(data: bytes) -> None:
+    try:
+        effective = parse(data, "config.yaml", FAMILIES)
+    except ConfigError as error:
+        assert error.problems  # noqa: PT017
+        lines = data.decode("utf-8", "replace").splitlines() or [""]
+        for problem in error.problems:
+            assert "\n" not in str(problem)
+            assert problem.place.line is None or 1 <= problem.place.line <= len(lines)
+    else:
+        assert isinstance(effective.config, Config)
+
+
+@ANY
+@given(st.binary())
+def test_any_bytes(data: bytes) -> None:
+    only_config_errors(data)
+
+
+@ANY
+@given(st.text())
+@example("\x85")
+@example("a: [\n\n")
+def test_any_text(text: str) -> None:
+    only_config_errors(text.encode("utf-8", "surrogatepass"))
+
+
+@ANY
+@given(st.lists(LINES).map("\n".join))
+def test_any_lines(text: str) -> None:
+    only_config_errors(text.encode())
+
+
+@ANY
+@given(st.integers(0, len(FULL)), st.integers(0, 9), st.text(max_size=4) | LINES)
+def test_any_damage_to_a_good_file(at: int, cut: int, text: str) -> None:
+    only_config_errors((FULL[:at] + text + FULL[at + cut :]).encode("utf-8", "surrogatepass"))
+
+
+def test_the_largest_files_end() -> None:
+    # No more than a hang is looked for: each of these was quadratic in some YAML reader, or
+    # would be in a careless pattern or rule.
+    for text in ("[", "{", "- ", "? ", "&a ", "[a,", "'", "\n", "x" * 99 + ": 1\n"):
+        only_config_errors((text * MAX_BYTES)[:MAX_BYTES].encode())
+    only_config_errors(f"resourceName: {'a.' * 130_000}".encode())
+    only_config_errors(f"interval: {'1' * 260_000}".encode())
+    only_config_errors(f"log: {{level: {'debug' * 52_000}}}".encode())
+    only_config_errors(f"labels: {{sets: [{'beta,' * 10_000}]}}".encode())

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+
+from npu_agent.config import (
+    KEYS,
+    Config,
+    ConfigError,
+    DisabledDevice,
+    Effective,
+    HealthConfig,
+    Key,
+    ResourceSpec,
+    add_options,
+    from_args,
+    parse,
+)
+from npu_agent.config.text import as_yaml
+
+from .families import FAMILIES
+from .strategies import CONFIGS, FEW
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(allow_abbrev=False)
+    add_options(made)
+    return made
+
+
+def effective_of(*args: str) -> Effective:
+    return from_args(parser().parse_args(args), FAMILIES)
+
+
+def error_of(*args: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        effective_of(*args)
+    return str(caught.value)
+
+
+def test_no_option_is_the_defaults() -> None:
+    effective = effective_of()
+    assert effective.config == Config()
+    assert effective.origins == {key.name: "default" for key in KEYS}
+
+
+def test_values_and_origins() -> None:
+    effective = effective_of("--interval", "5", "--health-failures=4", "--disabled-devices", "a, b")
+    assert effective.config == Config(
+        interval=5.0,
+        health=HealthConfig(failures=4),
+        disabled_devices=(DisabledDevice(dev_name="a"), DisabledDevice(dev_name="b")),
+    )
+    assert {key: origin for key, origin in effective.origins.items() if origin != "default"} == {
+        "interval": "--interval",
+        "health.failures": "--health-failures",
+        "disabledDevices": "--disabled-devices",
+    }
+
+
+def test_resources() -> None:
+    config = effective_of("--resources", "furiosa.ai/w=warboy,furiosa.ai/r=rngd:4").config
+    assert config.resources == (
+        ResourceSpec(name="furiosa.ai/w", family="warboy"),
+        ResourceSpec(name="furiosa.ai/r", family="rngd", cores_per_device=4),
+    )
+
+
+def test_empty_lists() -> None:
+    config = effective_of("--labels-sets", "", "--labels-output", "none", "--resources=").config
+    assert config.labels.sets == ()
+    assert config.resources == ()
+
+
+def as_option(value: object) -> str:
+    match value:
+        case DisabledDevice():
+            return value.dev_name
+        case ResourceSpec():
+            return f"{value.name}={value.family}:{value.cores_per_device}"
+        case tuple():
+            return ",".join(map(as_option, value))
+        case str():
+            return value
+    return as_yaml(value)
+
+
+@FEW
+@given(CONFIGS)
+def test_options_can_say_what_a_file_can(config: Config) -> None:
+    # What is null in YAML is null in an option; a card of such a name needs a file, and quotes.
+    assume(not {"null", "Null", "NULL", "~"} & {each.dev_name for each in config.disabled_devices})
+    texts = {key: as_option(key.of(config)) for key in KEYS}
+    effective = effective_of(*(f"{key.option}={texts[key]}" for key in KEYS))
+    here = tuple(DisabledDevice(dev_name=each.dev_name) for each in config.disabled_devices)
+    assert effective.config == msgspec.structs.replace(config, disabled_devices=here)
+
+
+ERRORS = [
+    (
+        ["--health-interval", "0"],
+        "--health-interval: 0 is out of range: must be 0.05 to 60 (seconds)",
+    ),
+    (["--interval=-1"], "--interval: -1 is out of range: must be 0.1 to 3600 (seconds)"),
+    (
+        ["--default-pe", "single"],
+        "--default-pe: must be Fusion or Single, not single: did you mean Single?",
+    ),
+    (["--events", "yes"], "--events: must be true or false, not yes"),
+    (["--socket-name", ""], "--socket-name: no value: write one, or leave it out"),
+    (
+        ["--labels-sets", "beta,gamma"],
+        "--labels-sets: must be alpha, beta or current, not gamma",
+    ),
+    (["--labels-sets", "beta,beta"], "--labels-sets: beta is there twice: take one out"),
+    (
+        ["--labels-sets", ""],
+        "--labels-sets: no set of labels: name one, or set labels.output to none",
+    ),
+    (["--disabled-devices", "a,,b"], '--disabled-devices: must be DEVICE, not ""'),
+    (["--resources", "rngd:4"], "--resources: must be NAME=FAMILY[:CORES], not rngd:4"),
+    (["--resources", "a/b=rngd:"], "--resources: must be NAME=FAMILY[:CORES], not a/b=rngd:"),
+    (["--resources", "a/b=rngd:x"], "--resources: must be a whole number, not x"),
+    (
+        ["--resources", "a/b=rngd:3"],
+        "--resources: rngd has no device nodes for 3 cores together: must be 1, 2, 4 or 8",
+    ),
+    (
+        ["--log-level", "loud", "--interval", "x"],
+        """\
+--interval: must be a number (seconds), not x
+--log-level: must be debug, error, info or warning, not loud""",
+    ),
+    (
+        ["--plugin-dir", "\udcff"],
+        '--plugin-dir: must be an absolute path, not "\\udcff"',
+    ),
+    (
+        ["--config-file", "x", "--events", "1", "--interval", "1"],
+        "--config-file: not together with --interval, --events: set interval, events in x instead",
+    ),
+    (
+        ["--config-file", "/nowhere.yaml"],
+        "/nowhere.yaml: no such file: create it, or mount the ConfigMap there",
+    ),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), ERRORS, ids=[" ".join(args) for args, _ in ERRORS])
+def test_error(args: list[str], message: str) -> None:
+    assert error_of(*args) == message
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+def test_each_option_is_refused_beside_a_file(key: Key, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.touch()
+    assert key.option in error_of("--config-file", str(path), key.option, "x")
+
+
+def test_config_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("interval: 5\n")
+    assert effective_of("--config-file", str(path)) == parse(b"interval: 5\n", str(path), FAMILIES)
+    path.write_text("resources: [{name: a/b, family: warboy, coresPerDevice: 4}]\n")
+    assert error_of("--config-file", str(path)) == (
+        f"{path}:1: resources[0].coresPerDevice: "
+        "warboy has no device nodes for 4 cores together: must be 1 or 2"
+    )
+
+
+def test_one_group_alone() -> None:
+    made = argparse.ArgumentParser()
+    add_options(made, "log")
+    args = made.parse_args(["--log-level", "debug"])
+    assert from_args(args, FAMILIES).config.log.level == "debug"
+    help_text = made.format_help()
+    assert "--log-format" in help_text
+    assert "--interval" not in help_text
+    assert "--config-file" not in help_text
+
+
+def test_options_before_and_after_a_command_join() -> None:
+    made = argparse.ArgumentParser()
+    add_options(made, "log")
+    add_options(made.add_subparsers().add_parser("run"))
+    args = made.parse_args(["--log-level", "debug", "run", "--interval", "3"])
+    effective = from_args(args, FAMILIES)
+    assert effective.config.log.level == "debug"
+    assert effective.config.interval == 3.0
+
+
+def test_help_says_meaning_and_default() -> None:
+    text = " ".join(parser().format_help().split())
+    for key in KEYS:
+        assert f"{key.option} " in text
+        assert key.description in text
+    assert "--interval SECONDS Seconds between looks" in text
+    assert "--default-pe {Fusion,Single} What one device is" in text
+    assert "(default: beta)" in text
+    assert "(default: true)" in text

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from hypothesis import given
+from msgspec import inspect as mi
+
+from npu_agent.config import KEYS, Config, DisabledDevice, MetricsConfig, disabled_for
+
+from .strategies import CONFIGS, FEW
+
+
+def test_keys_and_options_as_the_specification_names_them() -> None:
+    assert {key.name: key.option for key in KEYS} == {
+        "defaultPe": "--default-pe",
+        "interval": "--interval",
+        "disabledDevices": "--disabled-devices",
+        "pluginDir": "--plugin-dir",
+        "socketName": "--socket-name",
+        "resourceName": "--resource-name",
+        "resources": "--resources",
+        "allocation.method": "--allocation-method",
+        "health.interval": "--health-interval",
+        "health.failures": "--health-failures",
+        "health.recoveries": "--health-recoveries",
+        "health.maxTemperature": "--health-max-temperature",
+        "labels.output": "--labels-output",
+        "labels.sets": "--labels-sets",
+        "labels.resync": "--labels-resync",
+        "metrics.listen": "--metrics-listen",
+        "metrics.schema": "--metrics-schema",
+        "metrics.podLabels": "--metrics-pod-labels",
+        "metrics.interval": "--metrics-interval",
+        "events": "--events",
+        "log.level": "--log-level",
+        "log.format": "--log-format",
+    }
+
+
+def test_defaults() -> None:
+    assert {key.name: key.default for key in KEYS} == {
+        "defaultPe": "Fusion",
+        "interval": 10.0,
+        "disabledDevices": (),
+        "pluginDir": "/var/lib/kubelet/device-plugins",
+        "socketName": "furiosa-npu",
+        "resourceName": "beta.furiosa.ai/npu",
+        "resources": (),
+        "allocation.method": "deviceNodes",
+        "health.interval": 0.5,
+        "health.failures": 2,
+        "health.recoveries": 3,
+        "health.maxTemperature": None,
+        "labels.output": "api",
+        "labels.sets": ("beta",),
+        "labels.resync": 300.0,
+        "metrics.listen": ":9100",
+        "metrics.schema": "0.8",
+        "metrics.podLabels": True,
+        "metrics.interval": 5.0,
+        "events": True,
+        "log.level": "info",
+        "log.format": "text",
+    }
+    assert all(key.of(Config()) == key.default for key in KEYS)
+
+
+def test_keys_that_wait_for_a_restart() -> None:
+    assert {key.name for key in KEYS if not key.live} == {
+        "pluginDir",
+        "socketName",
+        "resourceName",
+        "resources",
+        "allocation.method",
+        "labels.output",
+        "metrics.listen",
+    }
+
+
+def test_every_number_has_limits() -> None:
+    numbers = [key for key in KEYS if isinstance(key.kind, mi.IntType | mi.FloatType)]
+    assert len(numbers) == 7
+    for key in numbers:
+        assert isinstance(key.kind, mi.IntType | mi.FloatType)
+        assert key.kind.ge
+        assert key.kind.le
+
+
+def test_values_are_immutable() -> None:
+    with pytest.raises(AttributeError):
+        Config().health.interval = 1.0  # type: ignore[misc]
+
+
+@FEW
+@given(CONFIGS)
+def test_valid_is_what_msgspec_calls_valid(config: Config) -> None:
+    assert msgspec.convert(msgspec.to_builtins(config), Config) == config
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        (":9100", ("", 9100)),
+        ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("[::1]:0", ("::1", 0)),
+        ("node.example:65535", ("node.example", 65535)),
+    ],
+)
+def test_address(listen: str, address: tuple[str, int]) -> None:
+    assert MetricsConfig(listen=listen).address == address
+
+
+def test_disabled_for() -> None:
+    config = Config(
+        disabled_devices=(
+            DisabledDevice(dev_name="npu0"),
+            DisabledDevice(dev_name="npu1", node_name="here"),
+            DisabledDevice(dev_name="npu2", node_name="there"),
+        )
+    )
+    assert disabled_for(config, "here") == {"npu0", "npu1"}
+    assert disabled_for(config, "elsewhere") == {"npu0"}
+    assert disabled_for(config, None) == {"npu0"}
+
+
+def test_import_brings_neither_yaml_nor_argparse() -> None:
+    code = "import sys, npu_agent.config as c; print({'yaml', 'argparse'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from npu_agent.config import KEYS, Config, Effective, json_schema, parse, show
+
+from .families import FAMILIES
+from .strategies import CONFIGS, FEW
+from .test_load import FULL
+
+
+def test_show() -> None:
+    text = """\
+interval: 2.50
+resources:
+- {name: furiosa.ai/rngd, family: rngd}
+metrics: {schema: 2025}
+health: {maxTemperature: 95}
+"""
+    assert (
+        show(parse(text.encode(), "c.yaml", FAMILIES))
+        == """\
+defaultPe: Fusion                           # default
+interval: 2.5                               # c.yaml:1
+disabledDevices: []                         # default
+pluginDir: /var/lib/kubelet/device-plugins  # default
+socketName: furiosa-npu                     # default
+resourceName: beta.furiosa.ai/npu           # default
+resources:                                  # c.yaml:2
+  - {name: furiosa.ai/rngd, family: rngd}
+allocation:
+  method: deviceNodes                       # default
+health:
+  interval: 0.5                             # default
+  failures: 2                               # default
+  recoveries: 3                             # default
+  maxTemperature: 95                        # c.yaml:5
+labels:
+  output: api                               # default
+  sets: [beta]                              # default
+  resync: 300                               # default
+metrics:
+  listen: ":9100"                           # default
+  schema: "2025"                            # c.yaml:4
+  podLabels: true                           # default
+  interval: 5                               # default
+events: true                                # default
+log:
+  level: info                               # default
+  format: text                              # default
+"""
+    )
+
+
+@FEW
+@given(CONFIGS)
+def test_what_is_shown_says_the_same(config: Config) -> None:
+    text = show(Effective(config, {key.name: "config.yaml:1" for key in KEYS}))
+    assert parse(text.encode(), "shown", FAMILIES).config == config
+
+
+def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
+    """Whether a value is valid by as much of JSON schema as ours uses."""
+    verdicts = []
+    for word, rule in schema.items():
+        match word:
+            case "$schema" | "title" | "description" | "default" | "$defs":
+                continue
+            case "$ref":
+                ok = fits(value, root["$defs"][rule.removeprefix("#/$defs/")], root)
+            case "type":
+                kinds: dict[str, Any] = {
+                    "object": dict, "array": list, "string": str, "boolean": bool,
+                    "integer": int, "number": (int, float), "null": type(None),
+                }  # fmt: skip
+                ok = isinstance(value, kinds[rule]) and (
+                    rule == "boolean" or not isinstance(value, bool)
+                )
+            case "anyOf":
+                ok = any(fits(value, each, root) for each in rule)
+            case "enum":
+                ok = value in rule
+            case "minimum":
+                ok = isinstance(value, str) or value >= rule
+            case "maximum":
+                ok = isinstance(value, str) or value <= rule
+            case "pattern":
+                ok = re.search(rule, value) is not None
+            case "maxLength":
+                ok = len(value) <= rule
+            case "items":
+                ok = all(fits(item, rule, root) for item in value)
+            case "uniqueItems":
+                ok = len(set(value)) == len(value)
+            case "required":
+                ok = set(rule) <= set(value)
+            case "properties":
+                ok = all(fits(value[key], each, root) for key, each in rule.items() if key in value)
+            case "additionalProperties":
+                assert rule is False
+                ok = set(value) <= set(schema["properties"])
+            case _:
+                raise AssertionError(word)
+        verdicts.append(ok)
+        if not ok:
+            break
+    return all(verdicts)
+
+
+def valid(value: Any) -> bool:
+    schema = json.loads(json.dumps(json_schema()))
+    return fits(value, schema, schema)
+
+
+@FEW
+@given(CONFIGS)
+def test_schema_takes_every_good_configuration(config: Config) -> None:
+    assert valid(json.loads(msgspec.json.encode(config)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"metrics": {"schema": 2025}}, {"metrics": {"schema": 0.8}}, {"interval": 1}],
+)
+def test_schema_takes(value: object) -> None:
+    assert valid(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"intervall": 1},
+        {"interval": 0},
+        {"interval": "5"},
+        {"events": 1},
+        {"health": {"failures": 101}},
+        {"health": {"maxTemperature": 20}},
+        {"labels": {"sets": ["gamma"]}},
+        {"labels": {"sets": ["beta", "beta"]}},
+        {"metrics": {"schema": "2024"}},
+        {"metrics": {"listen": "9100"}},
+        {"resourceName": "kubernetes.io/npu"},
+        {"disabledDevices": [{"nodeName": "a"}]},
+        {"disabledDevices": [{"devName": "npu0", "x": 1}]},
+    ],
+)
+def test_schema_refuses(value: dict[str, Any]) -> None:
+    assert not valid(value)
+
+
+def test_schema_describes_every_key() -> None:
+    schema = json_schema()
+    for group in schema["$defs"].values():
+        assert group["additionalProperties"] is False
+        assert "\n" not in group["description"]
+        for key in group["properties"].values():
+            assert key.get("description") or key.get("$ref")
+    assert schema["$defs"]["Config"]["description"] == "Configuration of npu-agent."
+
+
+def test_full_file_is_shown_and_read_again() -> None:
+    effective = parse(FULL.encode(), "config.yaml", FAMILIES)
+    assert parse(show(effective).encode(), "shown", FAMILIES).config == effective.config

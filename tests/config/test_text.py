@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from npu_agent.config import DisabledDevice
+from npu_agent.config.text import as_yaml, shown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (3, "3"),
+        (10.0, "10"),
+        (0.5, "0.5"),
+        ("furiosa.ai/rngd-2core.12gb", "furiosa.ai/rngd-2core.12gb"),
+        # Text that some YAML reader would take for something else.
+        ("2025", '"2025"'),
+        ("0000:01:00.0", '"0000:01:00.0"'),
+        ("yes", '"yes"'),
+        ("N", '"N"'),
+        ("null", '"null"'),
+        ("", '""'),
+        ('a"b\\', r'"a\"b\\"'),
+        ("é\x85\U0001f600\U000e0001", '"é\\u0085\U0001f600\\U000e0001"'),
+        ((), "[]"),
+        (("a", "1"), '[a, "1"]'),
+        (DisabledDevice(dev_name="npu0"), "{devName: npu0}"),
+        (DisabledDevice(dev_name="npu0", node_name="b"), "{devName: npu0, nodeName: b}"),
+    ],
+)
+def test_as_yaml(value: object, text: str) -> None:
+    assert as_yaml(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("10s", "10s"),
+        ("a b", "a b"),
+        ("", '""'),
+        (" a", '" a"'),
+        ("a\nb", '"a\\nb"'),
+        ("\x1b[31m", '"\\u001b[31m"'),
+        ("x" * 60, "x" * 60),
+        ("x" * 61, "x" * 60 + "…"),
+    ],
+)
+def test_shown(text: str, short: str) -> None:
+    assert shown(text) == short

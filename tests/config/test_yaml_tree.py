@@ -1,0 +1,77 @@
+"""What holds with and without libyaml."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from npu_agent.config import ConfigError, Place
+from npu_agent.config.tree import List, Map, Scalar
+from npu_agent.config.yaml_tree import read_tree
+
+
+@pytest.fixture(params=["libyaml", "python"], autouse=True)
+def _loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "libyaml":
+        assert yaml.__with_libyaml__, "the lock files bring a PyYAML with libyaml"
+    else:
+        monkeypatch.delattr(yaml, "CSafeLoader")
+
+
+def test_every_value_has_its_place() -> None:
+    assert read_tree(b"a: x\nb:\n  - 'y'\n  - {}\n", "f") == Map(
+        Place("f", 1, 1),
+        (
+            (Scalar(Place("f", 1, 1), "a"), Scalar(Place("f", 1, 4), "x")),
+            (
+                Scalar(Place("f", 2, 1), "b"),
+                List(
+                    Place("f", 3, 3),
+                    (Scalar(Place("f", 3, 5), "y", plain=False), Map(Place("f", 4, 5), ())),
+                ),
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# x", "\n\n"])
+def test_nothing(text: str) -> None:
+    assert read_tree(text.encode(), "f") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "null"), [("~", True), ("'~'", False), ("NULL", True), ("|\n", False)]
+)
+def test_null(text: str, null: bool) -> None:
+    tree = read_tree(f"--- {text}".encode(), "f")
+    assert isinstance(tree, Scalar)
+    assert tree.null is null
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a:\n\tb: 1", 2),
+        ("a: 1\n b: 2", 2),
+        ("a: [1\n", 1),
+        ("a: 1\nb: *x", 2),
+        ("a: 1\nb: !!str x", 2),
+        ("a: 1\n---\nb: 1", 2),
+        ("a: 1\nb: '\\x'\nc: \"\\q\"", 3),
+        ('a: "\\UFFFFFFFF"', None),
+        ('a: "\\ud800"', 1),
+        ('a: "\\0"', 1),
+        ("%YAML 7.0\n--- x", 1),
+        ("[" * 11 + "]" * 11, 1),
+    ],
+)
+def test_refused(text: str, line: int | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_tree(text.encode(), "f")
+    [problem] = caught.value.problems
+    # Python's own parser does not say where a character above U+10FFFF was written.
+    assert problem.place.line == line or line is None
+
+
+def test_ten_levels_are_fine() -> None:
+    assert isinstance(read_tree(b"[" * 10 + b"]" * 10, "f"), List)
