@@ -1,0 +1,1 @@
+"""From the driver's files to an immutable Snapshot: model, families, reading, health, inventory."""

@@ -1,0 +1,17 @@
+"""The families of cards the agent knows: one module each, and one line in the table below."""
+
+from __future__ import annotations
+
+from npu_agent.devices.families import rngd, warboy
+from npu_agent.devices.families.family import Family
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        warboy.FAMILY,
+        rngd.FAMILY,
+    )
+}
+"""Every known family by name, in the order in which they are looked for."""
+
+__all__ = ["FAMILIES", "Family"]

@@ -1,0 +1,64 @@
+"""What the agent has to know of a family of cards to find, watch and hand out its cards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
+
+    from npu_agent.devices.model import CoreRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """The vendor's conventions for one family. Node names are templates; ``{n}`` is the number."""
+
+    name: str
+    """As in config files: ``warboy``."""
+    title: str
+    """For people: ``FuriosaAI Warboy``."""
+    core_count: int
+    class_dir: str
+    """Below /sys/class: the directory with one entry a card."""
+    entry: re.Pattern[str]
+    """Matches the whole name of such an entry; group 1 is the card's number."""
+    product: Callable[[str, str | None], str | None]
+    """``(device_type, soc_rev)`` -> product name, or None if that is not a card of this family."""
+    liveness_file: str
+    """In the entry's directory; ``1`` means alive."""
+    dev_dir: str
+    """Below /dev, with a trailing slash, or empty: where the nodes are."""
+    shared_nodes: tuple[str, ...]
+    """Nodes that every holder of a core needs."""
+    whole_nodes: tuple[str, ...]
+    """Nodes that only the holder of the whole card gets."""
+    core_ranges: tuple[CoreRange, ...]
+    """The PE nodes there are: single cores and fused ones."""
+
+    def shared(self, index: int) -> tuple[str, ...]:
+        """Paths below /dev of the nodes that every holder of a core of card `index` needs."""
+        return tuple(self.dev_dir + node.format(n=index) for node in self.shared_nodes)
+
+    def whole(self, index: int) -> tuple[str, ...]:
+        """Paths below /dev of the nodes that only the holder of the whole card gets."""
+        return tuple(self.dev_dir + node.format(n=index) for node in self.whole_nodes)
+
+    def core_node(self, index: int, cores: CoreRange) -> str:
+        """Path below /dev of the PE node for exactly these cores."""
+        return f"{self.dev_dir}npu{index}pe{cores}"
+
+    def nodes(self, index: int) -> tuple[str, ...]:
+        """Paths below /dev of every node that card `index` may have."""
+        return (
+            *self.shared(index),
+            *self.whole(index),
+            *(self.core_node(index, cores) for cores in self.core_ranges),
+        )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many cores a device of this family can have: those with nodes, and the whole card."""
+        return tuple(sorted({len(cores) for cores in self.core_ranges} | {self.core_count}))

@@ -1,0 +1,122 @@
+"""Parsers of what drivers write: text in, values out, no I/O.
+
+Formats: shared facts on hardware, repeated in docs/hardware.md. A driver may answer nothing, half a
+line, or bytes from nowhere: what does not fit is left out, and nothing here raises.
+"""
+
+from __future__ import annotations
+
+import re
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,49}")
+_PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_DEV = re.compile(r"[0-9]{1,7}:[0-9]{1,7}")
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+_HEX = re.compile(r"(?:0[xX])?[0-9a-fA-F]{1,16}")
+_LONGEST_TEXT = 256
+_MOST_NUMBERS = 256
+"""Lines of a file of numbers; drivers write about twenty."""
+_UNSIGNED_64 = 1 << 64
+
+
+def text(raw: bytes | None) -> str | None:
+    """One line of printable text, stripped; None where there is none or it is not fit to show."""
+    if raw is None or len(raw) > _LONGEST_TEXT:
+        return None
+    try:
+        line = raw.decode().strip()
+    except UnicodeDecodeError:
+        return None
+    return line if line.isprintable() and line else None
+
+
+def identifier(raw: bytes | None) -> str | None:
+    """A text that can be (part of) a device ID: at most 50 of letters, digits and ``._:-``.
+
+    50, because the kubelet takes 63 and ``_cores_0-3`` is added to some.
+    """
+    found = text(raw)
+    return found if found and _IDENTIFIER.fullmatch(found) else None
+
+
+def pci_address(raw: bytes | None) -> str | None:
+    """A PCI address with domain in lower case, as /sys/bus/pci/devices writes it."""
+    found = text(raw)
+    return found.lower() if found and _PCI.fullmatch(found) else None
+
+
+def device_number(raw: bytes | None) -> str | None:
+    """``major:minor`` of a character device."""
+    found = text(raw)
+    return found if found and _DEV.fullmatch(found) else None
+
+
+def integer(raw: bytes | None) -> int | None:
+    """A decimal integer that fits 64 bits, signed or unsigned."""
+    found = text(raw)
+    if not found or not _INTEGER.fullmatch(found):
+        return None
+    value = int(found)
+    return value if -_UNSIGNED_64 // 2 <= value < _UNSIGNED_64 else None
+
+
+def numa_node(raw: bytes | None) -> int | None:
+    """A NUMA node; the kernel's -1 means that there is none."""
+    node = integer(raw)
+    return node if node is not None and 0 <= node < 1 << 16 else None
+
+
+def numbers(raw: bytes | None) -> tuple[tuple[str, int], ...]:
+    """Lines of ``Name: 12`` or ``Name: 0xAB``, names as written, first of each name, in order.
+
+    Names are ASCII; the numbers are unsigned and fit 64 bits.
+    """
+    found: dict[str, int] = {}
+    for line in (raw or b"").decode("ascii", "replace").splitlines()[:_MOST_NUMBERS]:
+        name, colon, value = line.rpartition(":")
+        name, value = name.strip(), value.strip()
+        if not colon or not name or len(name) > _LONGEST_TEXT:
+            continue
+        if not name.isascii() or not name.isprintable():
+            continue
+        if _INTEGER.fullmatch(value):
+            number = int(value)
+        elif value[:2].lower() == "0x" and _HEX.fullmatch(value):
+            number = int(value, 16)
+        else:
+            continue
+        if 0 <= number < _UNSIGNED_64:
+            found.setdefault(name, number)
+    return tuple(found.items())
+
+
+def normalised(name: str) -> str:
+    """``AXI Post Error`` -> ``axi_post_error``."""
+    return "_".join(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def errors(raw: bytes | None) -> tuple[tuple[str, int], ...]:
+    """Error counters of ``atr_error`` by normalised name.
+
+    The "Doorbell done" lines count completions, not failures, and are left out.
+    """
+    counters: dict[str, int] = {}
+    for name, value in numbers(raw):
+        key = normalised(name)
+        if key and not key.endswith("_doorbell_done"):
+            counters.setdefault(key, value)
+    return tuple(counters.items())
+
+
+def liveness(raw: bytes | None) -> bool | None:
+    """``1`` is alive and ``0`` is not; empty or absent is unknown.
+
+    Raises:
+        ValueError: it says anything else, which no driver that works does.
+    """
+    if raw is None or not raw.strip():
+        return None
+    said = raw.strip()
+    if said in (b"0", b"1"):
+        return said == b"1"
+    raise ValueError(f"neither 0 nor 1 but {said[:20]!r}{'...' if len(said) > 20 else ''}")

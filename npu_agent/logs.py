@@ -1,0 +1,87 @@
+"""Logging: an event in plain words plus key=value fields, as text or as one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+Format = Literal["text", "json"]
+
+
+class Logger(logging.LoggerAdapter[logging.Logger]):
+    """Takes fields as keyword arguments: ``log.info("card added", card="npu0")``."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        """Moves the fields to where the formatters find them."""
+        known = {k: kwargs.pop(k) for k in ("exc_info", "stack_info", "stacklevel") if k in kwargs}
+        return msg, {**known, "extra": {"fields": dict(kwargs)}}
+
+
+def logger(name: str) -> Logger:
+    """The logger of a module; `name` is its ``__name__``."""
+    return Logger(logging.getLogger(name), {})
+
+
+def setup(level: str = "info", form: Format = "text") -> None:
+    """Sends the log to stderr. May be called again: a live change of config does."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if form == "json" else _Text())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Its own loggers tell of every connection; what matters of them the agent says itself.
+    logging.getLogger("grpclib").setLevel(logging.ERROR)
+    for chatty in ("asyncio", "hpack"):  # hpack tells of every header, at debug
+        logging.getLogger(chatty).setLevel(max(logging.INFO, root.level))
+
+
+def _stamp(record: logging.LogRecord) -> str:
+    """UTC with milliseconds, as RFC 3339."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{whole}.{int(record.msecs):03d}Z"
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        line = f"{_stamp(record)} {record.levelname.lower():7} {record.getMessage()}"
+        line += "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _stamp(record),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            "logger": record.name,
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        for key, value in getattr(record, "fields", {}).items():
+            line[f"field_{key}" if key in line else key] = value
+        return _json(line)
+
+
+def _quoted(value: object) -> str:
+    """A value for the text form: quoted where it would not stand out as one word."""
+    word = str(value)
+    plain = word and word.isprintable() and not any(c in word for c in ' "=')
+    return word if plain else _json(word)
+
+
+def _json(value: object) -> str:
+    """JSON on one line, in ASCII if it holds what a terminal or a reader of lines might obey."""
+    shown = json.dumps(value, default=str, ensure_ascii=False)
+    return shown if shown.isprintable() else json.dumps(value, default=str)
