@@ -1,0 +1,39 @@
+"""A driver tree that lives and can be made to fail: the agent reads it as it reads a real host.
+
+`make` writes it, `Simulation` keeps it alive, `apply_fault` breaks and mends its cards.
+"""
+
+from npu_agent.simulator.cards import MAX_CARDS, CardSpec, card, parse_cards
+from npu_agent.simulator.faults import FAULTS, Fault, SimulatedCard
+from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
+from npu_agent.simulator.tree import (
+    Simulation,
+    SimulatorError,
+    apply_fault,
+    cards,
+    living,
+    make,
+    remove_card,
+    tick,
+)
+
+__all__ = [
+    "FAULTS",
+    "MAX_CARDS",
+    "CardSpec",
+    "CardTelemetry",
+    "Fault",
+    "SimulatedCard",
+    "Simulation",
+    "SimulatorError",
+    "advance",
+    "apply_fault",
+    "card",
+    "cards",
+    "fresh",
+    "living",
+    "make",
+    "parse_cards",
+    "remove_card",
+    "tick",
+]

@@ -1,0 +1,162 @@
+"""The command `npu-agent simulate`: its arguments, what it says, its exit codes."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from npu_agent.simulator.cards import CardSpec, parse_cards
+from npu_agent.simulator.faults import FAULTS, SimulatedCard
+from npu_agent.simulator.tree import Simulation, SimulatorError, apply_fault, cards, living, make
+
+DEFAULT_CARDS = "warboy=2"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `simulate`; `main` takes what the parser makes of them."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = (
+        "ROOT is made if it is missing. A ROOT that holds other things is refused, so nothing can\n"
+        "be lost; only a directory `dev` that is empty, mounted or a /dev may be there already.\n"
+        f"\n{_faults_text()}"
+    )
+    parser.add_argument("root", metavar="ROOT", type=Path, help="directory of the simulated tree")
+    parser.add_argument(
+        "--cards",
+        metavar="LIST",
+        help="cards in their order, such as warboy=2,rngd=1 "
+        f"(default: those that ROOT has, else {DEFAULT_CARDS})",
+    )
+    parser.add_argument("--once", action="store_true", help="make the tree and end")
+    actions = parser.add_subparsers(dest="simulate_action", metavar="fault|status")
+    fault = actions.add_parser(
+        "fault",
+        help="do something to a card",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_faults_text(),
+    )
+    fault.add_argument("card", metavar="CARD", nargs="?", help="npu0, or a UUID or PCI address")
+    fault.add_argument("fault", metavar="FAULT", nargs="?", help="one of the list below")
+    fault.add_argument("--list", action="store_true", help="what can be done to a card")
+    actions.add_parser("status", help="the cards of ROOT and what is wrong with them")
+    # Set last: the texts above use the parser's own. It cannot say that an action is optional.
+    parser.usage = (
+        "%(prog)s ROOT [--cards LIST] [--once]\n"
+        "       %(prog)s ROOT fault CARD FAULT\n"
+        "       %(prog)s ROOT status"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs `simulate` with parsed arguments.
+
+    Returns:
+        0 if all went well, 1 if not, 2 if it was asked for something that does not exist.
+    """
+    try:
+        if args.simulate_action == "fault":
+            return _fault(args.root, args.card, args.fault, list_only=args.list)
+        if args.simulate_action == "status":
+            return _status(args.root)
+        return _make(args.root, args.cards, once=args.once)
+    except ValueError as error:
+        print(f"npu-agent simulate: {error}", file=sys.stderr)
+        return 2
+    except SimulatorError as error:
+        print(f"npu-agent simulate: {error}", file=sys.stderr)
+        return 1
+
+
+def _make(root: Path, wanted: str | None, *, once: bool) -> int:
+    specs = _specs(root, wanted)
+    if not once and living(root):
+        raise SimulatorError(
+            f"{root} is kept alive by another simulator already; stop that one, "
+            "or use --once, which only changes its cards"
+        )
+    make(root, specs)
+    summary = _summary(root, specs, once=once)
+    if once:
+        print(summary)
+    else:
+        asyncio.run(_live(root, summary))
+        print("stopped; the tree stays as it is")
+    return 0
+
+
+def _specs(root: Path, wanted: str | None) -> Sequence[CardSpec]:
+    if wanted is not None:
+        return parse_cards(wanted)
+    try:
+        return [card.spec for card in cards(root)]
+    except SimulatorError:  # not made yet, or not ours: make() says which
+        return parse_cards(DEFAULT_CARDS)
+
+
+async def _live(root: Path, summary: str) -> None:
+    running = asyncio.create_task(Simulation(root).run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, running.cancel)
+    print(summary, flush=True)
+    await asyncio.wait([running])
+    if not running.cancelled():
+        running.result()
+
+
+def _fault(root: Path, card: str | None, fault: str | None, *, list_only: bool) -> int:
+    if list_only:
+        print(_faults_text())
+        return 0
+    if card is None or fault is None:
+        raise ValueError(
+            f"fault: give a card and a fault, such as: fault npu0 dead\n{_faults_text()}"
+        )
+    apply_fault(root, card, fault)
+    print(f"{card}: {FAULTS[fault].summary}")
+    if not living(root):
+        print(f"(nothing moves: no simulator keeps {root} alive)")
+    return 0
+
+
+def _status(root: Path) -> int:
+    for card in cards(root):
+        print(_line(card))
+    print("alive" if living(root) else "not kept alive: nothing moves")
+    return 0
+
+
+def _line(card: SimulatedCard) -> str:
+    spec, state = card.spec, card.telemetry
+    return (
+        f"{spec.name:8} {spec.traits.title:18} {spec.pci_bus_id} {spec.uuid}  "
+        f"load {state.mean_load:4.0%} ({state.workload})  "
+        f"{max(state.temperature):.0f}°C {state.watts:.2f} W  {', '.join(card.faults) or 'ok'}"
+    )
+
+
+def _summary(root: Path, specs: Sequence[CardSpec], *, once: bool) -> str:
+    rows = [
+        f"  {spec.name:8} {spec.traits.title:18} {spec.pci_bus_id}  NUMA node {spec.numa_node}"
+        for spec in specs
+    ]
+    first = specs[0].name if specs else "npu0"
+    return "\n".join(
+        (
+            f"A simulated driver tree is in {root}:",
+            *(rows or ["  no cards"]),
+            f"look at it:    npu-agent info --host-root {root}",
+            f"break a card:  npu-agent simulate {root} fault {first} dead   (mend it: ... ok)",
+            "nothing moves in it; leave out --once to keep it alive"
+            if once
+            else "It is alive until you press Ctrl-C.",
+        )
+    )
+
+
+def _faults_text() -> str:
+    width = max(map(len, FAULTS))
+    lines = (f"  {fault.name:{width}}  {fault.summary}" for fault in FAULTS.values())
+    return "\n".join(("faults:", *lines))

@@ -1,0 +1,228 @@
+"""A stand-in for the kubelet's device manager, for the demo and for tests that need speed.
+
+It does what the real one does with a device plugin, in the same order: sweeps the sockets at its
+start, serves Registration, dials the plugin back inside Register, holds one ListAndWatch stream,
+asks for a preferred allocation and allocates. What it cannot show is tested on a real kubelet
+(tests/e2e).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from npu_agent.feed import Feed
+from npu_agent.rpc import UnixServer
+from npu_agent.wire import v1beta1 as wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """What the kubelet knows of a resource."""
+
+    endpoint: str
+    devices: tuple[tuple[str, str], ...] = ()
+    """(device ID, ``Healthy`` or ``Unhealthy``), as the last message listed them."""
+    messages: int = 0
+    """ListAndWatch messages received on this stream."""
+    connected: bool = True
+
+    def healthy(self) -> tuple[str, ...]:
+        """The IDs that can be handed out."""
+        if not self.connected:
+            return ()
+        return tuple(id_ for id_, health in self.devices if health == "Healthy")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a container was given."""
+
+    ids: tuple[str, ...]
+    environment: Mapping[str, str]
+    nodes: tuple[str, ...]
+    """Paths of the device nodes in the container."""
+
+
+class NotEnoughError(Exception):
+    """A Pod asks for more than there is; it would stay Pending."""
+
+
+class StandInKubelet:
+    """Serves Registration on ``kubelet.sock`` in `directory`; `plugins` is what it has learnt.
+
+    `refusal`, `answers` and `asks` make it misbehave; they may be set at any time.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.plugins: Feed[Mapping[str, Plugin]] = Feed({})
+        self.calls = 0
+        """Register calls so far."""
+        self.refusal = ""
+        """If set, Register is refused with this message."""
+        self.answers = True
+        """If not, Register is never answered."""
+        self.asks = True
+        """If not, nobody calls ListAndWatch after Register."""
+        self._directory = directory
+        self._server: UnixServer | None = None
+        self._clients: dict[str, Channel] = {}
+        self._channels: list[Channel] = []
+        self._streams: set[asyncio.Task[None]] = set()
+        self._taken: dict[str, set[str]] = {}
+
+    async def start(self) -> None:
+        """Comes up as a kubelet does: sweeps every socket in the directory, then listens."""
+        for path in self._directory.iterdir():
+            if stat.S_ISSOCK(path.stat().st_mode):
+                path.unlink()
+        await self._listen()
+
+    async def stop(self) -> None:
+        """Goes away: every stream is cut. Which device a Pod holds is remembered, as on disk."""
+        for stream in self._streams:
+            stream.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
+        for channel in self._channels:
+            channel.close()
+        self._clients.clear()
+        self._channels.clear()
+        if self._server:
+            await self._server.shutdown()
+            self._server = None
+
+    async def renew_socket(self) -> None:
+        """Makes ``kubelet.sock`` anew and keeps its streams, as newer kubelets may."""
+        if self._server:
+            await self._server.shutdown()
+        await self._listen()
+
+    def hang_up(self, resource: str) -> None:
+        """Ends its stream of `resource`, and would never open one again without a Register."""
+        self._clients[resource].close()
+
+    async def allocate(self, resource: str, count: int) -> Grant:
+        """Starts a "Pod" that asks for `count` devices.
+
+        Raises:
+            NotEnoughError: there are not as many healthy free ones.
+            GRPCError: the plugin refuses.
+        """
+        plugin = self.plugins.value.get(resource)
+        taken = self._taken.setdefault(resource, set())
+        free = [id_ for id_ in (plugin.healthy() if plugin else ()) if id_ not in taken]
+        channel = self._clients.get(resource)
+        if channel is None or len(free) < count:
+            raise NotEnoughError(f"{count} of {resource} wanted, {len(free)} free")
+        stub = wire.DevicePluginStub(channel, timeout=10)
+        preferred = await stub.get_preferred_allocation(
+            wire.PreferredAllocationRequest(
+                container_requests=[
+                    wire.ContainerPreferredAllocationRequest(
+                        available_device_i_ds=free, allocation_size=count
+                    )
+                ]
+            )
+        )
+        ids = preferred.container_responses[0].device_i_ds
+        grant = await self.allocate_ids(resource, ids)
+        taken.update(ids)
+        return grant
+
+    async def allocate_ids(self, resource: str, ids: Sequence[str]) -> Grant:
+        """The Allocate call alone, whatever the IDs.
+
+        Raises:
+            GRPCError: the plugin refuses.
+        """
+        stub = wire.DevicePluginStub(self._clients[resource], timeout=10)
+        response = await stub.allocate(
+            wire.AllocateRequest(
+                container_requests=[wire.ContainerAllocateRequest(devices_ids=list(ids))]
+            )
+        )
+        given = response.container_responses[0]
+        return Grant(tuple(ids), dict(given.envs), tuple(d.container_path for d in given.devices))
+
+    def release(self, resource: str, ids: Sequence[str]) -> None:
+        """The "Pod" that held these devices has ended."""
+        self._taken.get(resource, set()).difference_update(ids)
+
+    async def until(
+        self, resource: str, condition: Callable[[Plugin], bool], timeout: float
+    ) -> Plugin:
+        """Waits until what is known of `resource` meets `condition`.
+
+        Raises:
+            TimeoutError: it did not within `timeout` seconds.
+        """
+        async with asyncio.timeout(timeout):
+            async for plugins in self.plugins.watch():
+                plugin = plugins.get(resource)
+                if plugin is not None and condition(plugin):
+                    return plugin
+        raise TimeoutError
+
+    async def _listen(self) -> None:
+        self._server = UnixServer([_Registration(self._register)], self._directory / "kubelet.sock")
+        await self._server.listen()
+
+    async def _register(self, request: wire.RegisterRequest) -> None:
+        self.calls += 1
+        if not self.answers:
+            await asyncio.Event().wait()
+        if self.refusal:
+            raise GRPCError(Status.UNKNOWN, self.refusal)
+        if request.version != "v1beta1":
+            raise GRPCError(Status.UNKNOWN, f"version {request.version!r} is not supported")
+        resource = request.resource_name
+        channel = Channel(path=str(self._directory / request.endpoint))
+        self._channels.append(channel)
+        self._clients[resource] = channel
+        try:
+            # The real one does this inside Register, before it answers: so here too.
+            await wire.DevicePluginStub(channel).get_device_plugin_options(wire.Empty(), timeout=10)
+        except (GRPCError, OSError, ProtocolError, StreamTerminatedError) as error:
+            del self._clients[resource]
+            channel.close()
+            raise GRPCError(Status.UNKNOWN, f"failed to dial device plugin: {error}") from error
+        self._know(resource, Plugin(endpoint=request.endpoint))
+        if self.asks:
+            stream = asyncio.create_task(self._watch(resource, channel))
+            self._streams.add(stream)
+            stream.add_done_callback(self._streams.discard)
+
+    async def _watch(self, resource: str, channel: Channel) -> None:
+        try:
+            stub = wire.DevicePluginStub(channel)
+            async for message in stub.list_and_watch(wire.Empty()):
+                known = self.plugins.value[resource]
+                devices = tuple((device.id, device.health) for device in message.devices)
+                self._know(resource, replace(known, devices=devices, messages=known.messages + 1))
+        except (GRPCError, OSError, ProtocolError, StreamTerminatedError):
+            pass  # an end like any other: the plugin has gone
+        finally:
+            channel.close()
+            # As the real one (`runClient`): whichever client the resource has by now is let go.
+            if current := self._clients.pop(resource, None):
+                current.close()
+                self._know(resource, replace(self.plugins.value[resource], connected=False))
+
+    def _know(self, resource: str, plugin: Plugin) -> None:
+        self.plugins.publish({**self.plugins.value, resource: plugin})
+
+
+class _Registration(wire.RegistrationBase):
+    def __init__(self, register: Callable[[wire.RegisterRequest], object]) -> None:
+        self._do = register
+
+    async def register(self, register_request: wire.RegisterRequest) -> wire.Empty:
+        await self._do(register_request)  # type: ignore[misc]
+        return wire.Empty()

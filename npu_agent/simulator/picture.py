@@ -1,0 +1,290 @@
+"""What a card's driver shows: the files, links and device nodes of one moment, as plain values.
+
+Formats and names: facts about the real drivers (docs/hardware.md) and the public test trees of the
+vendor's `device-api` library, whose habits with the last newline are kept: some files have none.
+Paths are relative to the root of the tree.
+
+Two things cannot be as on a real host:
+
+- `perf_regs` of a core that is not in use refuses to be read ("Permission denied"). Mode bits do
+  not stop root, so here the file is empty.
+- The texts of the lines in `npu_clocks`, `alloc_status` and `metrics` are not published; here they
+  are `name (MHz): number` and `name: 0xhex` as in the files that are.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import PurePosixPath
+
+from npu_agent.simulator.cards import CardSpec
+from npu_agent.simulator.telemetry import AMBIENT_CELSIUS, CardTelemetry
+
+_U32 = 0xFFFF_FFFF
+
+
+class Special(Enum):
+    """What can stand where a file should be."""
+
+    FIFO = "a named pipe that nobody writes to: whoever opens it waits"
+    DIRECTORY = "a directory: reading it fails, for root as well"
+
+
+Content = str | bytes | Special
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that is to be seen of something in the tree.
+
+    Attributes:
+        files: path -> content.
+        links: path -> target, relative to the link's own directory.
+        nodes: paths of device nodes.
+    """
+
+    files: Mapping[str, Content] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    nodes: frozenset[str] = frozenset()
+
+
+def picture(spec: CardSpec, state: CardTelemetry) -> Picture:
+    """All that a healthy card shows."""
+    return Picture(files(spec, state), links(spec), nodes(spec))
+
+
+def host() -> Picture:
+    """What the tree shows of the machine around the cards: its maker and name."""
+    real = "sys/devices/virtual/dmi/id"
+    return Picture(
+        files={
+            f"{real}/sys_vendor": "npu-agent\n",
+            f"{real}/product_name": "Simulated Host\n",
+        },
+        links={"sys/class/dmi/id": "../../devices/virtual/dmi/id"},
+    )
+
+
+def merge(pictures: Iterable[Picture]) -> Picture:
+    """Several pictures as one; they share no path."""
+    whole = list(pictures)
+    return Picture(
+        files={path: content for one in whole for path, content in one.files.items()},
+        links={path: target for one in whole for path, target in one.links.items()},
+        nodes=frozenset(path for one in whole for path in one.nodes),
+    )
+
+
+def base_directories(families: Iterable[str]) -> frozenset[str]:
+    """Directories that stay when the last card goes: the driver is loaded, nothing is bound."""
+    found = {"sys/bus/pci/devices", "dev"}
+    for family in families:
+        found |= {f"sys/class/{_CLASS[family]}", f"sys/devices/virtual/{_CLASS[family]}"}
+        if family == "rngd":
+            found.add("dev/rngd")
+    return frozenset(found)
+
+
+_CLASS = {"warboy": "npu_mgmt", "rngd": "rngd_mgmt"}
+
+
+def management(spec: CardSpec) -> str:
+    """The card's management directory, by its real path."""
+    name = f"rngd!{spec.name}mgmt" if spec.family == "rngd" else f"{spec.name}_mgmt"
+    return f"sys/devices/virtual/{_CLASS[spec.family]}/{name}"
+
+
+def core(spec: CardSpec, pe: str) -> str:
+    """The directory of a core (`0`) or of a fused range (`0-1`), by its real path."""
+    prefix = "rngd!" if spec.family == "rngd" else ""
+    return f"sys/devices/virtual/{_CLASS[spec.family]}/{prefix}{spec.name}pe{pe}"
+
+
+def liveness(spec: CardSpec) -> str:
+    """The file that says whether the card works: `1` or `0`."""
+    return f"{management(spec)}/{'device_state' if spec.family == 'rngd' else 'alive'}"
+
+
+def hwmon(spec: CardSpec) -> str:
+    """The card's hardware monitor directory, by its real path."""
+    return f"{_pci(spec)}/hwmon/hwmon{spec.index}"
+
+
+def node(spec: CardSpec, rest: str) -> str:
+    """A device node of the card: `node(spec, "pe0")`."""
+    return f"dev/{'rngd/' if spec.family == 'rngd' else ''}{spec.name}{rest}"
+
+
+def nodes(spec: CardSpec) -> frozenset[str]:
+    """Every device node of the card."""
+    ranges = [f"pe{pe}" for pe in (*map(str, range(spec.traits.cores)), *spec.traits.fused)]
+    if spec.family == "rngd":
+        channels = [f"ch{number}{end}" for number in range(8) for end in ("", "r")]
+        others = ["mgmt", "bar0", "bar2", "bar4", "dmar", *channels]
+    else:
+        others = ["", "_mgmt", *(f"ch{number}" for number in range(4))]
+    return frozenset(node(spec, rest) for rest in (*ranges, *others))
+
+
+def links(spec: CardSpec) -> dict[str, str]:
+    """The class directory and the PCI bus, which only point to where things really are."""
+    real = [management(spec)]
+    real += [core(spec, str(pe)) for pe in range(spec.traits.cores)]
+    if spec.family == "warboy":
+        real += [core(spec, pe) for pe in spec.traits.fused]
+    names = [PurePosixPath(path).name for path in real]
+    found = {
+        f"sys/class/{_CLASS[spec.family]}/{name}": (
+            f"../../devices/virtual/{_CLASS[spec.family]}/{name}"
+        )
+        for name in names
+    }
+    found[f"sys/bus/pci/devices/{spec.pci_bus_id}"] = (
+        f"../../../devices/{spec.pci_path}/{spec.pci_bus_id}"
+    )
+    return found
+
+
+def files(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
+    """Every file of a healthy card, with its content."""
+    found: dict[str, Content] = {}
+    for directory, content in (
+        (management(spec), _management(spec, state)),
+        (_pci(spec), _pci_files(spec)),
+        (hwmon(spec), _sensors(spec, state)),
+    ):
+        found |= {f"{directory}/{name}": text for name, text in content.items()}
+    return found | (_rngd_cores(spec, state) if spec.family == "rngd" else _perf_regs(spec, state))
+
+
+def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
+    found = {
+        "platform_type": "FuriosaAI\n",
+        "device_type": f"{spec.traits.device_type}\n",
+        "soc_rev": f"{spec.soc_rev}\n" if spec.soc_rev else "",
+        "busname": spec.pci_bus_id,
+        "dev": f"{spec.dev}\n" if spec.dev else "",
+        "device_sn": spec.serial,
+        "device_uuid": f"{spec.uuid}\n" if spec.uuid else "",
+        "version": f"{spec.driver_version}\n" if spec.driver_version else "",
+        "fw_version": spec.firmware_version,
+        PurePosixPath(liveness(spec)).name: "1\n",
+        "heartbeat": f"{int(state.uptime)}\n",
+        "atr_error": _atr_error(state),
+    }
+    chip = f"{spec.index:08X}-{spec.uuid[:8] or 'A76AAD68'}\n"
+    if spec.family == "rngd":
+        cores = range(spec.traits.cores)
+        return found | {
+            "npu_clocks": "".join(f"pe{pe} (MHz): {spec.traits.clock_mhz}\n" for pe in cores),
+            "board_revision": "BD_REV_INIT\n",
+            "soc_id": chip,
+            "cur_pe_ids": ",".join((*map(str, cores), *spec.traits.fused)),
+            "pe_occupancy": "".join("1\n" if load else "0\n" for load in state.load),
+        }
+    return found | {
+        "ne_clk_freq_info": (
+            "ne tensor (MHz): 2000\nne memory (MHz): 1000\n"
+            f"ne operation (MHz): {spec.traits.clock_mhz}\ndram (MT/s): 4266\n"
+        ),
+        "performance_mode": "0\n",
+        "performance_level": "0\n",
+        "ne_dtm_policy": "0\n",
+        "soc_uid": chip,
+    }
+
+
+def _atr_error(state: CardTelemetry) -> str:
+    # The two "Doorbell done" lines count completed work; all others are failures.
+    done = sum(state.task_cycles) // 50_000_000
+    failures = state.errors
+    lines = {
+        "AXI Post Error": failures,
+        "AXI Fetch Error": failures // 2,
+        "AXI Discard Error": 0,
+        "AXI Doorbell done": done,
+        "PCIe Post Error": failures // 3,
+        "PCIe Fetch Error": 0,
+        "PCIe Discard Error": 0,
+        "PCIe Doorbell done": done,
+        "Device Error": failures,
+    }
+    return "".join(f"{name}: {value & _U32}\n" for name, value in lines.items())
+
+
+def _pci(spec: CardSpec) -> str:
+    return f"sys/devices/{spec.pci_path}/{spec.pci_bus_id}"
+
+
+def _pci_files(spec: CardSpec) -> dict[str, str]:
+    return {
+        "vendor": "0x1ed2\n",
+        "device": f"0x{spec.traits.pci_device:04x}\n",
+        "class": "0x120000\n",
+        "numa_node": f"{spec.numa_node}\n",
+    }
+
+
+def _sensors(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
+    """hwmon: m°C, µW, mV, mA, as the kernel's hwmon interface has them."""
+    found = {"name": f"{spec.name}\n", "power1_average": f"{state.watts * 1e6:.0f}\n"}
+    if spec.family == "rngd":
+        labels = ["PEAK", *(f"NPU_PE{pe}" for pe in range(spec.traits.cores)), "AMBIENT"]
+        values = [max(state.temperature), *state.temperature, AMBIENT_CELSIUS]
+        found["power1_label"] = "RMS_TOTAL\n"
+        found |= {f"temp{n}_label": f"{label}\n" for n, label in enumerate(labels, 1)}
+    else:
+        # No label of a real Warboy is published; these are the ones of the vendor's test tree.
+        values = sorted(state.temperature, reverse=True)
+        found |= {f"temp{n}_label": f"Temp{n}" for n, _ in enumerate(values, 1)}
+        found |= {
+            "power1_label": "Power1",
+            "in0_label": "Voltage0",
+            "in0_input": f"{state.volts * 1e3:.0f}\n",
+            "curr1_label": "Current1",
+            "curr1_input": f"{state.amperes * 1e3:.0f}\n",
+        }
+    return found | {
+        f"temp{n}_input": f"{celsius * 1e3:.0f}\n" for n, celsius in enumerate(values, 1)
+    }
+
+
+def _perf_regs(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    for pe in range(spec.traits.cores):
+        text = _registers(state.cycles[pe], state.task_cycles[pe]) if state.load[pe] else ""
+        found[f"{core(spec, str(pe))}/perf_regs"] = text
+    for fused in spec.traits.fused:
+        first, last = map(int, fused.split("-"))
+        members = slice(first, last + 1)
+        task = sum(state.task_cycles[members]) // (last + 1 - first)
+        text = _registers(state.cycles[first], task) if all(state.load[members]) else ""
+        found[f"{core(spec, fused)}/perf_regs"] = text
+    return found
+
+
+def _registers(cycles: int, task_cycles: int) -> str:
+    lines = {
+        "ProgramCounter": 0x10B74,
+        "InstructionCount": task_cycles // 80,
+        "TensorExecutionCount": task_cycles // 400,
+        "TaskExecutionTime": task_cycles,
+        "TensorExecutionTime": task_cycles * 98 // 100,
+        "LastTensorExecutionTime": 0xA7,
+        "CycleCount": cycles,
+        "CycleCountHigh": cycles >> 32,
+    }
+    return "".join(f"{name}: {value & _U32:#x}\n" for name, value in lines.items())
+
+
+def _rngd_cores(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    capacity = spec.traits.core_dram
+    for pe, load in enumerate(state.load):
+        used = int(capacity * (0.2 + 0.6 * load)) >> 21 << 21  # in pages of 2 MiB
+        status = f"dram_capacity: {capacity:#x}\ndram_usage: {used:#x}\n" if load else ""
+        found[f"{core(spec, str(pe))}/alloc_status"] = status
+        found[f"{core(spec, str(pe))}/metrics"] = (
+            f"CycleCount: {state.cycles[pe]:#x}\nTaskCycleCount: {state.task_cycles[pe]:#x}\n"
+        )
+    return found

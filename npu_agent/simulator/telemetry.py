@@ -1,0 +1,154 @@
+"""How a card's readings move: pure functions from one moment to the next, no I/O.
+
+What is shown belongs together because all of it comes from the load of the cores: temperature
+follows it slowly, power at once, current from power, cycle counters by the clock.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+from npu_agent.simulator.cards import FAMILIES, Family
+
+Workload = Literal["auto", "busy", "idle"]
+
+IDLE_CELSIUS = 40.0
+BUSY_CELSIUS = 70.0
+AMBIENT_CELSIUS = 31.0
+VOLTS = 12.0
+BUSY_LOAD = 0.9
+
+_WARMING_SECONDS = 20.0
+_LOADING_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class CardTelemetry:
+    """One moment of one card.
+
+    Attributes:
+        family: a key of `npu_agent.simulator.cards.FAMILIES`.
+        load: per core, 0 to 1; a core with load is in use.
+        temperature: per core, °C.
+        cycles: per core, clock cycles since the driver was loaded.
+        task_cycles: per core, those of them in which a task ran.
+        uptime: seconds.
+        errors: failures counted so far; a healthy card counts none.
+        ticks: how often it was advanced.
+        workload: `auto` alternates between idle and busy times; the others stay as they are.
+        target: the load that the present time of idleness or work is heading for.
+        phase_left: seconds until `auto` changes its mind.
+    """
+
+    family: str
+    load: tuple[float, ...]
+    temperature: tuple[float, ...]
+    cycles: tuple[int, ...]
+    task_cycles: tuple[int, ...]
+    uptime: float = 60.0
+    errors: int = 0
+    ticks: int = 0
+    workload: Workload = "auto"
+    target: float = 0.0
+    phase_left: float = 15.0
+
+    @property
+    def traits(self) -> Family:
+        """What it shares with its family."""
+        return FAMILIES[self.family]
+
+    @property
+    def mean_load(self) -> float:
+        """Load of the whole card, 0 to 1."""
+        return sum(self.load) / len(self.load)
+
+    @property
+    def watts(self) -> float:
+        """Power of the whole card, W."""
+        idle, busy = self.traits.idle_watts, self.traits.busy_watts
+        return idle + (busy - idle) * self.mean_load
+
+    @property
+    def volts(self) -> float:
+        """Supply voltage, V; it gives way a little under load."""
+        return VOLTS - 0.05 * self.mean_load
+
+    @property
+    def amperes(self) -> float:
+        """Supply current, A: power over voltage."""
+        return self.watts / self.volts
+
+
+def fresh(family: str) -> CardTelemetry:
+    """A card a minute after its driver was loaded: idle, 40 °C; a Warboy takes 1.37 W."""
+    traits = FAMILIES[family]
+    return CardTelemetry(
+        family=family,
+        load=(0.0,) * traits.cores,
+        temperature=(IDLE_CELSIUS,) * traits.cores,
+        cycles=(60 * traits.clock_mhz * 1_000_000,) * traits.cores,
+        task_cycles=(0,) * traits.cores,
+    )
+
+
+def with_workload(state: CardTelemetry, workload: Workload) -> CardTelemetry:
+    """The card with another workload; load is there at once, heat follows as it is advanced."""
+    if workload == state.workload:
+        return state
+    if workload == "auto":
+        return replace(state, workload=workload, phase_left=0.0)
+    target = BUSY_LOAD if workload == "busy" else 0.0
+    return replace(state, workload=workload, target=target, load=(target,) * len(state.load))
+
+
+def advance(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
+    """The same card `dt` seconds later; the same arguments give the same result.
+
+    Args:
+        state: now.
+        dt: seconds, not negative.
+        rng: decides how the load wanders and when `auto` changes between idle and busy.
+    """
+    state = _next_phase(state, dt, rng)
+    load = tuple(_towards(x, state.target, dt, _LOADING_SECONDS) for x in state.load)
+    if state.target:
+        load = tuple(min(1.0, max(0.02, x + rng.gauss(0.0, 0.03))) for x in load)
+    else:
+        load = tuple(x if x > 0.005 else 0.0 for x in load)
+    mean = sum(load) / len(load)
+    elapsed = round(dt * state.traits.clock_mhz * 1_000_000)
+    return replace(
+        state,
+        load=load,
+        # A core is heated by its own work and by its neighbours'.
+        temperature=tuple(
+            _towards(celsius, _settled(0.4 * own + 0.6 * mean), dt, _WARMING_SECONDS)
+            for celsius, own in zip(state.temperature, load, strict=True)
+        ),
+        cycles=tuple(count + elapsed for count in state.cycles),
+        task_cycles=tuple(
+            count + round(elapsed * x) for count, x in zip(state.task_cycles, load, strict=True)
+        ),
+        uptime=state.uptime + dt,
+        ticks=state.ticks + 1,
+    )
+
+
+def _next_phase(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
+    if state.workload != "auto":
+        return state
+    if state.phase_left > dt:
+        return replace(state, phase_left=state.phase_left - dt)
+    if state.target:
+        return replace(state, target=0.0, phase_left=rng.uniform(20.0, 60.0))
+    return replace(state, target=rng.uniform(0.4, 0.95), phase_left=rng.uniform(30.0, 120.0))
+
+
+def _settled(load: float) -> float:
+    return IDLE_CELSIUS + (BUSY_CELSIUS - IDLE_CELSIUS) * load
+
+
+def _towards(value: float, target: float, dt: float, seconds: float) -> float:
+    """Exponential approach: after `seconds`, 63 % of the way is done."""
+    return target + (value - target) * math.exp(-dt / seconds)

@@ -1,0 +1,120 @@
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npu_agent.simulator import CardTelemetry, advance, fresh
+from npu_agent.simulator.cards import FAMILIES
+from npu_agent.simulator.telemetry import Workload, with_workload
+
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def after(state: CardTelemetry, seconds: int, seed: int = 1) -> CardTelemetry:
+    rng = Random(seed)
+    for _ in range(seconds):
+        state = advance(state, 1.0, rng)
+    return state
+
+
+def test_a_fresh_warboy_is_the_one_of_the_readme() -> None:
+    state = fresh("warboy")
+
+    assert set(state.temperature) == {40.0}
+    assert state.watts == 1.37
+    assert set(state.load) == {0.0}
+
+
+@families
+def test_what_is_busy_is_hot_and_takes_power_and_current_and_counts_task_cycles(
+    family: str,
+) -> None:
+    idle = after(with_workload(fresh(family), "idle"), 300)
+    busy = after(with_workload(fresh(family), "busy"), 300)
+    traits = FAMILIES[family]
+
+    assert idle.mean_load == 0.0
+    assert busy.mean_load > 0.7
+    assert max(idle.temperature) == pytest.approx(40, abs=1)
+    assert 63 < max(busy.temperature) < 75
+    assert idle.watts == traits.idle_watts
+    assert 0.7 * traits.busy_watts < busy.watts <= traits.busy_watts
+    assert busy.amperes > idle.amperes
+    assert 0 <= idle.volts - busy.volts < 0.1
+    assert busy.cycles == idle.cycles
+    assert idle.task_cycles == (0,) * traits.cores
+    for task, cycles in zip(busy.task_cycles, busy.cycles, strict=True):
+        elapsed = cycles - fresh(family).cycles[0]
+        assert elapsed == 300 * traits.clock_mhz * 1_000_000
+        assert 0.7 * elapsed < task <= elapsed
+
+
+@families
+def test_heat_follows_load_slowly_and_power_at_once(family: str) -> None:
+    busy = with_workload(fresh(family), "busy")
+    soon, later = after(busy, 1), after(busy, 60)
+
+    assert busy.watts > 0.8 * FAMILIES[family].busy_watts
+    assert 40 < max(soon.temperature) < 50 < max(later.temperature)
+    cooling = advance(with_workload(later, "idle"), 1.0, Random(1))
+    assert cooling.watts == FAMILIES[family].idle_watts
+    assert 50 < max(cooling.temperature) < max(later.temperature)
+
+
+@families
+def test_auto_alternates_between_idle_and_busy(family: str) -> None:
+    rng, state, targets = Random(7), fresh(family), set()
+    for _ in range(600):
+        state = advance(state, 1.0, rng)
+        targets.add(state.target > 0)
+
+    assert targets == {True, False}
+    assert state.errors == 0
+
+
+def test_after_busy_or_idle_auto_goes_on() -> None:
+    for workload in ("busy", "idle"):
+        held = after(with_workload(fresh("warboy"), workload), 5)
+        resumed = advance(with_workload(held, "auto"), 1.0, Random(1))
+        assert (resumed.target > 0) != (held.target > 0)
+
+
+def test_the_same_generator_gives_the_same_life() -> None:
+    assert after(fresh("rngd"), 100, seed=3) == after(fresh("rngd"), 100, seed=3)
+    assert after(fresh("rngd"), 100, seed=3) != after(fresh("rngd"), 100, seed=4)
+
+
+@settings(deadline=None)
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    workload=st.sampled_from(("auto", "busy", "idle")),
+    steps=st.lists(st.floats(0, 3600), min_size=1, max_size=30),
+    seed=st.integers(),
+)
+def test_readings_stay_within_bounds_and_counters_never_go_back(
+    family: str, workload: Workload, steps: list[float], seed: int
+) -> None:
+    rng, state = Random(seed), with_workload(fresh(family), workload)
+    for dt in steps:
+        before, state = state, advance(state, dt, rng)
+        assert all(0.0 <= load <= 1.0 for load in state.load)
+        assert all(39.9 <= celsius <= 70.1 for celsius in state.temperature)
+        traits = FAMILIES[family]
+        assert traits.idle_watts <= state.watts <= traits.busy_watts
+        assert state.uptime == before.uptime + dt
+        assert state.errors == before.errors
+        for core in range(traits.cores):
+            passed = state.cycles[core] - before.cycles[core]
+            worked = state.task_cycles[core] - before.task_cycles[core]
+            assert 0 <= worked <= passed
+
+
+def test_more_load_is_more_of_everything() -> None:
+    state = fresh("warboy")
+    for low, high in ((0.0, 0.1), (0.1, 0.5), (0.5, 1.0)):
+        less, more = replace(state, load=(low, low)), replace(state, load=(high, high))
+        assert less.watts < more.watts
+        assert less.amperes < more.amperes
+        assert less.volts > more.volts
