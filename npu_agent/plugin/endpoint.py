@@ -1,0 +1,59 @@
+"""The unix socket of a device plugin: a name of its own, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from npu_agent.plugin.service import DevicePlugin
+from npu_agent.rpc import UnixServer
+
+LONGEST_PATH = 107
+"""Bytes of a unix socket's path that Linux takes (sun_path is 108 with the closing zero)."""
+
+
+class Endpoint:
+    """A served device plugin on a socket that is this process's alone."""
+
+    def __init__(self, plugin: DevicePlugin, directory: Path, prefix: str) -> None:
+        """`prefix` is the configured socket name; what follows it is random.
+
+        Unique, so that an instance that ends late cannot delete the socket of the one after it.
+        """
+        self.plugin = plugin
+        self.path = directory / f"{prefix}-{secrets.token_hex(4)}.sock"
+        self._server = UnixServer([plugin], self.path)
+
+    async def start(self) -> None:
+        """Listens.
+
+        Raises:
+            OSError: the socket cannot be made, or its path is too long.
+        """
+        length = len(os.fsencode(self.path))
+        if length > LONGEST_PATH:
+            raise OSError(
+                f"the path of the socket has {length} bytes and Linux takes {LONGEST_PATH}: "
+                "choose a shorter pluginDir or socketName"
+            )
+        await self._server.listen()
+
+    def exists(self) -> bool:
+        """Whether the socket is still there: the kubelet sweeps all of them when it starts."""
+        return self._server.exists()
+
+    async def close(self) -> None:
+        """Lets the streams end, then closes the connections and the socket; within 0.4 s.
+
+        The caller has closed the plugin's devices feed, so that the streams return by themselves
+        and the kubelet sees their end.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                async for streams in self.plugin.streams.watch():
+                    if not streams.open:
+                        break
+        await self._server.shutdown()
