@@ -1,0 +1,246 @@
+"""The command line: each subcommand is a thin call into a room of the package.
+
+Rooms are imported by the command that needs them, so that `--help` is quick and `run` stays small.
+Exit codes: 0 fine, 1 failed, 2 wrong use or wrong config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npu_agent import __version__, config, logs
+
+if TYPE_CHECKING:
+    from npu_agent.assignments import Assignment
+
+FAILED, WRONG = 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that `arguments` (default: the process's) name; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    args = _parser(given).parse_args(given)
+    try:
+        code: int = args.command(args)
+        sys.stdout.flush()
+    except config.ConfigError as error:
+        print(f"npu-agent: {error}", file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        return 128 + 2
+    except BrokenPipeError:
+        # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return code
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser for the arguments `given`, which tell whether the simulator is needed."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--host-root",
+        type=Path,
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="where the host's / is mounted, or a simulated tree (default: /)",
+    )
+    # Two of the config's options go with any command; `run` and `config show` bring them along.
+    logging = argparse.ArgumentParser(add_help=False)
+    config.add_options(logging, group="log")
+
+    parser = argparse.ArgumentParser(
+        prog="npu-agent",
+        description="Node agent for FuriosaAI NPUs on Kubernetes.",
+        parents=[common, logging],
+    )
+    parser.add_argument("--version", action="version", version=f"npu-agent {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    run = commands.add_parser("run", parents=[common], help="the agent: what the DaemonSet runs")
+    config.add_options(run)
+    run.set_defaults(command=_run)
+
+    both = [common, logging]
+    info = commands.add_parser("info", parents=both, help="the cards of this host")
+    info.add_argument("--format", choices=("table", "json"), default="table")
+    info.add_argument("--watch", action="store_true", help="go on and show every change")
+    info.set_defaults(command=_info)
+
+    held = commands.add_parser(
+        "allocations", parents=both, help="which container holds which device"
+    )
+    held.add_argument("--format", choices=("table", "json"), default="table")
+    held.add_argument(
+        "--plugin-dir",
+        type=Path,
+        default=Path(config.Config().plugin_dir),
+        metavar="DIR",
+        help="the kubelet's device-plugins directory; its pod-resources directory is beside it "
+        "(default: %(default)s)",
+    )
+    held.set_defaults(command=_allocations)
+
+    conf = commands.add_parser("config", help="check, show or describe the configuration")
+    about = conf.add_subparsers(metavar="check|show|schema", required=True)
+    check = about.add_parser("check", parents=both, help="is this file good? exit 2 if not")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(command=_config_check)
+    show = about.add_parser(
+        "show", parents=[common], help="the configuration that `run` would have with these options"
+    )
+    config.add_options(show)
+    show.set_defaults(command=_config_show)
+    schema = about.add_parser("schema", parents=both, help="the JSON schema of the file")
+    schema.set_defaults(command=_config_schema)
+
+    simulate = commands.add_parser(
+        "simulate", parents=both, help="make a simulated driver tree, or break a card in one"
+    )
+    if "simulate" in given:
+        from npu_agent.simulator import command as simulator
+
+        simulator.add_arguments(simulate)
+        simulate.set_defaults(command=simulator.main)
+
+    demo = commands.add_parser(
+        "demo", parents=both, help="the whole agent on simulated cards, in this terminal"
+    )
+    demo.add_argument("--once", action="store_true", help="end after the tour; exit 1 if it failed")
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+def _host_root(args: argparse.Namespace) -> Path:
+    root: Path = getattr(args, "host_root", Path("/"))
+    return root
+
+
+def _widths() -> dict[str, tuple[int, ...]]:
+    from npu_agent.devices.families import FAMILIES
+
+    return {family.name: family.widths for family in FAMILIES.values()}
+
+
+def _effective(args: argparse.Namespace) -> config.Effective:
+    """The configuration that the options ask for; sets logging up by it."""
+    effective = config.from_args(args, _widths())
+    logs.setup(effective.config.log.level, effective.config.log.format)
+    return effective
+
+
+def _quiet(args: argparse.Namespace) -> None:
+    """Logging of the commands for people: only what is wrong, unless they ask for more."""
+    log = config.from_args(args, _widths())
+    default = log.origins["log.level"] == "default"
+    logs.setup("error" if default else log.config.log.level, log.config.log.format)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from npu_agent import agent
+
+    effective = _effective(args)
+    node_name = os.environ.get("NODE_NAME") or None
+    asyncio.run(agent.run(effective.config, host_root=_host_root(args), node_name=node_name))
+    return 0
+
+
+def _info(args: argparse.Namespace) -> int:
+    from npu_agent import assignments, view
+    from npu_agent.devices.families import FAMILIES
+    from npu_agent.devices.host import Host
+    from npu_agent.devices.inventory import Inventory, look_once
+    from npu_agent.devices.model import Snapshot
+
+    _quiet(args)
+    host = Host(_host_root(args))
+    pod_resources = assignments.socket_beside(Path(config.Config().plugin_dir))
+
+    async def pods() -> tuple[Assignment, ...]:
+        try:
+            return await assignments.fetch(pod_resources)
+        except assignments.UnavailableError:
+            return ()  # no kubelet here, or not ours to ask: the column is left out
+
+    def show(snapshot: Snapshot, held: tuple[Assignment, ...]) -> None:
+        if args.format == "json":
+            print(json.dumps(view.cards_as_json(snapshot), indent=None if args.watch else 2))
+            return
+        notes = [f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.odd]
+        if snapshot.cards:
+            view.show(view.cards_table(snapshot, held), *notes)
+        else:
+            view.show(f"no NPUs found below {host.root}", *notes)
+
+    async def once() -> None:
+        show(await look_once(host, FAMILIES), await pods())
+
+    async def watch() -> None:
+        inventory = Inventory(host, FAMILIES)
+        # No TaskGroup: it would wrap the BrokenPipeError that `main` knows how to take.
+        running = asyncio.create_task(inventory.run())
+        running.add_done_callback(lambda _: inventory.snapshots.close())
+        try:
+            async for snapshot in inventory.snapshots.watch():
+                if snapshot.complete:
+                    held = await pods()
+                    if args.format == "table" and sys.stdout.isatty():
+                        print("\033[H\033[2J", end="")
+                    show(snapshot, held)
+                    sys.stdout.flush()
+            await running
+        finally:
+            running.cancel()
+
+    asyncio.run(watch() if args.watch else once())
+    return 0
+
+
+def _allocations(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from npu_agent import assignments, view
+
+    _quiet(args)
+    socket = assignments.socket_beside(args.plugin_dir)
+    try:
+        held = asyncio.run(assignments.fetch(socket))
+    except assignments.UnavailableError as error:
+        print(f"npu-agent: {error}", file=sys.stderr)
+        return FAILED
+    if args.format == "json":
+        print(json.dumps([asdict(one) for one in held], indent=2))
+    elif held:
+        view.show(view.assignments_table(held))
+    else:
+        view.show("no container holds a device")
+    return 0
+
+
+def _config_check(args: argparse.Namespace) -> int:
+    config.load(args.file, _widths())
+    print(f"{args.file}: good")
+    return 0
+
+
+def _config_show(args: argparse.Namespace) -> int:
+    print(config.show(config.from_args(args, _widths())), end="")
+    return 0
+
+
+def _config_schema(args: argparse.Namespace) -> int:  # noqa: ARG001 (one shape for all commands)
+    print(json.dumps(config.json_schema(), indent=2))
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from npu_agent import demo
+
+    return asyncio.run(demo.run(once=args.once))

@@ -1,0 +1,222 @@
+"""The guided tour: simulated cards, a stand-in for the kubelet, and the whole agent between them.
+
+Each step is proven by what the stand-in received, never by the agent's own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpclib.exceptions import GRPCError
+
+from npu_agent import logs, simulator
+from npu_agent.agent import Agent
+from npu_agent.config import Config
+from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
+
+_CARDS = "warboy=2"
+_DEADLINE = 10.0
+"""Seconds a step may take; each takes about one."""
+
+
+class Tour:
+    """Walks through the steps and says, as a person would want to read it, what happened."""
+
+    def __init__(
+        self, root: Path, kubelet: StandInKubelet, resource: str, names: Mapping[str, str]
+    ) -> None:
+        """`names` gives the card's name for each device ID: people know ``npu0``, not a UUID."""
+        self._root = root
+        self._kubelet = kubelet
+        self._resource = resource
+        self._names = names
+        self._step = 0
+
+    async def walk(self) -> bool:
+        """Returns whether every step happened; stops at the first that did not."""
+        steps: tuple[tuple[str, Callable[[], Coroutine[Any, Any, Iterable[str]]]], ...] = (
+            ("The agent registers with the kubelet", self._registered),
+            ("It tells the kubelet which cards there are, as the driver's files say", self._listed),
+            ("A Pod asks for one NPU", self._pod),
+            ("A second Pod gets the other card, a third has to wait", self._more_pods),
+            ("npu1 is taken out of the host: the list follows", self._vanishes),
+            ("npu1 comes back: so does its device, under the same ID", self._returns),
+            ("The kubelet restarts and forgets the agent, which registers again", self._restarts),
+        )
+        for title, step in steps:
+            self._step += 1
+            print(f"\n{_bold(f'{self._step}. {title}')}", flush=True)
+            try:
+                async with asyncio.timeout(_DEADLINE):
+                    lines = await step()
+            except TimeoutError:
+                _failed(f"this did not happen within {_DEADLINE:g} s")
+                return False
+            except GRPCError as error:
+                _failed(f"{error.status.name}: {error.message}")
+                return False
+            except (NotEnoughError, OSError) as error:
+                _failed(str(error))
+                return False
+            for line in lines:
+                print(f"   {_green('✔')} {line}", flush=True)
+        return True
+
+    async def _plugin(self, condition: Callable[[Plugin], bool]) -> Plugin:
+        return await self._kubelet.until(self._resource, condition, _DEADLINE)
+
+    async def _registered(self) -> list[str]:
+        plugin = await self._plugin(lambda p: p.connected)
+        return [f"it serves the resource {self._resource} on the socket {plugin.endpoint}"]
+
+    async def _listed(self) -> list[str]:
+        plugin = await self._plugin(lambda p: len(p.devices) == 2)
+        return [
+            f"{self._names[id_]} is the device {id_}: {health}" for id_, health in plugin.devices
+        ]
+
+    async def _pod(self) -> list[str]:
+        given = await self._kubelet.allocate(self._resource, 1)
+        return [
+            f"the Pod gets {self._named(given.ids)}",
+            *(f"environment: {k}={v}" for k, v in sorted(given.environment.items())),
+            f"device nodes: {' '.join(given.nodes)}",
+        ]
+
+    async def _more_pods(self) -> list[str]:
+        second = await self._kubelet.allocate(self._resource, 1)
+        try:
+            await self._kubelet.allocate(self._resource, 1)
+        except NotEnoughError as error:
+            waiting = f"the third Pod stays Pending: {error}"
+        else:
+            raise NotEnoughError("a third Pod got a card that is in use")
+        self._kubelet.release(self._resource, second.ids)
+        card, devname = self._named(second.ids), second.environment["NPU_DEVNAME"]
+        return [
+            f"the second Pod gets {card}: NPU_DEVNAME={devname}",
+            waiting,
+            f"the second Pod ends, and {card} is free again",
+        ]
+
+    async def _vanishes(self) -> list[str]:
+        await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "gone")
+        plugin = await self._plugin(lambda p: len(p.devices) == 1)
+        return [f"the list is now: {self._listing(plugin)}"]
+
+    async def _returns(self) -> list[str]:
+        await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "back")
+        plugin = await self._plugin(lambda p: len(p.healthy()) == 2)
+        return [
+            f"the list is now: {self._listing(plugin)}",
+            f"{plugin.messages} messages from the agent so far: it sends on change only",
+        ]
+
+    async def _restarts(self) -> list[str]:
+        before = self._kubelet.plugins.value[self._resource].endpoint
+        await self._kubelet.stop()
+        await self._kubelet.start()
+        plugin = await self._plugin(lambda p: p.endpoint != before and len(p.healthy()) == 2)
+        return [
+            f"registered again, on the new socket {plugin.endpoint}",
+            f"the list is again: {self._listing(plugin)}",
+        ]
+
+    def _named(self, ids: Iterable[str]) -> str:
+        return ", ".join(self._names.get(id_, id_) for id_ in ids)
+
+    def _listing(self, plugin: Plugin) -> str:
+        return ", ".join(f"{self._names.get(id_, id_)} {health}" for id_, health in plugin.devices)
+
+
+async def run(*, once: bool) -> int:
+    """Gives the tour; without `once` stays up until Ctrl-C. Returns the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    with tempfile.TemporaryDirectory(prefix="npu-demo-") as temporary:
+        directory = Path(temporary)
+        root, plugins, log = directory / "host", directory / "plugins", directory / "agent.log"
+        plugins.mkdir()
+        specs = simulator.parse_cards(_CARDS)
+        simulator.make(root, specs)
+        _log_to(log)
+        print(
+            "The whole agent on two simulated Warboy cards, npu0 and npu1, and a stand-in for the\n"
+            "kubelet. Each line below is what that kubelet saw.\n"
+            f"The driver's files are in {root}, the agent's log is in {log}."
+        )
+        config = Config(plugin_dir=str(plugins))
+        kubelet = StandInKubelet(plugins)
+        await kubelet.start()
+        agent = Agent(config, host_root=root, node_name="demo-node")
+        async with _in_background(simulator.Simulation(root).run(), agent.run(stop)):
+            names = {spec.uuid: spec.name for spec in specs}
+            tour = asyncio.create_task(Tour(root, kubelet, config.resource_name, names).walk())
+            ended = asyncio.create_task(stop.wait())
+            await asyncio.wait({tour, ended}, return_when=asyncio.FIRST_COMPLETED)
+            happened = tour.done() and tour.result()
+            tour.cancel()
+            if happened and not once:
+                print(
+                    f"\n{_bold('All of it happened.')} The agent stays up until Ctrl-C; try:\n"
+                    f"   npu-agent info --host-root {root}\n"
+                    f"   npu-agent simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
+                    "What it says from here on:",
+                    flush=True,
+                )
+                logs.setup("info")
+                await ended
+            elif happened:
+                print(f"\n{_bold('All of it happened.')}")
+            elif tour.done():
+                print("\nThe end of the agent's log:", *_last_lines(log), sep="\n   ")
+            ended.cancel()
+            stop.set()
+        await kubelet.stop()
+    return 0 if happened else 1
+
+
+@contextlib.asynccontextmanager
+async def _in_background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs `parts` meanwhile; gives them two seconds to end by themselves afterwards."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        yield
+    finally:
+        await asyncio.wait(tasks[1:], timeout=2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _log_to(path: Path) -> None:
+    logs.setup("debug")
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.getLogger().handlers[0].formatter)
+    logging.getLogger().handlers[:] = [handler]
+
+
+def _last_lines(log: Path) -> list[str]:
+    return log.read_text().splitlines()[-10:]
+
+
+def _bold(text: str) -> str:
+    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
+
+
+def _green(text: str) -> str:
+    return f"\033[32m{text}\033[0m" if sys.stdout.isatty() else text
+
+
+def _failed(reason: str) -> None:
+    print(f"   ✘ {reason}", flush=True)
