@@ -1,0 +1,23 @@
+"""A real Kubernetes of one node for tests and for people, without Docker and without a registry.
+
+`Cluster.start(workdir)` for tests, `python -m tests.cluster` for people. Needs Debian, root, and
+the package registries for the first run; later runs start from the cache in seconds.
+"""
+
+from .build import KUBELETS, BuildError, ensure_binaries, ensure_packages
+from .images import Image, agent, workload
+from .node import Cluster, ClusterError
+from .sandbox import SandboxError
+
+__all__ = [
+    "KUBELETS",
+    "BuildError",
+    "Cluster",
+    "ClusterError",
+    "Image",
+    "SandboxError",
+    "agent",
+    "ensure_binaries",
+    "ensure_packages",
+    "workload",
+]

@@ -1,0 +1,259 @@
+"""The programs a one-node Kubernetes is made of: built from Go modules, or installed from Debian.
+
+No binary is downloaded: only the Go module proxy and Debian's packages are needed. The first
+build takes minutes (Kubernetes 1.36.3 about seven on two cores), later runs find it in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from .cache import cache_dir, cached
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = (
+    "busybox-static",
+    "buildah",
+    "containernetworking-plugins",
+    "debootstrap",
+    "gcc",
+    "iproute2",
+    "iptables",
+    "libc6-dev",
+    "openssl",
+    "runc",
+)
+"""Debian packages that building and running need."""
+
+GO_VERSION = "1.26.8"
+"""The Go toolchain that is fetched where there is none new enough."""
+GO_MINIMUM = (1, 26)
+"""What Kubernetes 1.36's go.mod asks for."""
+
+
+class BuildError(RuntimeError):
+    """Something needed could not be built or installed; the message says what and where to look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoBuild:
+    """Programs built from one Go module at one version.
+
+    Attributes:
+        name: name and version, for people and for the cache.
+        module: path of the module.
+        version: its version, with the `v`.
+        checksum: its `h1:` sum. The module's own go.sum then pins what it depends on.
+        packages: the main packages, relative to the module.
+        tags: Go build tags.
+    """
+
+    name: str
+    module: str
+    version: str
+    checksum: str
+    packages: tuple[str, ...]
+    tags: tuple[str, ...] = ()
+
+
+KUBERNETES = GoBuild(
+    name="kubernetes-1.36.3",
+    module="k8s.io/kubernetes",
+    version="v1.36.3",
+    checksum="h1:qDQdoMiluAE2Eab6Fa52YV+WjiGz9mZFFoagEA6cI+o=",
+    packages=(
+        "cmd/kubelet",
+        "cmd/kube-apiserver",
+        "cmd/kube-controller-manager",
+        "cmd/kube-scheduler",
+        "cmd/kubectl",
+    ),
+)
+KUBELET_1_30 = GoBuild(
+    name="kubelet-1.30.14",
+    module="k8s.io/kubernetes",
+    version="v1.30.14",
+    checksum="h1:MrlKXh9uhLIJpyxOeXhcndzRVSvwiV9iJ8NgH8nqPsg=",
+    packages=("cmd/kubelet",),
+)
+ETCD = GoBuild(
+    name="etcd-3.6.8",
+    module="go.etcd.io/etcd/server/v3",
+    version="v3.6.8",
+    checksum="h1:U2strdSEy1U8qcSzRIdkYpvOPtBy/9i/IfaaCI9flZ4=",
+    packages=("",),
+)
+CONTAINERD = GoBuild(
+    name="containerd-2.4.2",
+    module="github.com/containerd/containerd/v2",
+    version="v2.4.2",
+    checksum="h1:p6Qg+xbEz8lvwdhHDx0U469xENvp4LgGBx+E7djXkGw=",
+    packages=("cmd/containerd", "cmd/containerd-shim-runc-v2", "cmd/ctr"),
+    tags=("no_btrfs", "no_devmapper", "no_zfs"),
+)
+KUBELETS = {"1.36.3": KUBERNETES, "1.30.14": KUBELET_1_30}
+"""The kubelets there are: the two ends of what npu-agent supports."""
+
+
+def ensure_packages() -> None:
+    """Install the Debian packages in `PACKAGES` that are missing.
+
+    Raises:
+        BuildError: this is not Debian, not root, or apt-get failed.
+    """
+    missing = _missing_packages()
+    if missing:
+        _apt_install(missing)
+
+
+def ensure_binaries(*builds: GoBuild) -> dict[str, Path]:
+    """Build what is not in the cache yet; returns each program's path by its name.
+
+    With no arguments: everything that any of the kubelets needs.
+
+    Raises:
+        BuildError: no Go, a module whose content is not the expected one, or a failed build.
+    """
+    binaries: dict[str, Path] = {}
+    for build in builds or (KUBERNETES, ETCD, CONTAINERD, KUBELET_1_30):
+        directory = cached(build.name, asdict(build), partial(_build, build))
+        binaries.update({path.name: path for path in directory.iterdir()})
+    return binaries
+
+
+def _missing_packages() -> list[str]:
+    try:
+        answer = subprocess.run(
+            ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *PACKAGES],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise BuildError(f"needs Debian, or its packages by hand: {' '.join(PACKAGES)}") from None
+    installed = {
+        line.split()[0] for line in answer.stdout.splitlines() if line.endswith(" installed")
+    }
+    return sorted(set(PACKAGES) - installed)
+
+
+def _apt_install(packages: list[str]) -> None:
+    if os.geteuid() != 0:
+        raise BuildError(f"not root, so please install: apt-get install {' '.join(packages)}")
+    logger.info("installing Debian packages: %s", " ".join(packages))
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (install, ["apt-get", "update"], install):
+        # Package lists are often missing or stale on a fresh machine: refreshed only when needed.
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        if command is install and done.returncode == 0:
+            return
+    raise BuildError(f"apt-get could not install {' '.join(packages)}:\n{done.stderr}")
+
+
+def _build(build: GoBuild, directory: Path) -> None:
+    go, env = _go()
+    logger.info("building %s: minutes, but only this once", build.name)
+    work = directory / "work"
+    work.mkdir()
+    source = _download(go, env, f"{build.module}@{build.version}", build.checksum)
+
+    # The module's own go.mod, as our main module's requirement, leads to the very versions that
+    # it was released with. Its replacements are not followed then, so they are repeated here.
+    module = ["module build", f"go {'.'.join(map(str, GO_MINIMUM))}"]
+    module += [f"require {build.module} {build.version}"]
+    staging = re.findall(
+        r"^\s*(?:replace\s+)?(k8s\.io/\S+) => \./staging/", _read(source, "go.mod"), re.MULTILINE
+    )
+    module += [f"replace {name} => {name} v0.{build.version[3:]}" for name in staging]
+    (work / "go.mod").write_text("\n".join(module) + "\n")
+    (work / "go.sum").write_text(_read(source, "go.sum"))
+
+    flags = ["-s", "-w"]
+    if staging:
+        # Without the stamp the API server calls itself v0.0.0 and refuses some defaults.
+        major, minor = build.version[1:].split(".")[:2]
+        stamp = {"gitVersion": build.version, "gitMajor": major, "gitMinor": minor}
+        flags += [f"-X k8s.io/component-base/version.{key}={value}" for key, value in stamp.items()]
+    arguments = ["-trimpath", "-ldflags", " ".join(flags), "-o", f"{directory}/"]
+    arguments += ["-tags", ",".join(build.tags)] if build.tags else []
+    arguments += [f"{build.module}/{package}".rstrip("/") for package in build.packages]
+    _run([go, "build", *arguments], cwd=work, env=env, log=build.name)
+    shutil.rmtree(work)
+    if build is ETCD:
+        (directory / "server").rename(directory / "etcd")
+
+
+def _read(source: Path, name: str) -> str:
+    path = source / name
+    return path.read_text() if path.exists() else ""
+
+
+def _download(go: str, env: dict[str, str], module: str, checksum: str | None) -> Path:
+    """Fetch a Go module into the module cache; returns where its files are."""
+    answer = subprocess.run(
+        [go, "mod", "download", "-json", module],
+        cwd="/",
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if answer.returncode != 0:
+        raise BuildError(f"cannot download {module}: {answer.stdout}{answer.stderr}")
+    found = json.loads(answer.stdout)
+    if checksum is not None and found["Sum"] != checksum:
+        raise BuildError(f"{module} is {found['Sum']}, expected {checksum}: not what we reviewed")
+    return Path(found["Dir"])
+
+
+def _go() -> tuple[str, dict[str, str]]:
+    """The go command, new enough, and the environment to run it in.
+
+    Debian 12 has Go 1.19 only. Any Go can fetch a newer one, as toolchains are modules too; newer
+    ones would do so themselves, unless told not to, which distributions do.
+    """
+    env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=mod -buildvcs=false"}
+    if shutil.which("go") is None:
+        _apt_install(["golang-go"])
+    answer = subprocess.run(["go", "version"], cwd="/", env=env, capture_output=True, text=True)
+    version = re.search(r"go(\d+)\.(\d+)", answer.stdout)
+    if version is None:
+        raise BuildError(f"cannot tell which Go this is: {answer.stdout}{answer.stderr}")
+    if (int(version[1]), int(version[2])) >= GO_MINIMUM:
+        return "go", env
+    root = cached(f"go-{GO_VERSION}", "toolchain module", lambda d: _fetch_toolchain(env, d))
+    return str(root / "bin" / "go"), {**env, "GOTOOLCHAIN": "local", "GOROOT": str(root)}
+
+
+def _fetch_toolchain(env: dict[str, str], directory: Path) -> None:
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+    module = f"golang.org/toolchain@v0.0.1-go{GO_VERSION}.linux-{arch}"
+    shutil.copytree(_download("go", env, module, None), directory, dirs_exist_ok=True)
+    for path in (directory, *directory.rglob("*")):
+        # The module cache is read-only, and modules do not carry the executable bit.
+        executable = path.is_dir() or path.parent.name == "bin" or "pkg/tool" in str(path)
+        path.chmod(0o755 if executable else 0o644)
+
+
+def _run(command: list[str], *, cwd: Path, env: dict[str, str], log: str) -> None:
+    """Run a long command with its output in the cache's `logs/`, quoted if it fails."""
+    path = cache_dir() / "logs" / f"{log}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as output:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, stdout=output, stderr=subprocess.STDOUT, check=False
+        )
+    if done.returncode != 0:
+        tail = "\n".join(path.read_text().splitlines()[-20:])
+        raise BuildError(f"{log} failed ({path}):\n{tail}")

@@ -1,0 +1,411 @@
+"""A real Kubernetes of one node: `Cluster.start(...)`, talk to it, `stop()`.
+
+etcd, API server, controller manager, scheduler, containerd and a kubelet run in namespaces of
+their own (sandbox.py); nothing leaves them and nothing on the host is touched. Everything waits
+for a condition with a deadline; a process that dies meanwhile ends the wait with its last words.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from . import settings
+from .build import CONTAINERD, ETCD, KUBELETS, KUBERNETES, ensure_binaries, ensure_packages
+from .images import pause
+from .sandbox import Process, Sandbox, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+T = TypeVar("T")
+
+START_TIMEOUT = 60.0
+"""Seconds that any step of starting may take; on an idle machine all take under ten together."""
+COMMAND_TIMEOUT = 60.0
+"""Seconds that a command may take, unless told else."""
+
+
+class ClusterError(RuntimeError):
+    """A command in the cluster failed, or what was waited for did not come; says which and why."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What another process needs to talk to a running cluster; kept as cluster.json.
+
+    Attributes:
+        node_name: the Node's name.
+        kubelet: version of the kubelet.
+        path: where the cluster's programs are, as $PATH has it.
+        processes: what runs, by name.
+    """
+
+    node_name: str
+    kubelet: str
+    path: str
+    processes: dict[str, Process]
+
+
+class Cluster:
+    """A running one-node Kubernetes. Get one from `start` or `attach`; also a context manager.
+
+    Attributes:
+        workdir: its directory; `logs/` in it has a file per process.
+        node_name: the Node's name.
+        host_root: the simulated host tree. What is written to `host_root/dev` is /dev for the
+            node's containerd at once, so a device plugin's `/dev/npu0` is
+            `host_root/dev/npu0`; give it to a Pod as hostPath and to npu-agent as --host-root.
+            `dev` holds the usual devices too: a simulator must leave them alone.
+        kubelet_dir: the kubelet's /var/lib/kubelet, with device-plugins and pod-resources.
+        etc_dir: what was written to the node's /etc (an overlay over the host's).
+        run_dir: the node's /run, with cdi.
+        kubeconfig: of an administrator; its server address exists inside the namespaces only.
+    """
+
+    def __init__(self, sandbox: Sandbox, state: State) -> None:
+        self.workdir = sandbox.directory
+        self.node_name = state.node_name
+        self.host_root = self.workdir / "root"
+        self.kubelet_dir = self.workdir / "kubelet"
+        self.etc_dir = self.workdir / "etc"
+        self.run_dir = self.workdir / "run"
+        self.kubeconfig = self.workdir / "config" / "admin.kubeconfig"
+        self._config = self.workdir / "config"
+        self._sandbox = sandbox
+        self._state = state
+
+    # --- life -----------------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls,
+        workdir: Path,
+        kubelet: str = "1.36.3",
+        node_name: str = "npu-node-1",
+        *,
+        feature_gates: Mapping[str, bool] | None = None,
+        kubelet_config: Mapping[str, Any] | None = None,
+        keep: bool = False,
+    ) -> Cluster:
+        """Start a cluster and return when its Node is Ready and pods can be created.
+
+        Builds and installs what is missing first, and ends what crashed runs left behind.
+
+        Args:
+            workdir: absolute, at most 60 bytes, not below /run, /etc, /dev, /var/lib or /var/log.
+            kubelet: its version, a key of `KUBELETS`; the rest is always 1.36.3.
+            node_name: the Node's name.
+            feature_gates: for the kubelet.
+            kubelet_config: KubeletConfiguration fields that replace the ones in settings.py.
+            keep: the cluster goes on when this process has ended, until someone stops it; without,
+                the next start of any cluster takes away what this process failed to stop.
+
+        Raises:
+            BuildError, SandboxError, ClusterError: it says what failed; nothing is left running.
+        """
+        ensure_packages()
+        # Of the control plane's build the kubelet is overridden by the one asked for.
+        binaries = ensure_binaries(KUBERNETES, ETCD, CONTAINERD)
+        binaries |= ensure_binaries(KUBELETS[kubelet])
+        directories = dict.fromkeys(str(binaries[name].parent) for name in ("kubelet", *binaries))
+        pause_image = pause()
+
+        sandbox = Sandbox.start(
+            workdir,
+            node_address=settings.NODE_ADDRESS,
+            service_address=settings.SERVICE_ADDRESS,
+            keep=keep,
+        )
+        path = ":".join([*directories, "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
+        cluster = cls(sandbox, State(node_name, kubelet, path, {}))
+        try:
+            config = cluster._config
+            settings.write_certificates(config)
+            settings.write_identities(config, node_name)
+            settings.write_containerd(config)
+            settings.write_kubelet(
+                config,
+                cgroup=sandbox.cgroup,
+                feature_gates=feature_gates or {},
+                overrides=kubelet_config or {},
+            )
+            cluster._start_processes(pause_image.archive)
+        except BaseException:
+            sandbox.stop()
+            raise
+        return cluster
+
+    @classmethod
+    def attach(cls, workdir: Path) -> Cluster:
+        """The cluster that another process started in `workdir` with `keep`.
+
+        Raises:
+            SandboxError: none runs there.
+        """
+        sandbox = Sandbox.attach(workdir)
+        data = json.loads((workdir / "config" / "state.json").read_text())
+        data["processes"] = {name: Process(**fields) for name, fields in data["processes"].items()}
+        return cls(sandbox, State(**data))
+
+    def stop(self) -> None:
+        """End everything at once, pods too, and delete everything but the logs.
+
+        Nothing is asked to end by itself: what a node's end leaves in its etcd and on its disk is
+        deleted anyway. Safe to call twice.
+
+        Raises:
+            SandboxError: something could not be ended.
+        """
+        self._sandbox.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start_processes(self, pause_archive: Path) -> None:
+        sandbox, config = self._sandbox, self._config
+        self._spawn("etcd", settings.etcd("/var/lib/etcd"))
+        self._spawn("containerd", ["containerd", "--config", f"{config}/containerd.toml"])
+        self._await("etcd", "listening", lambda: sandbox.listening(settings.ETCD_PORT))
+        self._spawn("apiserver", settings.apiserver(config))
+        socket = self.run_dir / "containerd" / "containerd.sock"
+        self._await("containerd", "listening", socket.exists)
+        self.import_image(pause_archive)
+        self._await("apiserver", "listening", lambda: sandbox.listening(settings.API_PORT))
+        self._await("apiserver", "ready", lambda: self._answers("get", "--raw", "/readyz"))
+        self._spawn("kubelet", settings.kubelet(config, self.node_name))
+        self._spawn("controller-manager", settings.controller_manager(config))
+        self._spawn("scheduler", settings.scheduler(config))
+        self.wait_for("the node to be ready", lambda: self._node_is_ready(0), START_TIMEOUT)
+        # Without it the admission of any Pod fails.
+        self._await(
+            "controller-manager",
+            "giving the default namespace its service account",
+            lambda: self._answers("get", "serviceaccount", "default", "--namespace", "default"),
+        )
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        env = {"PATH": self._state.path}
+        self._state.processes[name] = self._sandbox.spawn(name, *command, env=env)
+        (self._config / "state.json").write_text(json.dumps(asdict(self._state)))
+
+    def _await(self, name: str, what: str, condition: Callable[[], bool]) -> None:
+        """Wait for one of the cluster's processes to get somewhere."""
+        process = self._state.processes[name]
+        if not wait_until(lambda: condition() or not process.alive, START_TIMEOUT, 0.05):
+            raise ClusterError(f"{name}: not {what}: {self._sandbox.tail(name)}")
+        if not process.alive:
+            raise ClusterError(f"{name} ended before {what}: {self._sandbox.tail(name)}")
+
+    def _answers(self, *arguments: str) -> bool:
+        return self.enter("kubectl", *arguments, check=False).returncode == 0
+
+    def _node_is_ready(self, since: float) -> bool:
+        if not self.kubelet_runs:
+            raise ClusterError(f"the kubelet has ended: {self._sandbox.tail('kubelet')}")
+        node = self.get("node", self.node_name)
+        conditions = {c["type"]: c for c in node["status"].get("conditions", ())}
+        ready = conditions["Ready"]
+        assert ready["status"] == "True", ready
+        # Not what an earlier kubelet said: the API server believes that for 40 s.
+        assert datetime.fromisoformat(ready["lastHeartbeatTime"]).timestamp() > since, ready
+        # A taint goes a moment after its cause, and until then no Pod is scheduled.
+        assert not node["spec"].get("taints"), node["spec"]["taints"]
+        return True
+
+    def _kubelet_knows_pods(self) -> bool:
+        def uids(text: str) -> set[str]:
+            pods = json.loads(text).get("items") or ()
+            return {pod["metadata"]["uid"] for pod in pods}
+
+        node = self.node_name
+        bound = f"spec.nodeName={node},status.phase=Running"
+        pods = self.kubectl("get", "pods", "-A", "--field-selector", bound, "-o", "json")
+        known = self.kubectl("get", "--raw", f"/api/v1/nodes/{node}/proxy/pods")
+        assert uids(pods) <= uids(known), uids(pods) - uids(known)
+        return True
+
+    # --- the kubelet ----------------------------------------------------------------------
+
+    def start_kubelet(self, timeout: float = START_TIMEOUT) -> None:
+        """Start the kubelet; return when it says that the Node is Ready, and knows its Pods.
+
+        Raises:
+            ClusterError: it already runs, or it does not get there.
+        """
+        if self.kubelet_runs:
+            raise ClusterError("the kubelet runs already")
+        started = time.time()
+        self._spawn("kubelet", settings.kubelet(self._config, self.node_name))
+        self.wait_for("the node to be ready", lambda: self._node_is_ready(started), timeout)
+        # A moment later: until then `kubectl exec` finds no Pod.
+        self.wait_for("the kubelet to know its pods", self._kubelet_knows_pods, timeout)
+
+    def stop_kubelet(self, timeout: float = 10.0) -> None:
+        """Stop the kubelet as an upgrade does: TERM, then KILL after `timeout` seconds."""
+        self._sandbox.terminate(self._state.processes["kubelet"], timeout)
+
+    def kill_kubelet(self) -> None:
+        """Kill the kubelet as a crash does; its pods and its socket file stay."""
+        self._sandbox.kill(self._state.processes["kubelet"])
+
+    def signal_kubelet(self, number: int) -> None:
+        """Send the kubelet a signal, such as SIGSTOP and SIGCONT for one that hangs."""
+        self._sandbox.signal(self._state.processes["kubelet"], number)
+
+    @property
+    def kubelet_runs(self) -> bool:
+        """Whether the kubelet's process is there."""
+        return self._state.processes["kubelet"].alive
+
+    # --- the API --------------------------------------------------------------------------
+
+    def kubectl(
+        self,
+        *arguments: str,
+        input: str | None = None,  # noqa: A002 - as subprocess.run calls it
+        check: bool = True,
+        timeout: float = COMMAND_TIMEOUT,
+    ) -> str:
+        """Run kubectl as an administrator; returns what it prints, errors too if it fails.
+
+        Raises:
+            ClusterError: it failed or took longer than `timeout` seconds, and `check` is true;
+                the message has its standard error.
+        """
+        done = self.enter("kubectl", *arguments, input=input, check=check, timeout=timeout)
+        return done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+    def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
+        """One object as the API server has it.
+
+        Raises:
+            ClusterError: there is none.
+        """
+        scope = ["--namespace", namespace] if namespace else []
+        answer = json.loads(self.kubectl("get", kind, name, "--output", "json", *scope))
+        return cast("dict[str, Any]", answer)
+
+    def apply(self, manifest: str | dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Create or change objects: YAML of one or more, an object, or a list of them.
+
+        Raises:
+            ClusterError: the API server refused one.
+        """
+        if isinstance(manifest, list):
+            manifest = {"apiVersion": "v1", "kind": "List", "items": manifest}
+        if isinstance(manifest, dict):
+            # Not as YAML: kubectl would read PyYAML's plain `n` as false.
+            manifest = json.dumps(manifest)
+        self.kubectl("apply", "--filename", "-", input=manifest)
+
+    def exec(self, pod: str, *command: str, namespace: str = "default") -> str:
+        """Run a command in a Pod's first container; returns its standard output.
+
+        Raises:
+            ClusterError: no such Pod, or the command failed.
+        """
+        return self.kubectl("exec", "--namespace", namespace, pod, "--", *command)
+
+    def logs(self, pod: str, namespace: str = "default") -> str:
+        """What a Pod's first container has written so far.
+
+        Raises:
+            ClusterError: no such Pod, or its container has not started.
+        """
+        return self.kubectl("logs", "--namespace", namespace, pod)
+
+    def token_for(self, service_account: str, namespace: str = "default") -> str:
+        """A fresh token of a service account, good for an hour.
+
+        Raises:
+            ClusterError: no such service account.
+        """
+        return self.kubectl("create", "token", "--namespace", namespace, service_account).strip()
+
+    def wait_for(self, description: str, predicate: Callable[[], T], timeout: float) -> T:
+        """Poll until `predicate()` is true; returns what it returned.
+
+        A predicate says "not yet" with a false value, or with the AssertionError, LookupError or
+        ClusterError of something that is not there yet.
+
+        Args:
+            description: what is waited for, for the error message.
+            predicate: called about ten times a second.
+            timeout: seconds.
+
+        Raises:
+            ClusterError: it did not become true; the message has what was last seen.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                value = predicate()
+                if value:
+                    return value
+                seen = repr(value)
+            except (AssertionError, LookupError, ClusterError) as error:
+                seen = f"{type(error).__name__}: {error}"
+            if time.monotonic() > deadline:
+                raise ClusterError(f"waited {timeout:g} s for {description}; last saw {seen}")
+            time.sleep(0.1)
+
+    # --- the node -------------------------------------------------------------------------
+
+    def import_image(self, archive: Path) -> None:
+        """Give containerd the images of an OCI archive; Pods need `imagePullPolicy: Never`.
+
+        Raises:
+            ClusterError: containerd refused it.
+        """
+        ctr = ("ctr", "--address", settings.CONTAINERD_SOCKET, "--namespace", "k8s.io")
+        with archive.open("rb") as stream:  # the archive's path may not exist inside
+            done = subprocess.run(
+                self.command(*ctr, "images", "import", "-"), stdin=stream, capture_output=True
+            )
+        if done.returncode != 0:
+            raise ClusterError(f"import of {archive}: {done.stderr.decode().strip()}")
+
+    def command(self, *command: str) -> list[str]:
+        """The command line that runs `command` inside the cluster's namespaces, as root."""
+        env = (f"PATH={self._state.path}", f"KUBECONFIG={self.kubeconfig}")
+        return self._sandbox.command("env", *env, f"KUBECACHEDIR={self.workdir}/run/kube", *command)
+
+    def enter(
+        self,
+        *command: str,
+        input: str | None = None,  # noqa: A002 - as subprocess.run calls it
+        check: bool = True,
+        timeout: float = COMMAND_TIMEOUT,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command inside the cluster's namespaces: its network, /dev, /run, /var/lib.
+
+        Raises:
+            ClusterError: it failed or took longer than `timeout` seconds, and `check` is true;
+                the message has its standard error.
+        """
+        # The deadline is kept inside: to kill nsenter would leave the command itself running.
+        done = subprocess.run(
+            self.command("timeout", "--kill-after=5", f"{timeout}", *command),
+            input=input or "",
+            capture_output=True,
+            text=True,
+        )
+        if check and done.returncode != 0:
+            reason = f"took longer than {timeout:g} s" if done.returncode == 124 else done.stderr
+            raise ClusterError(f"{' '.join(command)}: {reason.strip()}")
+        return done

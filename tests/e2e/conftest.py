@@ -1,0 +1,61 @@
+"""A real node with simulated cards and the agent deployed from k8s/, for each kubelet."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import KUBELETS, Cluster, agent, workload
+from tests.e2e.node import Node, simulated
+
+REPORT = pytest.StashKey[str]()
+
+
+def pytest_configure() -> None:
+    if os.geteuid() != 0:
+        pytest.exit("the e2e tests start a real Kubernetes and need root: sudo make e2e", 1)
+
+
+@pytest.fixture(scope="session", params=sorted(KUBELETS, reverse=True))
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster of one node, with the images of the agent and of a workload."""
+    # Short, as the plugin's socket is below it: a unix socket's path has 107 bytes at most.
+    workdir = Path(tempfile.mkdtemp(prefix="npu-e2e-", dir="/tmp"))
+    with Cluster.start(workdir, request.param) as running:
+        for image in (agent(), workload()):
+            running.import_image(image.archive)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def node(cluster: Cluster) -> Iterator[Node]:
+    """The cluster's node with two simulated Warboy cards and the agent on it."""
+    with simulated(cluster, "warboy=2"):
+        running = Node(cluster)
+        running.deploy({"defaultPe": "Fusion"})
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def clean(request: pytest.FixtureRequest, node: Node) -> Iterator[None]:
+    """Each test starts and ends without workloads; a failure shows what the agent said."""
+    yield
+    failed = request.node.stash.get(REPORT, None)
+    if failed:
+        print(node.story(), file=sys.stderr)
+    node.delete_pods()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call" and report.failed:
+        item.stash[REPORT] = report.longreprtext
+    return report

@@ -1,0 +1,195 @@
+"""What the scenarios do with the node, and how they ask the cluster, never the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster import Cluster, ClusterError
+
+RESOURCE = "beta.furiosa.ai/npu"
+NAMESPACE = "kube-system"
+PROJECT = Path(__file__).parents[2]
+WORKLOAD = "localhost/workload:1"
+IMAGE = "localhost/npu-agent:test"
+
+SOON = 30.0
+"""Seconds that anything may take that takes one or two on an idle machine."""
+
+
+@contextlib.contextmanager
+def simulated(cluster: Cluster, cards: str) -> Iterator[None]:
+    """Keeps a simulated driver tree alive as the node's /sys and /dev."""
+    command = [sys.executable, "-m", "npu_agent", "simulate", str(cluster.host_root)]
+    subprocess.run([*command, "--cards", cards, "--once"], check=True, stdout=subprocess.DEVNULL)
+    alive = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        alive.terminate()
+        alive.wait(10)
+
+
+class Node:
+    """The one node of a cluster, with the agent deployed by the manifests of k8s/."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.name = cluster.node_name
+        cluster.kubectl("label", "node", self.name, "npu-agent/enabled=true", "--overwrite")
+
+    def deploy(self, config: dict[str, Any]) -> None:
+        """Applies k8s/ with this config, and waits until the rollout is complete.
+
+        Two things differ from what users apply: the image's name, and the host's /sys and /dev,
+        which are the simulated ones.
+        """
+        objects = list(yaml.safe_load_all(self.cluster.kubectl("kustomize", str(PROJECT / "k8s"))))
+        for thing in objects:
+            if thing["kind"] == "ConfigMap":
+                thing["data"]["config.yaml"] = yaml.safe_dump(config)
+            if thing["kind"] == "DaemonSet":
+                pod = thing["spec"]["template"]["spec"]
+                pod["containers"][0] |= {"image": IMAGE, "imagePullPolicy": "Never"}
+                for volume in pod["volumes"]:
+                    if volume["name"] in ("sys", "dev"):
+                        volume["hostPath"]["path"] = str(self.cluster.host_root / volume["name"])
+        self.cluster.apply(objects)
+        self.cluster.kubectl("rollout", "restart", "daemonset/npu-agent", "--namespace", NAMESPACE)
+        self.cluster.kubectl(
+            "rollout", "status", "daemonset/npu-agent", "--namespace", NAMESPACE, "--timeout=60s"
+        )
+
+    def fault(self, card: str, fault: str) -> None:
+        """Does something to a simulated card."""
+        simulate = [sys.executable, "-m", "npu_agent", "simulate", str(self.cluster.host_root)]
+        command = [*simulate, "fault", card, fault]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def allocatable(self) -> int | None:
+        """How many devices the kubelet offers; None if it does not know the resource."""
+        return self._count("allocatable")
+
+    def capacity(self) -> int | None:
+        """How many devices the kubelet knows, healthy or not."""
+        return self._count("capacity")
+
+    def _count(self, what: str) -> int | None:
+        count = self.cluster.get("node", self.name)["status"][what].get(RESOURCE)
+        return None if count is None else int(count)
+
+    def wait_allocatable(self, count: int, timeout: float = SOON) -> None:
+        """Waits until the kubelet offers this many devices."""
+        self.cluster.wait_for(
+            f"allocatable to be {count}",
+            lambda: (seen := self.allocatable()) == count or _not_yet(seen),
+            timeout,
+        )
+
+    def create(self, name: str, npus: int) -> None:
+        """Creates a Pod that asks for NPUs and sleeps."""
+        self.cluster.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {
+                    "terminationGracePeriodSeconds": 0,
+                    "restartPolicy": "Never",
+                    "containers": [
+                        {
+                            "name": "main",
+                            "image": WORKLOAD,
+                            "imagePullPolicy": "Never",
+                            "command": ["sleep", "100000"],
+                            "resources": {"limits": {RESOURCE: str(npus)}},
+                        }
+                    ],
+                },
+            }
+        )
+
+    def pod(self, name: str) -> dict[str, Any]:
+        """A Pod as the API server has it."""
+        return self.cluster.get("pod", name, "default")
+
+    def run(self, name: str, npus: int) -> None:
+        """Creates a Pod and waits until it runs."""
+        self.create(name, npus)
+        self.wait_phase(name, "Running")
+
+    def wait_phase(self, name: str, phase: str, timeout: float = SOON) -> dict[str, Any]:
+        """Waits until a Pod is in this phase; returns it."""
+
+        def reached() -> dict[str, Any]:
+            pod = self.pod(name)
+            status = pod["status"]
+            assert status["phase"] == phase, {k: status.get(k) for k in ("phase", "message")}
+            return pod
+
+        return self.cluster.wait_for(f"Pod {name} to be {phase}", reached, timeout)
+
+    def environment(self, name: str, variable: str) -> str:
+        """A variable in the environment of a Pod's container."""
+        return self.cluster.exec(name, "sh", "-c", f'echo "${variable}"').strip()
+
+    def nodes_in(self, name: str) -> set[str]:
+        """The NPU device nodes in a Pod, each proven to open for reading and writing."""
+        opened = ': <>"$n" && echo "$n"'
+        script = f'for n in /dev/npu* /dev/rngd/*; do [ ! -e "$n" ] || {{ {opened}; }}; done'
+        return set(self.cluster.exec(name, "sh", "-c", script).split())
+
+    def delete_pods(self, *names: str) -> None:
+        """Deletes Pods, all workloads if none is named, and waits until they are gone."""
+        which = names or ("--all",)
+        self.cluster.kubectl("delete", "pod", *which, "--namespace", "default", "--timeout=60s")
+
+    def restarts(self) -> dict[str, int]:
+        """How often the container of each workload was restarted."""
+        pods = json.loads(self.cluster.kubectl("get", "pods", "-n", "default", "-o", "json"))
+        return {
+            pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
+            for pod in pods["items"]
+        }
+
+    def agent_pods(self) -> list[dict[str, Any]]:
+        """The agent's own Pods that are not being deleted."""
+        pods = json.loads(
+            self.cluster.kubectl(
+                *("get", "pods", "--namespace", NAMESPACE, "--output", "json"),
+                *("--selector", "app.kubernetes.io/name=npu-agent"),
+            )
+        )
+        return [p for p in pods["items"] if "deletionTimestamp" not in p["metadata"]]
+
+    def in_agent(self, *command: str) -> str:
+        """Runs a command in the agent's container."""
+        name = self.agent_pods()[0]["metadata"]["name"]
+        return self.cluster.exec(name, *command, namespace=NAMESPACE)
+
+    def held(self) -> dict[str, str]:
+        """The device ID that the kubelet says each running workload holds."""
+        rows = json.loads(self.in_agent("npu-agent", "allocations", "--format", "json"))
+        return {row["pod"]: row["device"] for row in rows if row["resource"] == RESOURCE}
+
+    def story(self) -> str:
+        """What happened, for a failed test."""
+        lines = []
+        for pod in self.agent_pods():
+            with contextlib.suppress(ClusterError):
+                name = pod["metadata"]["name"]
+                lines += [f"--- {name}", self.cluster.logs(name, NAMESPACE)]
+        lines += ["--- pods", self.cluster.kubectl("get", "pods", "-A", "-o", "wide", check=False)]
+        events = self.cluster.kubectl("get", "events", "-A", check=False).splitlines()
+        return "\n".join([*lines, "--- events", *events[-20:]])
+
+
+def _not_yet(seen: object) -> bool:
+    raise AssertionError(f"it is {seen}")
