@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from npu_agent import __version__
-from npu_agent.config import Config, disabled_for
+from npu_agent import __version__, logs
+from npu_agent.assignments import PodResources, socket_beside
+from npu_agent.config import Config, Effective, Poller, disabled_for
 from npu_agent.devices import health, inventory
 from npu_agent.devices.families import FAMILIES
 from npu_agent.devices.host import Host
 from npu_agent.devices.inventory import Inventory
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
-from npu_agent.plugin.advertise import Resource, advertise, resources
-from npu_agent.plugin.service import Devices
+from npu_agent.plugin import cdi
+from npu_agent.plugin.advertise import Resource, resources
+from npu_agent.plugin.ownership import Ownership
+from npu_agent.plugin.publisher import Publisher, Wanted
 from npu_agent.plugin.session import Session
 from npu_agent.supervise import keep_running
 
@@ -32,34 +36,68 @@ _SHUTDOWN = 0.8
 class Agent:
     """One node's agent. `run` it once; what it knows can be read from its parts meanwhile."""
 
-    def __init__(self, config: Config, *, host_root: Path, node_name: str | None) -> None:
-        """`host_root` is where the host's ``/`` is seen: /sys and /dev are read below it.
+    def __init__(
+        self,
+        effective: Effective,
+        *,
+        host_root: Path,
+        node_name: str | None,
+        config_file: Path | None = None,
+    ) -> None:
+        """Builds the parts; nothing runs yet.
 
-        The plugin directory is used as configured, not below `host_root`: the kubelet is not
-        simulated.
+        Args:
+            effective: the config to start with.
+            host_root: where the host's ``/`` is seen: /sys, /dev and /var/run/cdi are below it. The
+                plugin directory is used as configured: the kubelet is not simulated.
+            node_name: this Node's name, for what the config says of single nodes.
+            config_file: where the config came from, to be followed; None for options.
         """
-        self.config: Feed[Config] = Feed(config)
+        config = effective.config
+        directory = Path(config.plugin_dir)
+        by_cdi = config.allocation.method == "cdi"
+        self.poller = Poller(config_file, widths(), effective)
         self.inventory = Inventory(Host(host_root), FAMILIES, self._inventory_settings)
+        self.pod_resources = PodResources(
+            socket_beside(directory), lambda: self._config.metrics.interval
+        )
         self._node_name = node_name
-        self._devices: dict[Resource, Feed[Devices]] = {
-            resource: Feed(()) for resource in resources_of(config)
-        }
+        self._wanted: Feed[Wanted] = Feed(self._wants(config))
+        self.publisher = Publisher(
+            snapshots=self.inventory.snapshots,
+            wanted=self._wanted,
+            holdings=self.pod_resources.holdings,
+            ask=self.pod_resources.ask,
+            directory=directory,
+            cdi_file=host_root / cdi.FILE if by_cdi else None,
+        )
+        ownership = Ownership(directory)
         self.sessions = tuple(
             Session(
-                resource=resource.name,
+                resource=resource,
                 devices=devices,
-                directory=Path(config.plugin_dir),
+                directory=directory,
                 socket_name=config.socket_name,
+                ownership=ownership,
+                prepare=self.publisher.renew,
+                allocated=self._allocated,
+                by_cdi=by_cdi,
             )
-            for resource, devices in self._devices.items()
+            for resource, devices in self.publisher.devices.items()
         )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set, then ends within a second."""
         async with asyncio.TaskGroup() as parts:
             rest = [
-                parts.create_task(keep_running("inventory", self.inventory.run)),
-                parts.create_task(keep_running("devices", self._follow)),
+                parts.create_task(keep_running(name, run))
+                for name, run in (
+                    ("inventory", self.inventory.run),
+                    ("pod resources", self.pod_resources.run),
+                    ("config", self.poller.run),
+                    ("config in force", self._follow_config),
+                    ("devices", self.publisher.run),
+                )
             ]
             sessions = [
                 parts.create_task(keep_running(f"plugin {s.status.value.resource}", s.run))
@@ -73,18 +111,29 @@ class Agent:
             for task in (*rest, *sessions):
                 task.cancel()
 
-    async def _follow(self) -> None:
-        """Tells the sessions what to advertise, whenever the hardware changes."""
-        async for snapshot in self.inventory.snapshots.watch():
-            if not snapshot.complete:
-                continue  # never an empty list before the real one
-            config = self.config.value
-            disabled = disabled_for(config, self._node_name)
-            for resource, devices in self._devices.items():
-                devices.publish(advertise(snapshot, resource, disabled))
+    @property
+    def _config(self) -> Config:
+        """What is in force now."""
+        return self.poller.states.value.config
+
+    async def _follow_config(self) -> None:
+        """Brings what changed in the config to where it is not asked for each time."""
+        log_config = self._config.log
+        async for state in self.poller.states.watch():
+            self._wanted.publish(self._wants(state.config))
+            if state.config.log != log_config:
+                log_config = state.config.log
+                logs.setup(log_config.level, log_config.format)
+
+    def _wants(self, config: Config) -> Wanted:
+        return Wanted(resources_of(config), disabled_for(config, self._node_name))
+
+    def _allocated(self, resource: str, ids: Sequence[str]) -> None:
+        self.publisher.allocated(resource, ids)
+        self.pod_resources.ask_soon()
 
     def _inventory_settings(self) -> inventory.Settings:
-        config = self.config.value
+        config = self._config
         return inventory.Settings(
             interval=config.interval,
             health_interval=config.health.interval,
@@ -95,14 +144,31 @@ class Agent:
         )
 
 
+def widths() -> dict[str, tuple[int, ...]]:
+    """For each family, how many cores a device can have: what the config is checked against."""
+    return {family.name: family.widths for family in FAMILIES.values()}
+
+
 def resources_of(config: Config) -> tuple[Resource, ...]:
     """The resources that a config asks for."""
     overrides = tuple((spec.name, spec.family, spec.cores_per_device) for spec in config.resources)
     return resources(config.resource_name, _CORES[config.default_pe], overrides)
 
 
-async def run(config: Config, *, host_root: Path, node_name: str | None) -> None:
-    """`npu-agent run`: the agent until SIGTERM or SIGINT."""
+async def run(
+    effective: Effective, *, host_root: Path, node_name: str | None, config_file: Path | None
+) -> None:
+    """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP looks at the config at once."""
+    config = effective.config
+    log.info(
+        "npu-agent starts",
+        version=__version__,
+        node=node_name or "unknown (NODE_NAME is not set)",
+        host_root=host_root,
+        plugin_dir=config.plugin_dir,
+        resources=",".join(resource.name for resource in resources_of(config)),
+    )
+    agent = Agent(effective, host_root=host_root, node_name=node_name, config_file=config_file)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -112,13 +178,6 @@ async def run(config: Config, *, host_root: Path, node_name: str | None) -> None
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, partial(end, number))
-    log.info(
-        "npu-agent starts",
-        version=__version__,
-        node=node_name or "unknown (NODE_NAME is not set)",
-        host_root=host_root,
-        plugin_dir=config.plugin_dir,
-        resources=",".join(resource.name for resource in resources_of(config)),
-    )
-    await Agent(config, host_root=host_root, node_name=node_name).run(stop)
+    loop.add_signal_handler(signal.SIGHUP, agent.poller.look)
+    await agent.run(stop)
     log.info("ended")

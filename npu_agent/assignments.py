@@ -115,9 +115,7 @@ class PodResources:
                 log.warning("the kubelet does not say who holds what", reason=error)
             elif before.error and not error:
                 log.info("the kubelet says again who holds what")
-            self.holdings.publish(
-                Holdings(assignments=assignments, asked_at=asked_at, error=error)
-            )
+            self.holdings.publish(Holdings(assignments=assignments, asked_at=asked_at, error=error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval()):
                     await self._at_once.wait()

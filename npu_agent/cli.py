@@ -147,8 +147,14 @@ def _run(args: argparse.Namespace) -> int:
     from npu_agent import agent
 
     effective = _effective(args)
-    node_name = os.environ.get("NODE_NAME") or None
-    asyncio.run(agent.run(effective.config, host_root=_host_root(args), node_name=node_name))
+    asyncio.run(
+        agent.run(
+            effective,
+            host_root=_host_root(args),
+            node_name=os.environ.get("NODE_NAME") or None,
+            config_file=getattr(args, "config_file", None),
+        )
+    )
     return 0
 
 

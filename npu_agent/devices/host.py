@@ -1,6 +1,6 @@
 """Reads cards from a host's /sys and /dev: blocking I/O, always called on a card's own thread.
 
-Every function may hang as long as the driver likes; `npu_agent.devices.reader` puts deadlines on
+Every function may hang as long as the driver likes; `npu_agent.reader` puts deadlines on
 them. Absent files are None; a file that is there and cannot be read raises OSError.
 """
 

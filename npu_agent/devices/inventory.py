@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from npu_agent.devices import health
 from npu_agent.devices.host import Entry, Host, NotServedError
 from npu_agent.devices.model import Card, CardState, Oddity, Reading, Snapshot, State, identify
-from npu_agent.devices.reader import HungError, Reader
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
+from npu_agent.reader import HungError, Reader
 from npu_agent.supervise import keep_running
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ class Card:
     firmware_version: str | None = None
     numa_node: int | None = None
     switches: tuple[str, ...] = ()
-    """PCI bridges above the card, root first; two cards that share the last one share a switch."""
+    """What is above the card on the PCI bus, from the root complex (``pci0000:00``) down."""
     nodes: frozenset[str] = frozenset()
     """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``rngd/npu0mgmt``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from npu_agent.devices.model import Card, CardState, CoreRange, Snapshot, State
 
 LONGEST_ID = 63
 """The kubelet's limit for a device ID."""
+_PART = "_cores_"
+"""Between the card's ID and the cores, as the vendor's plugins write it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class Device:
 
     id: str
     card_id: str
+    cores: CoreRange
     name: str
     """For people: ``npu0`` or ``npu0pe0-3``."""
     healthy: bool
@@ -44,6 +48,11 @@ class Device:
     """The same as ``FURIOSA_DEVICES`` names them: ``npu:0:0-1``."""
     nodes: tuple[str, ...]
     """Device nodes of a holder, relative to /dev; existing ones only."""
+
+    @property
+    def family(self) -> str:
+        """The family of its card."""
+        return self.order[1]
 
 
 def resources(
@@ -86,6 +95,20 @@ def advertise(
     )
 
 
+def device_id(card_id: str, cores: CoreRange | None) -> str:
+    """The ID of a card's device with these cores, None for all of them."""
+    return card_id if cores is None else f"{card_id}{_PART}{cores}"
+
+
+def split_id(id_: str) -> tuple[str, CoreRange | None]:
+    """The other way round: card ID and cores, None for all, of an ID of any shape."""
+    card_id, part, cores = id_.rpartition(_PART)
+    match = re.fullmatch(r"([0-9]{1,2})(?:-([0-9]{1,2}))?", cores)
+    if not part or match is None:
+        return id_, None
+    return card_id, CoreRange(int(match[1]), int(match[2] or match[1]))
+
+
 def _names(state: CardState) -> set[str]:
     card = state.card
     return {n.lower() for n in (card.name, card.uuid, card.pci_bus_id, state.id) if n}
@@ -113,8 +136,9 @@ def _device(state: CardState, family: Family, cores: CoreRange) -> Device:
         *(family.core_node(card.index, r) for r in family.core_ranges if cores.includes(r)),
     )
     return Device(
-        id=state.id if whole else f"{state.id}_cores_{cores}",
+        id=device_id(state.id, None if whole else cores),
         card_id=state.id,
+        cores=cores,
         name=card.name if whole else f"{card.name}pe{cores}",
         healthy=healthy,
         reason=reason,

@@ -32,9 +32,15 @@ class RefusalError(Exception):
 
 
 def allocate(
-    requests: Sequence[Sequence[str]], devices: Mapping[str, Device], resource: str
+    requests: Sequence[Sequence[str]],
+    devices: Mapping[str, Device],
+    resource: str,
+    *,
+    by_cdi: bool = False,
 ) -> bytes:
     """An AllocateResponse for containers that ask for these device IDs.
+
+    With `by_cdi` it names CDI devices and lists no device nodes.
 
     Raises:
         RefusalError: an ID is unknown, unhealthy or asked for twice, or there is none.
@@ -43,7 +49,8 @@ def allocate(
         raise RefusalError(Wrong.INVALID, f"Allocate for {resource} names no container")
     taken: set[str] = set()
     return b"".join(
-        encode.container_response(_granted(ids, devices, resource, taken)) for ids in requests
+        encode.container_response(_granted(ids, devices, resource, taken), by_cdi=by_cdi)
+        for ids in requests
     )
 
 

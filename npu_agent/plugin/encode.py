@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from npu_agent.plugin import cdi
 from npu_agent.plugin.advertise import Device
 
 _CACHED = 1 << 16
@@ -58,18 +59,25 @@ def _node(path: str) -> bytes:
     return _field(3, _field(1, where) + _field(2, where) + _field(3, b"rw"))
 
 
-def container_response(devices: Sequence[Device]) -> bytes:
+def _cdi_device(id_: str) -> bytes:
+    """A CDIDevice."""
+    return _field(5, _field(1, cdi.qualified(id_).encode()))
+
+
+def container_response(devices: Sequence[Device], *, by_cdi: bool = False) -> bytes:
     """An AllocateResponse's part for one container, which gets `devices`.
 
-    Nodes that several devices of one card share are listed once.
+    Nodes that several devices of one card share are listed once; with `by_cdi` the devices' CDI
+    names take their place.
     """
     ordered = sorted(devices, key=lambda d: d.order)
     nodes = dict.fromkeys(node for device in ordered for node in device.nodes)
+    given = (_cdi_device(d.id) for d in ordered) if by_cdi else (_node(node) for node in nodes)
     body = b"".join(
         (
             _entry(1, "NPU_DEVNAME", ",".join(n for d in ordered for n in d.devnames)),
             _entry(1, "FURIOSA_DEVICES", ",".join(s for d in ordered for s in d.selectors)),
-            *(_node(node) for node in nodes),
+            *given,
         )
     )
     return _field(1, body)

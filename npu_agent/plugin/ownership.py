@@ -1,10 +1,11 @@
-"""One agent a node serves a resource: whoever holds the lock beside the kubelet's socket.
+"""One agent serves a node's devices: whoever holds the lock beside the kubelet's socket.
 
 Why a lock: the kubelet lets anyone register a resource again, and drops the newer of two
 registrations when the older one's stream ends (k8s.io/kubernetes, device manager, `runClient`). Two
-agents would take it from each other for ever. With the lock the second one waits, says who owns
-the resource, and takes over within a blink of the first one's end, however that came: the kernel
-lets go of a dead process's lock. So a rolling update with maxSurge has no gap worth the name.
+agents would take it from each other for ever; and under two resource names they would hand out
+the same cards twice. With the lock the second one waits, says who owns the node, and takes over
+within a blink of the first one's end, however that came: the kernel lets go of a dead process's
+lock. So a rolling update with maxSurge has no gap worth the name.
 """
 
 from __future__ import annotations
@@ -31,46 +32,65 @@ _SETTLE = 0.1
 stream away yet would take our registration for it and drop it."""
 
 
-def lock_path(directory: Path, resource: str) -> Path:
-    """Where the lock of a resource is. The kubelet sweeps sockets only; plain files stay."""
-    return directory / f".npu-agent.{resource.replace('/', '_')}.lock"
+def lock_path(directory: Path) -> Path:
+    """Where the lock is. The kubelet sweeps sockets only; plain files stay."""
+    return directory / ".npu-agent.lock"
 
 
-@contextlib.asynccontextmanager
-async def owned(
-    directory: Path, resource: str, waiting: Callable[[str | None], None]
-) -> AsyncIterator[Callable[[], bool]]:
-    """Holds the resource while the context is open; waits for it as long as it takes.
+class Ownership:
+    """One agent's claim to serve the devices of its node; all its sessions share it."""
 
-    `waiting` is told who owns the resource meanwhile, and None once it is ours. Yields a function
-    that tells whether the lock still counts: somebody may have wiped the directory.
+    def __init__(self, directory: Path) -> None:
+        """`directory` is the kubelet's device-plugins directory."""
+        self._path = lock_path(directory)
+        self._descriptor = -1
+        self._users = 0
+        self._owner: str | None = None
+        """Whom we wait for."""
 
-    Raises:
-        OSError: the lock cannot be made in `directory`.
-    """
-    path = lock_path(directory, resource)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        owner: str | None = None
-        while not _locked(descriptor):
-            found = _owner(descriptor)
-            if found != owner:
-                owner = found
-                log.warning(
-                    "another agent serves this resource: waiting for it to end",
-                    resource=resource,
-                    owner=owner,
-                )
-            waiting(owner)
-            await asyncio.sleep(_TRY_EVERY)
-        waiting(None)
-        if owner is not None:
-            log.info("taking over", resource=resource, owner=owner)
-            await asyncio.sleep(_SETTLE)
-        _sign(descriptor)
-        yield lambda: _is_at(path, descriptor)
-    finally:
-        os.close(descriptor)
+    @contextlib.asynccontextmanager
+    async def held(
+        self, waiting: Callable[[str | None], None]
+    ) -> AsyncIterator[Callable[[], bool]]:
+        """Owns the node's devices while the context is open; waits for it as long as it takes.
+
+        `waiting` is told who owns them meanwhile, and None once they are ours. Yields a function
+        that tells whether the lock still counts: somebody may have wiped the directory.
+
+        Raises:
+            OSError: the lock cannot be made.
+        """
+        if not self._users or not _is_at(self._path, self._descriptor):
+            mode = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            fresh = os.open(self._path, mode, 0o644)
+            if self._users:
+                os.close(self._descriptor)
+            self._descriptor = fresh
+        self._users += 1
+        try:
+            waited = False
+            while not _locked(self._descriptor):
+                waited = True
+                self._wait_for(_owner(self._descriptor))
+                waiting(self._owner)
+                await asyncio.sleep(_TRY_EVERY)
+            waiting(None)
+            if waited:
+                if self._owner is not None:
+                    log.info("taking over", owner=self._owner)
+                self._owner = None
+                await asyncio.sleep(_SETTLE)
+            _sign(self._descriptor)
+            yield lambda: _is_at(self._path, self._descriptor)
+        finally:
+            self._users -= 1
+            if not self._users:
+                os.close(self._descriptor)
+
+    def _wait_for(self, owner: str) -> None:
+        if owner != self._owner:
+            self._owner = owner
+            log.warning("another agent serves this node: waiting for it to end", owner=owner)
 
 
 def _locked(descriptor: int) -> bool:

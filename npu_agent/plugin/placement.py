@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from npu_agent.plugin.advertise import Device
 from npu_agent.plugin.answer import RefusalError, Wrong, shown
 
+_BELOW_A_SWITCH = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

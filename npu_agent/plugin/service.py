@@ -6,7 +6,7 @@ the answers are bytes that are ready (`npu_agent.plugin.encode`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -60,11 +60,27 @@ def options() -> wire.DevicePluginOptions:
 class DevicePlugin:
     """Serves the devices of one resource; `streams` tells who is listening."""
 
-    def __init__(self, resource: str, devices: Feed[Devices]) -> None:
-        """`devices` is the list to serve; closing it ends the streams, and the kubelet sees it."""
+    def __init__(
+        self,
+        resource: str,
+        devices: Feed[Devices],
+        *,
+        allocated: Callable[[str, Sequence[str]], None] = lambda *_: None,
+        by_cdi: bool = False,
+    ) -> None:
+        """A plugin that nobody serves yet.
+
+        Args:
+            resource: its name, as Pods ask for it.
+            devices: the list to serve; closing it ends the streams, and the kubelet sees it.
+            allocated: told the resource and the IDs of each Allocate before it is answered.
+            by_cdi: whether containers get their device nodes by CDI names.
+        """
         self.streams: Feed[Streams] = Feed(Streams())
         self._resource = resource
         self._devices = devices
+        self._allocated = allocated
+        self._by_cdi = by_cdi
         self._by_id: tuple[Devices, dict[str, Device]] = ((), {})
 
     def __mapping__(self) -> dict[str, Handler]:
@@ -139,14 +155,14 @@ class DevicePlugin:
         ids = [container.devices_ids for container in request.container_requests]
         with _refusals_as_status():
             try:
-                body = answer.allocate(ids, self._known(), self._resource)
+                body = answer.allocate(ids, self._known(), self._resource, by_cdi=self._by_cdi)
             except answer.RefusalError as error:
                 log.warning("allocation refused", resource=self._resource, reason=error)
                 raise
+        granted = [id_ for container in ids for id_ in container]
+        self._allocated(self._resource, granted)
         await stream.send_message(_Ready(body))
-        log.info(
-            "allocated", resource=self._resource, devices=",".join(i for one in ids for i in one)
-        )
+        log.info("allocated", resource=self._resource, devices=",".join(granted))
 
     async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, _Ready]) -> None:
         await _received(stream)

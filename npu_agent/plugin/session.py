@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import enum
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
-from npu_agent.plugin import ownership
 from npu_agent.plugin.endpoint import Endpoint
+from npu_agent.plugin.ownership import Ownership
 from npu_agent.plugin.service import DevicePlugin, Devices, Streams, options
 from npu_agent.wire import v1beta1 as wire
 
@@ -72,18 +72,46 @@ class Status:
     """Times that the kubelet took us on since the start."""
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Session:
     """Keeps one resource registered for as long as it runs; `status` tells how it stands."""
 
     def __init__(
-        self, *, resource: str, devices: Feed[Devices], directory: Path, socket_name: str
+        self,
+        *,
+        resource: str,
+        devices: Feed[Devices],
+        directory: Path,
+        socket_name: str,
+        ownership: Ownership,
+        prepare: Callable[[], Awaitable[None]] = _nothing,
+        allocated: Callable[[str, Sequence[str]], None] = lambda *_: None,
+        by_cdi: bool = False,
     ) -> None:
-        """`devices` is what to serve; `directory` is the kubelet's device-plugins directory."""
+        """A session that has not begun.
+
+        Args:
+            resource: its name, as Pods ask for it.
+            devices: what to serve.
+            directory: the kubelet's device-plugins directory.
+            socket_name: what the name of our socket begins with.
+            ownership: the agent's, shared by its sessions.
+            prepare: awaited when the devices are ours, before any is offered.
+            allocated: told of each Allocate that is about to be granted.
+            by_cdi: whether containers get their device nodes by CDI names.
+        """
         self.status: Feed[Status] = Feed(Status(resource=resource, phase=Phase.NO_CARDS))
         self._resource = resource
         self._devices = devices
         self._directory = directory
         self._socket_name = socket_name
+        self._ownership = ownership
+        self._prepare = prepare
+        self._allocated = allocated
+        self._by_cdi = by_cdi
         self._kubelet = directory / KUBELET_SOCKET
         self._registrations = 0
         self._told = ""
@@ -97,9 +125,8 @@ class Session:
                 try:
                     await self._until_cards()
                     self._say(Phase.REGISTERING)
-                    async with ownership.owned(
-                        self._directory, self._resource, self._standby
-                    ) as still_ours:
+                    async with self._ownership.held(self._standby) as still_ours:
+                        await self._prepare()
                         await self._hold(still_ours)
                     pause.reset()
                 except OSError as error:
@@ -139,9 +166,10 @@ class Session:
     async def _served(self) -> AsyncIterator[Endpoint]:
         """An endpoint that serves the devices of each moment; its streams end with the context."""
         served: Feed[Devices] = Feed(self._devices.value)
-        endpoint = Endpoint(
-            DevicePlugin(self._resource, served), self._directory, self._socket_name
+        plugin = DevicePlugin(
+            self._resource, served, allocated=self._allocated, by_cdi=self._by_cdi
         )
+        endpoint = Endpoint(plugin, self._directory, self._socket_name)
         await endpoint.start()
         follow = asyncio.create_task(self._follow(served))
         try:

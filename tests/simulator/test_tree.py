@@ -385,7 +385,7 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(tmp_path: Path) -> No
     with pytest.raises(
         SimulatorError, match=rf"another simulator already \(process {os.getpid()}\)"
     ):
-        await Simulation(root).run()
+        await asyncio.wait_for(Simulation(root).run(), 20)
 
     apply_fault(root, "npu0", "ok")
     apply_fault(root, "npu1", "back")
@@ -418,7 +418,8 @@ async def test_a_simulation_ends_with_words_when_its_tree_vanishes(tmp_path: Pat
     root = made(tmp_path / "root")
     running = asyncio.create_task(Simulation(root, interval=0.001).run())
     await asyncio.to_thread(wait_until, lambda: living(root))
-    (root / STATE_DIR / "state.json").unlink()
+    with tree._locked(root):  # not in the middle of a step, which would write it again
+        (root / STATE_DIR / "state.json").unlink()
     with pytest.raises(SimulatorError, match="not a simulated tree"):
         await asyncio.wait_for(running, 20)
     assert not (root / STATE_DIR / "state.json").exists()

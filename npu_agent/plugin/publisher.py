@@ -1,0 +1,226 @@
+"""Decides what each session advertises: Snapshot, Config and Assignments in, devices out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from npu_agent import files
+from npu_agent.assignments import Holdings
+from npu_agent.devices.model import Snapshot
+from npu_agent.feed import Feed, changes_of
+from npu_agent.logs import logger
+from npu_agent.plugin import cdi
+from npu_agent.plugin.advertise import Resource, advertise
+from npu_agent.plugin.occupancy import Held, reserve
+from npu_agent.plugin.service import Devices
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the config says of devices."""
+
+    resources: tuple[Resource, ...]
+    disabled: frozenset[str]
+    """Names of cards that are not offered on this node, as `advertise` takes them."""
+
+
+Shape = tuple[str, int]
+"""How a family's cards are offered: under which resource, and in devices of how many cores."""
+
+RECORD = ".npu-agent.shapes.json"
+"""In the plugin directory: the shapes under which devices were handed out last."""
+
+_STARTING = 30.0
+"""Seconds for which a device that was just allocated counts as held, whatever pod-resources says:
+the kubelet shows it there only after the container has been set up."""
+_ANSWER = 6.0
+
+
+class Publisher:
+    """Keeps `devices`, a feed for each resource, true.
+
+    A change of shape (defaultPe, resources) is made in two steps, so that no core is ever in two
+    containers: first nothing of the family is offered, then the kubelet is asked who holds what,
+    and then all that nobody holds is offered in the new shape. Without an answer nothing of the
+    family is offered, unless the shape is the one that was in force before.
+    """
+
+    def __init__(
+        self,
+        *,
+        snapshots: Feed[Snapshot],
+        wanted: Feed[Wanted],
+        holdings: Feed[Holdings],
+        ask: Callable[[], None],
+        directory: Path,
+        cdi_file: Path | None,
+    ) -> None:
+        """`ask` has the kubelet asked who holds what, soon; `holdings` has the answers.
+
+        With a `cdi_file` the devices are written there as a CDI spec before they are offered.
+        """
+        self.devices: Mapping[str, Feed[Devices]] = {
+            resource.name: Feed(()) for resource in wanted.value.resources
+        }
+        self._snapshots = snapshots
+        self._wanted = wanted
+        self._holdings = holdings
+        self._ask = ask
+        self._record_path = directory / RECORD
+        self._record = _load(self._record_path)
+        self._owner = False
+        self._shapes: dict[str, Shape] = {}
+        self._contested: set[str] = set()
+        """Families of which somebody holds a device of another shape."""
+        self._since = 0.0
+        """When the shapes or the owner changed last; seconds of `time.monotonic`."""
+        self._spec_trouble: str | None = None
+        self._starting: list[tuple[float, Held]] = []
+        self._cdi_file = cdi_file
+        self._publishing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Follows hardware, config and assignments until cancelled."""
+        async for _ in changes_of(self._snapshots, self._wanted, self._holdings):
+            await self._publish()
+
+    async def renew(self) -> None:
+        """Called when the resources have just become this agent's, maybe from another one's hands.
+
+        What is known of who holds what may be older than the other one's last Allocate: the
+        kubelet is asked again before anything is offered.
+        """
+        self._owner = True
+        self._since = time.monotonic()
+        self._ask()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER):
+                async for holdings in self._holdings.watch():
+                    if holdings.asked_at >= self._since:
+                        break
+        await self._publish()
+
+    def allocated(self, resource: str, ids: Sequence[str]) -> None:
+        """Called when a container was given these devices."""
+        now = time.monotonic()
+        self._starting = [(at, held) for at, held in self._starting if now - at < _STARTING]
+        self._starting += [(now, Held(resource, id_, "a container that starts")) for id_ in ids]
+
+    async def _publish(self) -> None:
+        async with self._publishing:
+            snapshot, wanted = self._snapshots.value, self._wanted.value
+            holdings = self._holdings.value
+            if not snapshot.complete or not holdings.asked_at:
+                return  # never an empty list, or a list of doubts, before the real one
+            shapes = {
+                family: (resource.name, width)
+                for resource in wanted.resources
+                for family, width in resource.widths
+            }
+            if shapes != self._shapes:
+                if self._shapes:
+                    self._since = time.monotonic()
+                    self._ask()
+                self._shapes = shapes
+            lists = self._lists(snapshot, wanted, holdings)
+            lists = await self._with_specs(lists)
+            for name, devices in lists.items():
+                self.devices[name].publish(devices)
+            if self._owner:
+                await self._remember(holdings)
+
+    def _lists(self, snapshot: Snapshot, wanted: Wanted, holdings: Holdings) -> dict[str, Devices]:
+        """The devices of each resource, fenced where somebody holds, or may hold, their cores."""
+        known = self._knows(holdings)
+        held = [
+            Held(one.resource, one.device, f"Pod {one.namespace}/{one.pod}")
+            for one in holdings.assignments
+        ]
+        horizon = time.monotonic() - _STARTING
+        held += [starting for at, starting in self._starting if at >= horizon]
+        lists = {}
+        self._contested = set()
+        reason = (
+            "its card was cut otherwise before, and the kubelet has not said yet who holds what"
+            + (f": {holdings.error}" if holdings.error else "")
+        )
+        for resource in wanted.resources:
+            offered = advertise(snapshot, resource, wanted.disabled)
+            devices = reserve(offered, resource.name, held)
+            self._contested |= {
+                before.family
+                for before, after in zip(offered, devices, strict=True)
+                if before is not after
+            }
+            shapes = {family: (resource.name, width) for family, width in resource.widths}
+            doubtful = {
+                family
+                for family, shape in shapes.items()
+                if not known and self._record.get(family, shape) != shape
+            }
+            lists[resource.name] = tuple(
+                replace(device, healthy=False, reason=reason)
+                if device.family in doubtful
+                else device
+                for device in devices
+            )
+        return lists
+
+    def _knows(self, holdings: Holdings) -> bool:
+        """Whether the kubelet has said who holds what since the shapes, or the owner, changed."""
+        return holdings.error is None and holdings.asked_at >= self._since
+
+    async def _with_specs(self, lists: dict[str, Devices]) -> dict[str, Devices]:
+        """Writes the CDI specs first: a device without one could be allocated and not started."""
+        if self._cdi_file is None:
+            return lists
+        content = cdi.spec(device for devices in lists.values() for device in devices)
+        try:
+            await asyncio.to_thread(files.replace, self._cdi_file, content)
+        except OSError as error:
+            reason = f"its CDI spec {self._cdi_file} cannot be written: {error.strerror}"
+            if reason != self._spec_trouble:
+                log.error("the CDI specs cannot be written", reason=reason)
+            self._spec_trouble = reason
+            return {
+                name: tuple(replace(device, healthy=False, reason=reason) for device in devices)
+                for name, devices in lists.items()
+            }
+        self._spec_trouble = None
+        return lists
+
+    async def _remember(self, holdings: Holdings) -> None:
+        """Notes the shapes in force, once nobody holds anything of the ones before.
+
+        So that an agent that starts while the kubelet does not say who holds what can tell
+        whether devices of another shape may be in use.
+        """
+        record = dict(self._record)
+        for family, shape in self._shapes.items():
+            if family not in record or (self._knows(holdings) and family not in self._contested):
+                record[family] = shape
+        if record == self._record:
+            return
+        try:
+            content = json.dumps(record).encode() + b"\n"
+            await asyncio.to_thread(files.replace, self._record_path, content)
+        except OSError as error:
+            log.warning("the shapes of devices cannot be noted", error=error)
+        self._record = record
+
+
+def _load(path: Path) -> dict[str, Shape]:
+    """The record; empty if there is none, or none that can be read."""
+    try:
+        found = json.loads(path.read_bytes())
+        return {str(family): (str(name), int(width)) for family, (name, width) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

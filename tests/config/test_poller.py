@@ -1,0 +1,216 @@
+"""The config is followed while the agent runs: what is good is in force, what is bad is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from npu_agent.config import load, poller
+from npu_agent.config.poller import Poller, State
+
+from .families import FAMILIES
+
+GOOD = "defaultPe: Fusion\ninterval: 10\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(poller, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(poller, "_SETTLE", 0.005)
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+@contextlib.asynccontextmanager
+async def following(path: Path) -> AsyncIterator[Poller]:
+    followed = Poller(path, FAMILIES, load(path, FAMILIES))
+    running = asyncio.create_task(followed.run())
+    try:
+        # It has looked once: what is written from here on is a change.
+        while followed._judged is None:
+            await asyncio.sleep(0)
+        yield followed
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+async def until(followed: Poller, met: Callable[[State], object]) -> State:
+    async with asyncio.timeout(10):
+        async for state in followed.states.watch():
+            if met(state):
+                return state
+    raise AssertionError
+
+
+def replace(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
+
+
+async def test_a_live_key_is_in_force_and_logged(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with following(file) as followed:
+        replace(file, "defaultPe: Single\ninterval: 5\nhealth: {failures: 4}\n")
+        state = await until(followed, lambda s: s.generation == 2)
+    assert state.config.default_pe == "Single"
+    assert state.config.interval == 5
+    assert state.config.health.failures == 4
+    assert state.waiting == ()
+    told = [record.fields["change"] for record in caplog.records if hasattr(record, "fields")]
+    assert told == ["defaultPe: Fusion -> Single", "interval: 10 -> 5", "health.failures: 2 -> 4"]
+
+
+async def test_a_restart_key_waits_and_the_live_ones_beside_it_do_not(file: Path) -> None:
+    async with following(file) as followed:
+        replace(file, "resourceName: a.example/b\ninterval: 5\n")
+        state = await until(followed, lambda s: s.waiting)
+        assert state.waiting == ("resourceName",)
+        assert state.config.resource_name == "beta.furiosa.ai/npu"
+        assert state.config.interval == 5
+        replace(file, "interval: 5\n")
+        state = await until(followed, lambda s: not s.waiting)
+        assert state.config.interval == 5
+
+
+async def test_live_keys_that_do_not_go_with_the_old_restart_keys_wait_with_them(
+    tmp_path: Path, file: Path
+) -> None:
+    file.write_text("labels: {output: api, sets: [beta]}\n")
+    async with following(file) as followed:
+        # Each is good, but `api` without a set is not, and the output needs a restart.
+        replace(file, "labels: {output: none, sets: []}\n")
+        state = await until(followed, lambda s: s.waiting)
+    assert state.waiting == ("labels.output", "labels.sets")
+    assert state.config.labels.sets == ("beta",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("interval: 10\ndefaultPE: Single\n", "2: defaultPE"),
+        ("interval: 0\n", "1: interval"),
+        ("interval: [\n", "config.yaml"),
+        ("", "the file is empty"),
+        ("  \n\n", "the file is empty"),
+    ],
+)
+async def test_a_bad_edit_is_refused_whole(file: Path, text: str, message: str) -> None:
+    async with following(file) as followed:
+        before = followed.states.value.config
+        replace(file, text)
+        state = await until(followed, lambda s: s.error)
+        assert state.error is not None
+        assert message in state.error
+        assert state.config == before
+        assert (state.rejected, state.generation) == (1, 1)
+        # It comes good again with the very content of before.
+        replace(file, GOOD)
+        state = await until(followed, lambda s: s.error is None)
+        assert (state.rejected, state.generation) == (1, 1)
+
+
+async def test_a_bad_edit_is_told_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with following(file) as followed:
+        replace(file, "interval: 0\n")
+        await until(followed, lambda s: s.error)
+        looked = followed.look
+        for _ in range(20):
+            looked()
+            await asyncio.sleep(0.005)
+        assert followed.states.value.rejected == 1
+        replace(file, "interval: -1\n")
+        await until(followed, lambda s: s.rejected == 2)
+    assert [r.levelname for r in caplog.records if r.levelname == "ERROR"] == ["ERROR"] * 2
+
+
+async def test_a_file_that_vanishes_changes_nothing_and_comes_back(file: Path) -> None:
+    async with following(file) as followed:
+        file.rename(file.with_suffix(".away"))
+        state = await until(followed, lambda s: s.error)
+        assert state.error is not None
+        assert "no such file" in state.error
+        assert state.config.interval == 10
+        file.with_suffix(".away").rename(file)
+        await until(followed, lambda s: s.error is None)
+        assert followed.states.value.generation == 1
+
+
+async def test_a_configmaps_symlinks_are_followed(tmp_path: Path, file: Path) -> None:
+    mount = tmp_path / "mount"
+    for version, text in (("..1", "interval: 1\n"), ("..2", "interval: 2\n")):
+        (mount / version).mkdir(parents=True)
+        (mount / version / "config.yaml").write_text(text)
+    (mount / "..data").symlink_to("..1")
+    (mount / "config.yaml").symlink_to("..data/config.yaml")
+    async with following(mount / "config.yaml") as followed:
+        assert followed.states.value.config.interval == 1
+        # As the kubelet does it: a new directory, and one rename of the link to it.
+        (mount / "..tmp").symlink_to("..2")
+        (mount / "..tmp").rename(mount / "..data")
+        await until(followed, lambda s: s.config.interval == 2)
+
+
+async def test_a_file_written_piece_by_piece_is_seen_only_whole(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it is good YAML that says something else; only the whole may be in force."""
+    monkeypatch.setattr(poller, "_SETTLE", 0.05)
+    seen = []
+    async with following(file) as followed:
+
+        async def note() -> None:
+            async for state in followed.states.watch():
+                seen.append((state.config.interval, state.config.default_pe, state.error))
+
+        noting = asyncio.create_task(note())
+        with file.open("w") as writing:
+            for line in ("interval: 10\n", "", "", "", "defaultPe: Single\n"):
+                writing.write(line)
+                writing.flush()
+                os.fsync(writing.fileno())
+                await asyncio.sleep(0.01)
+        await until(followed, lambda s: s.config.default_pe == "Single")
+        noting.cancel()
+    assert seen == [(10, "Fusion", None), (10, "Single", None)]
+
+
+async def test_sighup_looks_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller, "_LOOK_EVERY", 1000.0)
+    async with following(file) as followed:
+        replace(file, "interval: 3\n")
+        followed.look()
+        await until(followed, lambda s: s.config.interval == 3)
+
+
+async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    read = poller.read
+    async with following(file) as followed:
+        monkeypatch.setattr(poller, "_DEADLINE", 0.02)
+
+        def hang(path: Path) -> bytes:
+            asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
+            return read(path)
+
+        monkeypatch.setattr(poller, "read", hang)
+        state = await until(followed, lambda s: s.error)
+        assert state.error is not None
+        assert "no answer" in state.error
+        monkeypatch.setattr(poller, "read", read)
+        release.set()
+        await until(followed, lambda s: s.error is None)

@@ -1,0 +1,81 @@
+"""`npu-agent` as a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+DEADLINE = 30.0
+"""Seconds; guards against hanging and measures nothing."""
+
+
+class Process:
+    """A running `npu-agent`; its methods block."""
+
+    def __init__(self, popen: subprocess.Popen[str]) -> None:
+        self._popen = popen
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def said(self, words: str) -> str:
+        """Waits for a line of the log (stderr) with these words; returns it."""
+        return _line(self._popen.stderr, words)
+
+    def printed(self, words: str) -> str:
+        """Waits for a line of stdout with these words; returns it."""
+        return _line(self._popen.stdout, words)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+        """Sends a signal; returns the exit code, and what is left of stdout and stderr."""
+        self._popen.send_signal(number)
+        out, err = self._popen.communicate(timeout=DEADLINE)
+        return self._popen.returncode, out, err
+
+
+def _line(stream: IO[str] | None, words: str) -> str:
+    assert stream
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if words in line:
+            return line
+    raise AssertionError(f"ended without {words!r}: {''.join(lines)}")
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "", "COLUMNS": "200", **(extra or {})}
+
+
+@contextmanager
+def started(*arguments: str | Path, python: tuple[str, ...] = ()) -> Iterator[Process]:
+    """Starts `npu-agent` with these arguments; kills it in the end if it still runs."""
+    popen = subprocess.Popen(
+        [sys.executable, *python, "-m", "npu_agent", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        yield Process(popen)
+    finally:
+        popen.kill()
+        popen.communicate()
+
+
+def ran(*arguments: str | Path, **env: str) -> tuple[int, str, str]:
+    """Runs `npu-agent` to its end: exit code, stdout, stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", "npu_agent", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=environment(env),
+    )
+    return done.returncode, done.stdout, done.stderr

@@ -1,0 +1,234 @@
+"""The whole agent between a simulated driver tree and the stand-in for the kubelet."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from npu_agent import simulator
+from npu_agent.agent import Agent, resources_of
+from npu_agent.config import Config, DisabledDevice, Effective, HealthConfig, ResourceSpec
+from npu_agent.simulator.kubelet import Plugin, StandInKubelet
+from tests.plugin.client import Client
+from tests.plugin.helpers import names, short_directory
+from tests.processes import Process, started
+
+NPU = "beta.furiosa.ai/npu"
+DEADLINE = 30.0
+"""Seconds; guards against hanging and measures nothing."""
+UUIDS = [simulator.card("warboy", index).uuid for index in range(2)]
+
+
+@dataclass
+class Node:
+    """A host with simulated cards and a kubelet."""
+
+    root: Path
+    plugins: Path
+    kubelet: StandInKubelet
+
+    def cards(self, text: str) -> None:
+        simulator.make(self.root, simulator.parse_cards(text), plain_nodes=True)
+
+    def fault(self, card: str, fault: str) -> None:
+        simulator.apply_fault(self.root, card, fault)
+
+    @asynccontextmanager
+    async def agent(self, **config: Any) -> AsyncIterator[Agent]:
+        """The agent in this process, which looks often."""
+        settings = {"health": HealthConfig(interval=0.05), "plugin_dir": str(self.plugins)}
+        effective = Effective(Config(**{**settings, **config}), {})
+        agent = Agent(effective, host_root=self.root, node_name="this-node")
+        stop = asyncio.Event()
+        running = asyncio.create_task(agent.run(stop))
+        try:
+            yield agent
+        finally:
+            stop.set()
+            async with asyncio.timeout(DEADLINE):
+                await running
+
+    @property
+    def arguments(self) -> tuple[str | Path, ...]:
+        where = ("--host-root", self.root, "--plugin-dir", self.plugins)
+        return ("run", *where, "--health-interval", "0.05")
+
+    async def told(self, condition: Callable[[Plugin], bool], resource: str = NPU) -> Plugin:
+        return await self.kubelet.until(resource, condition, DEADLINE)
+
+    async def listed(self, count: int, resource: str = NPU) -> Plugin:
+        return await self.told(lambda p: len(p.devices) == count, resource)
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    with short_directory() as directory:
+        plugins = directory / "plugins"
+        plugins.mkdir()
+        kubelet = StandInKubelet(plugins)
+        await kubelet.start()
+        yield Node(directory / "host", plugins, kubelet)
+        await kubelet.stop()
+
+
+async def test_one_device_a_card_by_default_and_the_first_list_is_the_whole_one(node: Node) -> None:
+    node.cards("warboy=2,rngd=1")
+    rngd = simulator.card("rngd", 2).uuid
+    async with node.agent():
+        plugin = await node.told(lambda p: p.messages > 0)
+        assert plugin.devices == tuple((id_, "Healthy") for id_ in (*UUIDS, rngd))
+        assert plugin.messages == 1
+
+
+async def test_single_makes_a_device_of_each_core(node: Node) -> None:
+    node.cards("warboy=1")
+    async with node.agent(default_pe="Single"):
+        plugin = await node.listed(2)
+        assert [id_ for id_, _ in plugin.devices] == [f"{UUIDS[0]}_cores_{n}" for n in (0, 1)]
+        grant = await node.kubelet.allocate(NPU, 2)
+        assert grant.environment["NPU_DEVNAME"] == "npu0pe0,npu0pe1"
+
+
+async def test_each_resource_has_a_registration_of_its_own(node: Node) -> None:
+    node.cards("warboy=1,rngd=1")
+    half = ResourceSpec(name="furiosa.ai/rngd-4core.24gb", family="rngd", cores_per_device=4)
+    async with node.agent(resources=(half,)) as agent:
+        await node.listed(1)
+        plugin = await node.listed(2, half.name)
+        rngd = simulator.card("rngd", 1).uuid
+        assert [id_ for id_, _ in plugin.devices] == [f"{rngd}_cores_0-3", f"{rngd}_cores_4-7"]
+        assert len(agent.sessions) == 2
+
+
+async def test_disabled_here_and_elsewhere(node: Node) -> None:
+    node.cards("warboy=2")
+    disabled = (
+        DisabledDevice(dev_name="npu0", node_name="this-node"),
+        DisabledDevice(dev_name="npu1", node_name="another-node"),
+    )
+    async with node.agent(disabled_devices=disabled):
+        assert (await node.listed(1)).devices == ((UUIDS[1], "Healthy"),)
+
+
+async def test_card_dies_and_recovers_and_vanishes_and_returns(node: Node) -> None:
+    node.cards("warboy=2")
+    async with node.agent():
+        await node.listed(2)
+        node.fault("npu0", "dead")
+        plugin = await node.told(lambda p: p.devices[:1] == ((UUIDS[0], "Unhealthy"),))
+        assert plugin.devices[1] == (UUIDS[1], "Healthy")
+        node.fault("npu0", "ok")
+        await node.told(lambda p: len(p.healthy()) == 2)
+        node.fault("npu1", "gone")
+        await node.listed(1)
+        node.fault("npu1", "back")
+        plugin = await node.told(lambda p: len(p.healthy()) == 2)
+        assert plugin.endpoint == (await node.listed(2)).endpoint
+        assert node.kubelet.calls == 1
+
+
+async def test_card_that_hangs_harms_no_other_card_and_not_the_end(node: Node) -> None:
+    node.cards("warboy=2")
+    async with node.agent():
+        await node.listed(2)
+        node.fault("npu0", "hang")
+        plugin = await node.told(lambda p: p.devices[:1] == ((UUIDS[0], "Unhealthy"),))
+        assert plugin.devices[1] == (UUIDS[1], "Healthy")
+    assert not (await node.told(lambda p: not p.connected)).healthy()
+    node.fault("npu0", "ok")  # lets the thread that reads go
+
+
+async def test_host_without_cards_registers_nothing_until_one_comes(node: Node) -> None:
+    node.cards("warboy=0")
+    async with node.agent() as agent:
+        async with asyncio.timeout(DEADLINE):
+            async for snapshot in agent.inventory.snapshots.watch():
+                if snapshot.complete:
+                    break
+        assert not node.kubelet.plugins.value
+        node.cards("warboy=1")
+        await node.listed(1)
+
+
+def test_resources_of_a_config() -> None:
+    spec = ResourceSpec(name="furiosa.ai/rngd", family="rngd")
+    single = Config(default_pe="Single", resource_name="a.b/c", resources=(spec,))
+    assert [(r.name, r.widths) for r in resources_of(single)] == [
+        ("furiosa.ai/rngd", (("rngd", 1),)),
+        ("a.b/c", (("warboy", 1),)),
+    ]
+    assert [(r.name, r.widths) for r in resources_of(Config())] == [
+        (NPU, (("warboy", 2), ("rngd", 8)))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "fault"), [(signal.SIGTERM, ""), (signal.SIGINT, ""), (signal.SIGTERM, "hang")]
+)
+async def test_process_ends_cleanly_with_a_kubelet_connected(
+    node: Node, number: signal.Signals, fault: str
+) -> None:
+    node.cards("warboy=2")
+    (node.plugins / "kubelet_internal_checkpoint").write_text("{}")
+    with started(*node.arguments) as process:
+        plugin = await node.listed(2)
+        client = Client(node.plugins / plugin.endpoint)  # the C core, beside the stand-in
+        stream = client.watch()
+        await asyncio.to_thread(next, stream)
+        if fault:
+            node.fault("npu0", fault)
+            await node.told(lambda p: (UUIDS[0], "Unhealthy") in p.devices)
+        code, out, err = await asyncio.to_thread(process.end, number)
+
+        assert code == 0
+        assert out == ""
+        assert "Traceback" not in err
+        assert f"ending signal={number.name}" in err
+        assert len(await asyncio.to_thread(list, stream)) <= 1  # the message on the fault
+        assert stream.code() is grpc.StatusCode.OK
+        await asyncio.to_thread(client.close)
+        await node.told(lambda p: not p.connected)
+        ours = [".npu-agent.lock", ".npu-agent.shapes.json"]
+        assert names(node.plugins) == [*ours, "kubelet.sock", "kubelet_internal_checkpoint"]
+    if fault:
+        node.fault("npu0", "ok")
+
+
+async def test_second_process_takes_over_when_the_first_is_killed(node: Node) -> None:
+    node.cards("warboy=2")
+    with started(*node.arguments) as first, started(*node.arguments) as second:
+        before = await node.listed(2)
+        owner, waiting = await asyncio.to_thread(_roles, node, first, second)
+        await asyncio.to_thread(waiting.said, f"pid {owner.pid}")
+        assert node.kubelet.calls == 1
+        await asyncio.to_thread(owner.end, signal.SIGKILL)
+        after = await node.told(lambda p: p.endpoint != before.endpoint and len(p.healthy()) == 2)
+        assert node.kubelet.calls == 2
+        assert before.endpoint in names(node.plugins)  # nobody was left to remove it; no harm
+        assert (await asyncio.to_thread(waiting.end))[0] == 0
+        assert after.endpoint not in names(node.plugins)
+
+
+def _roles(node: Node, *both: Process) -> tuple[Process, Process]:
+    """Which of the two serves, and which waits."""
+    lock = (node.plugins / ".npu-agent.lock").read_text()
+    owner = next(process for process in both if f'"pid": {process.pid},' in lock)
+    return owner, next(process for process in both if process is not owner)
+
+
+async def test_run_loads_neither_rich_nor_the_simulator(node: Node) -> None:
+    node.cards("warboy=1")
+    with started(*node.arguments, python=("-X", "importtime")) as process:
+        await node.listed(1)
+        code, _, err = await asyncio.to_thread(process.end)
+    assert code == 0
+    loaded = {line.rpartition("|")[2].strip() for line in err.splitlines() if "|" in line}
+    assert "npu_agent.plugin.session" in loaded
+    unwanted = ("rich", "npu_agent.simulator", "npu_agent.demo", "npu_agent.view", "grpc")
+    assert not {name for name in loaded for one in unwanted if f"{name}.".startswith(f"{one}.")}

@@ -1,0 +1,36 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npu_agent.backoff import Backoff
+
+
+@given(st.floats(0.01, 10.0), st.floats(0.01, 1000.0), st.integers(0, 10_000))
+def test_pauses_stay_within_their_bounds(first: float, longest: float, tries: int) -> None:
+    backoff = Backoff(first=first, longest=longest, tries=tries)
+    expected = min(longest, first * 2.0 ** min(tries, 500))
+    assert 0.8 * expected <= backoff.next() <= 1.2 * expected
+    assert backoff.tries == tries + 1
+
+
+def test_each_pause_is_about_twice_the_one_before() -> None:
+    backoff = Backoff(first=1.0, longest=10.0)
+    for expected in (1.0, 2.0, 4.0, 8.0, 10.0, 10.0):
+        assert 0.8 * expected <= backoff.next() <= 1.2 * expected
+
+
+def test_a_try_that_went_well_starts_anew() -> None:
+    backoff = Backoff(first=1.0, longest=10.0)
+    for _ in range(5):
+        backoff.next()
+    backoff.reset()
+    assert backoff.next() <= 1.2
+
+
+def test_pauses_are_spread() -> None:
+    pauses = {Backoff(first=1.0, longest=10.0).next() for _ in range(20)}
+    assert len(pauses) > 10
+
+
+def test_a_month_of_tries_does_not_overflow() -> None:
+    backoff = Backoff(first=0.2, longest=30.0, tries=10**6)
+    assert backoff.next() <= 36.0

@@ -1,0 +1,350 @@
+"""The command line, run as a user runs it."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from npu_agent import __version__, assignments, cli, config, simulator
+from npu_agent.assignments import Assignment
+from npu_agent.rpc import UnixServer
+from tests.plugin.helpers import short_directory
+from tests.processes import DEADLINE, environment, ran, started
+from tests.test_assignments import ASSIGNED, HELD, NPU, PodResources, answer
+
+CARD = simulator.card("warboy", 0)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "host"
+    simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
+    return root
+
+
+@pytest.fixture
+def plugin_dir() -> Iterator[Path]:
+    with short_directory() as directory:
+        (directory / "pod-resources").mkdir()
+        yield directory / "device-plugins"
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """Calls `main` in this process: exit code, stdout, stderr."""
+    try:
+        code = cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:  # argparse
+        code = end.code if isinstance(end.code, int) else 1
+    return (code, *capsys.readouterr())
+
+
+Called = tuple[int, str, str]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "required: COMMAND"),
+        (("rum",), "invalid choice: 'rum'"),
+        (("info", "--format", "xml"), "invalid choice: 'xml'"),
+        (("info", "extra"), "unrecognized arguments: extra"),
+        (("config",), "required: check|show|schema"),
+        (("run", "--default-pe", "Fusoin"), "must be Fusion or Single, not Fusoin"),
+        (("run", "--interval", "-1"), "--interval"),
+        (("run", "--config-file", "/missing.yaml"), "/missing.yaml"),
+        (("simulate",), "required: ROOT"),
+    ],
+)
+def test_wrong_use_is_exit_2_with_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = called(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ((), ("--log-level", "debug"), ["--log-level", "log.level"]),
+        (("--log-level", "debug"), (), ["--log-level", "log.level"]),
+        (
+            (),
+            ("--interval", "5", "--metrics-listen", ":1"),
+            ["--interval", "--metrics-listen", "metrics.listen"],
+        ),
+    ],
+)
+def test_config_file_and_options_never_go_together(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    names: list[str],
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("interval: 5\n")
+    code, _, err = called(capsys, *before, "run", "--config-file", file, *after)
+    assert code == 2
+    assert "not together with" in err
+    assert not [name for name in names if name not in err]
+
+
+def test_host_root_is_no_key_and_goes_with_a_config_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("interval: 5\n")
+    code, out, _ = called(capsys, "config", "show", "--host-root", "/x", "--config-file", file)
+    assert code == 0
+    assert "interval: 5 " in out
+    assert str(file) in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(capsys, "--version") == (0, f"npu-agent {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "run",
+        "info",
+        "allocations",
+        "config",
+        "config check",
+        "config show",
+        "config schema",
+        "simulate",
+        "simulate x fault",
+        "demo",
+    ],
+)
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, err = called(capsys, *command.split(), "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: npu-agent {command.partition(' x')[0]}".rstrip())
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = called(capsys, "--help")
+    for command in ("run", "info", "allocations", "config", "simulate", "demo"):
+        assert f"\n    {command} " in out
+
+
+def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("defaultPe: Single\n")
+    assert called(capsys, "config", "check", file) == (0, f"{file}: good\n", "")
+    file.write_text("interval: 5\ndefautPe: Single\n")
+    code, out, err = called(capsys, "config", "check", file)
+    assert (code, out) == (2, "")
+    assert f"{file}:2" in err
+    assert "did you mean defaultPe?" in err
+    assert called(capsys, "config", "check", tmp_path / "missing.yaml")[0] == 2
+
+
+def test_config_show_says_where_each_value_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = called(capsys, "config", "show", "--default-pe", "Single")
+    assert code == 0
+    lines = dict(line.split("  # ", 1) for line in out.splitlines() if "#" in line)
+    origins = {text.strip(): origin.strip() for text, origin in lines.items()}
+    assert origins["defaultPe: Single"] == "--default-pe"
+    assert origins["interval: 10"] == "default"
+
+
+def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = called(capsys, "config", "schema")
+    assert code == 0
+    assert json.loads(out) == json.loads(json.dumps(config.json_schema()))
+
+
+def test_info_as_json_has_exactly_the_keys_of_the_contract(
+    capsys: pytest.CaptureFixture[str], root: Path
+) -> None:
+    code, out, _ = called(capsys, "info", "--host-root", root, "--format", "json")
+    assert code == 0
+    warboy, rngd = json.loads(out)
+    assert warboy == {
+        "name": "npu0",
+        "family": "warboy",
+        "product": "warboyB0",
+        "uuid": CARD.uuid,
+        "serial": CARD.serial,
+        "pci_bus_id": CARD.pci_bus_id,
+        "cores": 2,
+        "driver_version": "1.9.2, 3def9c2",
+        "firmware_version": "1.6.0, c1bebfd",
+        "numa_node": 0,
+        "health": "healthy",
+    }
+    assert list(rngd) == list(warboy)
+    assert (rngd["name"], rngd["family"], rngd["product"], rngd["cores"]) == (
+        "npu1",
+        "rngd",
+        "rngd",
+        8,
+    )
+
+
+def test_info_as_a_table(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    simulator.apply_fault(root, "npu1", "dead")
+    code, out, _ = called(capsys, "info", "--host-root", root)
+    assert code == 0
+    _, head, _, first, second, _ = ([c.strip() for c in row.split("|")] for row in out.splitlines())
+    columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
+    assert head[1:9] == columns
+    assert first[1:3] == ["npu0", "FuriosaAI Warboy"]
+    assert first[3].endswith("°C")
+    assert first[4].endswith(" W")
+    assert first[5:9] == ["0000:01:00.0", "509:0", "2", "healthy"]
+    assert second[1:3] == ["npu1", "FuriosaAI RNGD"]
+    assert second[7:9] == ["8", "unhealthy: device_state says 0"]
+
+
+def test_info_names_the_pods_that_hold_a_card(
+    capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fetch(_: Path) -> tuple[Assignment, ...]:
+        return (Assignment("ml", "train", "main", NPU, f"{CARD.uuid}_cores_0"),)
+
+    monkeypatch.setattr(assignments, "fetch", fetch)
+    _, out, _ = called(capsys, "info", "--host-root", root)
+    rows = {row.split("|")[1].strip(): row for row in out.splitlines() if "|" in row}
+    assert rows["NPU"].rstrip(" |").endswith("Pod")
+    assert rows["npu0"].rstrip(" |").endswith("ml/train")
+    assert rows["npu1"].rstrip(" |").endswith("-")
+
+
+def test_info_without_cards_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert called(capsys, "info", "--host-root", tmp_path) == (
+        0,
+        f"no NPUs found below {tmp_path}\n",
+        "",
+    )
+    code, out, _ = called(capsys, "info", "--host-root", tmp_path, "--format", "json")
+    assert (code, json.loads(out)) == (0, [])
+
+
+def test_common_options_go_before_and_after_the_command(
+    capsys: pytest.CaptureFixture[str], root: Path
+) -> None:
+    options = ("--host-root", root, "--log-level", "debug", "--log-format", "json")
+    for arguments in ((*options, "info"), ("info", *options)):
+        code, out, err = called(capsys, *arguments)
+        assert code == 0
+        assert "npu0" in out
+        lines = [json.loads(line) for line in err.splitlines()]
+        assert {line["message"] for line in lines} >= {"card added"}
+
+
+def test_info_logs_nothing_unless_asked(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    simulator.apply_fault(root, "npu0", "dead")
+    assert called(capsys, "info", "--host-root", root)[2] == ""
+
+
+def test_info_watch_shows_a_change_and_ends_on_ctrl_c(root: Path) -> None:
+    with started("info", "--watch", "--host-root", root) as process:
+        process.printed("healthy")
+        simulator.apply_fault(root, "npu0", "dead")
+        process.printed("unhealthy: alive says 0")
+        code, _, err = process.end(signal.SIGINT)
+    assert (code, err) == (130, "")
+
+
+def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> None:
+    async def ask(form: str) -> tuple[int, str, str]:
+        server = UnixServer([PodResources(HELD)], assignments.socket_beside(plugin_dir))
+        await server.listen()
+        try:
+            return await asyncio.to_thread(
+                called, capsys, "allocations", "--plugin-dir", plugin_dir, "--format", form
+            )
+        finally:
+            await server.shutdown()
+
+    code, out, _ = asyncio.run(ask("table"))
+    assert code == 0
+    rows = [[c.strip() for c in row.split("|")[1:-1]] for row in out.splitlines() if "|" in row]
+    assert rows[0] == ["Namespace", "Pod", "Container", "Resource", "Device"]
+    assert [Assignment(*row) for row in rows[1:]] == list(ASSIGNED)
+    code, out, _ = asyncio.run(ask("json"))
+    assert code == 0
+    assert [Assignment(**one) for one in json.loads(out)] == list(ASSIGNED)
+    assert list(json.loads(out)[0]) == ["namespace", "pod", "container", "resource", "device"]
+
+
+def test_nobody_holds_a_device(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fetch(_: Path) -> tuple[Assignment, ...]:
+        return assignments.decode(answer(("default", "idle", {"main": {}})))
+
+    monkeypatch.setattr(assignments, "fetch", fetch)
+    assert called(capsys, "allocations") == (0, "no container holds a device\n", "")
+
+
+def test_allocations_without_a_kubelet(
+    capsys: pytest.CaptureFixture[str], plugin_dir: Path
+) -> None:
+    code, out, err = called(capsys, "allocations", "--plugin-dir", plugin_dir)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"npu-agent: {plugin_dir.parent}/pod-resources/kubelet.sock is missing: is the kubelet "
+        "running, and is its directory mounted here?\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["info --format json", "info", "config schema", "info --watch --format json"]
+)
+def test_reader_that_goes_away_is_no_reason_to_complain(root: Path, command: str) -> None:
+    """As in `npu-agent info | head -0`: the pipe is closed before anything is written."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.Popen(
+        [sys.executable, "-m", "npu_agent", "--host-root", str(root), *command.split()],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    os.close(write)
+    _, err = done.communicate(timeout=DEADLINE)
+    assert (done.returncode, err) == (1, "")
+
+
+def test_python_m_is_the_same_command() -> None:
+    assert ran("--version") == (0, f"npu-agent {__version__}\n", "")
+
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs")
+# The interpreter may be in root's home: reading is allowed everywhere, and nothing else.
+READER = ("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="everything runs as another user than root anyway")
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv (util-linux)")
+@pytest.mark.parametrize("command", ["info --host-root .", "simulate host --once", "demo --once"])
+def test_without_root(command: str) -> None:
+    with short_directory() as work:
+        os.chown(work, 65534, 65534)
+        done = subprocess.run(
+            [*NOBODY, *READER, sys.executable, "-m", "npu_agent", *command.split()],
+            cwd=work,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            env=environment({"PYTHONPATH": str(Path(cli.__file__).parents[1])}),
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout
+        assert {path.stat().st_uid for path in work.rglob("*")} <= {65534}

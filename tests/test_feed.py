@@ -1,0 +1,132 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from npu_agent.feed import Feed
+
+
+async def collect(feed: Feed[int], into: list[int]) -> None:
+    async for value in feed.watch():
+        into.append(value)  # noqa: PERF401 (seen while it goes on)
+
+
+async def turns(count: int = 5) -> None:
+    """Lets every task that is ready run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_reader_gets_the_value_of_now_and_each_newer_one() -> None:
+    feed = Feed(1)
+    found: list[int] = []
+    reader = asyncio.create_task(collect(feed, found))
+    for value in (2, 3):
+        await turns()
+        feed.publish(value)
+    await turns()
+    feed.close()
+    await reader
+    assert found == [1, 2, 3]
+
+
+async def test_all_readers_get_it() -> None:
+    feed = Feed(0)
+    found: list[list[int]] = [[] for _ in range(50)]
+    readers = [asyncio.create_task(collect(feed, into)) for into in found]
+    await turns()
+    feed.publish(1)
+    await turns()
+    feed.close()
+    await asyncio.gather(*readers)
+    assert found == [[0, 1]] * 50
+
+
+async def test_a_slow_reader_skips_to_the_latest() -> None:
+    feed = Feed(0)
+    watch = feed.watch()
+    assert await anext(watch) == 0
+    for value in range(1, 100):
+        feed.publish(value)
+    assert await anext(watch) == 99
+    await turns()
+    assert feed.value == 99
+
+
+async def test_a_publish_during_the_readers_work_is_not_missed() -> None:
+    feed = Feed(0)
+    found = []
+    async with asyncio.timeout(30):
+        async for value in feed.watch():
+            found.append(value)
+            if value == 3:
+                break
+            feed.publish(value + 1)  # before the reader waits again
+    assert found == [0, 1, 2, 3]
+
+
+async def test_a_publish_before_a_started_reader_waits_is_not_missed() -> None:
+    feed = Feed(0)
+    watch = feed.watch()
+    await anext(watch)
+    following = asyncio.ensure_future(anext(watch))
+    feed.publish(1)  # the future has not run at all yet
+    async with asyncio.timeout(30):
+        assert await following == 1
+
+
+async def test_an_equal_value_is_no_change() -> None:
+    first = (1, 2)
+    feed: Feed[tuple[int, ...]] = Feed(first)
+    watch = feed.watch()
+    assert await anext(watch) is first
+    following = asyncio.ensure_future(anext(watch))
+    await turns()
+    assert feed.publish(tuple([1, 2])) is False  # noqa: C409 (equal, and another object)
+    assert feed.value is first
+    await turns()
+    assert not following.done()
+    assert feed.publish((3,)) is True
+    assert await following == (3,)
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+async def test_close_ends_every_reader_now_and_later(waiting: bool) -> None:
+    feed = Feed(1)
+    found: list[int] = []
+    reader = asyncio.create_task(collect(feed, found))
+    if waiting:
+        await turns()
+    feed.close()
+    async with asyncio.timeout(30):
+        await reader
+        await collect(feed, found)
+    assert found == ([1] if waiting else [])
+    assert feed.value == 1
+
+
+async def test_a_reader_that_is_cancelled_harms_no_other() -> None:
+    feed = Feed(0)
+    found: list[int] = []
+    readers = [asyncio.create_task(collect(feed, into)) for into in (found, [])]
+    await turns()
+    readers[1].cancel()
+    await turns()
+    feed.publish(1)
+    await turns()
+    assert found == [0, 1]
+    feed.close()
+    await asyncio.wait(readers)
+
+
+async def test_a_reader_may_stop_and_another_may_start() -> None:
+    feed = Feed(0)
+
+    async def first(watch: AsyncIterator[int]) -> int:
+        async for value in watch:
+            return value
+        raise AssertionError("closed")
+
+    assert await first(feed.watch()) == 0
+    feed.publish(1)
+    assert await first(feed.watch()) == 1

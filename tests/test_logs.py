@@ -1,0 +1,204 @@
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from npu_agent import logs
+
+STAMP = len("2025-01-02T03:04:05.678Z ")
+
+
+class Stderr:
+    """What was written to stderr."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self._text = ""
+
+    def getvalue(self) -> str:
+        self._text += self._capsys.readouterr().err
+        return self._text
+
+    def clear(self) -> None:
+        self._capsys.readouterr()
+        self._text = ""
+
+
+@pytest.fixture(autouse=True)
+def stderr(capsys: pytest.CaptureFixture[str]) -> Iterator[Stderr]:
+    """What is logged; the loggers are as before afterwards."""
+    root = logging.getLogger()
+    loggers = [root, logging.getLogger("grpclib"), logging.getLogger("asyncio")]
+    handlers, levels = list(root.handlers), [logger.level for logger in loggers]
+    yield Stderr(capsys)
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+log = logs.logger("npu_agent.test")
+
+
+def text(stderr: Stderr) -> str:
+    """The one line of the text form, without its time."""
+    line = stderr.getvalue()
+    assert line.endswith("\n")
+    return line[STAMP:-1]
+
+
+def parsed(stderr: Stderr) -> dict[str, Any]:
+    """The one line of the JSON form."""
+    (line,) = stderr.getvalue().removesuffix("\n").split("\n")
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("npu0", "npu0"),
+        (3, "3"),
+        (1.5, "1.5"),
+        (True, "True"),
+        (None, "None"),
+        ("", '""'),
+        ("two words", '"two words"'),
+        ('a "quote"', r'"a \"quote\""'),
+        ("a=b", '"a=b"'),
+        ("back\\slash", "back\\slash"),
+        ("40 °C", '"40 °C"'),
+        ("온도", "온도"),
+        ("a\nlevel=error b", r'"a\nlevel=error b"'),
+        ("a\r\tb", r'"a\r\tb"'),
+        ("\x1b[2J", r'"\u001b[2J"'),
+        ("\x9b2J", r'"\u009b2J"'),
+        ("\u2028line", r'"\u2028line"'),
+        ("\u202eright to left", r'"\u202eright to left"'),
+        ("\udcff", r'"\udcff"'),
+        ("\x7f", r'"\u007f"'),
+        (OSError(5, "Input/output error", "/sys/x"), "\"[Errno 5] Input/output error: '/sys/x'\""),
+    ],
+)
+def test_values_in_text(stderr: Stderr, value: object, shown: str) -> None:
+    logs.setup()
+    log.info("card added", card="npu0", value=value)
+    assert text(stderr) == f"info    card added card=npu0 value={shown}"
+
+
+def test_lines_begin_with_the_time_in_utc(stderr: Stderr) -> None:
+    logs.setup()
+    record = logging.makeLogRecord(
+        {"created": 1735787045.0625, "msecs": 62.5, "msg": "hello", "levelno": logging.WARNING}
+    )
+    record.levelname = "WARNING"
+    logging.getLogger().handle(record)
+    assert stderr.getvalue() == "2025-01-02T03:04:05.062Z warning hello\n"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(), st.sampled_from(["text", "json"]))
+def test_no_value_makes_a_second_line_or_reaches_the_terminal(
+    stderr: Stderr, value: str, form: logs.Format
+) -> None:
+    stderr.clear()
+    logs.setup(form=form)
+    log.info("card added", value=value)
+    line = stderr.getvalue()
+    assert line.endswith("\n")
+    assert line[:-1].isprintable()
+    line.encode()  # a file takes it, whatever it is
+    if form == "json":
+        assert parsed(stderr)["value"] == value
+
+
+def test_json(stderr: Stderr) -> None:
+    logs.setup(form="json")
+    log.warning("card unhealthy", card="npu0", reason="온도\n", count=3, error=OSError("gone"))
+    found = parsed(stderr)
+    assert found.pop("time").endswith("Z")
+    assert found == {
+        "level": "warning",
+        "message": "card unhealthy",
+        "logger": "npu_agent.test",
+        "card": "npu0",
+        "reason": "온도\n",
+        "count": 3,
+        "error": "gone",
+    }
+
+
+def test_json_keeps_other_scripts_readable(stderr: Stderr) -> None:
+    logs.setup(form="json")
+    log.info("온도", value="40 °C")
+    assert '"온도"' in stderr.getvalue()
+    assert '"40 °C"' in stderr.getvalue()
+
+
+def test_a_field_does_not_displace_what_every_line_has(stderr: Stderr) -> None:
+    logs.setup(form="json")
+    log.info("card added", time="never", message="forged", logger="x", exception="y", name="z")
+    found = parsed(stderr)
+    assert (found["message"], found["logger"]) == ("card added", "npu_agent.test")
+    assert (found["field_time"], found["field_message"]) == ("never", "forged")
+    assert (found["field_logger"], found["exception"], found["name"]) == ("x", "y", "z")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_exceptions_come_with_their_traceback(stderr: Stderr, form: logs.Format) -> None:
+    logs.setup(form=form)
+    try:
+        int("disk on fire")
+    except ValueError:
+        log.exception("a part failed", part="inventory")
+    if form == "json":
+        found = parsed(stderr)
+        assert (found["level"], found["part"]) == ("error", "inventory")
+        trace = found["exception"]
+    else:
+        first, trace = stderr.getvalue().split("\n", 1)
+        assert first[STAMP:] == "error   a part failed part=inventory"
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert "ValueError: invalid literal for int() with base 10: 'disk on fire'" in trace
+
+
+def test_a_value_that_is_no_json_is_shown_as_text(stderr: Stderr) -> None:
+    logs.setup(form="json")
+    log.info("card added", where={1}, range=range(2))
+    assert parsed(stderr)["where"] == "{1}"
+    assert parsed(stderr)["range"] == "range(0, 2)"
+
+
+def test_a_percent_sign_is_a_percent_sign(stderr: Stderr) -> None:
+    logs.setup()
+    log.info("load is 90 %s", value="100%d")
+    assert text(stderr) == "info    load is 90 %s value=100%d"
+
+
+def test_the_level_may_change_while_it_runs(stderr: Stderr) -> None:
+    logs.setup("warning")
+    log.info("not this")
+    logs.setup("debug", "json")
+    log.debug("this", n=1)
+    assert parsed(stderr)["message"] == "this"
+    assert len(logging.getLogger().handlers) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "heard"),
+    [
+        ("grpclib.server", logging.WARNING, False),
+        ("grpclib.server", logging.ERROR, True),
+        ("asyncio", logging.DEBUG, False),
+        ("asyncio", logging.INFO, True),
+    ],
+)
+def test_libraries_are_heard_when_something_is_wrong(
+    stderr: Stderr, name: str, level: int, heard: bool
+) -> None:
+    logs.setup("debug")
+    logging.getLogger(name).log(level, "hello")
+    assert bool(stderr.getvalue()) is heard
