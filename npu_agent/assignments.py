@@ -119,7 +119,7 @@ class PodResources:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval()):
                     await self._at_once.wait()
-            await asyncio.sleep(_AT_LEAST)
+            await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
 
 async def _answer(socket: Path) -> bytes:

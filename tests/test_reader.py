@@ -12,16 +12,19 @@ LONG = 30.0
 @pytest.fixture
 async def reader() -> AsyncIterator[Reader]:
     reader = Reader("test-reader")
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
     yield reader
     reader.close()
     await asyncio.to_thread(reader._thread.join, LONG)
     assert not reader._thread.is_alive()
+    assert not faults
 
 
 async def free(reader: Reader) -> None:
     """Returns when the reader works again, which it has to do by itself."""
     async with asyncio.timeout(LONG):
-        while reader.hangs:  # noqa: ASYNC110 (nothing in it is made to be waited for)
+        while reader.hangs:
             await asyncio.sleep(0.001)
 
 

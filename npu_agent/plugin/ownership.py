@@ -25,9 +25,9 @@ from npu_agent.logs import logger
 
 log = logger(__name__)
 
-_TRY_EVERY = 0.1
-"""Seconds. A try is one system call; the gap at a hand-over is half of this on average."""
-_SETTLE = 0.1
+_TRY_EVERY = 0.02
+"""Seconds. A try is one system call, and only an agent that stands by makes them."""
+_SETTLE = 0.02
 """Seconds from the end of the owner before us to our turn. A kubelet that has not put the owner's
 stream away yet would take our registration for it and drop it."""
 

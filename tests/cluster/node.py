@@ -59,6 +59,7 @@ class Cluster:
     Attributes:
         workdir: its directory; `logs/` in it has a file per process.
         node_name: the Node's name.
+        kubelet: the kubelet's version.
         host_root: the simulated host tree. What is written to `host_root/dev` is /dev for the
             node's containerd at once, so a device plugin's `/dev/npu0` is
             `host_root/dev/npu0`; give it to a Pod as hostPath and to npu-agent as --host-root.
@@ -72,6 +73,7 @@ class Cluster:
     def __init__(self, sandbox: Sandbox, state: State) -> None:
         self.workdir = sandbox.directory
         self.node_name = state.node_name
+        self.kubelet = state.kubelet
         self.host_root = self.workdir / "root"
         self.kubelet_dir = self.workdir / "kubelet"
         self.etc_dir = self.workdir / "etc"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.config import load, poller
+from npu_agent.config import read as read_file
 from npu_agent.config.poller import Poller, State
 
 from .families import FAMILIES
@@ -85,7 +86,7 @@ async def test_a_restart_key_waits_and_the_live_ones_beside_it_do_not(file: Path
 
 
 async def test_live_keys_that_do_not_go_with_the_old_restart_keys_wait_with_them(
-    tmp_path: Path, file: Path
+    file: Path,
 ) -> None:
     file.write_text("labels: {output: api, sets: [beta]}\n")
     async with following(file) as followed:
@@ -147,8 +148,8 @@ async def test_a_file_that_vanishes_changes_nothing_and_comes_back(file: Path) -
         assert followed.states.value.generation == 1
 
 
-async def test_a_configmaps_symlinks_are_followed(tmp_path: Path, file: Path) -> None:
-    mount = tmp_path / "mount"
+async def test_a_configmaps_symlinks_are_followed(file: Path) -> None:
+    mount = file.parent / "mount"
     for version, text in (("..1", "interval: 1\n"), ("..2", "interval: 2\n")):
         (mount / version).mkdir(parents=True)
         (mount / version / "config.yaml").write_text(text)
@@ -172,7 +173,8 @@ async def test_a_file_written_piece_by_piece_is_seen_only_whole(
 
         async def note() -> None:
             async for state in followed.states.watch():
-                seen.append((state.config.interval, state.config.default_pe, state.error))
+                config = state.config
+                seen.append((config.interval, config.default_pe, state.error))
 
         noting = asyncio.create_task(note())
         with file.open("w") as writing:
@@ -199,7 +201,7 @@ async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
 ) -> None:
     release = asyncio.Event()
     loop = asyncio.get_running_loop()
-    read = poller.read
+    read = read_file
     async with following(file) as followed:
         monkeypatch.setattr(poller, "_DEADLINE", 0.02)
 

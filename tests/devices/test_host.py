@@ -143,6 +143,14 @@ def test_entries_are_sorted_by_number_over_all_families(tmp_path: Path) -> None:
     assert [entry.index for entry in Host(root).entries(ALL)] == list(range(12))
 
 
+def test_two_names_of_one_card_come_in_the_same_order_each_time(tmp_path: Path) -> None:
+    """A later one stands for the card, so it must not depend on the order of a listing."""
+    names = [f"rngd!npu{index}{end}" for index in range(8) for end in ("_mgmt", "mgmt")]
+    for name in reversed(names):
+        (tmp_path / "sys/class/rngd_mgmt" / name).mkdir(parents=True)
+    assert [entry.path.name for entry in Host(tmp_path).entries(ALL)] == names
+
+
 @pytest.mark.parametrize(
     "name",
     ["npu0", "npu0pe0", "npu0_mgmt.1", "xnpu0_mgmt", "npu_mgmt", "npu12345_mgmt", "NPU0_mgmt"],

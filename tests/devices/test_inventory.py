@@ -167,7 +167,9 @@ async def test_nodes_that_udev_makes_late_are_taken_in(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_card_that_hangs_is_fenced_alone_and_comes_back(root: Path) -> None:
+async def test_a_card_that_hangs_is_fenced_alone_and_comes_back(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with watching(root) as watched:
         other = watched.record.value.cards[1].health
         watched.fault("npu0", "hang")
@@ -183,6 +185,7 @@ async def test_a_card_that_hangs_is_fenced_alone_and_comes_back(root: Path) -> N
         watched.fault("npu0", "ok")
         assert (await watched.card("npu0", HEALTHY)).id == fenced.id
         assert watched.record.all[0].cards[1].health == other
+    assert "telemetry hangs" not in caplog.messages  # it was not even tried
 
 
 @pytest.mark.usefixtures("impatient")
@@ -300,8 +303,11 @@ async def test_a_drained_card_goes_and_comes_back_under_its_id(
     caplog.set_level(logging.INFO)
     async with watching(root) as watched:
         before = watched.record.value
+        (reader,) = (thread for thread in readers() if thread.name == "npu-warboy-0")
         watched.fault("npu0", "gone")
         assert ids(await watched.names("npu1")) == ids(before)[1:]
+        await asyncio.to_thread(reader.join, 30)
+        assert not reader.is_alive()
         watched.fault("npu0", "back")
         after = await watched.names("npu0", "npu1")
         assert ids(after) == ids(before)
@@ -350,7 +356,7 @@ async def test_another_card_behind_the_same_entry_has_a_health_of_its_own(root: 
     async with watching(root) as watched:
         watched.fault("npu0", "dead")
         old = await watched.card("npu0", UNHEALTHY)
-        watched.settings = replace(QUICK, policy=health.Policy(recoveries=100))
+        watched.settings = replace(QUICK, policy=health.Policy(recoveries=10**9))
         entry = management(root, 0)
         write(entry / "alive", "1\n")
         write(entry / "device_sn", "")  # the new card has no serial, and gets none of the old
@@ -368,7 +374,7 @@ async def test_a_driver_reload_between_two_looks_does_not_flicker(
         watched.fault("npu0", "dead")
         fenced = await watched.card("npu0", UNHEALTHY)
         watched.record.all.clear()
-        watched.settings = replace(QUICK, policy=health.Policy(recoveries=1000))
+        watched.settings = replace(QUICK, policy=health.Policy(recoveries=10**9))
         fresh = management(root, 0).with_name("fresh")
         shutil.copytree(management(root, 0), fresh)
         write(fresh / "alive", "1\n")
@@ -443,6 +449,27 @@ async def test_a_firmware_update_is_noticed(root: Path) -> None:
         after = await watched.until(lambda s: s.cards[0].card != before.card)
         assert after.cards[0].card == replace(before.card, firmware_version="1.7.0, fffffff")
         assert after.cards[0].health == before.health
+
+
+async def test_a_change_is_confirmed_at_the_next_look_and_not_an_interval_later(
+    root: Path,
+) -> None:
+    class Updated(Host):
+        updated = False
+
+        def card(self, entry: Entry) -> Card:
+            card = super().card(entry)
+            return replace(card, firmware_version="2.0") if self.updated else card
+
+    host = Updated(root)
+    watched = Watched(root, host)
+    watched.inventory._settings = lambda: replace(QUICK, interval=3600 if host.updated else 0.01)
+    running = asyncio.create_task(watched.inventory.run())
+    await watched.looks(2)
+    host.updated = True
+    await watched.until(lambda s: all(c.card.firmware_version == "2.0" for c in s.cards))
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_one_wrong_answer_changes_no_card(root: Path) -> None:

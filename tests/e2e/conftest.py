@@ -26,7 +26,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster of one node, with the images of the agent and of a workload."""
     # Short, as the plugin's socket is below it: a unix socket's path has 107 bytes at most.
     workdir = Path(tempfile.mkdtemp(prefix="npu-e2e-", dir="/tmp"))
-    with Cluster.start(workdir, request.param) as running:
+    # The kubelet brings an edited ConfigMap into a Pod at its next sync: not once a minute here.
+    with Cluster.start(workdir, request.param, kubelet_config={"syncFrequency": "1s"}) as running:
         for image in (agent(), workload()):
             running.import_image(image.archive)
         yield running

@@ -45,13 +45,14 @@ class Node:
         self.name = cluster.node_name
         cluster.kubectl("label", "node", self.name, "npu-agent/enabled=true", "--overwrite")
 
-    def deploy(self, config: dict[str, Any]) -> None:
+    def deploy(self, config: dict[str, Any], kustomization: str = "k8s") -> None:
         """Applies k8s/ with this config, and waits until the rollout is complete.
 
         Two things differ from what users apply: the image's name, and the host's /sys and /dev,
         which are the simulated ones.
         """
-        objects = list(yaml.safe_load_all(self.cluster.kubectl("kustomize", str(PROJECT / "k8s"))))
+        rendered = self.cluster.kubectl("kustomize", str(PROJECT / kustomization))
+        objects = list(yaml.safe_load_all(rendered))
         for thing in objects:
             if thing["kind"] == "ConfigMap":
                 thing["data"]["config.yaml"] = yaml.safe_dump(config)
@@ -62,10 +63,19 @@ class Node:
                     if volume["name"] in ("sys", "dev"):
                         volume["hostPath"]["path"] = str(self.cluster.host_root / volume["name"])
         self.cluster.apply(objects)
-        self.cluster.kubectl("rollout", "restart", "daemonset/npu-agent", "--namespace", NAMESPACE)
-        self.cluster.kubectl(
-            "rollout", "status", "daemonset/npu-agent", "--namespace", NAMESPACE, "--timeout=60s"
-        )
+        self.restart()
+
+    def restart(self) -> None:
+        """Rolls the DaemonSet over, and waits until that is complete."""
+        here = ("daemonset/npu-agent", "--namespace", NAMESPACE)
+        self.cluster.kubectl("rollout", "restart", *here)
+        self.cluster.kubectl("rollout", "status", *here, "--timeout=60s")
+
+    def configure(self, text: str) -> None:
+        """Edits the ConfigMap and nothing else: the agent has to follow by itself."""
+        patch = json.dumps({"data": {"config.yaml": text}})
+        where = ("configmap", "npu-device-plugin", "--namespace", NAMESPACE)
+        self.cluster.kubectl("patch", *where, "--patch", patch)
 
     def fault(self, card: str, fault: str) -> None:
         """Does something to a simulated card."""
@@ -93,14 +103,15 @@ class Node:
             timeout,
         )
 
-    def create(self, name: str, npus: int) -> None:
-        """Creates a Pod that asks for NPUs and sleeps."""
+    def create(self, name: str, npus: int, **spec: str) -> None:
+        """Creates a Pod that asks for NPUs and sleeps; a `nodeName` passes the scheduler by."""
         self.cluster.apply(
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
                 "metadata": {"name": name, "namespace": "default"},
                 "spec": {
+                    **spec,
                     "terminationGracePeriodSeconds": 0,
                     "restartPolicy": "Never",
                     "containers": [

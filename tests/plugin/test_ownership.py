@@ -20,7 +20,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "_SETTLE", 0.005)
 
 
-PROGRAM = f"""
+PROGRAM = """
 import asyncio, pathlib, sys
 from npu_agent.plugin.ownership import Ownership
 

@@ -309,7 +309,7 @@ async def test_end_while_register_is_not_answered(room: Room) -> None:
     await room.kubelet.start()
     async with room.running() as one:
         async with asyncio.timeout(DEADLINE):
-            while not room.kubelet.calls:  # noqa: ASYNC110 (nothing to wait on in a stand-in)
+            while not room.kubelet.calls:
                 await asyncio.sleep(0.001)
     assert one.status.value.phase is Phase.ENDED
     assert not [name for name in names(room.directory) if name.startswith("npu-")]

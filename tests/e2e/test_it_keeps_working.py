@@ -1,0 +1,288 @@
+"""What goes wrong on real nodes: sick cards, edits, losses of the kubelet and of the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.node import NAMESPACE, RESOURCE, SOON, Node
+from tests.e2e.test_main_road import card_nodes, unschedulable
+
+
+@pytest.fixture(autouse=True)
+def well_again(node: Node) -> Iterator[None]:
+    """Whatever a test did to cards and config is undone."""
+    node.wait_allocatable(2)
+    yield
+    node.delete_pods()
+    for card in ("npu0", "npu1"):
+        node.fault(card, "ok")
+    node.configure("defaultPe: Fusion\n")
+    node.wait_allocatable(2)
+
+
+def agents(node: Node) -> list[tuple[str, int]]:
+    """The agent's Pods and how often each was restarted."""
+    return [
+        (pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
+        for pod in node.agent_pods()
+    ]
+
+
+def test_a_card_dies_and_comes_back(node: Node) -> None:
+    node.fault("npu1", "dead")
+    node.wait_allocatable(1)
+    assert node.capacity() == 2
+    node.run("well", 1)
+    assert node.environment("well", "NPU_DEVNAME") == "npu0pe0-1"
+    # The next one is refused, by the scheduler and, where that is passed by, by the kubelet.
+    node.create("waits", 1)
+    unschedulable(node, "waits")
+    node.create("forced", 1, nodeName=node.name)
+    refused = node.wait_phase("forced", "Failed")["status"]
+    assert refused["reason"] == "UnexpectedAdmissionError"
+    assert f"unavailable for {RESOURCE}. Requested: 1, Available: 0" in refused["message"]
+
+    node.fault("npu1", "ok")
+    node.wait_allocatable(2)
+    node.wait_phase("waits", "Running")
+    assert node.environment("waits", "NPU_DEVNAME") == "npu1pe0-1"
+
+
+def test_a_card_dies_under_its_pod(node: Node) -> None:
+    node.run("victim", 1)
+    card = node.environment("victim", "NPU_DEVNAME")[:4]
+    node.fault(card, "dead")
+    node.wait_allocatable(1)
+    if node.cluster.kubelet >= "1.36":
+        node.cluster.wait_for("the Pod's status to show it", lambda: sick(node, "victim"), SOON)
+    node.fault(card, "ok")
+    node.wait_allocatable(2)
+    assert node.restarts() == {"victim": 0}
+
+
+def sick(node: Node, pod: str) -> bool:
+    """Whether the Pod's status says that its device is unhealthy."""
+    status = node.pod(pod)["status"]["containerStatuses"][0]
+    (resource,) = status["allocatedResourcesStatus"]
+    assert resource["name"] == RESOURCE
+    return [device["health"] for device in resource["resources"]] == ["Unhealthy"]
+
+
+def test_a_card_that_hangs_is_fenced_and_harms_no_other(node: Node) -> None:
+    node.fault("npu1", "hang")
+    node.wait_allocatable(1)
+    node.run("well", 1)
+    assert node.nodes_in("well") == card_nodes(0)
+    node.fault("npu1", "ok")
+    node.wait_allocatable(2)
+
+
+def test_a_card_is_drained_and_comes_back(node: Node) -> None:
+    node.fault("npu0", "gone")
+    node.wait_allocatable(1)
+    node.cluster.wait_for("capacity to fall too", lambda: node.capacity() == 1, SOON)
+    node.fault("npu0", "back")
+    node.wait_allocatable(2)
+    node.run("both", 2)
+    assert node.nodes_in("both") == card_nodes(0) | card_nodes(1)
+
+
+def test_the_driver_is_reloaded(node: Node) -> None:
+    node.run("steady", 1)
+    held = node.held()["steady"]
+    for card in ("npu0", "npu1"):
+        node.fault(card, "gone")
+    node.cluster.wait_for("no card", lambda: node.capacity() == 0, SOON)
+    for card in ("npu0", "npu1"):
+        node.fault(card, "back")
+    node.wait_allocatable(2)
+    assert node.held()["steady"] == held
+    node.run("next", 1)
+    assert node.held()["next"] != held
+
+
+def test_a_card_is_disabled_by_an_edit(node: Node) -> None:
+    before = agents(node)
+    node.configure(
+        yaml.safe_dump(
+            {
+                "disabledDevices": [
+                    {"devName": "npu0", "nodeName": node.name},
+                    {"devName": "npu1", "nodeName": "another-node"},
+                ]
+            }
+        )
+    )
+    node.wait_allocatable(1)
+    node.run("one", 1)
+    assert node.environment("one", "NPU_DEVNAME") == "npu1pe0-1"
+    node.configure("defaultPe: Fusion\n")
+    node.wait_allocatable(2)
+    assert agents(node) == before
+
+
+def test_single_by_an_edit_while_a_pod_holds_a_whole_card(node: Node) -> None:
+    before = agents(node)
+    node.run("whole", 1)
+    whole = node.environment("whole", "NPU_DEVNAME")[:4]
+
+    node.configure("defaultPe: Single\n")
+    node.cluster.wait_for("four devices", lambda: node.capacity() == 4, SOON)
+    # Two of them are the held card's cores, and nobody may have those.
+    node.wait_allocatable(2)
+    node.run("left", 1)
+    assert not node.environment("left", "NPU_DEVNAME").startswith(whole)
+    # The scheduler counts the Pod on the whole card as one of the two that are left.
+    node.create("right", 1)
+    unschedulable(node, "right")
+
+    node.delete_pods("whole")
+    node.wait_allocatable(4)
+    node.wait_phase("right", "Running")
+    names = {node.environment(pod, "NPU_DEVNAME") for pod in ("left", "right")}
+    assert len(names) == 2
+    assert agents(node) == before
+
+    # And back: no whole card of which somebody holds a core is offered.
+    cards = {name[:4] for name in names}
+    node.configure("defaultPe: Fusion\n")
+    node.cluster.wait_for("two devices", lambda: node.capacity() == 2, SOON)
+    node.wait_allocatable(2 - len(cards))
+    node.delete_pods("left", "right")
+    node.wait_allocatable(2)
+
+
+def test_a_broken_edit_changes_nothing(node: Node) -> None:
+    before = agents(node)
+    node.configure("defaultPe: Single\ninterval: soon\n")
+
+    def told() -> bool:
+        log = node.cluster.logs(node.agent_pods()[0]["metadata"]["name"], NAMESPACE)
+        return "config.yaml:2: interval" in log
+
+    node.cluster.wait_for("the agent to name line and key", told, SOON)
+    assert (node.capacity(), node.allocatable()) == (2, 2)
+    assert agents(node) == before
+
+
+def test_the_kubelet_is_away_for_a_minute(node: Node) -> None:
+    node.run("steady", 1)
+    held, before = node.held()["steady"], agents(node)
+    node.cluster.stop_kubelet()
+    time.sleep(60)  # the scenario itself: long enough for every back-off to reach its end
+    node.cluster.start_kubelet()
+    node.wait_allocatable(2)
+    assert node.held()["steady"] == held
+    assert agents(node) == before
+    waited = node.cluster.logs(node.agent_pods()[0]["metadata"]["name"], NAMESPACE)
+    assert waited.count("not registered: trying again") < 5
+    node.run("next", 1)
+
+
+def test_the_agent_is_killed_under_running_pods(node: Node) -> None:
+    node.run("steady", 1)
+    held, (before,) = node.held()["steady"], agents(node)
+    # Seen from the host: an agent in a container, and none of another test.
+    subprocess.run(["pkill", "-KILL", "-f", "npu-agent run --config-file=/etc/"], check=True)
+
+    def restarted() -> bool:
+        ((uid, restarts),) = agents(node)
+        return uid == before[0] and restarts == before[1] + 1
+
+    node.cluster.wait_for("the agent's container to be restarted", restarted, 2 * SOON)
+    node.wait_allocatable(2)
+    assert node.restarts() == {"steady": 0}
+    assert node.held()["steady"] == held
+    node.run("next", 1)
+    assert node.held()["next"] != held
+
+
+def test_a_rolling_update_leaves_no_gap(node: Node) -> None:
+    node.run("steady", 1)
+    held = node.held()["steady"]
+    with watched(node) as seen:
+        node.restart()
+        node.cluster.wait_for("the new agent to take over", lambda: _serves(node), SOON)
+        node.wait_allocatable(2)
+        node.run("next", 1)
+    assert seen
+    # The kubelet never forgot the resource. It may have reported the moment of the hand-over, some
+    # hundredths of a second in which nobody serves, but not twice in a row.
+    assert {capacity for capacity, _ in seen} == {2}
+    allocatable = [count for _, count in seen]
+    assert (0, 0) not in pairwise(allocatable)
+    assert node.held()["steady"] == held
+
+
+@contextlib.contextmanager
+def watched(node: Node) -> Iterator[list[tuple[int, int]]]:
+    """Collects (capacity, allocatable) from every version of the Node meanwhile."""
+    command = ("kubectl", "get", "node", node.name, "--watch", "--output", "json")
+    seen: list[tuple[int, int]] = []
+    watch = subprocess.Popen(node.cluster.command(*command), stdout=subprocess.PIPE, text=True)
+    assert watch.stdout is not None
+
+    def collect(stream: Any) -> None:
+        decoder, text = json.JSONDecoder(), ""
+        for line in stream:
+            text += line
+            if line != "}\n":
+                continue
+            status = decoder.decode(text)["status"]
+            text = ""
+            seen.append(
+                (
+                    int(status["capacity"].get(RESOURCE, -1)),
+                    int(status["allocatable"].get(RESOURCE, -1)),
+                )
+            )
+
+    collecting = threading.Thread(target=collect, args=(watch.stdout,), daemon=True)
+    collecting.start()
+    node.cluster.wait_for("the Node as it is", lambda: seen, SOON)
+    try:
+        yield seen
+    finally:
+        watch.terminate()
+        watch.wait(10)
+        collecting.join(10)
+        watch.stdout.close()
+
+
+def _serves(node: Node) -> bool:
+    """Whether the one agent that is left has registered, by its own log."""
+    (pod,) = node.agent_pods()
+    return "registered resource" in node.cluster.logs(pod["metadata"]["name"], NAMESPACE)
+
+
+def test_devices_by_cdi(node: Node) -> None:
+    node.deploy({"allocation": {"method": "cdi"}}, "tests/e2e/cdi")
+    try:
+        spec = node.cluster.run_dir / "cdi" / "furiosa.ai-npu.json"
+        node.cluster.wait_for("the spec to be written", spec.exists, SOON)
+        node.cluster.wait_for("its agent to serve", lambda: _serves(node), SOON)
+        node.wait_allocatable(2)
+        names = [device["name"] for device in json.loads(spec.read_text())["devices"]]
+        node.run("one", 1)
+        index = int(node.environment("one", "NPU_DEVNAME")[3])
+        assert node.nodes_in("one") == card_nodes(index)
+        assert node.held()["one"] == names[index]
+        node.fault(f"npu{1 - index}", "gone")
+        node.cluster.wait_for(
+            "its spec to go too",
+            lambda: [d["name"] for d in json.loads(spec.read_text())["devices"]] == [names[index]],
+            SOON,
+        )
+    finally:
+        node.delete_pods()
+        node.deploy({"defaultPe": "Fusion"})
