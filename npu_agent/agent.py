@@ -139,7 +139,9 @@ class Agent:
             health_interval=config.health.interval,
             telemetry_interval=config.metrics.interval,
             policy=health.Policy(
-                failures=config.health.failures, recoveries=config.health.recoveries
+                failures=config.health.failures,
+                recoveries=config.health.recoveries,
+                max_temperature=config.health.max_temperature,
             ),
         )
 

@@ -20,8 +20,9 @@ log = logger(__name__)
 
 _LIST = "/v1.PodResourcesLister/List"
 _DEADLINE = 5.0
-_SETTLED = 1.0
-"""Seconds from Allocate until the container shows in the answer, roughly."""
+SETTLED = 1.0
+"""Seconds after an Allocate from which on an answer knows of it: the kubelet notes a device as held
+when it has the plugin's answer."""
 _AT_LEAST = 0.1
 """Seconds between two times, whoever asks: the kubelet takes 100 a second from all of a node."""
 
@@ -95,7 +96,7 @@ class PodResources:
 
     def ask_soon(self) -> None:
         """Has it asked when a container that was just given devices can be expected there."""
-        asyncio.get_running_loop().call_later(_SETTLED, self.ask)
+        asyncio.get_running_loop().call_later(SETTLED, self.ask)
 
     async def run(self) -> None:
         """Asks until cancelled."""

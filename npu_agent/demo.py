@@ -18,8 +18,9 @@ from typing import Any
 from grpclib.exceptions import GRPCError
 
 from npu_agent import logs, simulator
-from npu_agent.agent import Agent
-from npu_agent.config import Config, Effective, HealthConfig
+from npu_agent.agent import Agent, widths
+from npu_agent.config import load
+from npu_agent.plugin.advertise import split_id
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
 
 _CARDS = "warboy=2"
@@ -33,12 +34,22 @@ class Tour:
     """Walks through the steps and says, as a person would want to read it, what happened."""
 
     def __init__(
-        self, root: Path, kubelet: StandInKubelet, resource: str, names: Mapping[str, str]
+        self,
+        root: Path,
+        kubelet: StandInKubelet,
+        agent: Agent,
+        config: Path,
+        names: Mapping[str, str],
     ) -> None:
-        """`names` gives the card's name for each device ID: people know ``npu0``, not a UUID."""
+        """`names` gives the card's name for each device ID: people know ``npu0``, not a UUID.
+
+        `config` is the agent's config file; of the agent itself only its word on the file is asked.
+        """
         self._root = root
         self._kubelet = kubelet
-        self._resource = resource
+        self._config = config
+        self._states = agent.poller.states
+        self._resource = agent.poller.states.value.config.resource_name
         self._names = names
         self._step = 0
 
@@ -51,6 +62,9 @@ class Tour:
             ("A second Pod gets the other card, a third has to wait", self._more_pods),
             ("npu1 is taken out of the host: the list follows", self._vanishes),
             ("npu1 comes back: so does its device, under the same ID", self._returns),
+            ("npu1 dies, and is brought back when it works again", self._dies),
+            ("The config is edited while the agent runs: single cores, please", self._edited),
+            ("A bad edit is refused whole, and nothing changes", self._bad_edit),
             ("The kubelet restarts and forgets the agent, which registers again", self._restarts),
         )
         for title, step in steps:
@@ -122,6 +136,44 @@ class Tour:
             f"{plugin.messages} messages from the agent so far: it sends on change only",
         ]
 
+    async def _dies(self) -> list[str]:
+        await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "dead")
+        dead = await self._plugin(lambda p: len(p.healthy()) == 1)
+        await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "ok")
+        well = await self._plugin(lambda p: len(p.healthy()) == 2)
+        return [f"it dies:       {self._listing(dead)}", f"it works again: {self._listing(well)}"]
+
+    async def _edited(self) -> list[str]:
+        await self._edit("defaultPe: Fusion", "defaultPe: Single")
+        single = await self._plugin(lambda p: len(p.devices) == 4 and len(p.healthy()) == 2)
+        await self._edit("defaultPe: Single", "defaultPe: Fusion")
+        fusion = await self._plugin(lambda p: len(p.devices) == 2 and len(p.healthy()) == 2)
+        return [
+            f"defaultPe: Single, at once: {self._listing(single)}",
+            "the cores of npu0 wait, as the first Pod still holds the whole card",
+            f"defaultPe: Fusion again: {self._listing(fusion)}",
+        ]
+
+    async def _bad_edit(self) -> list[str]:
+        before = self._kubelet.plugins.value[self._resource]
+        await self._edit("defaultPe: Fusion", "defaultPe: Sinlge")
+        error = ""
+        async for state in self._states.watch():
+            if state.error:
+                error = state.error
+                break
+        await self._edit("defaultPe: Sinlge", "defaultPe: Fusion")
+        async for state in self._states.watch():
+            if not state.error:
+                break
+        if self._kubelet.plugins.value[self._resource] != before:
+            raise OSError("the kubelet was told something else")
+        return [f"the agent says: {error}", "the kubelet was told nothing"]
+
+    async def _edit(self, old: str, new: str) -> None:
+        text = await asyncio.to_thread(self._config.read_text)
+        await asyncio.to_thread(self._config.write_text, text.replace(old, new))
+
     async def _restarts(self) -> list[str]:
         before = self._kubelet.plugins.value[self._resource].endpoint
         await self._kubelet.stop()
@@ -133,10 +185,14 @@ class Tour:
         ]
 
     def _named(self, ids: Iterable[str]) -> str:
-        return ", ".join(self._names.get(id_, id_) for id_ in ids)
+        return ", ".join(map(self._name, ids))
 
     def _listing(self, plugin: Plugin) -> str:
-        return ", ".join(f"{self._names.get(id_, id_)} {health}" for id_, health in plugin.devices)
+        return ", ".join(f"{self._name(id_)} {health}" for id_, health in plugin.devices)
+
+    def _name(self, id_: str) -> str:
+        card, cores = split_id(id_)
+        return self._names.get(card, card) + (f" core {cores}" if cores else "")
 
 
 async def run(*, once: bool) -> int:
@@ -155,15 +211,21 @@ async def run(*, once: bool) -> int:
         print(
             "The whole agent on two simulated Warboy cards, npu0 and npu1, and a stand-in for the\n"
             "kubelet. Each line below is what that kubelet saw.\n"
-            f"The driver's files are in {root}, the agent's log is in {log}."
+            f"The driver's files are in {root}, the config is\n"
+            f"{directory}/config.yaml, the agent's log is in {log}."
         )
-        config = Config(plugin_dir=str(plugins), health=HealthConfig(interval=_BRISK))
-        kubelet = StandInKubelet(plugins)
+        file = directory / "config.yaml"
+        file.write_text(
+            f"defaultPe: Fusion\npluginDir: {plugins}\n"
+            f"health: {{interval: {_BRISK}}}\nmetrics: {{interval: 1}}\n"
+        )
+        kubelet = StandInKubelet(plugins, directory / "pod-resources")
         await kubelet.start()
-        agent = Agent(Effective(config, {}), host_root=root, node_name="demo-node")
+        effective = load(file, widths())
+        agent = Agent(effective, host_root=root, node_name="demo-node", config_file=file)
         async with _in_background(simulator.Simulation(root).run(), agent.run(stop)):
             names = {spec.uuid: spec.name for spec in specs}
-            tour = asyncio.create_task(Tour(root, kubelet, config.resource_name, names).walk())
+            tour = asyncio.create_task(Tour(root, kubelet, agent, file, names).walk())
             ended = asyncio.create_task(stop.wait())
             await asyncio.wait({tour, ended}, return_when=asyncio.FIRST_COMPLETED)
             happened = tour.done() and tour.result()
@@ -173,6 +235,7 @@ async def run(*, once: bool) -> int:
                     f"\n{_bold('All of it happened.')} The agent stays up until Ctrl-C; try:\n"
                     f"   npu-agent info --host-root {root}\n"
                     f"   npu-agent simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
+                    f"   an edit of {file}\n"
                     "What it says from here on:",
                     flush=True,
                 )

@@ -17,6 +17,9 @@ from dataclasses import dataclass, replace
 
 from npu_agent.devices.model import Health, State
 
+_COOL_DOWN = 5.0
+"""°C below health.maxTemperature at which a card that was too hot is good again."""
+
 
 class Outcome(enum.Enum):
     """What one look says."""
@@ -27,6 +30,8 @@ class Outcome(enum.Enum):
     """The driver says that it does not."""
     BAD = "bad"
     """Something else is wrong: a read failed or hung, a node is missing."""
+    HOT = "hot"
+    """It is hotter than it may be."""
     SILENT = "silent"
     """Nothing is wrong, and the driver does not say."""
 
@@ -45,6 +50,8 @@ class Policy:
 
     failures: int = 2
     recoveries: int = 3
+    max_temperature: float | None = None
+    """°C; None: heat is no reason. Config key health.maxTemperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +63,15 @@ class Course:
     """Looks in a row that contradict the present state."""
     dead: bool = False
     """Whether the driver's last word was that the card does not work."""
+    hot: bool = False
+    """Whether it is fenced, and was too hot since."""
 
 
 _STATE = {
     Outcome.GOOD: State.HEALTHY,
     Outcome.DEAD: State.UNHEALTHY,
     Outcome.BAD: State.UNHEALTHY,
+    Outcome.HOT: State.UNHEALTHY,
     Outcome.SILENT: State.UNKNOWN,
 }
 
@@ -72,13 +82,35 @@ def begin(verdict: Verdict, now: float) -> Course:
     So a card that is dead when the agent starts is never offered, not even for a moment.
     """
     health = Health(state=_STATE[verdict.outcome], reason=verdict.reason, since=now)
-    return Course(health=health, dead=verdict.outcome is Outcome.DEAD)
+    return Course(
+        health=health,
+        dead=verdict.outcome is Outcome.DEAD,
+        hot=verdict.outcome is Outcome.HOT,
+    )
+
+
+def with_heat(
+    verdict: Verdict, temperature: float | None, course: Course | None, policy: Policy
+) -> Verdict:
+    """The verdict with the card's temperature (°C, None if unknown) in mind.
+
+    A card that was fenced for heat has to cool down by some degrees more: one that is just at the
+    limit would come and go.
+    """
+    limit = policy.max_temperature
+    if limit is None or temperature is None or _STATE[verdict.outcome] is State.UNHEALTHY:
+        return verdict
+    if course is not None and course.hot:
+        limit -= _COOL_DOWN
+    if temperature <= limit:
+        return verdict
+    return Verdict(Outcome.HOT, f"{temperature:g} °C, above {limit:g} °C")
 
 
 def step(course: Course, verdict: Verdict, policy: Policy, now: float) -> Course:
     """The course after one more look at `now` (seconds of the wall clock)."""
     fenced = course.health.state is State.UNHEALTHY
-    bad = verdict.outcome in (Outcome.DEAD, Outcome.BAD)
+    bad = _STATE[verdict.outcome] is State.UNHEALTHY
     dead = course.dead
     if verdict.outcome in (Outcome.GOOD, Outcome.DEAD):
         dead = verdict.outcome is Outcome.DEAD
@@ -90,7 +122,8 @@ def step(course: Course, verdict: Verdict, policy: Policy, now: float) -> Course
         against = course.against + 1
         if against >= (policy.recoveries if fenced else policy.failures):
             return replace(begin(verdict, now), dead=dead)
-    course = replace(course, against=against, dead=dead)
+    hot = fenced and (course.hot or verdict.outcome is Outcome.HOT)
+    course = replace(course, against=against, dead=dead, hot=hot)
     if fenced or bad or _STATE[verdict.outcome] is course.health.state:
         return course
     # Of the two states that are not fenced, the latest look tells which.

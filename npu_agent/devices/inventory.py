@@ -170,6 +170,10 @@ class Inventory:
             else:
                 verdict, card = await self._look(reader, seen.entry, card, trouble)
                 before = seen.course
+                fresh = before is None or known is None or not _same(known, card)
+                if seen.reading and not fresh:
+                    heat = seen.reading.temperature()
+                    verdict = health.with_heat(verdict, heat, before, settings.policy)
                 if before is None or known is None or not _same(known, card):
                     course, seen.reading = health.begin(verdict, time.time()), None
                 else:
@@ -181,7 +185,9 @@ class Inventory:
                 if now >= read_at and not reader.hangs:
                     if seen.looked:
                         self._changed()  # health does not wait for a reading
-                    read_at = now + settings.telemetry_interval
+                    # Where heat is a reason, it is looked at as often as everything else.
+                    watched = settings.policy.max_temperature is not None
+                    read_at = now + (0 if watched else settings.telemetry_interval)
                     await self._read(reader, seen, card)
             seen.looked = True
             if seen.shown() != shown:

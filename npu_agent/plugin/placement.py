@@ -74,7 +74,6 @@ def prefer(
             place = left[id_]
             partly = place.card in cards or free_on[place.card] < all_on[place.card]
             return (
-                id_ not in devices,
                 not partly,
                 place.switch not in switches,
                 place.numa not in numas,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent import files
-from npu_agent.assignments import Holdings
+from npu_agent.assignments import SETTLED, Holdings
 from npu_agent.devices.model import Snapshot
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import logger
@@ -38,10 +38,8 @@ Shape = tuple[str, int]
 RECORD = ".npu-agent.shapes.json"
 """In the plugin directory: the shapes under which devices were handed out last."""
 
-_STARTING = 30.0
-"""Seconds for which a device that was just allocated counts as held, whatever pod-resources says:
-the kubelet shows it there only after the container has been set up."""
 _ANSWER = 6.0
+"""Seconds to wait for the kubelet to say who holds what; the question itself has 5."""
 
 
 class Publisher:
@@ -83,7 +81,8 @@ class Publisher:
         self._since = 0.0
         """When the shapes or the owner changed last; seconds of `time.monotonic`."""
         self._spec_trouble: str | None = None
-        self._starting: list[tuple[float, Held]] = []
+        self._starting: dict[tuple[str, str], float] = {}
+        """When (resource, device) was allocated, for those that pod-resources may not show yet."""
         self._cdi_file = cdi_file
         self._publishing = asyncio.Lock()
 
@@ -111,8 +110,7 @@ class Publisher:
     def allocated(self, resource: str, ids: Sequence[str]) -> None:
         """Called when a container was given these devices."""
         now = time.monotonic()
-        self._starting = [(at, held) for at, held in self._starting if now - at < _STARTING]
-        self._starting += [(now, Held(resource, id_, "a container that starts")) for id_ in ids]
+        self._starting |= {(resource, id_): now for id_ in ids}
 
     async def _publish(self) -> None:
         async with self._publishing:
@@ -144,8 +142,11 @@ class Publisher:
             Held(one.resource, one.device, f"Pod {one.namespace}/{one.pod}")
             for one in holdings.assignments
         ]
-        horizon = time.monotonic() - _STARTING
-        held += [starting for at, starting in self._starting if at >= horizon]
+        # Until the kubelet was asked long enough after an Allocate, the device counts as held.
+        if holdings.error is None:
+            told = holdings.asked_at - SETTLED
+            self._starting = {key: at for key, at in self._starting.items() if at > told}
+        held += [Held(*key, "a container that starts") for key in self._starting]
         lists = {}
         self._contested = set()
         reason = (

@@ -20,6 +20,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.feed import Feed
 from npu_agent.rpc import UnixServer
+from npu_agent.wire import v1 as pods
 from npu_agent.wire import v1beta1 as wire
 
 
@@ -61,7 +62,8 @@ class StandInKubelet:
     `refusal`, `answers` and `asks` make it misbehave; they may be set at any time.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, pod_resources: Path | None = None) -> None:
+        """`directory` is for device plugins; with `pod_resources` it says there who holds what."""
         self.plugins: Feed[Mapping[str, Plugin]] = Feed({})
         self.calls = 0
         """Register calls so far."""
@@ -76,13 +78,21 @@ class StandInKubelet:
         self._clients: dict[str, Channel] = {}
         self._channels: list[Channel] = []
         self._streams: set[asyncio.Task[None]] = set()
-        self._taken: dict[str, set[str]] = {}
+        self._taken: dict[str, dict[str, str]] = {}
+        """For each resource, the Pod that holds each device in use."""
+        self._pod_resources = pod_resources
+        self._lister: UnixServer | None = None
 
     async def start(self) -> None:
         """Comes up as a kubelet does: sweeps every socket in the directory, then listens."""
         for path in self._directory.iterdir():
             if stat.S_ISSOCK(path.stat().st_mode):
                 path.unlink()
+        if self._pod_resources:
+            self._pod_resources.mkdir(exist_ok=True)
+            lister = _Lister(self._taken)
+            self._lister = UnixServer([lister], self._pod_resources / "kubelet.sock")
+            await self._lister.listen()
         await self._listen()
 
     async def stop(self) -> None:
@@ -94,9 +104,10 @@ class StandInKubelet:
             channel.close()
         self._clients.clear()
         self._channels.clear()
-        if self._server:
-            await self._server.shutdown()
-            self._server = None
+        for server in (self._server, self._lister):
+            if server:
+                await server.shutdown()
+        self._server = self._lister = None
 
     async def renew_socket(self) -> None:
         """Makes ``kubelet.sock`` anew and keeps its streams, as newer kubelets may."""
@@ -108,15 +119,15 @@ class StandInKubelet:
         """Ends its stream of `resource`, and would never open one again without a Register."""
         self._clients[resource].close()
 
-    async def allocate(self, resource: str, count: int) -> Grant:
-        """Starts a "Pod" that asks for `count` devices.
+    async def allocate(self, resource: str, count: int, pod: str = "pod") -> Grant:
+        """Starts a "Pod" of this name that asks for `count` devices.
 
         Raises:
             NotEnoughError: there are not as many healthy free ones.
             GRPCError: the plugin refuses.
         """
         plugin = self.plugins.value.get(resource)
-        taken = self._taken.setdefault(resource, set())
+        taken = self._taken.setdefault(resource, {})
         free = [id_ for id_ in (plugin.healthy() if plugin else ()) if id_ not in taken]
         channel = self._clients.get(resource)
         if channel is None or len(free) < count:
@@ -133,7 +144,7 @@ class StandInKubelet:
         )
         ids = preferred.container_responses[0].device_i_ds
         grant = await self.allocate_ids(resource, ids)
-        taken.update(ids)
+        taken.update(dict.fromkeys(ids, pod))
         return grant
 
     async def allocate_ids(self, resource: str, ids: Sequence[str]) -> Grant:
@@ -153,7 +164,8 @@ class StandInKubelet:
 
     def release(self, resource: str, ids: Sequence[str]) -> None:
         """The "Pod" that held these devices has ended."""
-        self._taken.get(resource, set()).difference_update(ids)
+        for id_ in ids:
+            self._taken[resource].pop(id_, None)
 
     async def until(
         self, resource: str, condition: Callable[[Plugin], bool], timeout: float
@@ -226,3 +238,31 @@ class _Registration(wire.RegistrationBase):
     async def register(self, register_request: wire.RegisterRequest) -> wire.Empty:
         await self._do(register_request)  # type: ignore[misc]
         return wire.Empty()
+
+
+class _Lister(pods.PodResourcesListerBase):
+    def __init__(self, taken: Mapping[str, Mapping[str, str]]) -> None:
+        self._taken = taken
+
+    async def list(
+        self,
+        list_pod_resources_request: pods.ListPodResourcesRequest,  # noqa: ARG002 (it is empty)
+    ) -> pods.ListPodResourcesResponse:
+        return pods.ListPodResourcesResponse(
+            pod_resources=[
+                pods.PodResources(
+                    name=pod,
+                    namespace="default",
+                    containers=[
+                        pods.ContainerResources(
+                            name="main",
+                            devices=[
+                                pods.ContainerDevices(resource_name=resource, device_ids=[id_])
+                            ],
+                        )
+                    ],
+                )
+                for resource, taken in self._taken.items()
+                for id_, pod in taken.items()
+            ]
+        )

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npu_agent.devices import health
 from npu_agent.devices.health import Course, Outcome, Policy, Verdict, begin, step
 from npu_agent.devices.model import State
 
@@ -146,3 +147,44 @@ def test_reason_and_since_change_with_the_state_and_only_with_it(
         else:
             assert after.health.since == at
             assert after.health.reason == f"{looks[at]}{at}"
+
+
+# Heat.
+
+HOT_AT_90 = Policy(failures=2, recoveries=2, max_temperature=90.0)
+
+
+def heated(*temperatures: float | None, policy: Policy = HOT_AT_90) -> list[State]:
+    """The state after each look at a card that works, at these temperatures."""
+    works = Verdict(Outcome.GOOD, "works")
+    course, states = None, []
+    for temperature in temperatures:
+        verdict = health.with_heat(works, temperature, course, policy)
+        course = begin(verdict, 0.0) if course is None else step(course, verdict, policy, 0.0)
+        states.append(course.health.state)
+    return states
+
+
+def test_heat_fences_and_has_to_fall_by_more_to_bring_back() -> None:
+    up, down = State.HEALTHY, State.UNHEALTHY
+    assert heated(90, 91, 90, 91, 91) == [up, up, up, up, down]
+    # From 85 to 90 °C a card that was not too hot is good, and one that was is not.
+    assert heated(86, 86) == [up, up]
+    assert heated(91, 86, 86, 86) == [down] * 4
+    assert heated(91, 85, 85) == [down, down, up]
+    assert heated(91, 85, 85, 88, 88) == [down, down, up, up, up]
+
+
+def test_heat_is_no_reason_unless_asked_for_and_known() -> None:
+    assert heated(200, 200, policy=Policy()) == [State.HEALTHY] * 2
+    assert heated(None, None) == [State.HEALTHY] * 2
+
+
+def test_a_dead_card_is_dead_and_not_hot() -> None:
+    dead = Verdict(Outcome.DEAD, "alive says 0")
+    assert health.with_heat(dead, 200, None, HOT_AT_90) == dead
+
+
+def test_the_reason_says_how_hot() -> None:
+    works = Verdict(Outcome.GOOD, "works")
+    assert health.with_heat(works, 95.5, None, HOT_AT_90).reason == "95.5 °C, above 90 °C"

@@ -108,6 +108,20 @@ async def test_a_card_that_flaps_is_fenced_and_comes_back_each_time(root: Path) 
             simulator.tick(root)
 
 
+async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path) -> None:
+    limit = health.Policy(max_temperature=90.0)
+    async with watching(root, settings=replace(QUICK, policy=limit)) as watched:
+        watched.fault("npu0", "hot")
+        state = await watched.card("npu0", UNHEALTHY)
+        assert state.health.reason.endswith("above 90 °C")
+        watched.fault("npu0", "ok")
+        await watched.card("npu0", HEALTHY)
+        watched.settings = QUICK  # and without a limit it is nobody's business
+        watched.fault("npu0", "hot")
+        await watched.looks(5)
+        assert watched.record.value.cards[0].health.state is HEALTHY
+
+
 async def test_a_policy_is_followed_while_it_runs(root: Path) -> None:
     async with watching(root, settings=replace(QUICK, policy=health.Policy(failures=100))) as w:
         w.fault("npu0", "dead")

@@ -108,9 +108,14 @@ def test_free_core_of_a_partly_used_card_comes_before_a_whole_card() -> None:
     assert ids == ["U4_cores_0", "U4_cores_1", "U5_cores_1"]  # then behind its switch
 
 
+def test_partly_used_cards_come_before_neighbours() -> None:
+    free = but("U3_cores_0", "U5_cores_0", known=SINGLE)
+    assert chosen(2, free, known=SINGLE) == (["U3_cores_1", "U5_cores_1"], "spread")
+
+
 def test_fullest_card_comes_first() -> None:
-    free = but("U0_cores_0", *(f"U3_cores_{core}" for core in range(6)), known=CORES)
-    assert chosen(2, free, known=CORES) == (["U3_cores_6", "U3_cores_7"], "one card")
+    free = but("U0_cores_0", *(f"U1_cores_{core}" for core in range(6)), known=CORES)
+    assert chosen(2, free, known=CORES) == (["U1_cores_6", "U1_cores_7"], "one card")
 
 
 def test_cores_of_one_card_stay_together() -> None:
