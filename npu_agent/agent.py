@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,11 @@ class Agent:
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
         self.poller = Poller(config_file, widths(), effective)
-        self.inventory = Inventory(Host(host_root), FAMILIES, self._inventory_settings)
+        self.restarts: Counter[str] = Counter()
+        """How often each part failed and was started again."""
+        self.inventory = Inventory(
+            Host(host_root), FAMILIES, self._inventory_settings, self.restarts
+        )
         self.pod_resources = PodResources(
             socket_beside(directory), lambda: self._config.metrics.interval
         )
@@ -90,7 +95,7 @@ class Agent:
         """Runs until `stop` is set, then ends within a second."""
         async with asyncio.TaskGroup() as parts:
             rest = [
-                parts.create_task(keep_running(name, run))
+                parts.create_task(keep_running(name, run, self.restarts))
                 for name, run in (
                     ("inventory", self.inventory.run),
                     ("pod resources", self.pod_resources.run),
@@ -100,7 +105,9 @@ class Agent:
                 )
             ]
             sessions = [
-                parts.create_task(keep_running(f"plugin {s.status.value.resource}", s.run))
+                parts.create_task(
+                    keep_running(f"plugin {s.status.value.resource}", s.run, self.restarts)
+                )
                 for s in self.sessions
             ]
             await stop.wait()

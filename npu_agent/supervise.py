@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from npu_agent.backoff import Backoff
@@ -14,8 +15,10 @@ _STEADY = 60.0
 """Seconds a part has to run before its next failure counts as the first one again."""
 
 
-async def keep_running(part: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Runs `run` until cancelled, again whenever it fails or ends.
+async def keep_running(
+    part: str, run: Callable[[], Awaitable[None]], restarts: Counter[str] | None = None
+) -> None:
+    """Runs `run` until cancelled, again whenever it fails or ends; counts that in `restarts`.
 
     The one place where any exception is caught: a fault in one part takes no other part down.
     """
@@ -29,6 +32,8 @@ async def keep_running(part: str, run: Callable[[], Awaitable[None]]) -> None:
             log.exception("a part failed and will be started again", part=part)
         else:
             log.error("a part ended and will be started again", part=part)
+        if restarts is not None:
+            restarts[part] += 1
         if loop.time() - since > _STEADY:
             pause.reset()
         await asyncio.sleep(pause.next())

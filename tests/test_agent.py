@@ -12,8 +12,15 @@ import grpc
 import pytest
 
 from npu_agent import simulator
-from npu_agent.agent import Agent, resources_of
-from npu_agent.config import Config, DisabledDevice, Effective, HealthConfig, ResourceSpec
+from npu_agent.agent import Agent, resources_of, widths
+from npu_agent.config import (
+    Config,
+    DisabledDevice,
+    Effective,
+    HealthConfig,
+    ResourceSpec,
+    load,
+)
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from tests.plugin.client import Client
 from tests.plugin.helpers import names, short_directory
@@ -40,11 +47,15 @@ class Node:
         simulator.apply_fault(self.root, card, fault)
 
     @asynccontextmanager
-    async def agent(self, **config: Any) -> AsyncIterator[Agent]:
-        """The agent in this process, which looks often."""
+    async def agent(self, config_file: Path | None = None, **config: Any) -> AsyncIterator[Agent]:
+        """The agent in this process, which looks often; configured by a file, or by these keys."""
         settings = {"health": HealthConfig(interval=0.05), "plugin_dir": str(self.plugins)}
         effective = Effective(Config(**{**settings, **config}), {})
-        agent = Agent(effective, host_root=self.root, node_name="this-node")
+        if config_file:
+            effective = load(config_file, widths())
+        agent = Agent(
+            effective, host_root=self.root, node_name="this-node", config_file=config_file
+        )
         stop = asyncio.Event()
         running = asyncio.create_task(agent.run(stop))
         try:
@@ -71,7 +82,7 @@ async def node() -> AsyncIterator[Node]:
     with short_directory() as directory:
         plugins = directory / "plugins"
         plugins.mkdir()
-        kubelet = StandInKubelet(plugins)
+        kubelet = StandInKubelet(plugins, directory / "pod-resources")
         await kubelet.start()
         yield Node(directory / "host", plugins, kubelet)
         await kubelet.stop()

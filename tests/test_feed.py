@@ -7,8 +7,9 @@ from npu_agent.feed import Feed
 
 
 async def collect(feed: Feed[int], into: list[int]) -> None:
-    async for value in feed.watch():
-        into.append(value)  # noqa: PERF401 (seen while it goes on)
+    async with asyncio.timeout(30):
+        async for value in feed.watch():
+            into.append(value)  # noqa: PERF401 (seen while it goes on)
 
 
 async def turns(count: int = 5) -> None:

@@ -18,6 +18,7 @@ from npu_agent.reader import HungError, Reader
 from npu_agent.supervise import keep_running
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Mapping
 
     from npu_agent.devices.families import Family
@@ -77,12 +78,14 @@ class Inventory:
         host: Host,
         families: Mapping[str, Family],
         settings: Callable[[], Settings] = Settings,
+        restarts: Counter[str] | None = None,
     ) -> None:
-        """`settings` is asked anew before each look."""
+        """`settings` is asked anew before each look; `restarts` counts watches that failed."""
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self._host = host
         self._families = tuple(families.values())
         self._settings = settings
+        self._restarts = restarts
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._scanned = False
         self._trouble: Oddity | None = None
@@ -134,7 +137,9 @@ class Inventory:
                 fresh.card, fresh.course, fresh.reading = seen.card, seen.course, seen.reading
             self._seen[key] = fresh
             # Kept running one by one: a fault at one card does not stop the watch of the others.
-            watch = keep_running(f"watch of {entry.name}", partial(self._watch, fresh))
+            watch = keep_running(
+                f"watch of {entry.name}", partial(self._watch, fresh), self._restarts
+            )
             fresh.task = watches.create_task(watch)
 
     async def _watch(self, seen: _Seen) -> None:

@@ -72,7 +72,7 @@ def put(path: Path, content: bytes | str | None) -> None:
         path.write_bytes(content)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(
     st.fixed_dictionaries({}, optional=dict.fromkeys(MANAGEMENT, CONTENT)),
     st.fixed_dictionaries({}, optional=dict.fromkeys(PCI, CONTENT)),
@@ -124,7 +124,7 @@ def check_reading(reading: Reading) -> None:
         assert highest is None or isinstance(highest, float)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1)))
 def test_only_management_entries_are_entries(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as temporary:

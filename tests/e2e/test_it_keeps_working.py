@@ -253,9 +253,10 @@ def watched(node: Node) -> Iterator[list[tuple[int, int]]]:
     try:
         yield seen
     finally:
-        watch.terminate()
+        # Not `watch` itself: that is what entered the namespaces, and kubectl would outlive it.
+        subprocess.run(["pkill", "-f", " ".join(command)], check=True)
         watch.wait(10)
-        collecting.join(10)
+        collecting.join(30)  # it reads to the end first
         watch.stdout.close()
 
 

@@ -1,0 +1,160 @@
+"""What lasts: parts that fail come back, and nothing grows with restarts and allocations."""
+
+import asyncio
+import gc
+import logging
+import threading
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_agent.backoff import Backoff
+from npu_agent.plugin import session
+from tests.plugin.client import Client, allocation
+from tests.plugin.helpers import names
+from tests.test_agent import DEADLINE, NPU, UUIDS, Node, node
+
+__all__ = ["node"]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every back-off is short: what is counted is how often, not how long."""
+    monkeypatch.setattr(Backoff, "next", lambda self: 0.001)  # noqa: ARG005
+    monkeypatch.setattr(session, "_LOOK_EVERY", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("part", "where", "method"),
+    [
+        ("inventory", "inventory", "_reconcile"),
+        ("devices", "publisher", "_lists"),
+        (f"plugin {NPU}", "session", "_until_lost"),
+        ("config", "poller", "_once"),
+        ("pod resources", "pod_resources", "_interval"),
+    ],
+)
+@pytest.mark.usefixtures("hurried")
+async def test_a_part_that_fails_comes_back_and_takes_no_other_down(
+    node: Node,
+    part: str,
+    where: str,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    node.cards("warboy=2")
+    config = node.root.parent / "config.yaml"
+    config.write_text(f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n")
+    async with node.agent(config_file=config) as agent:
+        await node.listed(2)
+        broken = agent.sessions[0] if where == "session" else getattr(agent, where)
+
+        def fail(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("out of order")
+
+        monkeypatch.setattr(broken, method, fail)
+        async with asyncio.timeout(DEADLINE):
+            while agent.restarts[part] < 3:
+                node.fault("npu0", "dead" if agent.restarts[part] % 2 else "ok")
+                agent.poller.look()
+                agent.pod_resources.ask()
+                if where == "session" and node.kubelet.plugins.value[NPU].connected:
+                    node.kubelet.hang_up(NPU)
+                await asyncio.sleep(0.01)
+        monkeypatch.undo()
+        node.fault("npu0", "dead")
+        await node.told(lambda p: p.connected and (UUIDS[0], "Unhealthy") in p.devices)
+        assert set(agent.restarts) == {part}
+    assert "a part failed and will be started again" in caplog.text
+    assert "out of order" in caplog.text
+
+
+@pytest.fixture
+def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest keeps every log record of a test, which would count as a leak."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+
+
+def counts() -> Counter[str]:
+    """What a leak would make grow: open files, threads, tasks, and objects."""
+    gc.collect()
+    return Counter(
+        files=len(list(Path("/proc/self/fd").iterdir())),
+        threads=threading.active_count(),
+        tasks=len(asyncio.all_tasks()),
+        objects=len(gc.get_objects()),
+    )
+
+
+async def until_back_at(before: Counter[str], spare: int) -> None:
+    """Waits until all that is counted is where it was, but for `spare` objects.
+
+    What is just under way (a look at a card, a question to the kubelet) ends by itself.
+    """
+    grown = counts() - before
+    async with asyncio.timeout(DEADLINE):
+        while set(grown) - {"objects"} or grown["objects"] > spare:
+            await asyncio.sleep(0.01)
+            grown = counts() - before
+
+
+@pytest.mark.usefixtures("hurried", "unheard")
+async def test_nothing_grows_over_200_kubelet_restarts(node: Node) -> None:
+    node.cards("warboy=2")
+    async with node.agent():
+        await node.listed(2)
+
+        async def restart(times: int) -> None:
+            for _ in range(times):
+                before = node.kubelet.plugins.value[NPU].endpoint
+                await node.kubelet.stop()
+                await node.kubelet.start()
+                await node.told(
+                    lambda p, b=before: p.endpoint != b and len(p.healthy()) == 2  # type: ignore[misc]
+                )
+
+        await restart(20)  # caches fill
+        before = counts()
+        await restart(200)
+        await until_back_at(before, spare=199)  # less than one object a restart
+        assert len([n for n in names(node.plugins) if n.endswith(".sock")]) == 2
+
+
+@pytest.mark.usefixtures("hurried", "unheard")
+async def test_nothing_grows_over_10_000_allocations(node: Node) -> None:
+    node.cards("warboy=2")
+    async with node.agent():
+        plugin = await node.listed(2)
+        with closing(Client(node.plugins / plugin.endpoint)) as client:
+            request = allocation(*UUIDS)
+
+            def allocate(times: int) -> None:
+                for _ in range(times):
+                    client.call("Allocate", request)
+
+            await asyncio.to_thread(allocate, 500)
+            before = counts()
+            await asyncio.to_thread(allocate, 10_000)
+            await until_back_at(before, spare=999)  # less than one for ten calls
+
+
+async def test_an_edit_is_followed_and_no_core_is_doubled(tmp_path: Path, node: Node) -> None:
+    config = tmp_path / "config.yaml"
+    text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\nmetrics: {{interval: 1}}\n"
+    config.write_text(text)
+    node.cards("warboy=2")
+    async with node.agent(config_file=config) as agent:
+        await node.listed(2)
+        grant = await node.kubelet.allocate(NPU, 1)
+        (whole,) = grant.ids
+        config.write_text(text + "defaultPe: Single\n")
+        agent.poller.look()
+        plugin = await node.told(lambda p: len(p.devices) == 4 and len(p.healthy()) == 2)
+        assert not any(id_.startswith(whole) for id_ in plugin.healthy())
+        node.kubelet.release(NPU, grant.ids)
+        agent.pod_resources.ask()
+        await node.told(lambda p: len(p.healthy()) == 4)
