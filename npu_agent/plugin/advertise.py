@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from npu_agent.devices.families import FAMILIES, Family
-from npu_agent.devices.model import Card, CardState, CoreRange, Snapshot, State
+from npu_agent.devices.model import Card, CardState, CoreRange, Health, Snapshot, State
 
 LONGEST_ID = 63
 """The kubelet's limit for a device ID."""
@@ -88,10 +89,10 @@ def advertise(
     widths = dict(resource.widths)
     unwanted = {word.lower() for word in disabled}
     return tuple(
-        _device(state, family, cores)
+        device
         for state in snapshot.cards
-        if (family := FAMILIES[state.card.family]).name in widths and not unwanted & _names(state)
-        for cores in _parts(family, widths[family.name])
+        if state.card.family in widths and not (unwanted and unwanted & _names(state))
+        for device in _devices(state.id, state.card, state.health, widths[state.card.family])
     )
 
 
@@ -114,19 +115,24 @@ def _names(state: CardState) -> set[str]:
     return {n.lower() for n in (card.name, card.uuid, card.pci_bus_id, state.id) if n}
 
 
-def _parts(family: Family, width: int) -> tuple[CoreRange, ...]:
-    """The card cut into devices of `width` cores."""
+@lru_cache(4096)
+def _devices(card_id: str, card: Card, health: Health, width: int) -> tuple[Device, ...]:
+    """The card cut into devices of `width` cores.
+
+    Kept, because a Snapshot differs from the one before in one card or, mostly, in readings only:
+    so one change among many devices costs that card's.
+    """
+    family = FAMILIES[card.family]
     return tuple(
-        CoreRange(first, first + width - 1)
+        _device(card_id, card, health, family, CoreRange(first, first + width - 1))
         for first in range(0, family.core_count - width + 1, width)
     )
 
 
-def _device(state: CardState, family: Family, cores: CoreRange) -> Device:
-    card = state.card
+def _device(card_id: str, card: Card, health: Health, family: Family, cores: CoreRange) -> Device:
     whole = len(cores) == family.core_count
     covering, uncovered = cover(card, family, cores)
-    healthy, reason = state.health.state is not State.UNHEALTHY, state.health.reason
+    healthy, reason = health.state is not State.UNHEALTHY, health.reason
     if healthy and uncovered:
         node = family.core_node(card.index, CoreRange(uncovered[0], uncovered[0]))
         healthy, reason = False, f"no device node for core {uncovered[0]}: /dev/{node} is missing"
@@ -136,8 +142,8 @@ def _device(state: CardState, family: Family, cores: CoreRange) -> Device:
         *(family.core_node(card.index, r) for r in family.core_ranges if cores.includes(r)),
     )
     return Device(
-        id=device_id(state.id, None if whole else cores),
-        card_id=state.id,
+        id=device_id(card_id, None if whole else cores),
+        card_id=card_id,
         cores=cores,
         name=card.name if whole else f"{card.name}pe{cores}",
         healthy=healthy,

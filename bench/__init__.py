@@ -1,0 +1,1 @@
+"""The figures of the agent, measured from outside: ``python -m bench``."""
