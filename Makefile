@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PROTOS := .venv-protos
-CHECKED := npu_agent tests bench
+# Tests start the agent many times: without compiled files each start takes half a second longer.
+unexport PYTHONDONTWRITEBYTECODE
+CHECKED := npu_agent protos tests bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format protos protos-check lock e2e bench cluster clean
+.PHONY: help demo test test-pythons lint format protos protos-check lock e2e bench cluster clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
@@ -23,7 +25,10 @@ demo: $(VENV)/ready ## the whole agent on simulated cards with a stand-in for th
 	@$(BIN)/npu-agent demo $(ARGS)
 
 test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
-	$(BIN)/python -m pytest --ignore=tests/e2e $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --ignore=tests/e2e $(ARGS)
+
+test-pythons: $(VENV)/ready ## the same on every supported Python that is installed
+	$(BIN)/python tests/pythons.py --numprocesses auto --ignore=tests/e2e $(ARGS)
 
 lint: $(VENV)/ready protos-check ## format, lint, types, layers, generated code
 	$(BIN)/ruff format --check $(CHECKED)

@@ -36,7 +36,7 @@ def generate(target: Path) -> None:
             *map(str, protos),
         ],
         check=True,
-        stderr=subprocess.DEVNULL,  # the plugin chats on stderr; protoc's own errors set the exit code
+        stderr=subprocess.DEVNULL,  # the plugin chats there; protoc's errors set the exit code
     )
     (target / "__init__.py").write_text(INIT)
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent import files
-from npu_agent.assignments import SETTLED, Holdings
+from npu_agent.assignments import SETTLED, Assignment, Holdings
 from npu_agent.devices.model import Snapshot
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import logger
 from npu_agent.plugin import cdi
-from npu_agent.plugin.advertise import Resource, advertise
+from npu_agent.plugin.advertise import Resource, advertise, split_id
 from npu_agent.plugin.occupancy import Held, reserve
 from npu_agent.plugin.service import Devices
 
@@ -81,6 +81,7 @@ class Publisher:
         self._since = 0.0
         """When the shapes or the owner changed last; seconds of `time.monotonic`."""
         self._spec_trouble: str | None = None
+        self._missing: set[Assignment] = set()
         self._starting: dict[tuple[str, str], float] = {}
         """When (resource, device) was allocated, for those that pod-resources may not show yet."""
         self._cdi_file = cdi_file
@@ -129,6 +130,7 @@ class Publisher:
                     self._ask()
                 self._shapes = shapes
             lists = self._lists(snapshot, wanted, holdings)
+            self._report_missing(lists, holdings)
             lists = await self._with_specs(lists)
             for name, devices in lists.items():
                 self.devices[name].publish(devices)
@@ -174,6 +176,23 @@ class Publisher:
                 for device in devices
             )
         return lists
+
+    def _report_missing(self, lists: Mapping[str, Devices], holdings: Holdings) -> None:
+        """Tells of cards that went from under a running Pod, and of their return."""
+        cards = {device.card_id for devices in lists.values() for device in devices}
+        missing = {
+            one
+            for one in holdings.assignments
+            if one.resource in lists and split_id(one.device)[0] not in cards
+        }
+        for one in sorted(missing - self._missing):
+            pod = f"{one.namespace}/{one.pod}"
+            log.warning(
+                "a running Pod holds a device that is no longer listed", pod=pod, device=one.device
+            )
+        for one in sorted(self._missing - missing):
+            log.info("the device is listed again, or its Pod has ended", device=one.device)
+        self._missing = missing
 
     def _knows(self, holdings: Holdings) -> bool:
         """Whether the kubelet has said who holds what since the shapes, or the owner, changed."""

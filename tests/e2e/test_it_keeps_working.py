@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import threading
 import time
@@ -187,6 +188,31 @@ def test_the_kubelet_is_away_for_a_minute(node: Node) -> None:
     waited = node.cluster.logs(node.agent_pods()[0]["metadata"]["name"], NAMESPACE)
     assert waited.count("not registered: trying again") < 5
     node.run("next", 1)
+
+
+def test_the_kubelet_hangs_for_a_minute(node: Node) -> None:
+    node.run("steady", 1)
+    held, before = node.held()["steady"], agents(node)
+    node.cluster.signal_kubelet(signal.SIGSTOP)
+    try:
+        time.sleep(60)  # the scenario itself
+    finally:
+        node.cluster.signal_kubelet(signal.SIGCONT)
+    node.cluster.wait_for("the Node to be ready", lambda: ready(node), 2 * SOON)
+    node.wait_allocatable(2)
+    # It never let go of the agent, and the agent did not ask it to.
+    log = node.cluster.logs(node.agent_pods()[0]["metadata"]["name"], NAMESPACE)
+    assert "lost the kubelet" not in log.split("allocated resource")[-1]
+    assert agents(node) == before
+    assert node.held()["steady"] == held
+    node.run("next", 1)
+
+
+def ready(node: Node) -> bool:
+    """Whether the Node is Ready, and nothing keeps Pods away from it."""
+    found = node.cluster.get("node", node.name)
+    conditions = {c["type"]: c["status"] for c in found["status"]["conditions"]}
+    return conditions["Ready"] == "True" and not found["spec"].get("taints")
 
 
 def test_the_agent_is_killed_under_running_pods(node: Node) -> None:

@@ -215,6 +215,27 @@ async def test_the_shape_is_recorded_once_nobody_holds_the_old_one(tmp_path: Pat
                 await asyncio.sleep(0.001)
 
 
+async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "npu_agent.plugin.publisher")
+    room = Room(tmp_path)
+    card = room.card.id
+    async with room.running():
+        room.says(card)
+        await room.until(lambda d: d == {card: True})
+        room.snapshots.publish(Snapshot((), complete=True))
+        await room.until(lambda d: not d)
+        room.says(card)
+        room.snapshots.publish(Snapshot((room.card,), complete=True))
+        await room.until(lambda d: d == {card: True})
+    assert [record.message for record in caplog.records] == [
+        "a running Pod holds a device that is no longer listed",
+        "the device is listed again, or its Pod has ended",
+    ]
+    assert caplog.records[0].fields == {"pod": "team/train", "device": card}  # type: ignore[attr-defined]
+
+
 async def test_cdi_specs_are_there_before_the_device_is_offered(tmp_path: Path) -> None:
     room = Room(tmp_path, by_cdi=True)
     async with room.running():
