@@ -89,14 +89,27 @@ class PodResources:
         self._socket = socket
         self._interval = interval
         self._at_once = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wanted_by = 0.0
 
     def ask(self) -> None:
         """Has the kubelet asked now."""
         self._at_once.set()
 
     def ask_soon(self) -> None:
-        """Has it asked when a container that was just given devices can be expected there."""
-        asyncio.get_running_loop().call_later(SETTLED, self.ask)
+        """Has it asked when a container that was just given devices can be expected there.
+
+        However many are: once a second at most.
+        """
+        self._wanted_by = time.monotonic() + SETTLED
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SETTLED, self._soon)
+
+    def _soon(self) -> None:
+        self._timer = None
+        self.ask()
+        if self._wanted_by > time.monotonic():
+            self.ask_soon()  # somebody was given something since: this answer may not have it
 
     async def run(self) -> None:
         """Asks until cancelled."""

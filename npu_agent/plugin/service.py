@@ -162,6 +162,7 @@ class DevicePlugin:
         granted = [id_ for container in ids for id_ in container]
         self._allocated(self._resource, granted)
         await stream.send_message(_Ready(body))
+        await stream.send_trailing_metadata()  # a Pod waits for it; the log can wait
         log.info("allocated", resource=self._resource, devices=",".join(granted))
 
     async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, _Ready]) -> None:
