@@ -217,7 +217,8 @@ async def test_kubelet_restarts(room: Room, said: Callable[[], list[str]]) -> No
         after = await room.registered(after=before.endpoint)
         assert len(after.healthy()) == 2
         assert before.endpoint not in names(room.directory)
-        await until(one, lambda s: s.phase is Phase.REGISTERED and s.registrations == 2)
+        # More than twice where the kubelet is slow to put the old stream away (`runClient`).
+        await until(one, lambda s: s.phase is Phase.REGISTERED and s.registrations >= 2)
         assert said()[:2] == ["registered", "lost the kubelet: registering again: its stream ended"]
         assert said()[-1] == "registered"
 
