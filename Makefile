@@ -25,10 +25,10 @@ demo: $(VENV)/ready ## the whole agent on simulated cards with a stand-in for th
 	@$(BIN)/npu-agent demo $(ARGS)
 
 test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
-	$(BIN)/python -m pytest --numprocesses auto --ignore=tests/e2e $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/e2e $(ARGS)
 
 test-pythons: $(VENV)/ready ## the same on every supported Python that is installed
-	$(BIN)/python tests/pythons.py --numprocesses auto --ignore=tests/e2e $(ARGS)
+	$(BIN)/python tests/pythons.py --ignore=tests/e2e $(ARGS)
 
 lint: $(VENV)/ready protos-check ## format, lint, types, layers, generated code
 	$(BIN)/ruff format --check $(CHECKED)

@@ -13,7 +13,7 @@ from npu_agent import __version__, logs
 from npu_agent.assignments import PodResources, socket_beside
 from npu_agent.config import Config, Effective, Poller, disabled_for
 from npu_agent.devices import health, inventory
-from npu_agent.devices.families import FAMILIES
+from npu_agent.devices.families import FAMILIES, widths
 from npu_agent.devices.host import Host
 from npu_agent.devices.inventory import Inventory
 from npu_agent.feed import Feed
@@ -151,11 +151,6 @@ class Agent:
                 max_temperature=config.health.max_temperature,
             ),
         )
-
-
-def widths() -> dict[str, tuple[int, ...]]:
-    """For each family, how many cores a device can have: what the config is checked against."""
-    return {family.name: family.widths for family in FAMILIES.values()}
 
 
 def resources_of(config: Config) -> tuple[Resource, ...]:

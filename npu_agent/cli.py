@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_agent import __version__, config, logs
+from npu_agent.devices.families import widths
 
 if TYPE_CHECKING:
     from npu_agent.assignments import Assignment
@@ -123,22 +124,16 @@ def _host_root(args: argparse.Namespace) -> Path:
     return root
 
 
-def _widths() -> dict[str, tuple[int, ...]]:
-    from npu_agent.devices.families import FAMILIES
-
-    return {family.name: family.widths for family in FAMILIES.values()}
-
-
 def _effective(args: argparse.Namespace) -> config.Effective:
     """The configuration that the options ask for; sets logging up by it."""
-    effective = config.from_args(args, _widths())
+    effective = config.from_args(args, widths())
     logs.setup(effective.config.log.level, effective.config.log.format)
     return effective
 
 
 def _quiet(args: argparse.Namespace) -> None:
     """Logging of the commands for people: only what is wrong, unless they ask for more."""
-    log = config.from_args(args, _widths())
+    log = config.from_args(args, widths())
     default = log.origins["log.level"] == "default"
     logs.setup("error" if default else log.config.log.level, log.config.log.format)
 
@@ -231,13 +226,13 @@ def _allocations(args: argparse.Namespace) -> int:
 
 
 def _config_check(args: argparse.Namespace) -> int:
-    config.load(args.file, _widths())
+    config.load(args.file, widths())
     print(f"{args.file}: good")
     return 0
 
 
 def _config_show(args: argparse.Namespace) -> int:
-    print(config.show(config.from_args(args, _widths())), end="")
+    print(config.show(config.from_args(args, widths())), end="")
     return 0
 
 

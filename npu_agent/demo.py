@@ -18,8 +18,9 @@ from typing import Any
 from grpclib.exceptions import GRPCError
 
 from npu_agent import logs, simulator
-from npu_agent.agent import Agent, widths
+from npu_agent.agent import Agent
 from npu_agent.config import load
+from npu_agent.devices.families import widths
 from npu_agent.plugin.advertise import split_id
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from npu_agent.assignments import Assignment
 from npu_agent.devices.families import FAMILIES
 from npu_agent.devices.model import CardState, Snapshot, State
+from npu_agent.plugin.advertise import split_id
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +38,7 @@ def cards_table(snapshot: Snapshot, assignments: Iterable[Assignment] = ()) -> T
     """The cards for people; the column of Pods only where some are known."""
     pods: dict[str, list[str]] = {}
     for assignment in assignments:
-        card_id = assignment.device.partition("_cores_")[0]
+        card_id, _ = split_id(assignment.device)
         pods.setdefault(card_id, []).append(f"{assignment.namespace}/{assignment.pod}")
     columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
     if pods:

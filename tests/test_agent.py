@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from npu_agent import simulator
-from npu_agent.agent import Agent, resources_of, widths
+from npu_agent.agent import Agent, resources_of
 from npu_agent.config import (
     Config,
     DisabledDevice,
@@ -21,6 +21,7 @@ from npu_agent.config import (
     ResourceSpec,
     load,
 )
+from npu_agent.devices.families import widths
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from tests.plugin.client import Client
 from tests.plugin.helpers import names, short_directory

@@ -175,13 +175,12 @@ class Inventory:
             else:
                 verdict, card = await self._look(reader, seen.entry, card, trouble)
                 before = seen.course
-                fresh = before is None or known is None or not _same(known, card)
-                if seen.reading and not fresh:
-                    heat = seen.reading.temperature()
-                    verdict = health.with_heat(verdict, heat, before, settings.policy)
                 if before is None or known is None or not _same(known, card):
                     course, seen.reading = health.begin(verdict, time.time()), None
                 else:
+                    if seen.reading:
+                        heat = seen.reading.temperature()
+                        verdict = health.with_heat(verdict, heat, before, settings.policy)
                     course = health.step(before, verdict, settings.policy, time.time())
                 if before is None or before.health != course.health:
                     read_at = 0.0  # readings and health should tell the same story

@@ -14,4 +14,10 @@ FAMILIES: dict[str, Family] = {
 }
 """Every known family by name, in the order in which they are looked for."""
 
-__all__ = ["FAMILIES", "Family"]
+
+def widths() -> dict[str, tuple[int, ...]]:
+    """For each family, how many cores a device can have: what the config is checked against."""
+    return {family.name: family.widths for family in FAMILIES.values()}
+
+
+__all__ = ["FAMILIES", "Family", "widths"]
