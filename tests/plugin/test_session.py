@@ -27,13 +27,14 @@ DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
 CARDS = devices(state(index=0, id_="UUID-A"), state(index=1, id_="UUID-B"))
 QUICK = {
-    "_REGISTER_DEADLINE": 0.3,
-    "_CONNECT_DEADLINE": 0.1,
+    "_REGISTER_DEADLINE": DEADLINE,
+    "_CONNECT_DEADLINE": DEADLINE,
     "_LOOK_EVERY": 0.01,
     "_RETRY_FIRST": 0.005,
     "_RETRY_LONGEST": 0.02,
     "_FICKLE_LONGEST": 0.1,
 }
+"""Pauses are short, deadlines are not: a test that waits for one to pass makes it short itself."""
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Room:
     directory: Path
     kubelet: StandInKubelet
     devices: Feed[Devices] = field(default_factory=lambda: Feed(CARDS))
+    one: Session | None = None
 
     def session(self) -> Session:
         return Session(
@@ -55,7 +57,7 @@ class Room:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Session]:
-        one = self.session()
+        one = self.one = self.session()
         task = asyncio.create_task(one.run())
         try:
             yield one
@@ -68,8 +70,11 @@ class Room:
         return await self.kubelet.until(RESOURCE, condition, DEADLINE)
 
     async def registered(self, after: str = "") -> Plugin:
-        """Waits until the kubelet has a list, from another socket than `after`."""
-        return await self.told(lambda p: p.connected and p.messages > 0 and p.endpoint != after)
+        """Waits until the kubelet has a list, from another socket than `after`, and we know it."""
+        plugin = await self.told(lambda p: p.connected and p.messages > 0 and p.endpoint != after)
+        if self.one:
+            await until(self.one, lambda s: s.phase is Phase.REGISTERED)
+        return plugin
 
 
 @pytest.fixture
@@ -87,7 +92,17 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in QUICK.items():
         monkeypatch.setattr(session, name, value)
     monkeypatch.setattr(ownership, "_TRY_EVERY", 0.005)
-    monkeypatch.setattr(ownership, "_SETTLE", 0.005)
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that count registrations: the kubelet has time to put the old stream away.
+
+    It lets go of whichever registration it has when a stream ends (`runClient`).
+    """
+    monkeypatch.setattr(session, "_RETRY_FIRST", 0.3)
+    monkeypatch.setattr(session, "_FICKLE_LONGEST", 0.3)
+    monkeypatch.setattr(ownership, "_SETTLE", 0.3)
 
 
 @pytest.fixture
@@ -237,6 +252,7 @@ async def test_kubelet_stays_away_for_long(
         await room.registered(after=before.endpoint)
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_kubelet_hangs_up(room: Room) -> None:
     await room.kubelet.start()
     async with room.running():
@@ -246,6 +262,7 @@ async def test_kubelet_hangs_up(room: Room) -> None:
         assert room.kubelet.calls == 2
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_own_socket_is_removed(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
@@ -256,8 +273,7 @@ async def test_own_socket_is_removed(
         (room.directory / before.endpoint).unlink()
         after = await room.registered(after=before.endpoint)
         assert after.endpoint in names(room.directory)
-        # The stream of the socket before had ended in time: the kubelet lets go of whichever
-        # registration it has when a stream ends (`runClient`).
+        # The stream of the socket before had ended in time.
         await looks.more(5)
         assert room.kubelet.calls == 2
         assert said() == [
@@ -294,12 +310,16 @@ async def test_register_is_refused(
         assert said()[1:] == ["registered"]
 
 
-async def test_register_is_never_answered(room: Room, said: Callable[[], list[str]]) -> None:
+async def test_register_is_never_answered(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(session, "_REGISTER_DEADLINE", 0.3)
     room.kubelet.answers = False
     await room.kubelet.start()
     async with room.running() as one:
         status = await until(one, lambda s: bool(s.reason))
         assert status.reason == "the kubelet does not answer Register within 0.3 s"
+        monkeypatch.setattr(session, "_REGISTER_DEADLINE", DEADLINE)
         room.kubelet.answers = True
         await room.registered()
         assert said() == [f"not registered: trying again: {status.reason}", "registered"]
@@ -316,7 +336,10 @@ async def test_end_while_register_is_not_answered(room: Room) -> None:
     assert not [name for name in names(room.directory) if name.startswith("npu-")]
 
 
-async def test_registered_but_nobody_asks(room: Room, said: Callable[[], list[str]]) -> None:
+async def test_registered_but_nobody_asks(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(session, "_CONNECT_DEADLINE", 0.1)
     room.kubelet.asks = False
     await room.kubelet.start()
     async with room.running() as one:
@@ -324,6 +347,7 @@ async def test_registered_but_nobody_asks(room: Room, said: Callable[[], list[st
         assert status.phase is Phase.REGISTERING
         assert status.reason == "registered, but the kubelet asks for no devices within 0.1 s"
         assert status.registrations == 0
+        monkeypatch.setattr(session, "_CONNECT_DEADLINE", DEADLINE)
         room.kubelet.asks = True
         await room.registered()
         assert said() == [f"not registered: trying again: {status.reason}", "registered"]
@@ -479,6 +503,7 @@ async def test_all_cards_vanish_and_the_stream_stays(room: Room) -> None:
         assert one.status.value.registrations == 1
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_second_agent_stands_by_harms_nothing_and_takes_over(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
@@ -503,6 +528,7 @@ async def test_second_agent_stands_by_harms_nothing_and_takes_over(
         await until(second, lambda s: s.phase is Phase.REGISTERED)
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_fickle_kubelet_is_asked_less_and_less(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
@@ -510,7 +536,7 @@ async def test_fickle_kubelet_is_asked_less_and_less(
 
     class Recorded(Backoff):
         def next(self) -> float:
-            if self.longest == QUICK["_FICKLE_LONGEST"]:
+            if self.longest == session._FICKLE_LONGEST:
                 pauses.append(self.tries)
             return Backoff.next(self)
 
@@ -529,6 +555,7 @@ async def test_fickle_kubelet_is_asked_less_and_less(
     assert len(said()) == 2 * room.kubelet.calls - 1
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_our_socket_is_removed_again_and_again(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,7 +563,7 @@ async def test_our_socket_is_removed_again_and_again(
 
     class Recorded(Backoff):
         def next(self) -> float:
-            if self.longest == QUICK["_FICKLE_LONGEST"]:
+            if self.longest == session._FICKLE_LONGEST:
                 tries.append(self.tries)
             return Backoff.next(self)
 
