@@ -35,7 +35,15 @@ _HWMON = {
 
 
 class NotServedError(Exception):
-    """An entry that is not a card we serve; the message says why."""
+    """An entry that is not a card we serve; the message says why.
+
+    Attributes:
+        sample: whether it is an FPGA sample of the family.
+    """
+
+    def __init__(self, message: str, *, sample: bool = False) -> None:
+        super().__init__(message)
+        self.sample = sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,9 @@ class Host:
         family, directory = entry.family, str(entry.path)
         platform = parse.text(_read(f"{directory}/platform_type"))
         if platform == "VITIS":
-            raise NotServedError("an FPGA sample (platform_type VITIS): these are not handed out")
+            raise NotServedError(
+                "an FPGA sample (platform_type VITIS): these are not handed out", sample=True
+            )
         if platform not in (None, "FuriosaAI"):
             raise NotServedError(f"platform_type is {platform!r} and not FuriosaAI")
         device_type = parse.text(_read(f"{directory}/device_type"))

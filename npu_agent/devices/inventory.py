@@ -52,13 +52,18 @@ class _Seen:
     card: Card | None = None
     course: health.Course | None = None
     reading: Reading | None = None
-    odd: str | None = None
+    odd: Oddity | None = None
     looked: bool = False
 
-    def forget(self, why: str) -> None:
+    def forget(self, why: str, cause: Exception | None = None) -> None:
         """Nothing is known of the card, or not any more."""
         self.card = self.course = self.reading = None
-        self.odd, self.looked = why, True
+        told = isinstance(cause, NotServedError)
+        sample = (
+            self.entry.family.name if isinstance(cause, NotServedError) and cause.sample else None
+        )
+        self.odd = Oddity(str(self.entry.path), why, unread=not told, sample_of=sample)
+        self.looked = True
 
     def shown(self) -> tuple[object, ...]:
         """What a Snapshot shows of it."""
@@ -106,7 +111,8 @@ class Inventory:
                         # The cards that are known stay: that they cannot be listed is no proof
                         # that they have gone.
                         where = str(self._host.root / "sys/class")
-                        trouble = Oddity(where, f"cannot be searched for cards: {_said(error)}")
+                        reason = f"cannot be searched for cards: {_said(error)}"
+                        trouble = Oddity(where, reason, unread=True)
                     if self._trouble and not trouble:
                         log.info("looking for cards works again")
                     self._trouble = trouble
@@ -160,18 +166,18 @@ class Inventory:
         identify_at = read_at = 0.0
         while True:
             settings, now, shown = self._settings(), time.monotonic(), seen.shown()
-            card, trouble = known, ""
+            card, trouble, cause = known, "", None  # type: Card | None, str, Exception | None
             if now >= identify_at:
                 try:
                     look = partial(self._host.card, seen.entry)
                     found = await reader.call(look, deadline=READ_DEADLINE)
                 except (NotServedError, HungError, OSError) as error:
-                    trouble = _said(error)  # and the next look asks again
+                    trouble, cause = _said(error), error  # and the next look asks again
                 else:
                     card, proposed = _agreed(known, proposed, found)
                     identify_at = 0.0 if proposed else now + settings.interval
             if card is None:
-                seen.forget(trouble)
+                seen.forget(trouble, cause)
             else:
                 verdict, card = await self._look(reader, seen.entry, card, trouble)
                 before = seen.course
@@ -249,7 +255,7 @@ class Inventory:
             return  # outputs see the whole picture first, not a list that grows card by card
         known = [(seen.card, seen.course, seen.reading) for seen in all_seen if seen.card]
         ids = identify(tuple(card for card, _, _ in known))
-        odd = [Oddity(str(seen.entry.path), seen.odd) for seen in all_seen if seen.odd]
+        odd = [seen.odd for seen in all_seen if seen.odd]
         if self._trouble:
             odd.append(self._trouble)
         after = Snapshot(

@@ -100,6 +100,26 @@ class Sensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CoreReading:
+    """One look at one core; None where the driver does not say."""
+
+    core: int
+    """Counted from 0."""
+    utilization: float | None = None
+    """Per cent of its cycles spent on tasks since the look before, 0 to 100; 0 when not in use."""
+    frequency: int | None = None
+    """MHz."""
+    cycles: int | None = None
+    """Cycles counted so far."""
+    task_cycles: int | None = None
+    """Those of them spent on tasks."""
+    dram_total: int | None = None
+    """Bytes of the card's memory that the core's user may take."""
+    dram_used: int | None = None
+    """Bytes of it taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """One look at a card's telemetry. What could not be read is left out, never guessed."""
 
@@ -114,6 +134,8 @@ class Reading:
     clocks: tuple[tuple[str, int], ...] = ()
     """Clocks by the driver's name with its unit (``ne tensor (MHz)``)."""
     sensors: tuple[Sensor, ...] = ()
+    cores: tuple[CoreReading, ...] = ()
+    """Sorted by core; empty where the driver tells nothing of single cores."""
 
     def temperature(self) -> float | None:
         """The hottest sensor in °C."""
@@ -163,6 +185,10 @@ class Oddity:
     entry: str
     """Where it was seen, e.g. ``/sys/class/npu_mgmt/npu3_mgmt``."""
     reason: str
+    unread: bool = False
+    """It may be a card all the same: it could not be read, and is tried again and again."""
+    sample_of: str | None = None
+    """The family of which it is an FPGA sample."""
 
 
 @dataclass(frozen=True, slots=True)
