@@ -1,0 +1,200 @@
+"""An API server for one test, that answers what it is told to; certificates; kubeconfigs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+DEADLINE = 20.0
+"""Seconds; guards against hanging and measures nothing."""
+
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+NODE: dict[str, Any] = {
+    "kind": "PartialObjectMetadata",
+    "apiVersion": "meta.k8s.io/v1",
+    "metadata": {
+        "name": "n1",
+        "uid": "7b0c",
+        "resourceVersion": "42",
+        "labels": {"kubernetes.io/hostname": "n1", "npu.count": "2"},
+        "managedFields": [
+            {
+                "manager": "npu-agent",
+                "operation": "Apply",
+                "apiVersion": "v1",
+                "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:metadata": {"f:labels": {"f:npu.count": {}}}},
+            }
+        ],
+    },
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it came in."""
+
+    method: str
+    path: str
+    query: list[tuple[str, str]]
+    headers: dict[str, str]
+    body: bytes
+    connection: object
+    """The same one for requests on one connection."""
+
+
+class Server:
+    """Answers with `replies` in turn; with the last one for good."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.replies: list[Reply] = []
+        self.url = ""
+
+    @property
+    def tokens(self) -> list[str | None]:
+        """The Authorization of each request."""
+        return [asked.headers.get("Authorization") for asked in self.asked]
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(
+            Asked(
+                request.method,
+                request.path,
+                list(request.query.items()),
+                dict(request.headers),
+                await request.read(),
+                request.transport,
+            )
+        )
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        return await reply(request)
+
+
+@asynccontextmanager
+async def serving(*replies: Reply, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    server = Server()
+    server.replies = list(replies)
+    app = web.Application(client_max_size=2**24)
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    await site.start()
+    port = runner.addresses[0][1]
+    server.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+def says(
+    body: object, status: int = 200, headers: dict[str, str] | None = None, **kwargs: Any
+) -> Reply:
+    """JSON of `body`, or the text or bytes that it is."""
+    content = body if isinstance(body, str | bytes) else json.dumps(body)
+    data = content.encode() if isinstance(content, str) else content
+
+    async def reply(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=data, status=status, headers=headers, **kwargs)
+
+    return reply
+
+
+def status(code: int, message: str, **headers: str) -> Reply:
+    """A Status, as Kubernetes answers what it does not do."""
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return says({**body, "code": code}, code, named)
+
+
+async def hangs(_: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def drops(request: web.Request) -> web.StreamResponse:
+    """Ends the connection before there is an answer."""
+    assert request.transport
+    request.transport.close()
+    return web.Response()
+
+
+async def drops_amid(request: web.Request) -> web.StreamResponse:
+    """Ends the connection in the middle of the answer."""
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"kind": ')
+    assert request.transport
+    request.transport.close()
+    return response
+
+
+def kubeconfig(
+    directory: Path,
+    server: str,
+    *,
+    user: dict[str, Any] | None = None,
+    cluster: dict[str, Any] | None = None,
+) -> Path:
+    path = directory / "kubeconfig"
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server, **(cluster or {})}}],
+        "users": [{"name": "u", "user": {"token": "secret"} if user is None else user}],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A throw-away certificate authority, and a server's certificate that it has signed."""
+
+    directory: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.directory / "ca.crt"
+
+    def context(self) -> ssl.SSLContext:
+        """For a server on 127.0.0.1."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
+        return context
+
+
+def authority(directory: Path, names: str = "IP:127.0.0.1") -> Authority:
+    """Made by the openssl program; `names` are the server's."""
+    directory.mkdir(exist_ok=True)
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    # Without a key usage in the CA, as many tools make them.
+    _openssl(directory, "req", "-x509", *key, "-subj", "/CN=ca", "-days", "2",
+             "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
+    _openssl(directory, "req", *key, "-subj", "/CN=kube-apiserver",
+             "-keyout", "server.key", "-out", "server.csr")  # fmt: skip
+    (directory / "names").write_text(f"subjectAltName={names}\n")
+    _openssl(directory, "x509", "-req", "-in", "server.csr", "-days", "2", "-extfile", "names",
+             "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+             "-out", "server.crt")  # fmt: skip
+    return Authority(directory)
+
+
+def _openssl(directory: Path, *arguments: str) -> None:
+    done = subprocess.run(["openssl", *arguments], cwd=directory, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
