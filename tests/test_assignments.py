@@ -1,7 +1,9 @@
 """Who holds what, asked of a pod-resources server that behaves and of some that do not."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,18 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from npu_agent import assignments
-from npu_agent.assignments import Assignment, UnavailableError, decode, fetch, socket_beside
+from npu_agent.assignments import (
+    Assignment,
+    Holdings,
+    UnavailableError,
+    decode,
+    fetch,
+    socket_beside,
+)
 from npu_agent.rpc import UnixServer
 from npu_agent.wire import v1 as wire
 from tests.plugin.helpers import short_directory
+from tests.test_podresources import field
 
 NPU = "beta.furiosa.ai/npu"
 
@@ -56,10 +66,14 @@ ASSIGNED = (
 )
 
 
+Answering = Callable[[Stream[bytes, bytes]], Awaitable[None]]
+Reply = bytes | GRPCError | Answering | None
+
+
 class PodResources:
     """A kubelet's pod-resources API that answers `reply`, refuses, or never answers (None)."""
 
-    def __init__(self, reply: bytes | GRPCError | None) -> None:
+    def __init__(self, reply: Reply) -> None:
         self.reply = reply
 
     def __mapping__(self) -> dict[str, Handler]:
@@ -74,7 +88,39 @@ class PodResources:
             await asyncio.Event().wait()
         if isinstance(self.reply, GRPCError):
             raise self.reply
-        await stream.send_message(assignments._Raw(self.reply or b""))
+        if callable(self.reply):
+            await self.reply(stream)
+        else:
+            await stream.send_message(assignments._Raw(self.reply or b""))
+
+
+def says(*data: bytes, then: Answering | None = None) -> Answering:
+    """Answers with these bytes, as they are; then ends well, or does what `then` does."""
+
+    async def answering(stream: Stream[bytes, bytes]) -> None:
+        await stream.send_initial_metadata()
+        for part in data:
+            await stream._stream.send_data(part)
+        await (then or ends)(stream)
+
+    async def ends(stream: Stream[bytes, bytes]) -> None:
+        await stream._stream.send_headers([("grpc-status", "0")], end_stream=True)
+        stream._send_trailing_metadata_done = True
+
+    return answering
+
+
+async def hangs(_: Stream[bytes, bytes]) -> None:
+    await asyncio.Event().wait()
+
+
+async def hangs_up(stream: Stream[bytes, bytes]) -> None:
+    stream._stream.connection.close()
+
+
+def announced(length: int, *, compressed: bool = False) -> bytes:
+    """What comes before a message of that length."""
+    return struct.pack(">?I", compressed, length)
 
 
 @pytest.fixture
@@ -83,7 +129,7 @@ async def socket() -> AsyncIterator[Path]:
         yield directory / "kubelet.sock"
 
 
-async def ask(socket: Path, reply: bytes | GRPCError | None) -> tuple[Assignment, ...]:
+async def ask(socket: Path, reply: Reply) -> tuple[Assignment, ...]:
     server = UnixServer([PodResources(reply)], socket)
     await server.listen()
     try:
@@ -152,6 +198,122 @@ async def test_server_that_speaks_another_language(socket: Path) -> None:
             await fetch(socket)
     reason = str(error.value).removeprefix(f"{socket}: ")
     assert reason  # whatever it is, it is not empty
+
+
+async def test_answer_in_many_pieces(socket: Path) -> None:
+    whole = announced(len(HELD)) + HELD
+    assert await ask(socket, says(*(whole[at : at + 1] for at in range(len(whole))))) == ASSIGNED
+
+
+async def test_too_large_an_answer_is_refused_before_it_has_come(socket: Path) -> None:
+    with pytest.raises(UnavailableError) as error:
+        await ask(socket, says(announced((1 << 32) - 1), then=hangs))
+    assert str(error.value) == (
+        f"{socket}: the answer has 4,294,967,295 bytes, and 8,388,608 are the most that is taken"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (says(announced(5, compressed=True), b"xxxxx"), "the answer is compressed"),
+        (says(announced(100)), "the answer is cut off"),
+        (says(announced(100), b"short"), "the answer is cut off"),
+        (says(b"\0\0"), "the answer is cut off"),
+        (says(), "the call ended without an answer"),
+        (says(announced(100), b"short", then=hangs_up), "Connection lost"),
+        (says(announced(3), b"\x0a\x7fx"), "not a ListPodResourcesResponse: the field at byte 0"),
+    ],
+)
+async def test_answer_that_is_none_of_grpc(socket: Path, reply: Reply, reason: str) -> None:
+    with pytest.raises(UnavailableError, match=f"{socket}: {reason}"):
+        await ask(socket, reply)
+
+
+async def test_loop_turns_while_a_large_answer_is_decoded(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignments, "_SLICE", 0.0)
+    turns = 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    # All that may take long comes once: reading, skipping, sorting, and what is made of the rows.
+    ids = [f"{index:040}" for index in range(2_000)]
+    reply = answer(("n", "p", {"c": {NPU: ids}})) + field(9, bytes(100)) * 1_000
+    ticker = asyncio.create_task(tick())
+    decoded = await assignments._decoded(socket, bytearray(reply))
+    ticker.cancel()
+    assert [one.device for one in decoded] == ids
+    # At least one for each 1,000 bytes of it, and for each 100 rows that are made assignments.
+    assert turns >= len(reply) / 1_000 + len(ids) / 100
+
+
+async def test_reading_an_answer_has_a_deadline(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignments, "_DEADLINE", 0.0)
+    with pytest.raises(UnavailableError, match="an answer of 2,000,000 bytes could not be read"):
+        await assignments._decoded(socket, bytearray(field(9, b"") * 1_000_000))
+
+
+async def test_what_is_known_outlives_an_answer_that_is_refused(socket: Path) -> None:
+    lister = PodResources(HELD)
+    server = UnixServer([lister], socket)
+    await server.listen()
+    pod_resources = assignments.PodResources(socket, lambda: 3600.0)
+    running = asyncio.create_task(pod_resources.run())
+
+    async def told() -> Holdings:
+        seen = pod_resources.holdings.value.asked_at
+        pod_resources.ask()
+        async with asyncio.timeout(20):
+            async for holdings in pod_resources.holdings.watch():
+                if holdings.asked_at > seen:
+                    return holdings
+        raise AssertionError
+
+    try:
+        assert await told() == Holdings(
+            assignments=ASSIGNED, asked_at=pod_resources.holdings.value.asked_at
+        )
+        lister.reply = says(announced(1 << 30), then=hangs)
+        holdings = await told()
+        assert holdings.assignments == ASSIGNED
+        assert "the answer has 1,073,741,824 bytes" in str(holdings.error)
+        lister.reply = HELD
+        holdings = await told()
+        assert (holdings.assignments, holdings.error) == (ASSIGNED, None)
+        lister.reply = b""
+        assert (await told()).assignments == ()
+    finally:
+        running.cancel()
+        await server.shutdown()
+
+
+def test_thousands_of_devices_are_sorted_and_each_is_there_once() -> None:
+    # As many as make several runs, in the order of a Go map; a kubelet lists a device once for
+    # each NUMA node it is near to.
+    pods = [f"pod-{index}" for index in range(7)]
+    held = [(pod, f"{index:04}") for pod in pods for index in range(500)] * 2
+    random.Random(0).shuffle(held)
+    listed = b"".join(
+        field(1, field(1, pod) + field(2, "n") + field(3, field(1, "c") + field(2, devices)))
+        for pod, id_ in held
+        for devices in (field(1, NPU) + field(2, id_),)
+    )
+    expected = sorted(Assignment("n", pod, "c", NPU, id_) for pod, id_ in set(held))
+    assert list(decode(listed)) == expected
+
+
+def test_two_pods_of_one_name_are_one() -> None:
+    """As of a StatefulSet, while the one that has ended is still listed."""
+    both = answer(("n", "p", {"c": {NPU: ["U0"]}}), ("n", "p", {"c": {NPU: ["U0", "U1"]}}))
+    assert [one.device for one in decode(both)] == ["U0", "U1"]
 
 
 def test_decode_leaves_fields_of_newer_kubelets_alone() -> None:

@@ -1,0 +1,180 @@
+"""Reads what the kubelet answers when asked who holds what, with a breath every few hundred bytes.
+
+An answer may have megabytes, and betterproto takes seconds for them (`python -m
+bench.podresources`); on a thread it shares the interpreter's lock with the event loop, which then
+waits 5 ms for each turn. Here only five texts of each device are read; all else is passed over by
+its length, unseen.
+
+Message and field numbers: protos/podresources.proto. The wire format:
+https://protobuf.dev/programming-guides/encoding/. What contradicts it is refused, and so are fields
+of ours with another wire type than theirs, and groups, which proto3 does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+Row = tuple[str, str, str, str, str]
+"""Namespace, Pod, container, resource, device ID."""
+
+MOST = 1 << 15
+"""Devices that an answer may list. A node has some hundreds; with time-sliced ones, thousands."""
+
+_BREATH = 256
+"""Bytes between two pauses; at most half as many fields, of about a microsecond each."""
+
+_LENGTH_DELIMITED = 2
+# A field's tag is its number << 3 | its wire type; all that is read here is length-delimited.
+_1, _2, _3 = (number << 3 | _LENGTH_DELIMITED for number in (1, 2, 3))
+_LARGEST_TAG = (1 << 32) - 1
+
+_Held = list[tuple[str, str]]
+"""(resource, device ID) of what one container holds."""
+
+
+def rows(answer: bytes | bytearray) -> Iterator[Row | None]:
+    """Yields a row for each device in a ListPodResourcesResponse, as they come, some twice.
+
+    The kubelet lists a device once for each NUMA node it is near to, and everything in an order
+    that changes each time. Between rows comes a None now and then, where the caller can turn to
+    something else: after a fraction of a millisecond, as long as no single text has megabytes.
+
+    Raises:
+        ValueError: the answer is broken, or has more than `MOST` devices; says what and where.
+    """
+    return _Reader(answer).response()
+
+
+class _Reader:
+    """Goes through one answer. Every `at` and `end` is a place in it, in bytes."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = data
+        self._pause = _BREATH
+        """The place from which on the next pause is due."""
+        self._count = 0
+
+    def response(self) -> Iterator[Row | None]:
+        at, end = 0, len(self._data)
+        while at < end:
+            tag, start, at = self._field(at, end)
+            if tag == _1:
+                yield from self._pod(start, at)
+            elif tag < 2 << 3:
+                raise _wrong_type("ListPodResourcesResponse", tag, start)
+            if at > self._pause:
+                self._pause = at + _BREATH
+                yield None
+
+    def _pod(self, at: int, end: int) -> Iterator[Row | None]:
+        # Names may come after what they name, and of several the last one counts.
+        name = namespace = ""
+        containers = []
+        while at < end:
+            tag, start, at = self._field(at, end)
+            if tag == _3:
+                container, held = yield from self._container(start, at)
+                if held:
+                    containers.append((container, held))
+            elif tag == _1:
+                name = self._text(start, at, "name of a Pod")
+            elif tag == _2:
+                namespace = self._text(start, at, "namespace of a Pod")
+            elif tag < 4 << 3:
+                raise _wrong_type("PodResources", tag, start)
+            if at > self._pause:
+                self._pause = at + _BREATH
+                yield None
+        for container, held in containers:
+            while held:  # freed one by one: thousands at once take milliseconds
+                yield namespace, name, container, *held.pop()
+
+    def _container(self, at: int, end: int) -> Generator[None, None, tuple[str, _Held]]:
+        """Returns its name and what it holds."""
+        name = ""
+        held: _Held = []
+        while at < end:
+            tag, start, at = self._field(at, end)
+            if tag == _2:
+                yield from self._devices(start, at, held)
+            elif tag == _1:
+                name = self._text(start, at, "name of a container")
+            elif tag < 3 << 3:
+                raise _wrong_type("ContainerResources", tag, start)
+            if at > self._pause:
+                self._pause = at + _BREATH
+                yield
+        return name, held
+
+    def _devices(self, at: int, end: int, held: _Held) -> Iterator[None]:
+        """Adds what it lists to `held`."""
+        resource, ids = "", []
+        while at < end:
+            tag, start, at = self._field(at, end)
+            if tag == _2:
+                self._count += 1
+                if self._count > MOST:
+                    raise ValueError(f"more than {MOST:,} devices are held")
+                ids.append(self._text(start, at, "device ID"))
+            elif tag == _1:
+                resource = self._text(start, at, "resource name")
+            elif tag < 3 << 3:
+                raise _wrong_type("ContainerDevices", tag, start)
+            if at > self._pause:
+                self._pause = at + _BREATH
+                yield
+        for id_ in ids:
+            held.append((resource, id_))
+            if len(held) % _BREATH == 0:
+                yield
+
+    def _field(self, at: int, end: int) -> tuple[int, int, int]:
+        """The tag of the field at `at`, and where its content starts and ends."""
+        data = self._data
+        if at + 1 < end:  # nearly every field has a tag and a length of one byte each
+            tag, stop = data[at], at + 2 + data[at + 1]
+            if tag & 0x87 == _LENGTH_DELIMITED < tag and stop < at + 0x82 and stop <= end:
+                return tag, at + 2, stop
+        tag, start = self._varint(at, end)
+        if not 1 << 3 <= tag <= _LARGEST_TAG:
+            raise ValueError(f"no field has the tag {tag} at byte {at}")
+        match tag & 7:
+            case 2:
+                length, start = self._varint(start, end)
+                stop = start + length
+            case 0:
+                _, stop = self._varint(start, end)
+            case 1:
+                stop = start + 8
+            case 5:
+                stop = start + 4
+            case other:
+                raise ValueError(f"wire type {other} at byte {at}")
+        if stop > end:
+            raise ValueError(f"the field at byte {at} has more bytes than what it is part of")
+        return tag, start, stop
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        """The number at `at`, and where it ends."""
+        number = 0
+        for shift, place in zip(range(0, 70, 7), range(at, end), strict=False):
+            byte = self._data[place]
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if number >> 64:
+                    break
+                return number, place + 1
+        if end - at < 10:
+            raise ValueError(f"the number at byte {at} is cut off")
+        raise ValueError(f"the number at byte {at} has more than 64 bits")
+
+    def _text(self, start: int, stop: int, what: str) -> str:
+        try:
+            return self._data[start:stop].decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"the {what} at byte {start} is not UTF-8") from None
+
+
+def _wrong_type(message: str, tag: int, at: int) -> ValueError:
+    number, kind = tag >> 3, tag & 7
+    return ValueError(f"field {number} of {message} has wire type {kind} before byte {at}")
