@@ -6,6 +6,7 @@ them. Absent files are None; a file that is there and cannot be read raises OSEr
 
 from __future__ import annotations
 
+import enum
 import os
 import stat
 import time
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_agent.devices import parse
-from npu_agent.devices.model import Card, Reading, Sensor, SensorKind
+from npu_agent.devices.model import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from npu_agent.devices.families import Family
 
 _LARGEST_FILE = 64 * 1024
@@ -170,7 +173,7 @@ class Host:
         return Liveness(alive, self._nodes(entry))
 
     def reading(self, entry: Entry, pci_bus_id: str | None) -> Reading:
-        """The card's telemetry; what cannot be read is left out."""
+        """The card's telemetry; what cannot be read is left out. Cores are as in `cores`."""
         directory = str(entry.path)
         try:
             alive = parse.liveness(_optional(f"{directory}/{entry.family.liveness_file}"))
@@ -178,6 +181,7 @@ class Host:
             alive = None
         uptime = parse.integer(_optional(f"{directory}/heartbeat"))
         clocks = _optional(f"{directory}/ne_clk_freq_info") or _optional(f"{directory}/npu_clocks")
+        cores = self.cores(entry, entry.family.frequencies(clocks))
         return Reading(
             at=time.monotonic(),
             alive=alive,
@@ -185,7 +189,27 @@ class Host:
             errors=parse.errors(_optional(f"{directory}/atr_error")),
             clocks=parse.numbers(clocks),
             sensors=self._sensors(pci_bus_id) if pci_bus_id else (),
+            cores=cores,
         )
+
+    def cores(
+        self, entry: Entry, frequencies: tuple[int | None, ...] = ()
+    ) -> tuple[CoreReading, ...]:
+        """A look at each core of which the driver tells something.
+
+        `CoreReading.utilization` is 0 for a core that is not in use and None for all others: what
+        they do shows in two looks (`npu_agent.devices.utilization`).
+
+        Args:
+            entry: where the card is.
+            frequencies: MHz of each core; empty where the driver does not say.
+        """
+        look = _CoreLook(entry)
+        found = (
+            look.core(core, frequencies[core] if frequencies else None)
+            for core in range(entry.family.core_count)
+        )
+        return tuple(filter(None, found))
 
     def _pci(self, address: str) -> str:
         return f"{self._sys}/bus/pci/devices/{address}"
@@ -234,6 +258,103 @@ class Host:
                         label = parse.text(_optional(f"{directory}/{prefix}{number}_label"))
                         sensors.append(Sensor(kind, label.lower() if label else number, value))
         return tuple(sensors)
+
+
+_Figures = tuple[int, int]
+"""Two numbers of one file that belong together."""
+
+
+class _CoreLook:
+    """One look at the cores of a card; each file is read once, and only if it matters.
+
+    A container that holds fused cores has its figures in the entry of the fused cores, while those
+    of the single ones tell that they are free. So a core's figures are those of the narrowest entry
+    that has some.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self._family = entry.family
+        self._beside = f"{entry.path.parent}/{entry.family.core_entry.format(n=entry.index)}"
+        self._fused: dict[str, _Figures | _Told] = {}
+        self._occupied: tuple[int | None, ...] = ()
+        if entry.family.occupancy_file:
+            raw = _optional(f"{entry.path}/{entry.family.occupancy_file}")
+            self._occupied = parse.per_core(raw, entry.family.core_count)
+
+    def core(self, core: int, frequency: int | None) -> CoreReading | None:
+        """What is told of this core, which runs at `frequency` MHz; None if that is nothing."""
+        family, covering = self._family, self._family.covering[core]
+        occupied = self._occupied[core] if self._occupied else None
+        holder: CoreRange | None = None
+        memory: _Figures | _Told = _Told.NOTHING
+        if family.memory_file and family.memory and occupied != 0:
+            holder, memory = self._first(covering, family.memory_file, family.memory)
+            if holder:
+                covering = (holder, *(cores for cores in covering if cores != holder))
+        source, counters = self._first(covering, family.counters_file, family.counters)
+        told = counters if memory is _Told.NOTHING else memory
+        free = occupied == 0 or (occupied != 1 and told is _Told.FREE)
+        cycles, task_cycles = (None, None) if isinstance(counters, _Told) else counters
+        total = used = None
+        if holder and not isinstance(memory, _Told):
+            # What fused cores have together is told in equal parts, so that cores can be summed.
+            total, used = memory[0] // len(holder), memory[1] // len(holder)
+        if frequency is None and total is None and source is None and not free:
+            return None
+        return CoreReading(
+            core=core,
+            utilization=0.0 if free else None,
+            frequency=frequency,
+            cycles=cycles,
+            task_cycles=task_cycles,
+            dram_total=total,
+            dram_used=used,
+            source=source,
+        )
+
+    def _first(
+        self,
+        covering: tuple[CoreRange, ...],
+        file: str,
+        understand: Callable[[bytes], _Figures | None],
+    ) -> tuple[CoreRange | None, _Figures | _Told]:
+        """The first of these entries that has figures, and these; else what they tell instead."""
+        told = _Told.NOTHING
+        for cores in covering:
+            path = f"{self._beside}{cores}/{file}"
+            figures = self._fused.get(path)
+            if figures is None:
+                figures = _figures(path, understand)
+                if cores.first != cores.last:
+                    self._fused[path] = figures
+            if not isinstance(figures, _Told):
+                return cores, figures
+            if told is not _Told.NONSENSE and figures is not _Told.NOTHING:
+                told = figures
+        return None, told
+
+
+class _Told(enum.Enum):
+    """What files of a core tell that has no figures."""
+
+    NOTHING = "there is none"
+    FREE = "they refuse to be read, or are empty: nobody uses the core"
+    NONSENSE = "one cannot be read or understood"
+
+
+def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _Told:
+    """The figures in a file of a core, or what it tells without any."""
+    try:
+        raw = _read(path)
+    except PermissionError:
+        return _Told.FREE
+    except (OSError, ValueError):
+        return _Told.NONSENSE
+    if raw is None:
+        return _Told.NOTHING
+    if not raw or raw.isspace():
+        return _Told.FREE
+    return understand(raw) or _Told.NONSENSE
 
 
 def _read(path: str) -> bytes | None:

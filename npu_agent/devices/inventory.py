@@ -10,8 +10,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from npu_agent.devices import health
-from npu_agent.devices.host import Entry, Host, NotServedError
-from npu_agent.devices.model import Card, CardState, Oddity, Reading, Snapshot, State, identify
+from npu_agent.devices.host import Entry, Host, Liveness, NotServedError
+from npu_agent.devices.model import (
+    Card,
+    CardState,
+    CoreReading,
+    Oddity,
+    Reading,
+    Snapshot,
+    State,
+    identify,
+)
+from npu_agent.devices.utilization import LONGEST_PAUSE, Meter
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.reader import HungError, Reader
@@ -164,6 +174,8 @@ class Inventory:
         known: Card | None = None  # at this very entry, not at one before it
         proposed: Card | None = None
         identify_at = read_at = 0.0
+        wraps = seen.entry.family.counts_in_use_only
+        meter = Meter(wraps=wraps)
         while True:
             settings, now, shown = self._settings(), time.monotonic(), seen.shown()
             card, trouble, cause = known, "", None  # type: Card | None, str, Exception | None
@@ -179,10 +191,14 @@ class Inventory:
             if card is None:
                 seen.forget(trouble, cause)
             else:
-                verdict, card = await self._look(reader, seen.entry, card, trouble)
+                counted = now < read_at and meter.due(now, settings.health_interval)
+                verdict, card = await self._look(
+                    reader, seen.entry, card, trouble, meter if counted else None
+                )
                 before = seen.course
                 if before is None or known is None or not _same(known, card):
                     course, seen.reading = health.begin(verdict, time.time()), None
+                    meter = Meter(wraps=wraps)
                 else:
                     if seen.reading:
                         heat = seen.reading.temperature()
@@ -198,24 +214,31 @@ class Inventory:
                     # Where heat is a reason, it is looked at as often as everything else.
                     watched = settings.policy.max_temperature is not None
                     read_at = now + (0 if watched else settings.telemetry_interval)
-                    await self._read(reader, seen, card)
+                    await self._read(reader, seen, card, meter)
             seen.looked = True
             if seen.shown() != shown:
                 self._changed()
-            await _next_look(settings.health_interval)
+            await self._rest(reader, seen.entry, meter, settings.health_interval)
 
     async def _look(
-        self, reader: Reader, entry: Entry, card: Card, trouble: str
+        self, reader: Reader, entry: Entry, card: Card, trouble: str, meter: Meter | None
     ) -> tuple[health.Verdict, Card]:
         """Judges whether a card works; also returns it with all the nodes that it has by now.
 
-        `trouble` is what reading its identity ran into just now, if anything.
+        `trouble` is what reading its identity ran into just now, if anything. With a `meter`, the
+        counters of its cores are looked at in the same go: that saves a way through the thread.
         """
+
+        def look() -> tuple[Liveness, tuple[CoreReading, ...]]:
+            found = self._host.liveness(entry)
+            return found, self._host.cores(entry) if meter else ()
+
         try:
-            look = partial(self._host.liveness, entry)
-            found = await reader.call(look, deadline=READ_DEADLINE)
+            found, cores = await reader.call(look, deadline=READ_DEADLINE)
         except (HungError, OSError, ValueError) as error:
             return health.Verdict(health.Outcome.BAD, _said(error)), card
+        if meter:
+            meter.add(cores, time.monotonic())
         missing = card.nodes - found.nodes
         if found.nodes - card.nodes:  # udev was still at work
             card = replace(card, nodes=card.nodes | found.nodes)
@@ -232,13 +255,27 @@ class Inventory:
             return health.Verdict(health.Outcome.SILENT, "the driver does not say"), card
         return health.Verdict(health.Outcome.GOOD, "works"), card
 
-    async def _read(self, reader: Reader, seen: _Seen, card: Card) -> None:
+    async def _read(self, reader: Reader, seen: _Seen, card: Card, meter: Meter) -> None:
         """Takes a full reading; one that hangs shows in the next look at whether it works."""
         try:
             look = partial(self._host.reading, seen.entry, card.pci_bus_id)
-            seen.reading = await reader.call(look, deadline=READ_DEADLINE)
+            reading = await reader.call(look, deadline=READ_DEADLINE)
         except HungError as error:
             log.warning("telemetry hangs", card=card.name, error=error)
+        else:
+            seen.reading = replace(reading, cores=meter.told(reading.cores, reading.at))
+
+    async def _rest(self, reader: Reader, entry: Entry, meter: Meter, interval: float) -> None:
+        """Waits for the next look; where that is long, counters are looked at meanwhile."""
+        while meter.counts and not reader.hangs and _left(interval) > LONGEST_PAUSE:
+            await _next_look(LONGEST_PAUSE)
+            try:
+                look = partial(self._host.cores, entry)
+                cores = await reader.call(look, deadline=READ_DEADLINE)
+            except HungError:
+                break  # which shows in the next look at whether it works
+            meter.add(cores, time.monotonic())
+        await _next_look(interval)
 
     def _changed(self) -> None:
         """Publishes after the tasks that are ready now had their turn: many changes, one value."""
@@ -289,7 +326,12 @@ async def _next_look(interval: float) -> None:
     So an idle agent wakes up once an interval and not once for each card, and what they find
     becomes one Snapshot.
     """
-    await asyncio.sleep(interval - time.monotonic() % interval)
+    await asyncio.sleep(_left(interval))
+
+
+def _left(interval: float) -> float:
+    """Seconds until `_next_look`."""
+    return interval - time.monotonic() % interval
 
 
 def _agreed(known: Card | None, proposed: Card | None, found: Card) -> tuple[Card, Card | None]:

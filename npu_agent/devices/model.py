@@ -106,17 +106,21 @@ class CoreReading:
     core: int
     """Counted from 0."""
     utilization: float | None = None
-    """Per cent of its cycles spent on tasks since the look before, 0 to 100; 0 when not in use."""
+    """Per cent of its cycles spent on tasks since the reading before, 0 to 100; 0 when it was not
+    in use. None before there is a second look."""
     frequency: int | None = None
     """MHz."""
     cycles: int | None = None
     """Cycles counted so far."""
     task_cycles: int | None = None
-    """Those of them spent on tasks."""
+    """Those of them spent on tasks. On a Warboy they begin anew at 2**32."""
     dram_total: int | None = None
     """Bytes of the card's memory that the core's user may take."""
     dram_used: int | None = None
     """Bytes of it taken."""
+    source: CoreRange | None = None
+    """Whose counters these are: the core itself, or fused cores of which it is one and for which
+    the driver counts together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,16 @@ _LONGEST_TEXT = 256
 _MOST_NUMBERS = 256
 """Lines of a file of numbers; drivers write about twenty."""
 _UNSIGNED_64 = 1 << 64
+_PER_CORE = re.compile(r"(?:.*:)?\s*([0-9]{1,20})\s*")
+_REGISTER = re.compile(
+    rb"^(TaskExecutionTime|CycleCount|CycleCountHigh)[ \t]*:[ \t]*0[xX]([0-9a-fA-F]{1,8})[ \t\r]*$",
+    re.MULTILINE,
+)
+_METRIC = re.compile(
+    rb"^(CycleCount|TaskCycleCount|dram_capacity|dram_usage)[ \t]*:[ \t]*"
+    rb"(?:0[xX])?([0-9a-fA-F]{1,16})[ \t\r]*$",
+    re.MULTILINE,
+)
 
 
 def text(raw: bytes | None) -> str | None:
@@ -106,6 +116,63 @@ def errors(raw: bytes | None) -> tuple[tuple[str, int], ...]:
         if key and not key.endswith("_doorbell_done"):
             counters.setdefault(key, value)
     return tuple(counters.items())
+
+
+def per_core(raw: bytes | None, cores: int) -> tuple[int | None, ...]:
+    """One line a core, in their order: ``1``, or a number after a name, as ``pe0 (MHz): 1000``.
+
+    Lines are told apart by their place alone, so a file with more or fewer lines than `cores` tells
+    nothing: an empty tuple. None stands for a line without a number.
+    """
+    lines = (raw or b"").decode("ascii", "replace").splitlines()
+    if len(lines) != cores:
+        return ()
+    return tuple(int(match[1]) if (match := _PER_CORE.fullmatch(line)) else None for line in lines)
+
+
+def perf_regs(raw: bytes) -> tuple[int, int] | None:
+    """``(cycles, task cycles)`` of a Warboy's core; None unless all three registers are there.
+
+    The cycle count is in two registers of 32 bits, the task cycles (``TaskExecutionTime``) in one:
+    they begin anew at 0 after 2**32 - 1. All ones in every register of the cycle count is what is
+    read of a card that fell off the bus, and no count.
+    """
+    found = _hex(_REGISTER, raw)
+    try:
+        cycles = found[b"CycleCountHigh"] << 32 | found[b"CycleCount"]
+        return _counted(cycles, found[b"TaskExecutionTime"])
+    except KeyError:
+        return None
+
+
+def metrics(raw: bytes) -> tuple[int, int] | None:
+    """``(cycles, task cycles)`` of an RNGD's core; None unless both are there."""
+    found = _hex(_METRIC, raw)
+    try:
+        return _counted(found[b"CycleCount"], found[b"TaskCycleCount"])
+    except KeyError:
+        return None
+
+
+def alloc_status(raw: bytes) -> tuple[int, int] | None:
+    """``(bytes that may be taken, bytes taken)`` of an RNGD's core that is in use."""
+    found = _hex(_METRIC, raw)
+    try:
+        return _counted(found[b"dram_capacity"], found[b"dram_usage"])
+    except KeyError:
+        return None
+
+
+def _hex(pattern: re.Pattern[bytes], raw: bytes) -> dict[bytes, int]:
+    """The numbers by name, the first of each; one search, as these files are read all the time."""
+    found: dict[bytes, int] = {}
+    for name, value in pattern.findall(raw):
+        found.setdefault(name, int(value, 16))
+    return found
+
+
+def _counted(whole: int, part: int) -> tuple[int, int] | None:
+    return None if whole == _UNSIGNED_64 - 1 else (whole, part)
 
 
 def liveness(raw: bytes | None) -> bool | None:

@@ -19,7 +19,7 @@ from npu_agent.simulator.picture import (
     node,
     picture,
 )
-from npu_agent.simulator.telemetry import CardTelemetry, with_workload
+from npu_agent.simulator.telemetry import CardTelemetry, reset, with_workload
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,14 @@ def _busy(card: SimulatedCard) -> SimulatedCard:
     return replace(card, telemetry=with_workload(card.telemetry, "busy"))
 
 
+def _busy_one(card: SimulatedCard) -> SimulatedCard:
+    return replace(card, telemetry=with_workload(card.telemetry, "single"))
+
+
+def _reset(card: SimulatedCard) -> SimulatedCard:
+    return replace(card, telemetry=reset(card.telemetry))
+
+
 def _idle(card: SimulatedCard) -> SimulatedCard:
     return replace(card, telemetry=with_workload(card.telemetry, "idle"))
 
@@ -168,6 +176,7 @@ def _unreadable(card: SimulatedCard, seen: Picture) -> Picture:
     live = {liveness(card.spec), f"{management(card.spec)}/heartbeat"}
     live |= {f"{management(card.spec)}/atr_error", f"{hwmon(card.spec)}/power1_average"}
     live |= {f"{hwmon(card.spec)}/temp1_input"}
+    live |= {f"{core(card.spec, '0')}/{name}" for name in ("perf_regs", "metrics")}
     return _changed(seen, dict.fromkeys(sorted(live), Special.DIRECTORY))
 
 
@@ -192,7 +201,9 @@ FAULTS: Mapping[str, Fault] = {
         _lasting("no-node", "the device node of its first core is missing", _no_node),
         _lasting("gone", "drained: its files and device nodes vanish", _gone),
         Fault("swap", "another card in the same slot: new UUID and serial number", _swap),
-        Fault("busy", "all cores at high load", _busy),
+        Fault("reset", "the device was reset: what it counts begins anew", _reset),
+        Fault("busy", "all cores at high load, as one container holds them", _busy),
+        Fault("busy-one", "its first core at high load, the others free", _busy_one),
         Fault("idle", "no load", _idle),
         Fault("ok", "all is well again", _recover),
         Fault("back", "a card that was gone returns, and all is well again", _recover),

@@ -7,7 +7,8 @@ Paths are relative to the root of the tree.
 Two things cannot be as on a real host:
 
 - `perf_regs` of a core that is not in use refuses to be read ("Permission denied"). Mode bits do
-  not stop root, so here the file is empty.
+  not stop root, so here the file is empty. In use is what has load: when both cores of a Warboy
+  have, one container holds the fused node, and the single ones are not in use.
 - The texts of the lines in `npu_clocks`, `alloc_status` and `metrics` are not published; here they
   are `name (MHz): number` and `name: 0xhex` as in the files that are.
 """
@@ -251,15 +252,15 @@ def _sensors(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
 
 def _perf_regs(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
     found: dict[str, Content] = {}
-    for pe in range(spec.traits.cores):
-        text = _registers(state.cycles[pe], state.task_cycles[pe]) if state.load[pe] else ""
+    fused = all(state.load)
+    for pe, load in enumerate(state.load):
+        alone = load and not fused
+        text = _registers(state.cycles[pe], state.task_cycles[pe]) if alone else ""
         found[f"{core(spec, str(pe))}/perf_regs"] = text
-    for fused in spec.traits.fused:
-        first, last = map(int, fused.split("-"))
-        members = slice(first, last + 1)
-        task = sum(state.task_cycles[members]) // (last + 1 - first)
-        text = _registers(state.cycles[first], task) if all(state.load[members]) else ""
-        found[f"{core(spec, fused)}/perf_regs"] = text
+    task = sum(state.task_cycles) // len(state.task_cycles)
+    text = _registers(state.cycles[0], task) if fused else ""
+    for cores in spec.traits.fused:
+        found[f"{core(spec, cores)}/perf_regs"] = text
     return found
 
 

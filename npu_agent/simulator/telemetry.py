@@ -11,7 +11,7 @@ from typing import Literal
 
 from npu_agent.simulator.cards import FAMILIES, Family
 
-Workload = Literal["auto", "busy", "idle"]
+Workload = Literal["auto", "busy", "single", "idle"]
 
 IDLE_CELSIUS = 40.0
 BUSY_CELSIUS = 70.0
@@ -37,6 +37,7 @@ class CardTelemetry:
         errors: failures counted so far; a healthy card counts none.
         ticks: how often it was advanced.
         workload: `auto` alternates between idle and busy times; the others stay as they are.
+            `single` is work on the first core alone.
         target: the load that the present time of idleness or work is heading for.
         phase_left: seconds until `auto` changes its mind.
     """
@@ -98,8 +99,15 @@ def with_workload(state: CardTelemetry, workload: Workload) -> CardTelemetry:
         return state
     if workload == "auto":
         return replace(state, workload=workload, phase_left=0.0)
-    target = BUSY_LOAD if workload == "busy" else 0.0
-    return replace(state, workload=workload, target=target, load=(target,) * len(state.load))
+    target = 0.0 if workload == "idle" else BUSY_LOAD
+    state = replace(state, workload=workload, target=target)
+    return replace(state, load=tuple(_target(state, pe) for pe in range(len(state.load))))
+
+
+def reset(state: CardTelemetry) -> CardTelemetry:
+    """The card after its device was reset: what it counts begins anew; load and heat stay."""
+    none = (0,) * len(state.cycles)
+    return replace(state, cycles=none, task_cycles=none, uptime=0.0)
 
 
 def advance(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
@@ -111,11 +119,7 @@ def advance(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
         rng: decides how the load wanders and when `auto` changes between idle and busy.
     """
     state = _next_phase(state, dt, rng)
-    load = tuple(_towards(x, state.target, dt, _LOADING_SECONDS) for x in state.load)
-    if state.target:
-        load = tuple(min(1.0, max(0.02, x + rng.gauss(0.0, 0.03))) for x in load)
-    else:
-        load = tuple(x if x > 0.005 else 0.0 for x in load)
+    load = tuple(_next_load(x, _target(state, pe), dt, rng) for pe, x in enumerate(state.load))
     mean = sum(load) / len(load)
     elapsed = round(dt * state.traits.clock_mhz * 1_000_000)
     return replace(
@@ -133,6 +137,18 @@ def advance(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
         uptime=state.uptime + dt,
         ticks=state.ticks + 1,
     )
+
+
+def _target(state: CardTelemetry, core: int) -> float:
+    """What the load of this core is heading for."""
+    return 0.0 if state.workload == "single" and core else state.target
+
+
+def _next_load(load: float, target: float, dt: float, rng: Random) -> float:
+    load = _towards(load, target, dt, _LOADING_SECONDS)
+    if target:
+        return min(1.0, max(0.02, load + rng.gauss(0.0, 0.03)))
+    return load if load > 0.005 else 0.0
 
 
 def _next_phase(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:

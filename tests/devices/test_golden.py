@@ -5,15 +5,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from npu_agent import view
+from npu_agent import simulator, view
 from npu_agent.devices.families import FAMILIES
 from npu_agent.devices.host import Host
 from npu_agent.devices.inventory import look_once
-from npu_agent.devices.model import CardState, Snapshot
+from npu_agent.devices.model import CardState, CoreReading, Snapshot
 from tests.devices.helpers import management, tree, write
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -23,6 +24,31 @@ Edit = Callable[[Path], None]
 
 def _nothing(_root: Path) -> None:
     pass
+
+
+def _busy(root: Path) -> None:
+    for card in simulator.cards(root):
+        simulator.apply_fault(root, card.spec.name, "busy")
+    simulator.tick(root)
+
+
+def _busy_one(root: Path) -> None:
+    for card in simulator.cards(root):
+        simulator.apply_fault(root, card.spec.name, "busy-one")
+    simulator.tick(root)
+
+
+def _no_core_entries(root: Path) -> None:
+    for path in management(root, 0).parent.glob("npu0pe*"):
+        shutil.rmtree(path)
+    write(management(root, 0) / "ne_clk_freq_info", None)
+
+
+def _old_rngd(root: Path) -> None:
+    """Without what only newer drivers have."""
+    write(management(root, 0, "rngd") / "pe_occupancy", None)
+    for path in management(root, 0, "rngd").parent.glob("rngd!npu0pe*"):
+        shutil.rmtree(path)
 
 
 def _old_driver(root: Path) -> None:
@@ -128,6 +154,10 @@ def _class_directory_is_a_file(root: Path) -> None:
 HOSTS: dict[str, tuple[str, Edit]] = {
     "one-warboy": ("warboy=1", _nothing),
     "two-warboy-one-rngd": ("warboy=2,rngd=1", _nothing),
+    "busy-warboy-and-rngd": ("warboy=1,rngd=1", _busy),
+    "busy-on-one-core": ("warboy=1,rngd=1", _busy_one),
+    "no-core-entries": ("warboy=1", _no_core_entries),
+    "old-rngd": ("rngd=1", _old_rngd),
     "old-driver": ("warboy=1", _old_driver),
     "rngd-other-management-name": ("rngd=1", _other_management_name),
     "rngd-both-management-names": ("rngd=1", _both_management_names),
@@ -195,4 +225,11 @@ def _card(state: CardState) -> list[str]:
         f"  clocks {dict(reading.clocks)}",
         f"  errors {dict(reading.errors)}",
         *(f"  {s.kind.name.lower()} {s.label}: {s.value} {s.kind.value}" for s in reading.sensors),
+        *(f"  core {core.core}: {_figures(core)}" for core in reading.cores),
     ]
+
+
+def _figures(core: CoreReading) -> str:
+    """What is told of a core; figures that are not told are not there."""
+    told = {f.name: getattr(core, f.name) for f in fields(core) if f.name != "core"}
+    return ", ".join(f"{name} {value}" for name, value in told.items() if value is not None)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npu_agent import simulator
 from npu_agent.devices import host as host_module
 from npu_agent.devices.families import FAMILIES
 from npu_agent.devices.host import Entry, Host, NotServedError
-from npu_agent.devices.model import Card, Reading
+from npu_agent.devices.model import Card, CoreRange, CoreReading, Reading
 from tests.devices.helpers import bare_card, management, tree, write
 
 ALL = tuple(FAMILIES.values())
@@ -57,6 +58,29 @@ CONTENT = st.one_of(
     st.binary(max_size=300),
     st.sampled_from([b"FuriosaAI\n", b"Warboy\n", b"0000:01:00.0", b"1\n", b"x: 1\n" * 20_000]),
     st.sampled_from([DIRECTORY, CIRCLE, DANGLING]),
+)
+
+
+CORES = (
+    *(f"npu0pe{cores}/perf_regs" for cores in ("0", "1", "0-1")),
+    *(f"rngd!npu1pe{cores}/metrics" for cores in ("0", "1", "0-1")),
+    *(f"rngd!npu1pe{cores}/alloc_status" for cores in ("0", "1", "0-1", "0-3")),
+    "rngd!npu1mgmt/pe_occupancy",
+    "rngd!npu1mgmt/npu_clocks",
+    "npu0_mgmt/ne_clk_freq_info",
+)
+CORE_CONTENT = st.one_of(
+    CONTENT,
+    st.sampled_from(
+        [
+            b"",
+            b"TaskExecutionTime: 0x1\nCycleCount: 0x2\nCycleCountHigh: 0x3\n",
+            b"CycleCount: 0x5\nTaskCycleCount: 0x4\n",
+            b"dram_capacity: 0x9\ndram_usage: 0x7\n",
+            b"0\n1\n" * 4,
+            b"ne tensor (MHz): 2000\n",
+        ]
+    ),
 )
 
 
@@ -106,6 +130,26 @@ def test_damaged_trees_give_values_or_documented_errors(
         with suppress(OSError, ValueError):
             assert host.liveness(entry).alive in (True, False, None)
         check_reading(host.reading(entry, "0000:01:00.0"))
+
+
+@settings(max_examples=100)
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(CORES, CORE_CONTENT)))
+def test_damaged_files_of_cores_cost_no_reading(files: dict[str, bytes | str | None]) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        for directory in ("npu_mgmt/npu0_mgmt", "rngd_mgmt/rngd!npu1mgmt"):
+            (root / "sys/class" / directory).mkdir(parents=True)
+        for name, content in files.items():
+            family = "rngd_mgmt" if name.startswith("rngd") else "npu_mgmt"
+            put(root / "sys/class" / family / name, content)
+        for entry in Host(root).entries(ALL):
+            reading = Host(root).reading(entry, None)
+            assert len(reading.cores) <= entry.family.core_count
+            assert [core.core for core in reading.cores] == sorted(c.core for c in reading.cores)
+            for core in reading.cores:
+                assert core.utilization in (None, 0.0)
+                assert (core.cycles is None) == (core.task_cycles is None) == (core.source is None)
+                assert core.source is None or core.core in core.source
 
 
 def check_card(card: Card) -> None:
@@ -363,3 +407,160 @@ def test_a_driver_that_times_out_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(TimeoutError) as caught:
         Host(root).liveness(entry)
     assert str(caught.value.filename).endswith("/alive")
+
+
+# Cores.
+
+
+def core_file(root: Path, index: int, cores: str, name: str, family: str = "warboy") -> Path:
+    prefix = "rngd!" if family == "rngd" else ""
+    return management(root, index, family).parent / f"{prefix}npu{index}pe{cores}" / name
+
+
+def registers(cycles: int, task_cycles: int) -> str:
+    return f"TaskExecutionTime: {task_cycles:#x}\nCycleCount: {cycles:#x}\nCycleCountHigh: 0x0\n"
+
+
+def metrics(cycles: int, task_cycles: int) -> str:
+    return f"CycleCount: {cycles:#x}\nTaskCycleCount: {task_cycles:#x}\n"
+
+
+def counted(core: CoreReading) -> tuple[object, ...]:
+    return core.core, core.utilization, core.cycles, core.task_cycles, str(core.source or "")
+
+
+@pytest.mark.parametrize(
+    ("single", "other", "fused", "found"),
+    [
+        ("", "", "", [(0, 0.0, None, None, ""), (1, 0.0, None, None, "")]),
+        ("", "", registers(9, 5), [(0, None, 9, 5, "0-1"), (1, None, 9, 5, "0-1")]),
+        (registers(9, 5), "", "", [(0, None, 9, 5, "0"), (1, 0.0, None, None, "")]),
+        (
+            registers(9, 5),
+            registers(8, 4),
+            registers(7, 3),
+            [(0, None, 9, 5, "0"), (1, None, 8, 4, "1")],
+        ),
+        # Of a core of which one entry tells nonsense it is not known whether it is free.
+        (b"\xff\0", "", "", [(1, 0.0, None, None, "")]),
+        ("", "", "Task", []),
+        (b"\xff", "", registers(9, 5), [(0, None, 9, 5, "0-1"), (1, None, 9, 5, "0-1")]),
+        # Entries that are not there tell nothing.
+        (None, None, "", [(0, 0.0, None, None, ""), (1, 0.0, None, None, "")]),
+        (None, None, None, []),
+    ],
+)
+def test_a_core_has_the_counters_of_the_entry_in_use_that_covers_it(
+    tmp_path: Path,
+    single: bytes | str | None,
+    other: bytes | str | None,
+    fused: bytes | str | None,
+    found: list[tuple[object, ...]],
+) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    for cores, content in (("0", single), ("1", other), ("0-1", fused)):
+        write(core_file(root, 0, cores, "perf_regs"), content)
+    assert list(map(counted, Host(root).cores(entry_of(root)))) == found
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_a_core_that_refuses_is_not_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    write(core_file(root, 0, "0", "perf_regs"), registers(1, 1))
+    entry, real = entry_of(root), getattr(os, call)
+    opened: dict[int, str] = {}
+    refused = str(root / "sys/class/npu_mgmt/npu0pe0/perf_regs")
+
+    def refuse(what: str | int, flags: int) -> object:
+        path = what if isinstance(what, str) else opened.get(what, "")
+        if path == refused:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(what, flags)
+
+    def remember(path: str, flags: int, *, opening: Callable[[str, int], int] = os.open) -> int:
+        opened[descriptor := opening(path, flags)] = path
+        return descriptor
+
+    if call == "read":
+        monkeypatch.setattr(os, "open", remember)
+    monkeypatch.setattr(os, call, refuse)
+    cores = Host(root).cores(entry)
+    assert list(map(counted, cores)) == [(0, 0.0, None, None, ""), (1, 0.0, None, None, "")]
+
+
+def test_a_free_core_of_an_rngd_has_counters_and_no_memory(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "rngd=1")
+    simulator.apply_fault(root, "npu0", "busy-one")
+    reading = Host(root).reading(entry_of(root), None)
+    used, free = reading.cores[0], reading.cores[1]
+    assert (used.utilization, used.dram_total, used.frequency) == (None, 6 << 30, 1000)
+    assert used.dram_used
+    assert used.cycles
+    assert (free.utilization, free.dram_total, free.dram_used, free.task_cycles) == (
+        0.0,
+        None,
+        None,
+        0,
+    )
+
+
+def test_fused_cores_of_an_rngd_share_their_memory_and_counters(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "rngd=1")
+    beside = management(root, 0, "rngd").parent / "rngd!npu0pe0-3"
+    beside.mkdir()
+    (beside / "alloc_status").write_text("dram_capacity: 0x600000000\ndram_usage: 0x100000000\n")
+    (beside / "metrics").write_text(metrics(100, 60))
+    (root / "sys/class/rngd_mgmt/rngd!npu0pe0-3").symlink_to(beside)
+    occupied = management(root, 0, "rngd") / "pe_occupancy"
+    for content in ("1\n1\n1\n1\n0\n0\n0\n0\n", None):  # an old driver has no such file
+        write(occupied, content)
+        cores = Host(root).cores(entry_of(root))
+        for core in cores[:4]:
+            assert counted(core) == (core.core, None, 100, 60, "0-3")
+            assert (core.dram_total, core.dram_used) == (6 << 30, 1 << 30)
+        for core in cores[4:]:
+            assert (core.utilization, core.source) == (0.0, CoreRange(core.core, core.core))
+
+
+@pytest.mark.parametrize(
+    ("occupied", "memory", "utilization"),
+    [
+        ("0\n" * 8, "dram_capacity: 0x2\ndram_usage: 0x1\n", 0.0),
+        ("1\n" * 8, "", None),
+        ("7\n" * 8, "", 0.0),
+        ("0\n", "", 0.0),
+        (None, "", 0.0),
+        (None, "nonsense", None),
+        (None, None, None),
+    ],
+)
+def test_who_says_that_a_core_of_an_rngd_is_free(
+    tmp_path: Path, occupied: str | None, memory: str | None, utilization: float | None
+) -> None:
+    root = tree(tmp_path / "host", "rngd=1")
+    write(management(root, 0, "rngd") / "pe_occupancy", occupied)
+    write(core_file(root, 0, "0", "alloc_status", "rngd"), memory)
+    write(core_file(root, 0, "0", "metrics", "rngd"), metrics(9, 5))
+    core = Host(root).cores(entry_of(root))[0]
+    assert (core.utilization, core.cycles, core.task_cycles) == (utilization, 9, 5)
+
+
+def test_a_free_card_costs_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a free RNGD: who is free, and eight counters; of a Warboy the three that refuse."""
+    real, count = os.open, 0
+
+    def counting(path: str, flags: int) -> int:
+        nonlocal count
+        count += 1
+        return real(path, flags)
+
+    for cards, most in (("rngd=1", 9), ("warboy=1", 3)):
+        root = tree(tmp_path / cards, cards)
+        entry = entry_of(root)
+        with monkeypatch.context() as patched:
+            count = 0
+            patched.setattr(os, "open", counting)
+            Host(root).cores(entry)
+        assert count == most

@@ -8,18 +8,26 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from npu_agent import simulator
-from npu_agent.devices import health, inventory
+from npu_agent.devices import health, inventory, utilization
 from npu_agent.devices.families import FAMILIES, Family
-from npu_agent.devices.host import Entry, Host
+from npu_agent.devices.host import Entry, Host, Liveness
 from npu_agent.devices.inventory import Inventory, look_once
-from npu_agent.devices.model import Card, CardState, Health, Reading, Snapshot, State
+from npu_agent.devices.model import (
+    Card,
+    CardState,
+    CoreReading,
+    Health,
+    Reading,
+    Snapshot,
+    State,
+)
 from tests.devices.helpers import QUICK, Watched, bare_card, management, tree, watching, write
 
 HEALTHY, UNHEALTHY, UNKNOWN = State.HEALTHY, State.UNHEALTHY, State.UNKNOWN
@@ -539,6 +547,188 @@ async def test_a_search_that_fails_takes_no_card_away(
         host.blind = False
         await watched.until(lambda s: s.odd == ())
     assert "looking for cards works again" in caplog.messages
+
+
+# What cores do.
+
+
+class Counted(Host):
+    """Counts looks: at cores, and at whether cards work."""
+
+    cores_looks = liveness_looks = 0
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._loop = asyncio.get_running_loop()
+        self._more = asyncio.Event()
+
+    def cores(
+        self, entry: Entry, frequencies: tuple[int | None, ...] = ()
+    ) -> tuple[CoreReading, ...]:
+        try:
+            return super().cores(entry, frequencies)
+        finally:
+            self.cores_looks += 1
+            self._loop.call_soon_threadsafe(self._more.set)
+
+    def liveness(self, entry: Entry) -> Liveness:
+        self.liveness_looks += 1
+        return super().liveness(entry)
+
+    async def look_at_cores(self, count: int = 2) -> None:
+        """Returns after so many looks more: the last one but one began after the call."""
+        enough = self.cores_looks + count
+        async with asyncio.timeout(30):
+            while self.cores_looks < enough:
+                self._more.clear()
+                await self._more.wait()
+
+
+def work(root: Path, before: tuple[simulator.SimulatedCard, ...]) -> float:
+    """Per cent of its cycles that a Warboy whose cores are fused worked since then."""
+    old, new = before[0].telemetry, simulator.cards(root)[0].telemetry
+    passed = new.cycles[0] - old.cycles[0]
+    return 100 * (sum(new.task_cycles) - sum(old.task_cycles)) / 2 / passed
+
+
+def utilizations(snapshot: Snapshot) -> tuple[float | None, ...]:
+    reading = snapshot.cards[0].reading
+    return tuple(core.utilization for core in reading.cores) if reading else ()
+
+
+async def showed(watched: Watched, condition: Callable[[tuple[float | None, ...]], bool]) -> None:
+    """Returns once a reading fulfilled it; a reader of the feed might miss that one."""
+    while not any(condition(utilizations(s)) for s in watched.record.all):
+        await watched.looks(1)
+
+
+async def test_load_shows_in_the_next_reading_and_ends_with_it(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    async with watching(root) as watched:
+        assert utilizations(watched.record.value) == (0, 0)
+        watched.fault("npu0", "busy")
+        await watched.looks(2)
+        before = simulator.cards(root)
+        simulator.tick(root)
+        both_cores = pytest.approx((work(root, before),) * 2)
+        await showed(watched, lambda found: found == both_cores)
+        await watched.looks(2)  # nothing moves: 0 of 0 cycles
+        assert utilizations(watched.record.value) == (None, None)
+        watched.fault("npu0", "idle")
+        await watched.until(lambda s: utilizations(s) == (0, 0))
+
+
+async def test_two_containers_on_one_card_are_told_apart(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    async with watching(root) as watched:
+        watched.fault("npu0", "busy-one")
+        await watched.looks(2)
+        simulator.tick(root)
+        await showed(watched, lambda found: (found[0] or 0) > 70 and found[1] == 0)
+
+
+async def test_a_device_that_was_reset_shows_no_load_of_that_time(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    async with watching(root) as watched:
+        watched.fault("npu0", "busy")
+        await watched.looks(2)
+        watched.record.all.clear()
+        watched.fault("npu0", "reset")
+        await watched.looks(2)
+        assert {utilizations(s) for s in watched.record.all} == {(None, None)}
+        before = simulator.cards(root)
+        simulator.tick(root)
+        both_cores = pytest.approx((work(root, before),) * 2)
+        await showed(watched, lambda found: found == both_cores)
+
+
+async def test_counters_that_wrap_are_looked_at_between_two_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(utilization, "LONGEST_PAUSE", 0.0)
+    root = tree(tmp_path / "host", "warboy=1")
+    simulator.apply_fault(root, "npu0", "busy")
+    host = Counted(root)
+    async with watching(root, host, replace(QUICK, telemetry_interval=3600)) as watched:
+        await host.look_at_cores()
+        before = simulator.cards(root)
+        for _ in range(3):
+            simulator.tick(root, 3.0)  # all of it is 9e9 cycles, and they wrap at 4.3e9
+            await host.look_at_cores()
+        first = watched.record.value
+        assert first.cards[0].reading == watched.record.all[0].cards[0].reading
+        watched.fault("npu0", "dead")  # a change of health brings a reading
+        shown = await watched.until(lambda s: s.cards[0].reading != first.cards[0].reading)
+        assert utilizations(shown) == pytest.approx((work(root, before),) * 2)
+
+
+async def test_counters_are_looked_at_while_looks_at_health_are_rare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "LONGEST_PAUSE", 0.02)
+    root = tree(tmp_path / "host", "warboy=1")
+    simulator.apply_fault(root, "npu0", "busy")
+    host = Counted(root)
+    async with watching(root, host, replace(QUICK, health_interval=1e9)):
+        await host.look_at_cores(5)
+        assert host.liveness_looks == 1
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("rare", [False, True])
+async def test_counters_that_hang_fence_the_card_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch, rare: bool
+) -> None:
+    """Looked at in one go with whether the card works, and while it rests between two looks."""
+    monkeypatch.setattr(inventory, "LONGEST_PAUSE", 0.02 if rare else 2.0)
+    monkeypatch.setattr(utilization, "LONGEST_PAUSE", 0.0)
+    simulator.apply_fault(root, "npu0", "busy")
+    settings = replace(QUICK, telemetry_interval=3600, health_interval=0.5 if rare else 0.01)
+    async with watching(root, settings=settings) as watched:
+        pipe = management(root, 0).parent / "npu0pe1/perf_regs"
+        pipe.unlink()
+        os.mkfifo(pipe)
+        fenced = await watched.card("npu0", UNHEALTHY)
+        assert fenced.health.reason == "no answer within 0.2 s"
+        release(pipe, "\n")
+        await watched.card("npu0", HEALTHY)
+        assert {s.cards[1].health.state for s in watched.record.all} == {HEALTHY}
+
+
+async def test_another_card_has_none_of_the_load_of_the_one_before(tmp_path: Path) -> None:
+    """Even if nothing but what it says of itself tells that it is another one."""
+    root = tree(tmp_path / "host", "warboy=1")
+    simulator.apply_fault(root, "npu0", "busy")
+    host = Swapping(root)
+    async with watching(root, host) as watched:
+        await showed(watched, lambda found: found == (50, 50))
+        watched.record.all.clear()
+        host.swapped = True
+        await watched.until(lambda s: s.cards[0].id == "OTHER")
+        await watched.looks(2)
+        readings = [s.cards[0].reading for s in watched.record.all if s.cards[0].id == "OTHER"]
+        first = next(reading for reading in readings if reading)
+        assert [core.utilization for core in first.cores] == [None, None]
+
+
+class Swapping(Host):
+    """One card, half busy, becomes another."""
+
+    swapped = False
+    looks = 0
+
+    def card(self, entry: Entry) -> Card:
+        card = super().card(entry)
+        return replace(card, uuid="OTHER", serial="OTHER") if self.swapped else card
+
+    def cores(
+        self, entry: Entry, frequencies: tuple[int | None, ...] = ()
+    ) -> tuple[CoreReading, ...]:
+        self.looks += 1
+        return tuple(
+            replace(core, cycles=1000 * self.looks, task_cycles=500 * self.looks)
+            for core in super().cores(entry, frequencies)
+        )
 
 
 # A fault of our own.

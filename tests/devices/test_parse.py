@@ -256,3 +256,81 @@ def test_a_flood_of_numbers_is_cut() -> None:
 def test_the_widest_counter_is_not_lost() -> None:
     """All ones is what a register reads as when its card fell off the bus."""
     assert parse.numbers(b"Device Error: 18446744073709551615") == (("Device Error", 2**64 - 1),)
+
+
+# What is told of cores.
+
+
+@given(DAMAGED)
+def test_figures_of_cores_fit_64_bits(raw: bytes | None) -> None:
+    for parser in (parse.perf_regs, parse.metrics, parse.alloc_status):
+        found = parser(raw or b"")
+        assert found is None or all(0 <= value < 2**64 for value in found)
+
+
+U32 = st.integers(0, 2**32 - 1)
+
+
+@given(U32.filter(lambda high: high != 2**32 - 1), U32, U32, SPACE)
+def test_perf_regs_come_back_as_written(high: int, low: int, task: int, end: str) -> None:
+    raw = (
+        f"ProgramCounter: 0x10b74\nTaskExecutionTime: {task:#x}\nLastTensorExecutionTime: 0xa7\n"
+        f"TensorExecutionTime: 0x1\nCycleCount: {low:#x}\nCycleCountHigh: {high:#x}{end}"
+    )
+    assert parse.perf_regs(raw.encode()) == (high << 32 | low, task)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"TaskExecutionTime: 0x1\nCycleCount: 0x2\n",
+        b"TaskExecutionTime: 0x1\nCycleCount: 0x2\nCycleCountHigh: 0x",
+        b"TaskExecutionTime: 0x100000000\nCycleCount: 0x2\nCycleCountHigh: 0x0\n",
+        b"TaskExecutionTime: -0x1\nCycleCount: 0x2\nCycleCountHigh: 0x0\n",
+        b"TaskExecutionTime: 1\nCycleCount: 2\nCycleCountHigh: 0\n",
+        b"xTaskExecutionTime: 0x1\nCycleCount: 0x2\nCycleCountHigh: 0x0\n",
+        b"TaskExecutionTime: 0xffffffff\nCycleCount: 0xffffffff\nCycleCountHigh: 0xffffffff\n",
+    ],
+)
+def test_registers_that_are_cut_off_or_all_ones_are_no_count(raw: bytes) -> None:
+    assert parse.perf_regs(raw) is None
+
+
+@given(
+    U64.filter(lambda value: value != 2**64 - 1),
+    U64,
+    st.sampled_from(["{}: {:#x}\n{}: {:#x}", "{}: {:x}\n{}: {:x}", "{}:{:#X}\r\n{} : {:#X}"]),
+    SPACE,
+)
+def test_metrics_and_memory_come_back_as_written(one: int, two: int, form: str, end: str) -> None:
+    metrics = form.format("TaskCycleCount", two, "CycleCount", one) + end
+    assert parse.metrics(metrics.encode()) == (one, two)
+    memory = form.format("dram_capacity", one, "dram_usage", two) + end
+    assert parse.alloc_status(memory.encode()) == (one, two)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"CycleCount: 0x1\n", b"CycleCount: 0x1\nTaskCycleCount: 0x" + b"1" * 17, b"x" * 65536],
+)
+def test_metrics_without_both_counters_are_none(raw: bytes) -> None:
+    assert parse.metrics(raw) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "found"),
+    [
+        (b"0\n1\n", (0, 1)),
+        (b"pe0 (MHz): 1000\npe1 (MHz): 900", (1000, 900)),
+        (b"1\nmaybe\n", (1, None)),
+        (b"-1\n0x1\n", (None, None)),
+        (b"1\n", ()),
+        (b"1\n1\n1\n", ()),
+        (b"", ()),
+        (None, ()),
+        (b"9" * 65536, ()),
+    ],
+)
+def test_a_line_a_core(raw: bytes | None, found: tuple[int | None, ...]) -> None:
+    assert parse.per_core(raw, 2) == found

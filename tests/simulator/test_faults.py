@@ -12,7 +12,7 @@ from .helpers import listing, wait_until
 
 SPECS = (card("warboy", 0), card("rngd", 1))
 # These have tests of their own: what was counted stays counted, another card stays, heat fades.
-LEAVES_TRACES = {"errors", "swap", "busy", "idle", "ok", "back"}
+LEAVES_TRACES = {"errors", "swap", "reset", "busy", "busy-one", "idle", "ok", "back"}
 both = pytest.mark.parametrize("index", [0, 1], ids=["warboy", "rngd"])
 
 
@@ -152,6 +152,8 @@ def test_unreadable_is_an_error_for_root_as_well(root: Path) -> None:
         (root / liveness(SPECS[0])).read_text()
     with pytest.raises(IsADirectoryError):
         (root / hwmon(SPECS[0]) / "temp1_input").read_text()
+    with pytest.raises(IsADirectoryError):
+        (root / core(SPECS[0], "0") / "perf_regs").read_text()
 
 
 @both
@@ -216,6 +218,33 @@ def test_busy_and_idle_show_in_use(root: Path) -> None:
     assert cards(root)[0].telemetry.workload == "idle"
     apply_fault(root, "npu0", "ok")
     assert cards(root)[0].telemetry.workload == "auto"
+
+
+def test_busy_one_is_one_core_in_use_and_the_others_free(root: Path) -> None:
+    warboy, rngd = SPECS
+    for name in ("npu0", "npu1"):
+        apply_fault(root, name, "busy-one")
+    tick(root)
+    assert "CycleCount: 0x" in (root / core(warboy, "0") / "perf_regs").read_text()
+    for pe in ("1", "0-1"):
+        assert (root / core(warboy, pe) / "perf_regs").read_text() == ""
+    occupied = (root / management(rngd) / "pe_occupancy").read_text().splitlines()
+    assert occupied == ["1", *"0000000"]
+    assert "dram_usage: 0x" in (root / core(rngd, "0") / "alloc_status").read_text()
+    assert (root / core(rngd, "1") / "alloc_status").read_text() == ""
+
+
+@both
+def test_reset_begins_all_counters_anew_under_the_same_load(root: Path, index: int) -> None:
+    name = SPECS[index].name
+    apply_fault(root, name, "busy")
+    tick(root)
+    before = cards(root)[index].telemetry
+    apply_fault(root, name, "reset")
+    after = cards(root)[index].telemetry
+    assert (set(after.cycles), set(after.task_cycles), after.uptime) == ({0}, {0}, 0.0)
+    assert (after.load, after.temperature) == (before.load, before.temperature)
+    assert (root / management(SPECS[index]) / "heartbeat").read_text() == "0\n"
 
 
 def test_a_card_has_several_names(root: Path) -> None:

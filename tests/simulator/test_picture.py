@@ -5,7 +5,7 @@ import pytest
 
 from npu_agent.simulator import CardSpec, CardTelemetry, advance, card, fresh
 from npu_agent.simulator.picture import core, files, hwmon, liveness, management, nodes
-from npu_agent.simulator.telemetry import with_workload
+from npu_agent.simulator.telemetry import Workload, with_workload
 
 WARBOY, RNGD = card("warboy", 0), card("rngd", 1)
 
@@ -90,9 +90,19 @@ def test_perf_regs_are_empty_while_a_core_is_not_in_use() -> None:
     assert seen[f"{core(WARBOY, '0-1')}/perf_regs"] == ""
 
 
-@pytest.mark.parametrize("pe", ["0", "1", "0-1"])
-def test_utilisation_from_perf_regs_is_the_load_over_a_wrap_of_the_counters(pe: str) -> None:
-    before = with_workload(fresh("warboy"), "busy")
+def test_counters_of_a_fused_core_are_in_its_own_entry_and_the_single_ones_are_not_in_use() -> None:
+    seen = files(WARBOY, with_workload(fresh("warboy"), "busy"))
+
+    assert seen[f"{core(WARBOY, '0-1')}/perf_regs"] != ""
+    assert seen[f"{core(WARBOY, '0')}/perf_regs"] == ""
+    assert seen[f"{core(WARBOY, '1')}/perf_regs"] == ""
+
+
+@pytest.mark.parametrize(("workload", "pe"), [("single", "0"), ("busy", "0-1")])
+def test_utilisation_from_perf_regs_is_the_load_over_a_wrap_of_the_counters(
+    workload: Workload, pe: str
+) -> None:
+    before = with_workload(fresh("warboy"), workload)
     # Just below the end of what 32 bits hold, so that both counters wrap within the second.
     before = replace(before, cycles=((5 << 32) - 9,) * 2, task_cycles=((1 << 32) - 9,) * 2)
     after = advance(before, 1.0, Random(1))

@@ -64,6 +64,19 @@ def test_heat_follows_load_slowly_and_power_at_once(family: str) -> None:
 
 
 @families
+def test_single_is_load_on_the_first_core_alone(family: str) -> None:
+    state = with_workload(fresh(family), "single")
+    later = after(state, 60)
+    others = FAMILIES[family].cores - 1
+    for moment in (state, later):
+        assert moment.load[0] > 0.7
+        assert moment.load[1:] == (0.0,) * others
+    assert later.task_cycles[0] > 0
+    assert later.task_cycles[1:] == (0,) * others
+    assert max(later.temperature) == later.temperature[0]
+
+
+@families
 def test_auto_alternates_between_idle_and_busy(family: str) -> None:
     rng, state, targets = Random(7), fresh(family), set()
     for _ in range(600):
@@ -75,7 +88,7 @@ def test_auto_alternates_between_idle_and_busy(family: str) -> None:
 
 
 def test_after_busy_or_idle_auto_goes_on() -> None:
-    for workload in ("busy", "idle"):
+    for workload in ("busy", "single", "idle"):
         held = after(with_workload(fresh("warboy"), workload), 5)
         resumed = advance(with_workload(held, "auto"), 1.0, Random(1))
         assert (resumed.target > 0) != (held.target > 0)
@@ -89,7 +102,7 @@ def test_the_same_generator_gives_the_same_life() -> None:
 @settings(deadline=None)
 @given(
     family=st.sampled_from(sorted(FAMILIES)),
-    workload=st.sampled_from(("auto", "busy", "idle")),
+    workload=st.sampled_from(("auto", "busy", "single", "idle")),
     steps=st.lists(st.floats(0, 3600), min_size=1, max_size=30),
     seed=st.integers(),
 )

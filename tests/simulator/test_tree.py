@@ -297,7 +297,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     shapes = {
         root / management(PAIR[0]) / "atr_error": ("AXI Post Error: ", 9),
         root / management(PAIR[0]) / "heartbeat": ("", 1),
-        root / core(PAIR[0], "0") / "perf_regs": ("ProgramCounter: ", 8),
+        root / core(PAIR[0], "0-1") / "perf_regs": ("ProgramCounter: ", 8),
         root / "sys/class/rngd_mgmt/rngd!npu1mgmt/pe_occupancy": ("", 8),
     }
     names = {path.name for path in (root / management(PAIR[0])).iterdir()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +36,33 @@ class Family:
     whole_nodes: tuple[str, ...]
     """Nodes that only the holder of the whole card gets."""
     core_ranges: tuple[CoreRange, ...]
-    """The PE nodes there are: single cores and fused ones."""
+    """The PE nodes there are: single cores and fused ones, the narrow ones first."""
+    core_entry: str
+    """Beside the card's entry: that of a core, or of fused ones. The cores follow this name."""
+    counters_file: str
+    """In a core's entry: what it has counted."""
+    counters: Callable[[bytes], tuple[int, int] | None]
+    """That file's content -> ``(cycles, task cycles)``."""
+    counts_in_use_only: bool
+    """Whether only cores in use have counters, which then are of 32 bits and begin anew at 2**32;
+    else every core has them, of 64 bits."""
+    frequencies: Callable[[bytes | None], tuple[int | None, ...]]
+    """The file of clocks -> MHz of each core; empty where it tells none."""
+    memory_file: str | None = None
+    """In a core's entry: the memory of its user; empty while the core is free."""
+    memory: Callable[[bytes], tuple[int, int] | None] | None = None
+    """That file's content -> ``(bytes that may be taken, bytes taken)``."""
+    occupancy_file: str | None = None
+    """In the card's entry: a line a core, ``1`` in use and ``0`` free."""
+    covering: tuple[tuple[CoreRange, ...], ...] = field(init=False, repr=False)
+    """For each core, those of `core_ranges` of which it is one."""
+
+    def __post_init__(self) -> None:
+        covering = tuple(
+            tuple(cores for cores in self.core_ranges if cores.first <= core <= cores.last)
+            for core in range(self.core_count)
+        )
+        object.__setattr__(self, "covering", covering)
 
     def shared(self, index: int) -> tuple[str, ...]:
         """Paths below /dev of the nodes that every holder of a core of card `index` needs."""

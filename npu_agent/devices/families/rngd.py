@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from npu_agent.devices import parse
 from npu_agent.devices.families.family import Family
 from npu_agent.devices.model import CoreRange
 
@@ -16,6 +17,11 @@ _CORES = 8
 def product(device_type: str, soc_rev: str | None) -> str | None:  # noqa: ARG001 (one shape for all)
     """There is one product."""
     return "rngd" if device_type.lower() == "rngd" else None
+
+
+def frequencies(raw: bytes | None) -> tuple[int | None, ...]:
+    """A line a core."""
+    return parse.per_core(raw, _CORES)
 
 
 FAMILY = Family(
@@ -41,5 +47,13 @@ FAMILY = Family(
         for width in (1, 2, 4)
         for first in range(0, _CORES, width)
     ),
+    core_entry="rngd!npu{n}pe",
+    counters_file="metrics",
+    counters=parse.metrics,
+    counts_in_use_only=False,
+    frequencies=frequencies,
+    memory_file="alloc_status",
+    memory=parse.alloc_status,
+    occupancy_file="pe_occupancy",
 )
 """The family's conventions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from npu_agent.devices import parse
 from npu_agent.devices.families.family import Family
 from npu_agent.devices.model import CoreRange
 
@@ -13,6 +14,12 @@ def product(device_type: str, soc_rev: str | None) -> str | None:
     if device_type.lower() != "warboy":
         return None
     return "warboyB0" if soc_rev and soc_rev.upper() == "B0" else "warboy"
+
+
+def frequencies(raw: bytes | None) -> tuple[int | None, ...]:
+    """Both cores run at one clock; the one of the tensor unit is what a Warboy is known by."""
+    clock = dict(parse.numbers(raw)).get("ne tensor (MHz)")
+    return () if clock is None else (clock, clock)
 
 
 FAMILY = Family(
@@ -27,5 +34,10 @@ FAMILY = Family(
     shared_nodes=("npu{n}_mgmt", *(f"npu{{n}}ch{channel}" for channel in range(4))),
     whole_nodes=("npu{n}",),
     core_ranges=(CoreRange(0, 0), CoreRange(1, 1), CoreRange(0, 1)),
+    core_entry="npu{n}pe",
+    counters_file="perf_regs",
+    counters=parse.perf_regs,
+    counts_in_use_only=True,
+    frequencies=frequencies,
 )
 """The family's conventions."""
