@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CHECKED := npu_agent protos tests bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pythons lint format protos protos-check lock e2e bench cluster clean
+.PHONY: help demo packages test test-pythons lint format protos protos-check lock e2e bench cluster clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
@@ -23,6 +23,10 @@ $(VENV)/ready: requirements/dev.txt pyproject.toml
 
 demo: $(VENV)/ready ## the whole agent on simulated cards with a stand-in for the kubelet (ARGS=--once ends after the tour)
 	@$(BIN)/npu-agent demo $(ARGS)
+
+packages: ## what some tests want besides, from Debian: a browser for the pages, promtool for the alerts (root)
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium prometheus >/dev/null
 
 test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
 	$(BIN)/python -m pytest --ignore=tests/e2e $(ARGS)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import signal
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,14 +18,28 @@ from npu_agent.devices import health, inventory
 from npu_agent.devices.families import FAMILIES, widths
 from npu_agent.devices.host import Host
 from npu_agent.devices.inventory import Inventory
+from npu_agent.events import Events
 from npu_agent.feed import Feed
+from npu_agent.kube import Api
+from npu_agent.labels import output_of
+from npu_agent.labels.labeller import Labeller
+from npu_agent.labels.machine import read_machine
 from npu_agent.logs import logger
+from npu_agent.metrics import page
+from npu_agent.metrics.lag import LoopLag
+from npu_agent.metrics.own import Own
+from npu_agent.metrics.page import Page
 from npu_agent.plugin import cdi
 from npu_agent.plugin.advertise import Resource, resources
 from npu_agent.plugin.ownership import Ownership
 from npu_agent.plugin.publisher import Publisher, Wanted
 from npu_agent.plugin.session import Session
 from npu_agent.supervise import keep_running
+from npu_agent.web import ready
+from npu_agent.web.history import History
+from npu_agent.web.pages import Pages
+from npu_agent.web.server import Server
+from npu_agent.web.status import Status, status
 
 log = logger(__name__)
 
@@ -76,6 +92,46 @@ class Agent:
             directory=directory,
             cdi_file=host_root / cdi.FILE if by_cdi else None,
         )
+        self._api = Api()
+        self._sets: Feed[Collection[str]] = Feed(config.labels.sets)
+        output = output_of(
+            config.labels.output, api=self._api, node_name=node_name, host_root=host_root
+        )
+        self.labeller = output and Labeller(
+            snapshots=self.inventory.snapshots,
+            sets=self._sets,
+            resync=lambda: self._config.labels.resync,
+            output=output,
+            machine=partial(read_machine, host_root),
+        )
+        """None where the config wants no labels."""
+        self.events = Events(
+            api=self._api,
+            node_name=node_name,
+            snapshots=self.inventory.snapshots,
+            configs=self.poller.states,
+            wanted=lambda: self._config.events,
+        )
+        self._started_at = time.time()
+        self._lag = LoopLag()
+        self._shown: Feed[page.Settings] = Feed(self._shows(config))
+        self._page = Page(
+            snapshots=self.inventory.snapshots,
+            holdings=self.pod_resources.holdings,
+            settings=self._shown,
+            hostname=node_name or platform.node(),
+            own=self._own,
+        )
+        self._history = History(self.inventory.snapshots)
+        self.server = Server(
+            config.metrics.address,
+            Pages(
+                metrics=self._page.body,
+                status=self.status,
+                unready=self.unready,
+                history=self._history,
+            ),
+        )
         ownership = Ownership(directory)
         self.sessions = tuple(
             Session(
@@ -102,6 +158,11 @@ class Agent:
                     ("config", self.poller.run),
                     ("config in force", self._follow_config),
                     ("devices", self.publisher.run),
+                    ("events", self.events.run),
+                    ("metrics", self._page.run),
+                    ("history", self._history.run),
+                    ("loop lag", self._lag.run),
+                    *((("labels", self.labeller.run),) if self.labeller else ()),
                 )
             ]
             sessions = [
@@ -110,13 +171,16 @@ class Agent:
                 )
                 for s in self.sessions
             ]
+            server = parts.create_task(keep_running("server", self.server.run, self.restarts))
             await stop.wait()
             # The kubelet first: it should see the end of its stream while everything still works.
-            for task in sessions:
+            # The server has its own deadline, for clients that do not let go.
+            for task in (*sessions, server):
                 task.cancel()
             await asyncio.wait(sessions, timeout=_SHUTDOWN)
             for task in (*rest, *sessions):
                 task.cancel()
+        await self._api.close()
 
     @property
     def _config(self) -> Config:
@@ -128,12 +192,62 @@ class Agent:
         log_config = self._config.log
         async for state in self.poller.states.watch():
             self._wanted.publish(self._wants(state.config))
+            self._sets.publish(state.config.labels.sets)
+            self._shown.publish(self._shows(state.config))
             if state.config.log != log_config:
                 log_config = state.config.log
                 logs.setup(log_config.level, log_config.format)
 
     def _wants(self, config: Config) -> Wanted:
         return Wanted(resources_of(config), disabled_for(config, self._node_name))
+
+    def _shows(self, config: Config) -> page.Settings:
+        return page.Settings(
+            schema=config.metrics.schema,
+            pod_labels=config.metrics.pod_labels,
+            interval=config.metrics.interval,
+            resources=frozenset(self.publisher.devices),
+        )
+
+    def status(self) -> Status:
+        """How everything stands now, for people."""
+        return status(
+            snapshot=self.inventory.snapshots.value,
+            holdings=self.pod_resources.holdings.value,
+            config=self.poller.states.value,
+            sessions=[session.status.value for session in self.sessions],
+            devices={name: feed.value for name, feed in self.publisher.devices.items()},
+            labels=self.labeller.state.value if self.labeller else None,
+            unready=self.unready(),
+            node=self._node_name,
+            version=__version__,
+            started_at=self._started_at,
+            now=time.time(),
+            monotonic=time.monotonic(),
+        )
+
+    def unready(self) -> tuple[str, ...]:
+        """What keeps the agent from being ready; empty when it is."""
+        return ready.reasons(
+            snapshot=self.inventory.snapshots.value,
+            wanted=self._wanted.value,
+            sessions=[session.status.value for session in self.sessions],
+            config=self.poller.states.value,
+        )
+
+    def _own(self) -> Own:
+        return Own(
+            version=__version__,
+            now=time.monotonic(),
+            snapshot=self.inventory.snapshots.value,
+            sessions=tuple((each.status.value, each.counts) for each in self.sessions),
+            config=self.poller.states.value,
+            restarts=self.restarts,
+            lag=self._lag.seconds,
+            labels_applied=self.labeller.results if self.labeller else {},
+            events=self.events.results,
+            page_failures=self._page.failures,
+        )
 
     def _allocated(self, resource: str, ids: Sequence[str]) -> None:
         self.publisher.allocated(resource, ids)

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,6 +89,17 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     held.set_defaults(command=_allocations)
+
+    labels = commands.add_parser(
+        "labels",
+        parents=[common],
+        help="what would be put on the Node and why; put it there once; take all of ours away",
+    )
+    labels.add_argument(
+        "action", choices=("show", "apply", "clear"), nargs="?", default="show", help="(show)"
+    )
+    config.add_options(labels)
+    labels.set_defaults(command=_labels)
 
     conf = commands.add_parser("config", help="check, show or describe the configuration")
     about = conf.add_subparsers(metavar="check|show|schema", required=True)
@@ -184,6 +196,11 @@ def _info(args: argparse.Namespace) -> int:
         show(await look_once(host, FAMILIES), await pods())
 
     async def watch() -> None:
+        # Not asyncio's own Ctrl-C, which cancels between any two instructions and so may break
+        # into the work of an event (seen: InvalidStateError).
+        this = asyncio.current_task()
+        assert this is not None  # noqa: S101  (for the type checker)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, this.cancel)
         inventory = Inventory(host, FAMILIES)
         # No TaskGroup: it would wrap the BrokenPipeError that `main` knows how to take.
         running = asyncio.create_task(inventory.run())
@@ -200,7 +217,10 @@ def _info(args: argparse.Namespace) -> int:
         finally:
             running.cancel()
 
-    asyncio.run(watch() if args.watch else once())
+    try:
+        asyncio.run(watch() if args.watch else once())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     return 0
 
 
@@ -223,6 +243,51 @@ def _allocations(args: argparse.Namespace) -> int:
     else:
         view.show("no container holds a device")
     return 0
+
+
+def _labels(args: argparse.Namespace) -> int:
+    from npu_agent import view
+    from npu_agent.devices.families import FAMILIES
+    from npu_agent.devices.host import Host
+    from npu_agent.devices.inventory import look_once
+    from npu_agent.kube import Api
+    from npu_agent.labels import compute, output_of
+    from npu_agent.labels.labeller import UnavailableError
+    from npu_agent.labels.machine import read_machine
+
+    _quiet(args)
+    wanted = config.from_args(args, widths()).config.labels
+    root = _host_root(args)
+
+    async def act() -> int:
+        api = Api()
+        try:
+            output = output_of(
+                wanted.output, api=api, node_name=os.environ.get("NODE_NAME"), host_root=root
+            ) or output_of("api", api=api, node_name=os.environ.get("NODE_NAME"), host_root=root)
+            assert output is not None  # noqa: S101  (for the type checker)
+            if args.action == "clear":
+                cleared = await output.clear()
+                print(*sorted(cleared) or ["nothing to clear"], sep="\n")
+                return 0
+            snapshot = await look_once(Host(root), FAMILIES)
+            machine = read_machine(root)
+            if args.action == "show":
+                view.show(view.labels_table(compute.explained(snapshot, machine, wanted.sets)))
+            else:
+                labels = compute.labels(snapshot, machine, wanted.sets)
+                await output.put(labels, careful=False)
+                print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
+            if doubt := compute.unsure(snapshot):
+                print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
+        except UnavailableError as error:
+            print(f"npu-agent: {error}", file=sys.stderr)
+            return FAILED
+        finally:
+            await api.close()
+        return 0
+
+    return asyncio.run(act())
 
 
 def _config_check(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import sys
 import tempfile
@@ -21,10 +22,12 @@ from npu_agent import logs, simulator
 from npu_agent.agent import Agent
 from npu_agent.config import load
 from npu_agent.devices.families import widths
+from npu_agent.labels import nfd
 from npu_agent.plugin.advertise import split_id
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
 
 _CARDS = "warboy=2"
+_COUNT = "beta.furiosa.ai/npu.count"
 _DEADLINE = 10.0
 """Seconds a step may take; each takes less than one."""
 _BRISK = 0.1
@@ -44,7 +47,8 @@ class Tour:
     ) -> None:
         """`names` gives the card's name for each device ID: people know ``npu0``, not a UUID.
 
-        `config` is the agent's config file; of the agent itself only its word on the file is asked.
+        `config` is the agent's config file; of the agent itself only its word on the file is asked,
+        and where it listens.
         """
         self._root = root
         self._kubelet = kubelet
@@ -52,6 +56,7 @@ class Tour:
         self._states = agent.poller.states
         self._resource = agent.poller.states.value.config.resource_name
         self._names = names
+        self._listening = agent.server.listening
         self._step = 0
 
     async def walk(self) -> bool:
@@ -59,9 +64,11 @@ class Tour:
         steps: tuple[tuple[str, Callable[[], Coroutine[Any, Any, Iterable[str]]]], ...] = (
             ("The agent registers with the kubelet", self._registered),
             ("It tells the kubelet which cards there are, as the driver's files say", self._listed),
+            ("It labels the Node with what is installed", self._labelled),
+            ("It serves a status page, and metrics for Prometheus", self._serves),
             ("A Pod asks for one NPU", self._pod),
             ("A second Pod gets the other card, a third has to wait", self._more_pods),
-            ("npu1 is taken out of the host: the list follows", self._vanishes),
+            ("npu1 is taken out of the host: list and labels follow", self._vanishes),
             ("npu1 comes back: so does its device, under the same ID", self._returns),
             ("npu1 dies, and is brought back when it works again", self._dies),
             ("The config is edited while the agent runs: single cores, please", self._edited),
@@ -100,12 +107,59 @@ class Tour:
             f"{self._names[id_]} is the device {id_}: {health}" for id_, health in plugin.devices
         ]
 
+    async def _labelled(self) -> list[str]:
+        labels = await self._labels(bool)
+        return [f"{key}={value}" for key, value in labels.items()]
+
+    async def _labels(self, condition: Callable[[dict[str, str]], bool]) -> dict[str, str]:
+        """The labels as Node Feature Discovery finds them; in a cluster they go straight there."""
+        file = self._root / nfd.FILE
+        while True:
+            content = await asyncio.to_thread(lambda: file.read_bytes() if file.exists() else None)
+            if condition(labels := nfd.parse(content)):
+                return labels
+            await asyncio.sleep(0.02)
+
+    async def _serves(self) -> list[str]:
+        address = await self._address()
+        alive = [line for line in await self._metrics() if line.startswith("furiosa_npu_alive{")]
+        return [
+            f"the status page: http://{address}/",
+            f"the metrics:     http://{address}/metrics",
+            *(f"they say: {_brief(line)}" for line in alive),
+        ]
+
+    async def _address(self) -> str:
+        async for address in self._listening.watch():
+            if address:
+                return f"{address[0]}:{address[1]}"
+        raise OSError("the server has ended")
+
+    async def _metrics(self, *wanted: str) -> list[str]:
+        """The lines of /metrics, as soon as one has every text in `wanted`; asked as others ask."""
+        from aiohttp import ClientSession, ClientTimeout
+
+        url = f"http://{await self._address()}/metrics"
+        async with ClientSession(timeout=ClientTimeout(total=_DEADLINE)) as session:
+            while True:
+                async with session.get(url) as answer:
+                    lines = (await answer.text()).splitlines()
+                if any(all(text in line for text in wanted) for line in lines):
+                    return lines
+                await asyncio.sleep(0.05)
+
+    async def _metric(self, *wanted: str) -> str:
+        lines = await self._metrics(*wanted)
+        return next(line for line in lines if all(text in line for text in wanted))
+
     async def _pod(self) -> list[str]:
         given = await self._kubelet.allocate(self._resource, 1)
+        told = await self._metric("furiosa_npu_assigned{")
         return [
             f"the Pod gets {self._named(given.ids)}",
             *(f"environment: {k}={v}" for k, v in sorted(given.environment.items())),
             f"device nodes: {' '.join(given.nodes)}",
+            f"/metrics: {_brief(told)}",
         ]
 
     async def _more_pods(self) -> list[str]:
@@ -125,24 +179,42 @@ class Tour:
         ]
 
     async def _vanishes(self) -> list[str]:
+        before = await self._labels(bool)
         await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "gone")
         plugin = await self._plugin(lambda p: len(p.devices) == 1)
-        return [f"the list is now: {self._listing(plugin)}"]
+        after = await self._labels(lambda found: found != before)
+        return [
+            f"the list is now: {self._listing(plugin)}",
+            *(
+                f"label {key}: {before.get(key, 'none')} -> {after.get(key, 'none')}"
+                for key in sorted(before.keys() | after.keys())
+                if before.get(key) != after.get(key)
+            ),
+        ]
 
     async def _returns(self) -> list[str]:
         await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "back")
         plugin = await self._plugin(lambda p: len(p.healthy()) == 2)
+        await self._labels(lambda found: found.get(_COUNT) == "2")
         return [
             f"the list is now: {self._listing(plugin)}",
+            f"label {_COUNT}: 2 again",
             f"{plugin.messages} messages from the agent so far: it sends on change only",
         ]
 
     async def _dies(self) -> list[str]:
         await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "dead")
         dead = await self._plugin(lambda p: len(p.healthy()) == 1)
+        told = await self._metric(
+            "furiosa_npu_health{", 'device="npu1"', 'state="unhealthy"', "} 1"
+        )
         await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "ok")
         well = await self._plugin(lambda p: len(p.healthy()) == 2)
-        return [f"it dies:       {self._listing(dead)}", f"it works again: {self._listing(well)}"]
+        return [
+            f"it dies:        {self._listing(dead)}",
+            f"/metrics:       {_brief(told)}",
+            f"it works again: {self._listing(well)}",
+        ]
 
     async def _edited(self) -> list[str]:
         await self._edit("defaultPe: Fusion", "defaultPe: Single")
@@ -208,17 +280,21 @@ async def run(*, once: bool) -> int:
         plugins.mkdir()
         specs = simulator.parse_cards(_CARDS)
         simulator.make(root, specs)
+        (root / nfd.FILE).parent.mkdir(parents=True)
         _log_to(log)
         print(
             "The whole agent on two simulated Warboy cards, npu0 and npu1, and a stand-in for the\n"
-            "kubelet. Each line below is what that kubelet saw.\n"
+            "kubelet. Each line below is what that kubelet, or Node Feature Discovery, would see.\n"
             f"The driver's files are in {root}, the config is\n"
             f"{directory}/config.yaml, the agent's log is in {log}."
         )
         file = directory / "config.yaml"
         file.write_text(
             f"defaultPe: Fusion\npluginDir: {plugins}\n"
-            f"health: {{interval: {_BRISK}}}\nmetrics: {{interval: 1}}\n"
+            f"health: {{interval: {_BRISK}}}\n"
+            "metrics: {interval: 1, listen: '127.0.0.1:0'}\n"
+            # There is no API server here: labels go to a file, and Events nowhere.
+            "labels: {output: nfd}\nevents: false\n"
         )
         kubelet = StandInKubelet(plugins, directory / "pod-resources")
         await kubelet.start()
@@ -233,7 +309,8 @@ async def run(*, once: bool) -> int:
             tour.cancel()
             if happened and not once:
                 print(
-                    f"\n{_bold('All of it happened.')} The agent stays up until Ctrl-C; try:\n"
+                    f"\n{_bold('All of it happened.')} The agent stays up until Ctrl-C; look at\n"
+                    f"   {_shown_at(agent)}   and try:\n"
                     f"   npu-agent info --host-root {root}\n"
                     f"   npu-agent simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
                     f"   an edit of {file}\n"
@@ -265,6 +342,11 @@ async def _in_background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[Non
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _shown_at(agent: Agent) -> str:
+    host, port = agent.server.listening.value or ("?", 0)
+    return f"http://{host}:{port}/"
+
+
 def _log_to(path: Path) -> None:
     logs.setup("debug")
     handler = logging.FileHandler(path)
@@ -274,6 +356,12 @@ def _log_to(path: Path) -> None:
 
 def _last_lines(log: Path) -> list[str]:
     return log.read_text().splitlines()[-10:]
+
+
+def _brief(line: str) -> str:
+    """A line of /metrics without the labels that tell cards of many nodes apart."""
+    often = "uuid|pci_bus_id|driver_version|firmware_version|hostname|resource"
+    return re.sub(rf'(?:{often})="[^"]*",?', "", line).replace(",}", "}")
 
 
 def _bold(text: str) -> str:

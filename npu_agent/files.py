@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from pathlib import Path
 
 
@@ -18,8 +18,9 @@ def replace(path: Path, content: bytes | None) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Hidden, and with an ending of its own: some readers take every *.json of a directory.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    # Hidden, and with an ending of its own: some readers take every *.json of a directory. Random,
+    # as the two agents of a rolling update may both be process 1 of their containers.
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         unfinished.write_bytes(content)
         unfinished.chmod(0o644)

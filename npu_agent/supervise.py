@@ -24,6 +24,7 @@ async def keep_running(
     """
     pause = Backoff(first=0.2, longest=30.0)
     loop = asyncio.get_running_loop()
+    this = asyncio.current_task()
     while True:
         since = loop.time()
         try:
@@ -32,6 +33,9 @@ async def keep_running(
             log.exception("a part failed and will be started again", part=part)
         else:
             log.error("a part ended and will be started again", part=part)
+        if this is not None and this.cancelling():
+            # It failed, or just went on, while it was cancelled: it ends all the same.
+            raise asyncio.CancelledError
         if restarts is not None:
             restarts[part] += 1
         if loop.time() - since > _STEADY:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from npu_agent.assignments import Assignment
 from npu_agent.devices.families import FAMILIES
 from npu_agent.devices.model import CardState, Snapshot, State
+from npu_agent.labels.compute import Explained
 from npu_agent.plugin.advertise import split_id
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ def assignments_table(assignments: Sequence[Assignment]) -> Table:
     table = _table(["Namespace", "Pod", "Container", "Resource", "Device"])
     for one in assignments:
         table.add_row(one.namespace, one.pod, one.container, one.resource, one.device)
+    return table
+
+
+def labels_table(explained: Iterable[Explained]) -> Table:
+    """Every label that the wanted sets can have, and why it has its value, or none."""
+    table = _table(["Label", "Value", "Why"])
+    for one in explained:
+        table.add_row(one.key, one.value or "-", one.why)
     return table
 
 

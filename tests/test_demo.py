@@ -18,6 +18,7 @@ def test_tour_is_the_golden_one() -> None:
     assert (code, err) == (0, "")
     found = re.sub(r"furiosa-npu-[0-9a-f]{8}\.sock", "furiosa-npu-01234567.sock", out)
     found = re.sub(r"/\S*/npu-demo-\w+", "/tmp/npu-demo", found)
+    found = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:9100", found)
     assert found == golden(GOLDEN, found)
 
 
@@ -25,13 +26,13 @@ def test_tour_is_the_golden_one() -> None:
     ("fault", "step", "reason"),
     [
         (
-            "session.Session.run = lambda self: asyncio.Event().wait()",
+            "session.Session.run = lambda self: asyncio.Event().wait()\ndemo._DEADLINE = 0.5",
             "1. The agent registers with the kubelet",
             "✘ this did not happen within 0.5 s",
         ),
         (
             "answer.encode.container_response = refuse",
-            "3. A Pod asks for one NPU",
+            "5. A Pod asks for one NPU",
             "✘ FAILED_PRECONDITION: out of order",
         ),
     ],
@@ -47,7 +48,6 @@ from npu_agent.plugin import answer, session
 def refuse(devices, **_):
     raise answer.RefusalError(answer.Wrong.UNFIT, "out of order")
 
-demo._DEADLINE = 0.5
 {fault}
 sys.exit(cli.main(["demo", "--once"]))
 """

@@ -132,3 +132,23 @@ async def test_what_ends_the_process_passes_through() -> None:
 
     with pytest.raises(End):
         await keep_running("inventory", run)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_what_fails_or_goes_on_while_it_is_cancelled_ends_all_the_same(fails: bool) -> None:
+    started = asyncio.Event()
+
+    async def run() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if fails:
+                raise OSError("the cleaning up failed") from None
+
+    task = asyncio.create_task(keep_running("server", run))
+    await started.wait()
+    task.cancel()
+    async with asyncio.timeout(20):
+        await asyncio.wait([task])
+    assert task.cancelled()

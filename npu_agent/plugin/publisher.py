@@ -38,8 +38,8 @@ Shape = tuple[str, int]
 RECORD = ".npu-agent.shapes.json"
 """In the plugin directory: the shapes under which devices were handed out last."""
 
-_ANSWER = 6.0
-"""Seconds to wait for the kubelet to say who holds what; the question itself has 5."""
+_ANSWER = 11.0
+"""Seconds to wait for the kubelet to say who holds what; to ask and to read the answer has 5 each."""
 
 
 class Publisher:

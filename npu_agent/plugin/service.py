@@ -6,6 +6,7 @@ the answers are bytes that are ready (`npu_agent.plugin.encode`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.plugin import answer, encode, placement
 from npu_agent.plugin.advertise import Device
+from npu_agent.plugin.counts import Counts
 from npu_agent.wire import v1beta1 as wire
 
 log = logger(__name__)
@@ -30,6 +32,12 @@ _STATUS = {
     answer.Wrong.UNKNOWN: Status.NOT_FOUND,
     answer.Wrong.UNFIT: Status.FAILED_PRECONDITION,
 }
+_RESULT = {
+    Status.INVALID_ARGUMENT: "invalid",
+    Status.NOT_FOUND: "unknown",
+    Status.FAILED_PRECONDITION: "unhealthy",
+}
+"""Of `counts.RESULTS`, for each way in which a request is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ class DevicePlugin:
         *,
         allocated: Callable[[str, Sequence[str]], None] = lambda *_: None,
         by_cdi: bool = False,
+        counts: Counts | None = None,
     ) -> None:
         """A plugin that nobody serves yet.
 
@@ -75,12 +84,14 @@ class DevicePlugin:
             devices: the list to serve; closing it ends the streams, and the kubelet sees it.
             allocated: told the resource and the IDs of each Allocate before it is answered.
             by_cdi: whether containers get their device nodes by CDI names.
+            counts: where to count what it does; without them, in ones of its own.
         """
         self.streams: Feed[Streams] = Feed(Streams())
         self._resource = resource
         self._devices = devices
         self._allocated = allocated
         self._by_cdi = by_cdi
+        self._counts = counts if counts is not None else Counts()
         self._by_id: tuple[Devices, dict[str, Device]] = ((), {})
 
     def __mapping__(self) -> dict[str, Handler]:
@@ -116,6 +127,7 @@ class DevicePlugin:
         try:
             async for devices in self._devices.watch():
                 await stream.send_message(_Ready(encode.device_list(devices)))
+                self._counts.messages += 1
                 log.debug("device list sent", resource=self._resource, devices=len(devices))
         finally:
             now = self.streams.value
@@ -136,6 +148,7 @@ class DevicePlugin:
                 for container in request.container_requests
             ]
         for choice in choices:
+            self._counts.preferred[choice.reason] += 1
             log.debug(
                 "allocation preferred",
                 resource=self._resource,
@@ -151,6 +164,19 @@ class DevicePlugin:
         await stream.send_message(_Ready(bytes(response)))
 
     async def _allocate(self, stream: Stream[wire.AllocateRequest, _Ready]) -> None:
+        began, result = time.perf_counter(), "failed"
+        try:
+            granted = await self._grant(stream)
+            result = "granted"
+        except GRPCError as error:
+            result = _RESULT.get(error.status, result)
+            raise
+        finally:
+            self._counts.allocated(result, time.perf_counter() - began)
+        log.info("allocated", resource=self._resource, devices=",".join(granted))
+
+    async def _grant(self, stream: Stream[wire.AllocateRequest, _Ready]) -> list[str]:
+        """Answers an Allocate; returns the IDs of the devices."""
         request = await _received(stream)
         ids = [container.devices_ids for container in request.container_requests]
         with _refusals_as_status():
@@ -163,7 +189,7 @@ class DevicePlugin:
         self._allocated(self._resource, granted)
         await stream.send_message(_Ready(body))
         await stream.send_trailing_metadata()  # a Pod waits for it; the log can wait
-        log.info("allocated", resource=self._resource, devices=",".join(granted))
+        return granted
 
     async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, _Ready]) -> None:
         await _received(stream)

@@ -20,6 +20,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
+from npu_agent.plugin.counts import Counts
 from npu_agent.plugin.endpoint import Endpoint
 from npu_agent.plugin.ownership import Ownership
 from npu_agent.plugin.service import DevicePlugin, Devices, Streams, options
@@ -77,7 +78,10 @@ async def _nothing() -> None:
 
 
 class Session:
-    """Keeps one resource registered for as long as it runs; `status` tells how it stands."""
+    """Keeps one resource registered for as long as it runs.
+
+    `status` tells how it stands, `counts` what was done so far.
+    """
 
     def __init__(
         self,
@@ -104,6 +108,7 @@ class Session:
             by_cdi: whether containers get their device nodes by CDI names.
         """
         self.status: Feed[Status] = Feed(Status(resource=resource, phase=Phase.NO_CARDS))
+        self.counts = Counts()
         self._resource = resource
         self._devices = devices
         self._directory = directory
@@ -114,6 +119,8 @@ class Session:
         self._by_cdi = by_cdi
         self._kubelet = directory / KUBELET_SOCKET
         self._registrations = 0
+        self._lost = False
+        """Whether the kubelet has let go of us and not taken us on again."""
         self._told = ""
         """The trouble that was logged last."""
 
@@ -152,6 +159,7 @@ class Session:
                     continue
                 since = loop.time()
                 lost = await self._until_lost(endpoint)
+                self._lost = True
                 log.warning(
                     "lost the kubelet: registering again", resource=self._resource, reason=lost
                 )
@@ -167,7 +175,11 @@ class Session:
         """An endpoint that serves the devices of each moment; its streams end with the context."""
         served: Feed[Devices] = Feed(self._devices.value)
         plugin = DevicePlugin(
-            self._resource, served, allocated=self._allocated, by_cdi=self._by_cdi
+            self._resource,
+            served,
+            allocated=self._allocated,
+            by_cdi=self._by_cdi,
+            counts=self.counts,
         )
         endpoint = Endpoint(plugin, self._directory, self._socket_name)
         await endpoint.start()
@@ -194,6 +206,8 @@ class Session:
                 return False
         self._told = ""
         self._registrations += 1
+        self.counts.returns += self._lost
+        self._lost = False
         self._say(Phase.REGISTERED)
         log.info("registered", resource=self._resource, endpoint=endpoint.path.name)
         return True

@@ -6,11 +6,12 @@ the package registries for the first run; later runs start from the cache in sec
 
 from .build import KUBELETS, BuildError, ensure_binaries, ensure_packages
 from .images import Image, agent, workload
-from .node import Cluster, ClusterError
+from .node import Answer, Cluster, ClusterError
 from .sandbox import SandboxError
 
 __all__ = [
     "KUBELETS",
+    "Answer",
     "BuildError",
     "Cluster",
     "ClusterError",

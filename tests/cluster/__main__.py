@@ -28,6 +28,7 @@ Node {node} is ready (kubelet {kubelet}, {seconds:.0f} s). Images in it: {images
   npu-agent simulate {root}     simulated cards: /dev and /sys of the node
   ls {kubelet_dir}/device-plugins
   tail -f {workdir}/logs/kubelet.log
+  tail -f {workdir}/logs/audit.log     what the API server was asked, by whom
   python -m tests.cluster down                     everything away
 """
 

@@ -31,6 +31,7 @@ PACKAGES = (
     "iptables",
     "libc6-dev",
     "openssl",
+    "prometheus",
     "runc",
 )
 """Debian packages that building and running need."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from . import settings
@@ -21,7 +24,6 @@ from .sandbox import Process, Sandbox, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
     from types import TracebackType
 
 T = TypeVar("T")
@@ -53,6 +55,19 @@ class State:
     processes: dict[str, Process]
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What the API server answered to `Cluster.request`.
+
+    Attributes:
+        status: the HTTP status.
+        body: the object; for most refusals a `Status` with `reason` and `message`.
+    """
+
+    status: int
+    body: dict[str, Any]
+
+
 class Cluster:
     """A running one-node Kubernetes. Get one from `start` or `attach`; also a context manager.
 
@@ -65,6 +80,8 @@ class Cluster:
             `host_root/dev/npu0`; give it to a Pod as hostPath and to npu-agent as --host-root.
             `dev` holds the usual devices too: a simulator must leave them alone.
         kubelet_dir: the kubelet's /var/lib/kubelet, with device-plugins and pod-resources.
+        static_pods: a Pod's manifest that is put here is run by the kubelet alone, with or without
+            an API server, until the file is gone.
         etc_dir: what was written to the node's /etc (an overlay over the host's).
         run_dir: the node's /run, with cdi.
         kubeconfig: of an administrator; its server address exists inside the namespaces only.
@@ -76,10 +93,12 @@ class Cluster:
         self.kubelet = state.kubelet
         self.host_root = self.workdir / "root"
         self.kubelet_dir = self.workdir / "kubelet"
+        self.static_pods = self.kubelet_dir / "static-pods"
         self.etc_dir = self.workdir / "etc"
         self.run_dir = self.workdir / "run"
         self.kubeconfig = self.workdir / "config" / "admin.kubeconfig"
         self._config = self.workdir / "config"
+        self._audit_log = self.workdir / "logs" / "audit.log"
         self._sandbox = sandbox
         self._state = state
 
@@ -131,7 +150,9 @@ class Cluster:
             config = cluster._config
             settings.write_certificates(config)
             settings.write_identities(config, node_name)
+            settings.write_audit_policy(config)
             settings.write_containerd(config)
+            cluster.static_pods.mkdir()
             settings.write_kubelet(
                 config,
                 cgroup=sandbox.cgroup,
@@ -183,12 +204,11 @@ class Cluster:
         self._spawn("etcd", settings.etcd("/var/lib/etcd"))
         self._spawn("containerd", ["containerd", "--config", f"{config}/containerd.toml"])
         self._await("etcd", "listening", lambda: sandbox.listening(settings.ETCD_PORT))
-        self._spawn("apiserver", settings.apiserver(config))
+        self._spawn("apiserver", settings.apiserver(config, self._audit_log))
         socket = self.run_dir / "containerd" / "containerd.sock"
         self._await("containerd", "listening", socket.exists)
         self.import_image(pause_archive)
-        self._await("apiserver", "listening", lambda: sandbox.listening(settings.API_PORT))
-        self._await("apiserver", "ready", lambda: self._answers("get", "--raw", "/readyz"))
+        self._await_api_server()
         self._spawn("kubelet", settings.kubelet(config, self.node_name))
         self._spawn("controller-manager", settings.controller_manager(config))
         self._spawn("scheduler", settings.scheduler(config))
@@ -212,6 +232,11 @@ class Cluster:
             raise ClusterError(f"{name}: not {what}: {self._sandbox.tail(name)}")
         if not process.alive:
             raise ClusterError(f"{name} ended before {what}: {self._sandbox.tail(name)}")
+
+    def _await_api_server(self) -> None:
+        listening = partial(self._sandbox.listening, settings.API_PORT)
+        self._await("apiserver", "listening", listening)
+        self._await("apiserver", "ready", lambda: self._answers("get", "--raw", "/readyz"))
 
     def _answers(self, *arguments: str) -> bool:
         return self.enter("kubectl", *arguments, check=False).returncode == 0
@@ -274,6 +299,59 @@ class Cluster:
         """Whether the kubelet's process is there."""
         return self._state.processes["kubelet"].alive
 
+    # --- the API server -------------------------------------------------------------------
+
+    def stop_api_server(self, timeout: float = 2.0) -> None:
+        """Stop the API server: TERM, then KILL after `timeout` seconds; the rest runs on.
+
+        It refuses connections at once, and then only waits for its watches to end. Until it is
+        started again, whatever here asks the API server raises ClusterError.
+        """
+        self._sandbox.terminate(self._state.processes["apiserver"], timeout)
+
+    def start_api_server(self, timeout: float = 2 * START_TIMEOUT) -> None:
+        """Start the API server with the data that it had; return when Pods get started again.
+
+        It answers in a few seconds, but scheduler and kubelet, which have backed off, may look for
+        it only after most of a minute. Whoever looks at once may be told 403: the API server
+        listens before it has read its RBAC.
+
+        Raises:
+            ClusterError: it already runs, or it does not get there.
+        """
+        if self._state.processes["apiserver"].alive:
+            raise ClusterError("the API server runs already")
+        self._spawn("apiserver", settings.apiserver(self._config, self._audit_log))
+        self._await_api_server()
+        self._start_a_pod(timeout)
+
+    def _start_a_pod(self, timeout: float) -> None:
+        name = "does-the-cluster-start-pods"
+        container = {
+            "name": "pause",
+            "image": settings.PAUSE_IMAGE,
+            "imagePullPolicy": "Never",
+        }
+        spec = {"terminationGracePeriodSeconds": 0, "containers": [container]}
+        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+        self.wait_for(
+            "a pod to run",
+            lambda: self.get("pod", name, "default")["status"]["phase"] == "Running",
+            timeout,
+        )
+        self.kubectl("delete", "pod", name, "--namespace=default")
+
+    def audit(self) -> list[dict[str, Any]]:
+        """The requests that the API server has answered so far, oldest first.
+
+        Each is an audit.k8s.io/v1 Event at level Metadata: `verb`, `user.username`, `objectRef`
+        (absent where no object is meant), `responseStatus.code`, `userAgent` and so on. What the
+        node's own programs ask, several times a second, is left out (settings.py). Watches are
+        there when they end. To see what comes from here on, keep the length and slice later.
+        """
+        lines = self._audit_log.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # not one half-written
+
     # --- the API --------------------------------------------------------------------------
 
     def kubectl(
@@ -331,13 +409,63 @@ class Cluster:
         """
         return self.kubectl("logs", "--namespace", namespace, pod)
 
-    def token_for(self, service_account: str, namespace: str = "default") -> str:
+    def token_for(
+        self, service_account: str, namespace: str = "default", *, pod: str | None = None
+    ) -> str:
         """A fresh token of a service account, good for an hour.
 
+        Args:
+            service_account: whose.
+            namespace: where that is.
+            pod: the Pod in the same namespace that the token is bound to, as the kubelet's are:
+                it names the Pod's node, and ends with the Pod.
+
         Raises:
-            ClusterError: no such service account.
+            ClusterError: no such service account or Pod.
         """
-        return self.kubectl("create", "token", "--namespace", namespace, service_account).strip()
+        bound = ["--bound-object-kind=Pod", f"--bound-object-name={pod}"] if pod else []
+        scope = ("--namespace", namespace)
+        return self.kubectl("create", "token", *scope, service_account, *bound).strip()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        token: str,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = COMMAND_TIMEOUT,
+    ) -> Answer:
+        """Ask the API server as the owner of a token, with nothing of kubectl's in between.
+
+        Args:
+            method: of HTTP.
+            path: `/api/v1/nodes/x?fieldManager=y`.
+            body: sent as JSON.
+            token: a bearer token; "admin-token" is the administrator's.
+            headers: more of them, such as Accept; Content-Type is application/json unless given.
+            timeout: seconds.
+
+        Raises:
+            ClusterError: no answer at all.
+        """
+        wanted = {
+            "url": settings.SERVER + path,
+            "method": method,
+            "headers": {
+                "Authorization": f"Bearer {token}",
+                "Content-Type": "application/json",
+                **(headers or {}),
+            },
+            "body": None if body is None else json.dumps(body),
+            "ca": f"{self._config}/ca.crt",
+            "timeout": timeout,
+        }
+        program = str(Path(__file__).with_name("request.py"))
+        done = self.enter(sys.executable, program, input=json.dumps(wanted), timeout=timeout + 10)
+        answer = json.loads(done.stdout)
+        return Answer(answer["status"], json.loads(answer["body"]))
 
     def wait_for(self, description: str, predicate: Callable[[], T], timeout: float) -> T:
         """Poll until `predicate()` is true; returns what it returned.

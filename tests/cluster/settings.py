@@ -88,6 +88,28 @@ def write_identities(directory: Path, node: str) -> None:
     (directory / "tokens.csv").write_text("".join(rows))
 
 
+def write_audit_policy(directory: Path) -> None:
+    """Write what the API server's audit log has: who asked what, but not the node's own chatter."""
+    policy = {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived", "ResponseStarted"],
+        "rules": [
+            {
+                "level": "None",
+                "users": [
+                    "system:apiserver",
+                    "system:kube-controller-manager",
+                    "system:kube-scheduler",
+                ],
+            },
+            {"level": "None", "userGroups": ["system:nodes"]},
+            {"level": "Metadata"},
+        ],
+    }
+    (directory / "audit.yaml").write_text(json.dumps(policy))
+
+
 def write_containerd(directory: Path) -> None:
     """Write containerd's configuration and its one network."""
     runtime = "plugins.'io.containerd.cri.v1.runtime'"
@@ -167,6 +189,7 @@ def write_kubelet(
         "failSwapOn": False,
         "oomScoreAdj": 0,
         "resolvConf": "",
+        "staticPodPath": "/var/lib/kubelet/static-pods",
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         # The machine's own disk may be nearly full; that is not what the tests are about.
         "evictionHard": {"memory.available": "1Mi"},
@@ -192,8 +215,8 @@ def etcd(data: str) -> list[str]:
     ]
 
 
-def apiserver(config: Path) -> list[str]:
-    """The command line of the API server."""
+def apiserver(config: Path, audit_log: Path) -> list[str]:
+    """The command line of the API server, which appends to `audit_log`."""
     return [
         "kube-apiserver",
         f"--etcd-servers=http://127.0.0.1:{ETCD_PORT}",
@@ -207,6 +230,10 @@ def apiserver(config: Path) -> list[str]:
         "--allow-privileged=true",
         # Not the node's name first, as there is no DNS.
         "--kubelet-preferred-address-types=InternalIP",
+        f"--audit-policy-file={config}/audit.yaml",
+        f"--audit-log-path={audit_log}",
+        # In megabytes: in one file, however long a test run is.
+        "--audit-log-maxsize=10000",
         f"--token-auth-file={config}/tokens.csv",
         f"--client-ca-file={config}/ca.crt",
         f"--tls-cert-file={config}/apiserver.crt",

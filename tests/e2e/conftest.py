@@ -21,6 +21,17 @@ def pytest_configure() -> None:
         pytest.exit("the e2e tests start a real Kubernetes and need root: sudo make e2e", 1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is about the API server is tried beside one kubelet: a module says so by ONE_KUBELET."""
+    newest = max(KUBELETS)
+    items[:] = [
+        item
+        for item in items
+        if not getattr(getattr(item, "module", None), "ONE_KUBELET", False)
+        or (isinstance(item, pytest.Function) and item.callspec.params["cluster"] == newest)
+    ]
+
+
 @pytest.fixture(scope="session", params=sorted(KUBELETS, reverse=True))
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster of one node, with the images of the agent and of a workload."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,11 @@ class Node:
         patch = json.dumps({"data": {"config.yaml": text}})
         where = ("configmap", "npu-device-plugin", "--namespace", NAMESPACE)
         self.cluster.kubectl("patch", *where, "--patch", patch)
+
+    def label(self, labels: Mapping[str, str | None]) -> None:
+        """Sets labels of the Node by hand; None takes one away."""
+        words = [f"{key}-" if value is None else f"{key}={value}" for key, value in labels.items()]
+        self.cluster.kubectl("label", "node", self.name, "--overwrite", *words)
 
     def fault(self, card: str, fault: str) -> None:
         """Does something to a simulated card."""
@@ -179,6 +184,11 @@ class Node:
             )
         )
         return [p for p in pods["items"] if "deletionTimestamp" not in p["metadata"]]
+
+    def kill_agent(self) -> None:
+        """Ends the agent's process as a crash does: SIGKILL."""
+        kill = self.cluster.command("pkill", "-KILL", "-f", "npu-agent run --config-file=/etc/")
+        subprocess.run(kill, check=True)
 
     def in_agent(self, *command: str) -> str:
         """Runs a command in the agent's container."""

@@ -218,8 +218,7 @@ def ready(node: Node) -> bool:
 def test_the_agent_is_killed_under_running_pods(node: Node) -> None:
     node.run("steady", 1)
     held, (before,) = node.held()["steady"], agents(node)
-    # Seen from the host: an agent in a container, and none of another test.
-    subprocess.run(["pkill", "-KILL", "-f", "npu-agent run --config-file=/etc/"], check=True)
+    node.kill_agent()
 
     def restarted() -> bool:
         ((uid, restarts),) = agents(node)

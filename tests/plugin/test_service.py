@@ -11,6 +11,7 @@ import pytest
 from npu_agent.devices.model import State
 from npu_agent.feed import Feed
 from npu_agent.plugin import encode
+from npu_agent.plugin.counts import Counts
 from npu_agent.plugin.endpoint import Endpoint
 from npu_agent.plugin.service import DevicePlugin, Devices, Streams
 from npu_agent.wire import v1beta1 as wire
@@ -32,6 +33,7 @@ class Served:
     devices: Feed[Devices]
     endpoint: Endpoint
     client: Client
+    counts: Counts
 
     async def streams(self, number: int) -> None:
         """Waits until so many ListAndWatch streams are open."""
@@ -45,10 +47,11 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     with short_directory() as directory:
         feed: Feed[Devices] = Feed(LISTED)
-        endpoint = Endpoint(DevicePlugin(RESOURCE, feed), directory, "npu")
+        counts = Counts()
+        endpoint = Endpoint(DevicePlugin(RESOURCE, feed, counts=counts), directory, "npu")
         await endpoint.start()
         client = Client(endpoint.path)
-        yield Served(feed, endpoint, client)
+        yield Served(feed, endpoint, client, counts)
         await asyncio.to_thread(client.close)
         feed.close()
         await endpoint.close()
@@ -256,3 +259,50 @@ async def test_what_was_allocated_and_what_was_refused_is_logged(
         "devices": "UUID-A",
         "reason": "one card",
     }
+
+
+async def test_allocations_are_counted_by_how_they_end(served: Served) -> None:
+    assert await asyncio.to_thread(served.client.allocate, "UUID-A", "UUID-B")
+    assert await asyncio.to_thread(served.client.allocate, "UUID-A")
+    for request in (
+        allocation(),
+        NO_MESSAGE,
+        allocation("UUID-Z"),
+        allocation("UUID-BAD"),
+        b"\x0b",  # what betterproto takes for a message
+    ):
+        await asyncio.to_thread(served.client.refused, "Allocate", request)
+    assert served.counts.allocations == {
+        "granted": 2,
+        "invalid": 2,
+        "unknown": 1,
+        "unhealthy": 1,
+        "failed": 1,
+    }
+    seconds = served.counts.allocation_seconds
+    assert sum(seconds.counts) == 7
+    assert 0 < seconds.total < DEADLINE
+
+
+async def test_lists_are_counted_when_they_are_sent(served: Served) -> None:
+    stream = served.client.watch()
+    await asyncio.to_thread(next, stream)
+    served.devices.publish(tuple(LISTED))  # the same: nothing is sent
+    served.devices.publish(LISTED[:1])
+    await asyncio.to_thread(next, stream)
+    async with asyncio.timeout(DEADLINE):
+        while served.counts.messages < 2:  # it is counted just after it has gone
+            await asyncio.sleep(0.001)
+    stream.cancel()
+    await served.streams(0)
+    assert served.counts.messages == 2
+
+
+async def test_preferred_allocations_are_counted_by_their_reason(served: Served) -> None:
+    for size, available in ((1, ["UUID-A"]), (1, ["UUID-B"]), (2, ["UUID-A", "UUID-B"])):
+        request = preference(available, size)
+        await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
+    await asyncio.to_thread(
+        served.client.refused, "GetPreferredAllocation", preference(["UUID-A"], 2)
+    )
+    assert served.counts.preferred == {"one card": 2, "spread": 1}

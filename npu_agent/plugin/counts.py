@@ -1,0 +1,54 @@
+"""What a resource's plugin has done so far, counted for /metrics: plain numbers, no I/O."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+RESULTS = ("granted", "invalid", "unknown", "unhealthy", "failed")
+"""How an Allocate can end: with devices; refused, as the request makes no sense, or names a device
+that is not listed, or one that is unhealthy; or without an answer, by a fault or as the caller went
+away."""
+
+_ALLOCATION = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
+
+
+class Histogram:
+    """How often a number fell between which bounds. Sized once; a new number costs a bisection."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """`bounds` are upper ones, sorted, each included; what is above the last one counts too."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """Of each bound, and of all above the last."""
+        self.total = 0.0
+        """Sum of the numbers."""
+
+    def add(self, number: float) -> None:
+        """Counts one number."""
+        self.counts[bisect_left(self.bounds, number)] += 1
+        self.total += number
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of one resource, from the agent's start on."""
+
+    messages: int = 0
+    """Device lists sent to the kubelet."""
+    allocations: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(RESULTS, 0)))
+    """Allocate calls by how they ended, one of `RESULTS`."""
+    allocation_seconds: Histogram = field(default_factory=lambda: Histogram(_ALLOCATION))
+    """Seconds from an Allocate call to its answer."""
+    preferred: Counter[str] = field(default_factory=Counter)
+    """Answers to GetPreferredAllocation, by `placement.Choice.reason`."""
+    returns: int = 0
+    """Times that the kubelet let go of us and took us on again."""
+
+    def allocated(self, result: str, seconds: float) -> None:
+        """Counts an Allocate call that ended."""
+        self.allocations[result] += 1
+        self.allocation_seconds.add(seconds)

@@ -1,0 +1,173 @@
+"""Chromium without a window, driven over its DevTools protocol: what a person would see."""
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+_DEADLINE = 60.0
+"""Seconds Chromium may take for anything: it is slow to start on a loaded machine."""
+
+
+_HASTE = "const wait = setTimeout; window.setTimeout = (then, ms) => wait(then, ms / 20);"
+
+
+def program() -> str | None:
+    """Where Chromium is; None if it is not installed."""
+    return next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+
+
+class Tab:
+    """An open page."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.console: list[str] = []
+        """What the browser complained of: blocked by the policy, errors of scripts."""
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._loaded = asyncio.Event()
+        self._listening = asyncio.create_task(self._listen())
+
+    async def say(self, method: str, **parameters: Any) -> Any:
+        """Has the browser do something: see the DevTools protocol's reference."""
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        await self._socket.send_json({"id": number, "method": method, "params": parameters})
+        async with asyncio.timeout(_DEADLINE):
+            return await answer
+
+    async def begin(self) -> None:
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await self.say(f"{domain}.enable")
+        # Its clock for waiting runs faster, so that nobody waits for the page's two seconds.
+        await self.say("Page.addScriptToEvaluateOnNewDocument", source=_HASTE)
+
+    async def open(self, url: str) -> None:
+        self._loaded.clear()
+        await self.say("Page.navigate", url=url)
+        async with asyncio.timeout(_DEADLINE):
+            await self._loaded.wait()
+
+    async def screen(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        await self.say(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.say("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression in the page; a promise is awaited."""
+        found = await self.say(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    async def until(self, script: str) -> Any:
+        """The value of an expression as soon as it is true."""
+        async with asyncio.timeout(_DEADLINE):
+            while not (value := await self.run(script)):
+                await asyncio.sleep(0.05)
+        return value
+
+    async def shoot(self, path: Path) -> None:
+        """Takes a picture of the whole page."""
+        size = (await self.say("Page.getLayoutMetrics"))["cssContentSize"]
+        picture = await self.say(
+            "Page.captureScreenshot",
+            captureBeyondViewport=True,
+            clip={"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1},
+        )
+        path.write_bytes(base64.b64decode(picture["data"]))
+
+    async def _listen(self) -> None:
+        async for message in self._socket:
+            told = json.loads(message.data)
+            if "id" in told:
+                answer = self._answers.pop(told["id"])
+                if answer.cancelled():
+                    continue
+                if "error" in told:
+                    answer.set_exception(RuntimeError(str(told["error"])))
+                else:
+                    answer.set_result(told["result"])
+            elif told["method"] == "Page.loadEventFired":
+                self._loaded.set()
+            elif told["method"] == "Log.entryAdded":
+                self.console.append(told["params"]["entry"]["text"])
+            elif told["method"] == "Runtime.exceptionThrown":
+                self.console.append(str(told["params"]["exceptionDetails"]))
+
+    async def end(self) -> None:
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+
+
+@asynccontextmanager
+async def tab() -> AsyncIterator[Tab]:
+    """A browser of its own with one empty page."""
+    found = program()
+    assert found is not None
+    with tempfile.TemporaryDirectory(prefix="npu-chromium-", ignore_cleanup_errors=True) as profile:
+        # The flags that keep it from calling home: there is nobody to answer.
+        process = await asyncio.create_subprocess_exec(
+            found,
+            "--headless=new",
+            *(["--no-sandbox"] if os.getuid() == 0 else []),
+            "--disable-gpu",
+            "--disable-quic",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={profile}",
+            "about:blank",
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            port = await _port(Path(profile))
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                    (target,) = [t for t in await answer.json() if t["type"] == "page"]
+                url = target["webSocketDebuggerUrl"]
+                async with session.ws_connect(url, max_msg_size=0) as socket:
+                    page = Tab(socket)
+                    try:
+                        await page.begin()
+                        yield page
+                    finally:
+                        await page.end()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            await process.wait()
+
+
+async def _port(profile: Path) -> int:
+    """The port of its DevTools, which it writes into its profile when it is up."""
+    file = profile / "DevToolsActivePort"
+    async with asyncio.timeout(_DEADLINE):
+        while not file.exists() or "\n" not in file.read_text():
+            await asyncio.sleep(0.05)
+    return int(file.read_text().split()[0])
