@@ -83,6 +83,7 @@ class Agent:
             socket_beside(directory), lambda: self._config.metrics.interval
         )
         self._node_name = node_name
+        self._hostname = node_name or platform.node()
         self._wanted: Feed[Wanted] = Feed(self._wants(config))
         self.publisher = Publisher(
             snapshots=self.inventory.snapshots,
@@ -119,7 +120,7 @@ class Agent:
             snapshots=self.inventory.snapshots,
             holdings=self.pod_resources.holdings,
             settings=self._shown,
-            hostname=node_name or platform.node(),
+            hostname=self._hostname,
             own=self._own,
         )
         self._history = History(self.inventory.snapshots)
@@ -238,6 +239,7 @@ class Agent:
     def _own(self) -> Own:
         return Own(
             version=__version__,
+            hostname=self._hostname,
             now=time.monotonic(),
             snapshot=self.inventory.snapshots.value,
             sessions=tuple((each.status.value, each.counts) for each in self.sessions),

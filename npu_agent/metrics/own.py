@@ -24,6 +24,8 @@ class Own:
     """What is told, as it stands at one moment. The counts may go on counting meanwhile."""
 
     version: str
+    hostname: str
+    """The Node's name."""
     now: float
     """`time.monotonic`: what the age of readings is measured against."""
     snapshot: Snapshot
@@ -51,7 +53,8 @@ def families(own: Own) -> list[Metric]:
 
 
 def _build(own: Own) -> Samples:
-    yield Labels(version=own.version, python=platform.python_version()), 1
+    python = platform.python_version()
+    yield Labels(version=own.version, python=python, hostname=own.hostname), 1
 
 
 def _registered(own: Own) -> Samples:
@@ -118,7 +121,7 @@ def _one(value: Callable[[Own], float]) -> Callable[[Own], Samples]:
 DEFINITIONS: tuple[Definition[Own], ...] = (
     Definition(
         name="npu_agent_build_info",
-        help="The version of npu-agent and of Python, in the labels; always 1.",
+        help="The version of npu-agent and of Python, and the Node, in the labels; always 1.",
         samples=_build,
     ),
     Definition(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -58,9 +59,10 @@ def prometheus(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     found = re.search(r"```yaml\n(scrape_configs:.*?)```", text, re.DOTALL)
     assert found, "docs/monitoring.md has no scrape_configs"
     config = yaml.safe_load(found[1])
+    # Debian's Prometheus is built without Kubernetes discovery: it gets the same labels by a file.
     for job in config["scrape_configs"]:
-        for discovery in job["kubernetes_sd_configs"]:
-            discovery["kubeconfig_file"] = str(cluster.kubeconfig)
+        del job["kubernetes_sd_configs"]
+        job["file_sd_configs"] = [{"files": [str(directory / "targets.json")]}]
     rule = yaml.safe_load((PROJECT / "k8s/components/alerts/prometheusrule.yaml").read_text())
     groups = [{**group, "interval": "2s"} for group in rule["spec"]["groups"]]
     (directory / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
@@ -72,11 +74,30 @@ def prometheus(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     config["rule_files"] = [str(directory / "rules.yaml")]
     (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
     node.deploy({"metrics": {"interval": 1}})
+    (directory / "targets.json").write_text(json.dumps(discovered(node)))
     with _running(cluster, directory):
         running = Prometheus(cluster)
         running.wait("up == 1", 1, 2 * SOON)
         yield running
     node.deploy({"defaultPe": "Fusion"})
+
+
+def discovered(node: Node) -> list[dict[str, Any]]:
+    """The agent's Pod as kubernetes_sd_configs of role pod would find it."""
+    (pod,) = node.agent_pods()
+    (container,) = pod["spec"]["containers"]
+    meta = {
+        "pod_name": pod["metadata"]["name"],
+        "namespace": pod["metadata"]["namespace"],
+        "pod_node_name": pod["spec"]["nodeName"],
+        "pod_container_name": container["name"],
+        "pod_container_port_name": container["ports"][0]["name"],
+    }
+    for key, value in pod["metadata"]["labels"].items():
+        meta["pod_label_" + re.sub("[^A-Za-z0-9]", "_", key)] = value
+    labels = {f"__meta_kubernetes_{name}": value for name, value in meta.items()}
+    address = f"{pod['status']['podIP']}:{container['ports'][0]['containerPort']}"
+    return [{"targets": [address], "labels": labels}]
 
 
 @contextlib.contextmanager
@@ -93,8 +114,9 @@ def _running(cluster: Cluster, directory: Path) -> Iterator[None]:
             yield
         finally:
             kill = cluster.command("pkill", "-KILL", "-f", f"config.file={directory}")
-            subprocess.run(kill, check=True)
+            subprocess.run(kill, check=False)
             process.wait(10)
+            print((directory / "log").read_text()[-2000:])
 
 
 @pytest.fixture(autouse=True)

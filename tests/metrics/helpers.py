@@ -98,6 +98,7 @@ def own(**values: Any) -> Own:
     status = Status(resource=RESOURCE, phase=Phase.REGISTERED, registrations=1)
     defaults: dict[str, Any] = {
         "version": "1.2.3",
+        "hostname": "node-1",
         "now": 0.0,
         "snapshot": Snapshot(complete=True),
         "sessions": ((status, Counts()),),

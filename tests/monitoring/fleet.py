@@ -1,0 +1,228 @@
+"""Two nodes with an agent each, on simulated cards, and a real Prometheus that scrapes them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import yaml
+
+from npu_agent import simulator
+from npu_agent.agent import Agent
+from npu_agent.config import Config, Effective, HealthConfig, LabelsConfig, MetricsConfig
+from npu_agent.labels import nfd
+from npu_agent.simulator.kubelet import StandInKubelet
+from tests.monitoring.helpers import manifest, write_rules
+
+NPU = "beta.furiosa.ai/npu"
+DEADLINE = 60.0
+"""Seconds; guards against hanging and measures nothing."""
+
+Schema = Literal["0.8", "2025"]
+NODES: tuple[tuple[str, str, Schema], ...] = (
+    ("node-1", "warboy=2", "0.8"),
+    ("node-2", "rngd=2", "2025"),
+)
+Sample = dict[str, Any]
+"""``{"metric": {label: value}, "value": [seconds, text]}``"""
+
+
+@dataclass
+class Prometheus:
+    """A running Prometheus."""
+
+    url: str
+    session: aiohttp.ClientSession
+
+    async def get(self, path: str, **parameters: str) -> Any:
+        """The data of an answer of its API.
+
+        Raises:
+            AssertionError: it says that it cannot answer.
+        """
+        async with self.session.get(f"{self.url}/api/v1/{path}", params=parameters) as response:
+            answer = await response.json()
+        assert answer["status"] == "success", f"{parameters}: {answer['error']}"
+        return answer["data"]
+
+    async def query(self, expression: str) -> list[Sample]:
+        """What an instant query finds now, without what is not a number."""
+        data = await self.get("query", query=expression)
+        assert data["resultType"] == "vector"
+        return [sample for sample in data["result"] if sample["value"][1] != "NaN"]
+
+
+async def until(found: Callable[[], Awaitable[object]], what: str) -> None:
+    """Waits until `found` finds something."""
+    end = time.monotonic() + DEADLINE
+    while not await found():
+        assert time.monotonic() < end, f"not within {DEADLINE:g} s: {what}"
+        await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def fleet() -> AsyncIterator[Prometheus]:
+    """A Prometheus whose two nodes serve a schema each.
+
+    ``node-1`` (schema 0.8) has two Warboys: npu0 is dead, npu1 is free. ``node-2`` (schema 2025)
+    has two RNGDs: npu0 works for one Pod, npu1 idles for another.
+    """
+    async with AsyncExitStack() as stack:
+        # Not pytest's own directory: its path may be too long for a socket.
+        directory = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="npu-", ignore_cleanup_errors=True)
+            )
+        )
+        targets = {}
+        for name, cards, schema in NODES:
+            (directory / name).mkdir()
+            targets[name] = await stack.enter_async_context(
+                _node(name, directory / name, cards, schema)
+            )
+        yield await stack.enter_async_context(_prometheus(directory, targets))
+
+
+@asynccontextmanager
+async def _node(name: str, directory: Path, cards: str, schema: Schema) -> AsyncIterator[str]:
+    """A node with an agent; yields the address of its metrics."""
+    root, plugins = directory / "host", directory / "plugins"
+    plugins.mkdir()
+    simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
+    (root / nfd.FILE).parent.mkdir(parents=True)
+    busy = name == "node-2"
+    for card, fault in ("npu0", "busy" if busy else "dead"), ("npu1", "idle"):
+        simulator.apply_fault(root, card, fault)
+    kubelet = StandInKubelet(plugins, directory / "pod-resources")
+    await kubelet.start()
+    config = Config(
+        plugin_dir=str(plugins),
+        health=HealthConfig(interval=0.1),
+        labels=LabelsConfig(output="nfd"),
+        metrics=MetricsConfig(listen="127.0.0.1:0", schema=schema, interval=1),
+        events=False,
+    )
+    agent = Agent(Effective(config, {}), host_root=root, node_name=name)
+    stop = asyncio.Event()
+    parts = [asyncio.create_task(agent.run(stop))]
+    parts.append(asyncio.create_task(simulator.Simulation(root, interval=0.5).run()))
+    if busy:
+        parts.append(asyncio.create_task(_allocate(kubelet)))
+    try:
+        async with asyncio.timeout(DEADLINE):
+            async for address in agent.server.listening.watch():
+                if address:
+                    break
+        assert address
+        yield f"{address[0]}:{address[1]}"
+    finally:
+        stop.set()
+        for part in parts[1:]:
+            part.cancel()
+        ends = await asyncio.gather(*parts, return_exceptions=True)
+        await kubelet.stop()
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+
+async def _allocate(kubelet: StandInKubelet) -> None:
+    """Starts two Pods, and then asks for a device again and again: Allocate has a rate."""
+    plugin = await kubelet.until(NPU, lambda p: len(p.healthy()) == 2, DEADLINE)
+    for pod in ("train-0", "notebook-0"):
+        await kubelet.allocate(NPU, 1, pod)
+    while True:
+        await kubelet.allocate_ids(NPU, plugin.healthy()[:1])
+        await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def _prometheus(directory: Path, targets: dict[str, str]) -> AsyncIterator[Prometheus]:
+    """A Prometheus with the alert rules, which scrapes as the PodMonitor says, but more often."""
+    [endpoint] = manifest("components/podmonitor/podmonitor.yaml")["spec"]["podMetricsEndpoints"]
+    config = {
+        "global": {
+            "scrape_interval": "500ms",
+            "scrape_timeout": "500ms",
+            "evaluation_interval": "500ms",
+        },
+        "rule_files": [str(write_rules(directory, interval="500ms"))],
+        "scrape_configs": [
+            {
+                "job_name": "npu-agent",
+                "honor_labels": endpoint["honorLabels"],
+                "static_configs": [
+                    {"targets": [address], "labels": _discovered(name)}
+                    for name, address in targets.items()
+                ],
+                "relabel_configs": [
+                    {_snake_case(key): value for key, value in rule.items()}
+                    for rule in endpoint["relabelings"]
+                ],
+            }
+        ],
+    }
+    (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    log = directory / "prometheus.log"
+    url = f"127.0.0.1:{_free_port()}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: ASYNC220 (it returns at once)
+            [
+                "prometheus",
+                f"--config.file={directory}/prometheus.yaml",
+                f"--storage.tsdb.path={directory}/data",
+                f"--web.listen-address={url}",
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+
+            async def is_up() -> bool:
+                assert process.poll() is None, log.read_text()
+                try:
+                    async with session.get(f"http://{url}/-/ready") as response:
+                        return response.ok
+                except aiohttp.ClientError:
+                    return False
+
+            await until(is_up, "Prometheus is ready")
+            yield Prometheus(f"http://{url}", session)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _discovered(node: str) -> dict[str, str]:
+    """The labels of a target as Prometheus Operator has them before the PodMonitor's relabelings.
+
+    Not by the real discovery of Pods: Debian's Prometheus is built without it.
+    """
+    return {
+        "namespace": "kube-system",
+        "pod": f"npu-agent-on-{node}",
+        "container": "npu-agent",
+        "endpoint": "metrics",
+        "__meta_kubernetes_pod_node_name": node,
+    }
+
+
+def _snake_case(name: str) -> str:
+    return re.sub("[A-Z]", lambda upper: f"_{upper[0].lower()}", name)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port

@@ -1,0 +1,104 @@
+"""The monitoring files of k8s/ as the tests read them, and what the agent's code exports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.process_collector import ProcessCollector
+
+from npu_agent.metrics import cards, own
+
+PROJECT = Path(__file__).parents[2]
+COMPONENTS = PROJECT / "k8s" / "components"
+PAGE = (PROJECT / "docs" / "monitoring.md").read_text()
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None and not os.environ.get("CI"),
+    reason="promtool and prometheus are not installed: apt-get install prometheus",
+)
+"""For tests that run Prometheus' own programs. CI installs them, and skips none: it fails."""
+
+_OF_PROMETHEUS = {"up", "scrape_duration_seconds", "ALERTS"}
+"""Series that Prometheus makes itself."""
+_WORDS = {"and", "or", "unless", "bool", "offset"}
+
+
+def manifest(path: str) -> dict[str, Any]:
+    """A file of k8s/ that holds one object."""
+    found: dict[str, Any] = yaml.safe_load((PROJECT / "k8s" / path).read_text())
+    return found
+
+
+def groups(interval: str | None = None) -> list[dict[str, Any]]:
+    """The rule groups, as a rules file has them; `interval` replaces theirs."""
+    rule = manifest("components/alerts/prometheusrule.yaml")
+    found: list[dict[str, Any]] = rule["spec"]["groups"]
+    return [{**group, "interval": interval} for group in found] if interval else found
+
+
+def promtool(*arguments: str | Path, cwd: Path) -> None:
+    """Runs promtool, which has to be content."""
+    done = subprocess.run(["promtool", *arguments], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def write_rules(directory: Path, interval: str | None = None) -> Path:
+    """Writes the rules as Prometheus and promtool read them, without Kubernetes around them."""
+    path = directory / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": groups(interval)}, sort_keys=False))
+    return path
+
+
+def rules(kind: str) -> dict[str, dict[str, Any]]:
+    """The rules of a kind, ``alert`` or ``record``, by name."""
+    return {rule[kind]: rule for group in groups() for rule in group["rules"] if kind in rule}
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((COMPONENTS / "dashboard" / "npu-agent.json").read_text())
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    """The dashboard's panels that show something: all but the rows."""
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def exported() -> set[str]:
+    """The names of all series that there can be: of the agent's code, and what comes of them."""
+    names = set(_OF_PROMETHEUS) | rules("record").keys()
+    histograms: set[str] = set()
+    for definition in own.DEFINITIONS:
+        (histograms if definition.kind == "histogram" else names).add(definition.name)
+    for schema in cards.SCHEMAS:
+        names |= {definition.name for definition in cards.DEFINITIONS[schema]}
+    names |= {
+        sample.name
+        for metric in ProcessCollector(registry=None).collect()
+        for sample in metric.samples
+    }
+    return names | {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
+
+
+def metrics_of(expression: str) -> set[str]:
+    """The names of the series that a PromQL expression asks for."""
+    text = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
+    text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
+    text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", text)
+    found = re.finditer(r"(?<![\w.:])([a-zA-Z_:][\w:]*)(\s*\()?", text)
+    return {each[1] for each in found if not each[2] and each[1] not in _WORDS}
+
+
+def queries_within(template: str) -> Iterator[str]:
+    """The PromQL of the queries in an annotation, with something in each place that is filled."""
+    for text in re.findall(r'query \(printf "((?:[^"\\]|\\.)*)"', template):
+        yield text.replace(r"\"", '"').replace("%q", '"x"')

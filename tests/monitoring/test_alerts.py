@@ -1,0 +1,84 @@
+"""The alert rules: promtool's own unit tests (alerts/*.yaml), and that none is forgotten."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.monitoring.helpers import (
+    PAGE,
+    exported,
+    metrics_of,
+    needs_promtool,
+    promtool,
+    queries_within,
+    rules,
+    write_rules,
+)
+
+TESTS = sorted((Path(__file__).parent / "alerts").glob("*.yaml"))
+ALERTS = rules("alert")
+
+
+@needs_promtool
+def test_promtool_finds_no_fault(tmp_path: Path) -> None:
+    promtool("check", "rules", "--lint=all", "--lint-fatal", write_rules(tmp_path), cwd=tmp_path)
+
+
+@needs_promtool
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_alerts_fire_when_they_should(tmp_path: Path, path: Path) -> None:
+    write_rules(tmp_path)
+    shutil.copy(path, tmp_path)
+    promtool("test", "rules", path.name, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_each_alert_is_tested_before_while_and_after(alert: str) -> None:
+    courses = []
+    for path in TESTS:
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            asked = [each for each in test.get("alert_rule_test", ()) if each["alertname"] == alert]
+            courses.append("".join("fires " if each["exp_alerts"] else "- " for each in asked))
+    assert any(re.fullmatch(r"- (fires )+- ", course) for course in courses)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_each_alert_tells_what_to_do(alert: str) -> None:
+    rule = ALERTS[alert]
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+    assert rule["annotations"]["runbook"] == f"docs/monitoring.md#{alert.lower()}"
+    [section] = re.findall(rf"^### {alert}\n(.+?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert section.startswith(f"\n*{rule['labels']['severity']}"), "its severity comes first"
+    assert re.search(r"^1\. ", section, re.MULTILINE), "the first thing to do"
+
+
+def test_the_docs_have_no_section_of_an_alert_that_is_not() -> None:
+    assert set(re.findall(r"^### (Npu\w+)$", PAGE, re.MULTILINE)) == set(ALERTS)
+
+
+def test_rules_ask_for_series_that_there_are() -> None:
+    def asked(rule: dict[str, Any]) -> set[str]:
+        texts = [rule["expr"]]
+        for annotation in rule.get("annotations", {}).values():
+            texts += queries_within(annotation)
+        return set().union(*map(metrics_of, texts))
+
+    every = [*ALERTS.values(), *rules("record").values()]
+    found = set().union(*map(asked, every))
+    assert found <= exported()
+    assert rules("record").keys() <= found, "recorded for nobody"
+
+
+def test_what_a_query_asks_for_is_found() -> None:
+    query = (
+        'max by (a, up) (x:y{b=~"c d", e!="f"}[5m:1m] offset 3m) / 1e6 > 0.2 or vector(0)\n'
+        "unless on (job) group_left (z) rate(w_total[$__rate_interval]) * 0x1f"
+    )
+    assert metrics_of(query) == {"x:y", "w_total"}

@@ -1,0 +1,216 @@
+"""The dashboard: what it asks for is there, in a Prometheus that scraped real agents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.monitoring.fleet import Prometheus, fleet, until
+from tests.monitoring.helpers import dashboard, exported, metrics_of, needs_promtool, panels
+
+UNITS = {
+    "celsius", "watt", "percent", "percentunit", "bytes", "hertz", "volt", "amp", "s", "none",
+}  # fmt: skip
+VARIABLES = {
+    "node": ".*",
+    "card": ".*",
+    "namespace": ".*",
+    "__rate_interval": "10s",
+    "__range": "1m",
+    "__interval": "1s",
+}
+"""As Grafana fills them in when all is selected, and for a short time range."""
+
+
+def _filled(expression: str, **selected: str) -> str:
+    values = {**VARIABLES, **selected}
+    return re.sub(r"\$(\w+)", lambda found: values[found[1]], expression)
+
+
+def _targets() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every query of the dashboard, with where it stands."""
+    for panel in panels():
+        for target in panel["targets"]:
+            yield f"{panel['title']} {target['refId']}", target
+
+
+def _value(found: list[dict[str, Any]]) -> float:
+    [sample] = found
+    return float(sample["value"][1])
+
+
+@needs_promtool
+async def test_every_query_and_variable_finds_something_and_the_rules_work() -> None:
+    """One test for all: it takes seconds until a Prometheus has seen enough."""
+    missing = {where: target["expr"] for where, target in _targets()}
+
+    async with fleet() as prometheus:
+
+        async def all_found() -> bool:
+            for where, expression in list(missing.items()):
+                if await prometheus.query(_filled(expression)):
+                    del missing[where]
+            return not missing
+
+        try:
+            await until(all_found, "every query of the dashboard finds something")
+        except AssertionError as error:
+            raise AssertionError(f"nothing is found by: {missing}") from error
+        await _variables_have_values(prometheus)
+        await _figures_are_right(prometheus)
+        await _cards_are_held_by_whom_they_are(prometheus)
+        await _units_are_the_same_in_both_schemas(prometheus)
+        await _rules_work(prometheus)
+
+
+async def _variables_have_values(prometheus: Prometheus) -> None:
+    expected = {
+        "node": ["node-1", "node-2"],
+        "card": ["npu0", "npu1"],
+        "namespace": ["default"],
+    }
+    for variable in dashboard()["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            assert found
+            selector = {"match[]": _filled(found[1])}
+            values = await prometheus.get(f"label/{found[2]}/values", **selector)
+            assert values == expected[variable["name"]]
+
+
+async def _figures_are_right(prometheus: Prometheus) -> None:
+    """What `fleet` says of its nodes."""
+    expected = {
+        "": {"Nodes": 2, "Cards": 4, "Unhealthy": 1, "In use": 2, "Free": 1},
+        "node-1": {"Nodes": 1, "Cards": 2, "Unhealthy": 1, "In use": 0, "Free": 1},
+        "node-2": {"Nodes": 1, "Cards": 2, "Unhealthy": 0, "In use": 2, "Free": 0},
+    }
+    stats = {panel["title"]: panel["targets"][0]["expr"] for panel in panels()}
+    for node, figures in expected.items():
+        for title, figure in figures.items():
+            found = await prometheus.query(_filled(stats[title], node=node or ".*"))
+            assert _value(found) == figure, f"{title} {node}"
+    [idle] = await prometheus.query(_filled(stats["Idle reservations"]))
+    [works] = await prometheus.query(f"({_filled(stats['Utilisation by Pod'])}) > 50")
+    assert {idle["metric"]["pod"], works["metric"]["pod"]} == {"train-0", "notebook-0"}
+
+
+async def _cards_are_held_by_whom_they_are(prometheus: Prometheus) -> None:
+    """The agent's own Pod, which the scrape knows, holds none."""
+    holders = {
+        (labels["hostname"], labels.get("namespace"), labels.get("pod"))
+        for labels in (each["metric"] for each in await prometheus.query("furiosa_npu_info"))
+    }
+    assert holders == {
+        ("node-1", None, None),
+        ("node-2", "default", "train-0"),
+        ("node-2", "default", "notebook-0"),
+    }
+    own = await prometheus.query('npu_agent_build_info or up{job="npu-agent"}')
+    assert {each["metric"]["hostname"] for each in own} == {"node-1", "node-2"}
+
+
+async def _units_are_the_same_in_both_schemas(prometheus: Prometheus) -> None:
+    """node-1 serves m°C and µW, node-2 °C and W."""
+    expressions = dict(_targets())
+    for where, least, most in ("Temperature by card A", 20, 150), ("Power by card A", 0.5, 500):
+        found = await prometheus.query(_filled(expressions[where]["expr"]))
+        assert {sample["metric"]["hostname"] for sample in found} == {"node-1", "node-2"}
+        for sample in found:
+            assert least < float(sample["value"][1]) < most
+
+
+async def _rules_work(prometheus: Prometheus) -> None:
+    for group in (await prometheus.get("rules"))["groups"]:
+        for rule in group["rules"]:
+            assert rule["health"] == "ok", rule
+            if rule["type"] == "recording":
+                expression = rule["name"]
+                if expression != "npu:label_failures":  # no label fails here
+                    assert await prometheus.query(expression), f"{expression} records nothing"
+    pending = await prometheus.query("ALERTS")
+    alerts = {(each["metric"]["alertname"], each["metric"]["hostname"]) for each in pending}
+    assert alerts == {("NpuCardUnhealthy", "node-1")}
+
+
+def test_it_asks_for_series_that_there_are() -> None:
+    asked = set().union(*(metrics_of(target["expr"]) for _, target in _targets()))
+    assert asked <= exported()
+    assert not any(name.startswith("npu:") for name in asked), "the rules may not be installed"
+
+
+def test_it_can_be_imported_as_it_is() -> None:
+    model = dashboard()
+    assert "__inputs" not in model
+    assert model["uid"] == "npu-agent"
+    source, *_ = model["templating"]["list"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    own = {"type": "prometheus", "uid": f"${{{source['name']}}}"}
+    assert all(variable["datasource"] == own for variable in model["templating"]["list"][1:])
+    assert all(panel["datasource"] == own for panel in panels())
+    assert all(target["datasource"] == own for _, target in _targets())
+    used = set(re.findall(r"\$(\w+)", " ".join(target["expr"] for _, target in _targets())))
+    named = {variable["name"] for variable in model["templating"]["list"]} - {source["name"]}
+    assert used - {"__rate_interval", "__range", "__interval"} == named
+
+
+def test_panels_have_places_of_their_own() -> None:
+    taken: dict[tuple[int, int], str] = {}
+    every = dashboard()["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    assert len({panel["title"] for panel in every}) == len(every)
+    for panel in every:
+        at = panel["gridPos"]
+        for x in range(at["x"], at["x"] + at["w"]):
+            assert x < 24
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert (x, y) not in taken, f"{panel['title']} is on {taken[x, y]}"
+                taken[x, y] = panel["title"]
+
+
+@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
+def test_panels_can_be_read(panel: dict[str, Any]) -> None:
+    defaults = panel["fieldConfig"]["defaults"]
+    match panel["type"]:
+        case "timeseries" | "stat":
+            assert defaults["unit"] in UNITS
+        case "state-timeline":
+            assert defaults["mappings"], "states have names"
+        case "table":
+            *_, order = panel["transformations"]
+            shown = order["options"]["indexByName"]
+            headings = {order["options"]["renameByName"].get(name, name) for name in shown}
+            assert "uuid" not in shown
+            # An override or an order by a column that there is not would be passed over silently.
+            named = {
+                override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]
+            }
+            named |= {column["displayName"] for column in panel["options"].get("sortBy", ())}
+            assert named <= headings
+            values = {name for name in shown if name.startswith("Value")}
+            several = len(panel["targets"]) > 1
+            there = {f"Value #{t['refId']}" if several else "Value" for t in panel["targets"]}
+            assert values <= there
+        case other:
+            raise AssertionError(f"a kind of panel that nobody looked at: {other}")
+    if panel["type"] != "table":
+        assert all(target["legendFormat"] for target in panel["targets"])
+        assert "uuid" not in "".join(target["legendFormat"] for target in panel["targets"])
+
+
+@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
+def test_what_a_legend_or_column_shows_is_kept_by_the_query(panel: dict[str, Any]) -> None:
+    """A label that is aggregated away would be an empty place."""
+    expressions = [target["expr"] for target in panel["targets"]]
+    if panel["type"] == "table":
+        *_, order = panel["transformations"]
+        labels = {name for name in order["options"]["indexByName"] if "Value" not in name}
+        if panel["title"] != "Alerts":
+            assert all(any(label in text for text in expressions) for label in labels)
+    else:
+        for target in panel["targets"]:
+            for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+                assert re.search(rf"by \([^)]*\b{label}\b", target["expr"])

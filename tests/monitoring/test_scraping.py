@@ -1,0 +1,117 @@
+"""How Prometheus finds the agents: Service, PodMonitor, and what docs/monitoring.md says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from npu_agent.config import Config
+from tests.monitoring.helpers import COMPONENTS, PAGE, manifest, needs_promtool, promtool, rules
+
+_, PORT = Config().metrics.address
+
+
+def _examples() -> list[dict[str, Any]]:
+    """The pieces of YAML in the docs."""
+    texts = re.findall(r"^```yaml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return [yaml.safe_load(text) for text in texts]
+
+
+def _example(key: str) -> dict[str, Any]:
+    [found] = [example for example in _examples() if key in example]
+    return found
+
+
+def _pods() -> dict[str, str]:
+    """The labels by which the agents' Pods are found."""
+    labels: dict[str, str] = manifest("daemonset.yaml")["spec"]["selector"]["matchLabels"]
+    return labels
+
+
+def test_the_agents_have_the_port_that_is_asked_for() -> None:
+    [container] = manifest("daemonset.yaml")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "metrics", "containerPort": PORT} in container["ports"]
+
+
+def test_the_service_leads_to_every_agent() -> None:
+    service = manifest("service.yaml")
+    assert "service.yaml" in manifest("kustomization.yaml")["resources"]
+    spec = service["spec"]
+    assert spec["selector"] == _pods()
+    assert spec["publishNotReadyAddresses"], "one that is not ready would not be scraped"
+    [port] = spec["ports"]
+    assert (port["port"], port["targetPort"]) == (PORT, "metrics")
+    assert service["metadata"]["annotations"] == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/scheme": "http",
+        "prometheus.io/port": str(PORT),
+        "prometheus.io/path": "/metrics",
+    }
+
+
+def test_the_podmonitor_keeps_the_holders_labels_and_adds_the_node() -> None:
+    spec = manifest("components/podmonitor/podmonitor.yaml")["spec"]
+    assert spec["selector"]["matchLabels"] == _pods()
+    # What the rules call the agents' job.
+    assert _pods()[spec["jobLabel"]] == "npu-agent"
+    [endpoint] = spec["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"], endpoint["honorLabels"]) == (
+        "metrics",
+        "/metrics",
+        True,
+    )
+    dropped, node = endpoint["relabelings"]
+    # These three the operator adds to each target.
+    assert dropped == {"action": "labeldrop", "regex": "namespace|pod|container"}
+    assert node == {
+        "sourceLabels": ["__meta_kubernetes_pod_node_name"],
+        "targetLabel": "hostname",
+    }
+
+
+def test_components_have_the_files_that_they_name() -> None:
+    for name in ("podmonitor", "alerts", "dashboard"):
+        component = manifest(f"components/{name}/kustomization.yaml")
+        assert component["kind"] == "Component"
+        files = component.get("resources") or component["configMapGenerator"][0]["files"]
+        assert all((COMPONENTS / name / file).is_file() for file in files)
+
+
+@needs_promtool
+def test_prometheus_takes_the_scrape_config_of_the_docs(tmp_path: Path) -> None:
+    config = _example("scrape_configs")
+    [job] = config["scrape_configs"]
+    assert job["job_name"] == "npu-agent", "what the rules call it"
+    assert job["honor_labels"]
+    assert {rule.get("target_label") for rule in job["relabel_configs"]} == {None, "hostname"}
+    # Debian's Prometheus is built without the discovery of Kubernetes.
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    promtool("check", "config", "prometheus.yaml", cwd=tmp_path)
+
+
+def test_the_patch_of_the_docs_meets_the_rule_that_it_means() -> None:
+    [patches] = [
+        yaml.safe_load(patch["patch"])
+        for example in _examples()
+        for patch in example.get("patches", ())
+        if patch["target"].get("kind") == "PrometheusRule"
+    ]
+    alert, limit = patches
+    every = manifest("components/alerts/prometheusrule.yaml")["spec"]["groups"]
+    place = re.fullmatch(r"/spec/groups/0/rules/(\d+)/alert", alert["path"])
+    assert place
+    assert every[0]["rules"][int(place[1])]["alert"] == alert["value"]
+    assert limit["path"] == f"/spec/groups/0/rules/{place[1]}/expr"
+    now = rules("alert")[alert["value"]]["expr"]
+    assert limit["value"].rpartition(" ")[0] == now.rpartition(" ")[0]
+
+
+def test_the_docs_table_of_alerts_is_complete() -> None:
+    rows = re.findall(r"^\| \[(Npu\w+)\]\(#(\w+)\) \| (\w+) \|", PAGE, re.MULTILINE)
+    assert rows == [
+        (name, name.lower(), rule["labels"]["severity"]) for name, rule in rules("alert").items()
+    ]
