@@ -248,6 +248,7 @@ class Agent:
             lag=self._lag.seconds,
             labels_applied=self.labeller.results if self.labeller else {},
             events=self.events.results,
+            reading_failures=self.inventory.failures,
             page_failures=self._page.failures,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -28,7 +29,6 @@ from npu_agent.reader import HungError, Reader
 from npu_agent.supervise import keep_running
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Mapping
 
     from npu_agent.devices.families import Family
@@ -97,6 +97,8 @@ class Inventory:
     ) -> None:
         """`settings` is asked anew before each look; `restarts` counts watches that failed."""
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
+        self.failures: Counter[tuple[str, str, str]] = Counter()
+        """Looks that failed, by family, card (``npu0``) and how: hung, refused or nonsense."""
         self._host = host
         self._families = tuple(families.values())
         self._settings = settings
@@ -185,6 +187,7 @@ class Inventory:
                     found = await reader.call(look, deadline=READ_DEADLINE)
                 except (NotServedError, HungError, OSError) as error:
                     trouble, cause = _said(error), error  # and the next look asks again
+                    self._failed(seen.entry, error)
                 else:
                     card, proposed = _agreed(known, proposed, found)
                     identify_at = 0.0 if proposed else now + settings.interval
@@ -236,6 +239,7 @@ class Inventory:
         try:
             found, cores = await reader.call(look, deadline=READ_DEADLINE)
         except (HungError, OSError, ValueError) as error:
+            self._failed(entry, error)
             return health.Verdict(health.Outcome.BAD, _said(error)), card
         if meter:
             meter.add(cores, time.monotonic())
@@ -261,6 +265,7 @@ class Inventory:
             look = partial(self._host.reading, seen.entry, card.pci_bus_id)
             reading = await reader.call(look, deadline=READ_DEADLINE)
         except HungError as error:
+            self._failed(seen.entry, error)
             log.warning("telemetry hangs", card=card.name, error=error)
         else:
             seen.reading = replace(reading, cores=meter.told(reading.cores, reading.at))
@@ -276,6 +281,13 @@ class Inventory:
                 break  # which shows in the next look at whether it works
             meter.add(cores, time.monotonic())
         await _next_look(interval)
+
+    def _failed(self, entry: Entry, error: Exception) -> None:
+        """Counts a look that failed; that an entry is no card of ours is no failure."""
+        if not isinstance(error, NotServedError):
+            hung, refused = isinstance(error, HungError), isinstance(error, OSError)
+            how = "hung" if hung else "refused" if refused else "nonsense"
+            self.failures[entry.family.name, entry.name, how] += 1
 
     def _changed(self) -> None:
         """Publishes after the tasks that are ready now had their turn: many changes, one value."""

@@ -73,16 +73,16 @@ def names(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "failure"),
     [
-        ("dead", "alive says 0"),
-        ("garbage", "alive says neither 0 nor 1 but b'\\xff\\xfe"),
-        ("unreadable", "/npu0_mgmt/alive: Is a directory"),
-        ("no-node", "/dev/npu0pe0 missing"),
+        ("dead", "alive says 0", None),
+        ("garbage", "alive says neither 0 nor 1 but b'\\xff\\xfe", "nonsense"),
+        ("unreadable", "/npu0_mgmt/alive: Is a directory", "refused"),
+        ("no-node", "/dev/npu0pe0 missing", None),
     ],
 )
 async def test_a_card_that_fails_is_fenced_and_comes_back(
-    root: Path, fault: str, reason: str
+    root: Path, fault: str, reason: str, failure: str | None
 ) -> None:
     async with watching(root) as watched:
         before = watched.record.value
@@ -92,6 +92,8 @@ async def test_a_card_that_fails_is_fenced_and_comes_back(
         assert fenced.health.since >= before.cards[0].health.since
         watched.fault("npu0", "ok")
         mended = await watched.card("npu0", HEALTHY)
+        counted = {key: count > 1 for key, count in watched.inventory.failures.items()}
+        assert counted == ({("warboy", "npu0", failure): True} if failure else {})
         assert mended.health.reason == "works"
         assert mended.id == fenced.id == before.cards[0].id
         # The other card never was anything but healthy.
