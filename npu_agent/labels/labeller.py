@@ -60,11 +60,11 @@ class Output(Protocol):
         """
 
     def changed(self) -> None:
-        """Tells that the labels of the next `put` are not those of the last: do not trust a cache."""
+        """Tells that the next `put` has other labels than the last one: do not trust a cache."""
 
 
 class Labeller:
-    """Keeps the labels in one place; `state` tells how they stand, `results` counts what was done."""
+    """Keeps the labels in one place; `state` says how they stand, `results` counts what is done."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ RECORD = ".npu-agent.shapes.json"
 """In the plugin directory: the shapes under which devices were handed out last."""
 
 _ANSWER = 11.0
-"""Seconds to wait for the kubelet to say who holds what; to ask and to read the answer has 5 each."""
+"""Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
 
 
 class Publisher:

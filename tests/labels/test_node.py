@@ -132,7 +132,7 @@ async def test_careful_leaves_what_is_there(server: Server, output: NodeOutput) 
     assert (await output.put(less, careful=False))["written"] == 1
 
 
-async def test_careful_puts_labels_where_there_are_none(server: Server, output: NodeOutput) -> None:
+async def test_careful_puts_labels_where_there_are_none(output: NodeOutput) -> None:
     assert await output.put(WANTED, careful=True) == Counter(written=2, removed=0)
 
 
