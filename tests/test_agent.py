@@ -18,6 +18,7 @@ from npu_agent.config import (
     DisabledDevice,
     Effective,
     HealthConfig,
+    MetricsConfig,
     ResourceSpec,
     load,
 )
@@ -50,7 +51,11 @@ class Node:
     @asynccontextmanager
     async def agent(self, config_file: Path | None = None, **config: Any) -> AsyncIterator[Agent]:
         """The agent in this process, which looks often; configured by a file, or by these keys."""
-        settings = {"health": HealthConfig(interval=0.05), "plugin_dir": str(self.plugins)}
+        settings = {
+            "health": HealthConfig(interval=0.05),
+            "metrics": MetricsConfig(listen="127.0.0.1:0"),
+            "plugin_dir": str(self.plugins),
+        }
         effective = Effective(Config(**{**settings, **config}), {})
         if config_file:
             effective = load(config_file, widths())
@@ -69,7 +74,7 @@ class Node:
     @property
     def arguments(self) -> tuple[str | Path, ...]:
         where = ("--host-root", self.root, "--plugin-dir", self.plugins)
-        return ("run", *where, "--health-interval", "0.05")
+        return ("run", *where, "--health-interval", "0.05", "--metrics-listen", "127.0.0.1:0")
 
     async def told(self, condition: Callable[[Plugin], bool], resource: str = NPU) -> Plugin:
         return await self.kubelet.until(resource, condition, DEADLINE)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import threading
+import urllib.request
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -11,13 +12,18 @@ from typing import Any
 
 import pytest
 
+from npu_agent.agent import Agent
 from npu_agent.backoff import Backoff
+from npu_agent.config import LabelsConfig
 from npu_agent.plugin import session
 from tests.plugin.client import Client, allocation
 from tests.plugin.helpers import names
 from tests.test_agent import DEADLINE, NPU, UUIDS, Node, node
 
 __all__ = ["node"]
+
+NOWHERE = LabelsConfig(output="none")
+"""There is no API server here, and with hurried back-offs it would be asked without end."""
 
 
 @pytest.fixture
@@ -35,6 +41,10 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"plugin {NPU}", "session", "_until_lost"),
         ("config", "poller", "_once"),
         ("pod resources", "pod_resources", "_interval"),
+        ("labels", "labeller", "_put"),
+        ("events", "events", "_add"),
+        ("metrics", "_page", "_now"),
+        ("history", "_history", "add"),
     ],
 )
 @pytest.mark.usefixtures("hurried")
@@ -48,7 +58,8 @@ async def test_a_part_that_fails_comes_back_and_takes_no_other_down(
 ) -> None:
     node.cards("warboy=2")
     config = node.root.parent / "config.yaml"
-    config.write_text(f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n")
+    text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n"
+    config.write_text(text + "metrics: {listen: '127.0.0.1:0'}\n")
     async with node.agent(config_file=config) as agent:
         await node.listed(2)
         broken = agent.sessions[0] if where == "session" else getattr(agent, where)
@@ -59,7 +70,7 @@ async def test_a_part_that_fails_comes_back_and_takes_no_other_down(
         monkeypatch.setattr(broken, method, fail)
         async with asyncio.timeout(DEADLINE):
             while agent.restarts[part] < 3:
-                node.fault("npu0", "dead" if agent.restarts[part] % 2 else "ok")
+                node.fault("npu0", "ok" if agent.restarts[part] % 2 else "dead")
                 agent.poller.look()
                 agent.pod_resources.ask()
                 if where == "session" and node.kubelet.plugins.value[NPU].connected:
@@ -102,10 +113,20 @@ async def until_back_at(before: Counter[str], spare: int) -> None:
             grown = counts() - before
 
 
+async def settled(agent: Agent) -> str:
+    """Waits until the server has loaded what it needs; returns its address."""
+    async with asyncio.timeout(DEADLINE):
+        async for address in agent.server.listening.watch():
+            if address:
+                return f"http://{address[0]}:{address[1]}"
+    raise AssertionError
+
+
 @pytest.mark.usefixtures("hurried", "unheard")
 async def test_nothing_grows_over_200_kubelet_restarts(node: Node) -> None:
     node.cards("warboy=2")
-    async with node.agent():
+    async with node.agent(labels=NOWHERE) as agent:
+        await settled(agent)
         await node.listed(2)
 
         async def restart(times: int) -> None:
@@ -129,7 +150,8 @@ async def test_nothing_grows_over_200_kubelet_restarts(node: Node) -> None:
 @pytest.mark.usefixtures("hurried", "unheard")
 async def test_nothing_grows_over_10_000_allocations(node: Node) -> None:
     node.cards("warboy=2")
-    async with node.agent():
+    async with node.agent(labels=NOWHERE) as agent:
+        await settled(agent)
         plugin = await node.listed(2)
         with closing(Client(node.plugins / plugin.endpoint)) as client:
             request = allocation(*UUIDS)
@@ -144,9 +166,29 @@ async def test_nothing_grows_over_10_000_allocations(node: Node) -> None:
             await until_back_at(before, spare=999)  # less than one for ten calls
 
 
+@pytest.mark.usefixtures("hurried", "unheard")
+async def test_nothing_grows_over_1_000_looks_at_the_pages(node: Node) -> None:
+    node.cards("warboy=2")
+    async with node.agent(labels=NOWHERE) as agent:
+        address = await settled(agent)
+        await node.listed(2)
+
+        def look(times: int) -> None:
+            for at in range(times):
+                path = ("/metrics", "/", "/status.json", "/readyz")[at % 4]
+                with urllib.request.urlopen(address + path, timeout=DEADLINE) as answer:
+                    answer.read()
+
+        await asyncio.to_thread(look, 100)
+        before = counts()
+        await asyncio.to_thread(look, 1_000)
+        await until_back_at(before, spare=999)
+
+
 async def test_an_edit_is_followed_and_no_core_is_doubled(tmp_path: Path, node: Node) -> None:
     config = tmp_path / "config.yaml"
-    text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\nmetrics: {{interval: 1}}\n"
+    text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n"
+    text += "metrics: {interval: 1, listen: '127.0.0.1:0'}\n"
     config.write_text(text)
     node.cards("warboy=2")
     async with node.agent(config_file=config) as agent:
