@@ -46,9 +46,13 @@ def labelled(node: Node) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_labels_wanted(node: Node) -> Iterator[None]:
-    """An agent that leaves labels alone, as labels.output needs a restart."""
-    node.deploy({"labels": {"output": "none"}})
+    """An agent that leaves labels alone, as labels.output needs a restart.
+
+    The sets stay as they are: the old instance would follow them until it ends.
+    """
+    node.deploy({"labels": {**ALL_SETS["labels"], "output": "none"}})
     node.wait_allocatable(2)
+    node.cluster.wait_for("the old instance to be gone", lambda: alone(node), SOON)
     try:
         yield
     finally:
@@ -83,6 +87,12 @@ EXPECTED = {
     "furiosa.ai/npu.family": "warboy",
     "furiosa.ai/npu.product": "warboyB0",
 }
+
+
+def alone(node: Node) -> bool:
+    """Whether there is one agent Pod, none that is ending among them."""
+    which = ("--selector", "app.kubernetes.io/name=npu-agent", "--output", "name")
+    return len(node.cluster.kubectl("get", "pods", "-n", NAMESPACE, *which).split()) == 1
 
 
 def complete(node: Node, expected: dict[str, str] | None = None) -> None:
