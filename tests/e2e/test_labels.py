@@ -220,66 +220,6 @@ def test_show_and_clear(node: Node) -> None:
     complete(node)
 
 
-def test_the_api_server_is_away_while_the_hardware_changes(node: Node) -> None:
-    cluster = node.cluster
-    manifests = cluster.static_pods
-    cluster.stop_api_server()
-    try:
-        stopped = time.monotonic()
-        node.fault("npu1", "gone")
-        # The kubelet runs a static Pod without any API server: it is given the card that is left.
-        (manifests / "static.json").write_text(json.dumps(static_pod()))
-        held = wait_held(node, lambda found: len(found) == 1)
-        assert [one.pod for one in held] == [f"static-{node.name}"]
-        time.sleep(max(0.0, 30 - (time.monotonic() - stopped)))  # the length of the outage
-    finally:
-        cluster.start_api_server()
-    until(node, "the label after the outage", **{"npu.count": "1"})
-    assert wait_held(node, lambda found: len(found) == 1) == held
-    (manifests / "static.json").unlink()
-    wait_held(node, lambda found: not found)
-    node.fault("npu1", "back")
-    until(node, "the card back", **{"npu.count": "2"})
-    (pod,) = node.agent_pods()
-    log = cluster.logs(pod["metadata"]["name"], NAMESPACE)
-    assert log.count("labels not in place: trying again") < 10
-
-
-def static_pod() -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "static", "namespace": "default"},
-        "spec": {
-            "terminationGracePeriodSeconds": 0,
-            "containers": [
-                {
-                    "name": "main",
-                    "image": WORKLOAD,
-                    "imagePullPolicy": "Never",
-                    "command": ["sleep", "100000"],
-                    "resources": {"limits": {RESOURCE: "1"}, "requests": {RESOURCE: "1"}},
-                }
-            ],
-        },
-    }
-
-
-def wait_held(node: Node, condition: Any) -> tuple[assignments.Assignment, ...]:
-    """Asks the kubelet itself, past agent and API server."""
-    socket = node.cluster.kubelet_dir / "pod-resources" / "kubelet.sock"
-    found: list[tuple[assignments.Assignment, ...]] = []
-
-    def so() -> bool:
-        held = tuple(a for a in asyncio.run(assignments.fetch(socket)) if a.resource == RESOURCE)
-        assert condition(held), held
-        found.append(held)
-        return True
-
-    node.cluster.wait_for("what the kubelet says is held", so, 2 * SOON)
-    return found[-1]
-
-
 def test_nothing_is_written_while_nothing_changes(node: Node) -> None:
     node.configure(yaml.safe_dump({"labels": {"sets": ["beta"], "resync": 10}}))
     wanted = {key: value for key, value in EXPECTED.items() if key.startswith("beta.")}
@@ -372,3 +312,64 @@ def test_from_outside_a_pod_by_kubeconfig(node: Node) -> None:
             )
         assert ours(node) == {k: v for k, v in EXPECTED.items() if k.startswith("alpha.")}
     complete(node)
+
+
+# The last one: after such an outage the kubelet may take most of a minute to follow an edit.
+def test_the_api_server_is_away_while_the_hardware_changes(node: Node) -> None:
+    cluster = node.cluster
+    manifests = cluster.static_pods
+    cluster.stop_api_server()
+    try:
+        stopped = time.monotonic()
+        node.fault("npu1", "gone")
+        # The kubelet runs a static Pod without any API server: it is given the card that is left.
+        (manifests / "static.json").write_text(json.dumps(static_pod()))
+        held = wait_held(node, lambda found: len(found) == 1)
+        assert [one.pod for one in held] == [f"static-{node.name}"]
+        time.sleep(max(0.0, 30 - (time.monotonic() - stopped)))  # the length of the outage
+    finally:
+        cluster.start_api_server()
+    until(node, "the label after the outage", **{"npu.count": "1"})
+    assert wait_held(node, lambda found: len(found) == 1) == held
+    (manifests / "static.json").unlink()
+    wait_held(node, lambda found: not found)
+    node.fault("npu1", "back")
+    until(node, "the card back", **{"npu.count": "2"})
+    (pod,) = node.agent_pods()
+    log = cluster.logs(pod["metadata"]["name"], NAMESPACE)
+    assert log.count("labels not in place: trying again") < 10
+
+
+def static_pod() -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "static", "namespace": "default"},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [
+                {
+                    "name": "main",
+                    "image": WORKLOAD,
+                    "imagePullPolicy": "Never",
+                    "command": ["sleep", "100000"],
+                    "resources": {"limits": {RESOURCE: "1"}, "requests": {RESOURCE: "1"}},
+                }
+            ],
+        },
+    }
+
+
+def wait_held(node: Node, condition: Any) -> tuple[assignments.Assignment, ...]:
+    """Asks the kubelet itself, past agent and API server."""
+    socket = node.cluster.kubelet_dir / "pod-resources" / "kubelet.sock"
+    found: list[tuple[assignments.Assignment, ...]] = []
+
+    def so() -> bool:
+        held = tuple(a for a in asyncio.run(assignments.fetch(socket)) if a.resource == RESOURCE)
+        assert condition(held), held
+        found.append(held)
+        return True
+
+    node.cluster.wait_for("what the kubelet says is held", so, 2 * SOON)
+    return found[-1]
