@@ -77,6 +77,14 @@ class Node:
         where = ("configmap", "npu-device-plugin", "--namespace", NAMESPACE)
         self.cluster.kubectl("patch", *where, "--patch", patch)
 
+    def wait_edits_arrive(self) -> None:
+        """Waits until the kubelet brings edits of the ConfigMap to the agent again.
+
+        After an outage of the API server that takes it up to a minute.
+        """
+        self.configure("disabledDevices: [{devName: npu1}]\n")
+        self.wait_allocatable(1, 4 * SOON)
+
     def label(self, labels: Mapping[str, str | None]) -> None:
         """Sets labels of the Node by hand; None takes one away."""
         words = [f"{key}-" if value is None else f"{key}={value}" for key, value in labels.items()]
