@@ -10,12 +10,16 @@ relies on how the library is laid out: where it does not work, all of it is impo
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
 import threading
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
+from npu_agent import lean
 from npu_agent.logs import logger
 
 log = logger(__name__)
@@ -41,9 +45,13 @@ def module(name: str) -> ModuleType:
     """
     with _importing:
         try:
-            if _ROOT not in sys.modules:
-                _seed()
-            return importlib.import_module(name)
+            lean.aiohttp()
+            # It asks urllib3 for a header of basic authentication, and for nothing else: 1 MB.
+            lean.package("urllib3")
+            with _no_pool():
+                if _ROOT not in sys.modules:
+                    _seed()
+                return importlib.import_module(name)
         except (ImportError, AttributeError) as error:
             if not _seeded():
                 raise
@@ -56,6 +64,26 @@ def module(name: str) -> ModuleType:
             _forget()
             importlib.import_module(_ROOT)
             return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _no_pool() -> Iterator[None]:
+    """Puts multiprocessing, 0.5 MB, off until there are calls on threads, which nobody makes."""
+    name = "multiprocessing.pool"
+    if name in sys.modules:
+        yield
+        return
+    stand_in = ModuleType(name)
+    stand_in.__dict__["ThreadPool"] = _thread_pool
+    sys.modules[name] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def _thread_pool(*arguments: Any) -> Any:
+    return importlib.import_module("multiprocessing.pool").ThreadPool(*arguments)
 
 
 def _seed() -> None:

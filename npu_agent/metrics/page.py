@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
 from npu_agent.assignments import Assignment, Holdings
@@ -27,9 +25,10 @@ log = logger(__name__)
 
 Made = TypeVar("Made")
 
-TEXT = CONTENT_TYPE_PLAIN_0_0_4
+# As prometheus_client has them, in modules that bring half of it along.
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Content-Type of `Page.body(openmetrics=False, ...)`."""
-OPENMETRICS = CONTENT_TYPE_LATEST
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 """Content-Type of `Page.body(openmetrics=True, ...)`."""
 
 _AT_LEAST = 0.2

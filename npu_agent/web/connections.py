@@ -2,6 +2,7 @@
 
 Loaded only when the server starts: aiohttp costs the command line too much.
 """
+# ruff: noqa: E402  (aiohttp comes by `lean`, and only then parts of it)
 
 from __future__ import annotations
 
@@ -12,9 +13,16 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 
-from aiohttp import web
+from npu_agent import lean
+
+lean.aiohttp()
+
+# Not by `aiohttp.web`, which brings applications, routes and file serving along: 1 MB.
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response
+from aiohttp.web_server import Server
 
 from npu_agent.web.pages import Pages
 
@@ -31,9 +39,11 @@ _LINGER = 1.0
 _LINE, _HEADERS = 4096, 40
 """Bytes of a line of a request's head, and how many headers. With `_MOST` this bounds what clients
 that never finish their heads can make the agent hold: some 20 MB."""
+_BACKLOG = 128
+"""Connections that wait to be accepted; asyncio listens anew with its own number, else."""
 
 
-class Connections(web.Server):
+class Connections(Server):
     """The server's open connections; makes the protocol of each new one, as asyncio asks for."""
 
     def __init__(self, pages: Pages) -> None:
@@ -73,7 +83,7 @@ class Connections(web.Server):
         for transport in self._open.values():
             _drop(transport)
 
-    async def _handle(self, request: web.BaseRequest) -> web.Response:
+    async def _handle(self, request: BaseRequest) -> Response:
         protocol = request.protocol
         if protocol in self._open:
             self._open[protocol] = self._open.pop(protocol)
@@ -83,7 +93,7 @@ class Connections(web.Server):
             accept=request.headers.get("Accept", ""),
             encodings=request.headers.get("Accept-Encoding", ""),
         )
-        response = web.Response(
+        response = Response(
             status=answer.status,
             body=answer.body,
             headers={**answer.headers, "Server": "npu-agent"},
@@ -122,7 +132,7 @@ def _errors() -> logging.Logger:
 
 def _ours(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
+    return not isinstance(error, (HttpProcessingError, RequestPayloadError, ConnectionError))
 
 
 @contextlib.asynccontextmanager
@@ -134,14 +144,18 @@ async def serving(
     `ending` is how many seconds that may take, whatever the clients do.
     """
     connections = Connections(pages)
-    runner = web.ServerRunner(connections, shutdown_timeout=ending / 2)
-    await runner.setup()
+    loop = asyncio.get_running_loop()
+    servers = [
+        await loop.create_server(connections, sock=each, backlog=_BACKLOG) for each in sockets
+    ]
     try:
-        for each in sockets:
-            await web.SockSite(runner, each).start()
         yield
     finally:
+        for server in servers:
+            server.close()
+        await asyncio.sleep(0)  # requests that have come are begun, before idle connections close
+        connections.pre_shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ending):
-                await runner.cleanup()
+                await connections.shutdown(ending / 2)
         connections.abort()
