@@ -1,0 +1,64 @@
+"""A stand-in for the API server: one Node and its Events, by TLS, as in a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+
+from tests.kube.helpers import authority, kubeconfig, serving
+
+
+@dataclass
+class Node:
+    """The Node, as far as the agent asks for it."""
+
+    name: str
+    kubeconfig: Path
+    """How to get there."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Those that the agent has applied."""
+    writes: int = 0
+    """Requests so far that would change something."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Any request of the agent's."""
+        if request.method != "GET":
+            self.writes += 1
+            body = await request.json()
+            if "/events" in request.path:
+                name = request.path.rpartition("/")[2] if request.method == "PATCH" else "an-event"
+                return web.json_response({"kind": "Event", "metadata": {"name": name}})
+            self.labels = body["metadata"].get("labels", {})
+        ours = {
+            "manager": "npu-agent",
+            "operation": "Apply",
+            "fieldsV1": {"f:metadata": {"f:labels": {f"f:{key}": {} for key in self.labels}}},
+        }
+        return web.json_response(
+            {
+                "kind": "PartialObjectMetadata",
+                "metadata": {
+                    "name": self.name,
+                    "uid": "7b0c",
+                    "resourceVersion": str(self.writes),
+                    "labels": {"kubernetes.io/hostname": self.name, **self.labels},
+                    "managedFields": [ours] if self.labels else [],
+                },
+            }
+        )
+
+
+@asynccontextmanager
+async def node(name: str, directory: Path) -> AsyncIterator[Node]:
+    """Serves it meanwhile; certificates and a kubeconfig go to `directory`."""
+    signed = await asyncio.to_thread(authority, directory / "tls")
+    here = Node(name, directory / "kubeconfig")
+    async with serving(here.answer, tls=signed.context()) as server:
+        cluster = {"certificate-authority": str(signed.ca)}
+        await asyncio.to_thread(kubeconfig, directory, server.url, cluster=cluster)
+        yield here

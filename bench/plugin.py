@@ -1,0 +1,171 @@
+"""The device plugin, as a kubelet sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.figure import Figure, quantiles
+from bench.process import DEADLINE, RESOURCE, running
+from npu_agent import simulator
+from npu_agent.devices.families import FAMILIES
+from npu_agent.devices.model import Card, CardState, Health, Snapshot, State
+from npu_agent.plugin import encode
+from npu_agent.plugin.advertise import advertise, resources
+from npu_agent.wire import v1beta1 as wire
+
+
+def calls(socket: Path, method: str, request: bytes, count: int = 1000) -> str:
+    """Times calls to the agent, one after the other, from gRPC's C core."""
+    channel: Any = grpc.insecure_channel(f"unix:{socket}")
+    call = channel.unary_unary(f"/v1beta1.DevicePlugin/{method}")
+    taken = []
+    for _ in range(count + 50):  # the first ones warm up
+        began = time.perf_counter()
+        call(request, timeout=DEADLINE)
+        taken.append(time.perf_counter() - began)
+    channel.close()
+    return quantiles(taken[50:])
+
+
+def allocation(ids: list[str]) -> bytes:
+    """A request for these devices."""
+    container = wire.ContainerAllocateRequest(devices_ids=ids)
+    return bytes(wire.AllocateRequest(container_requests=[container]))
+
+
+def preference(ids: list[str]) -> bytes:
+    """A request for half of these devices."""
+    container = wire.ContainerPreferredAllocationRequest(
+        available_device_i_ds=ids, allocation_size=len(ids) // 2
+    )
+    return bytes(wire.PreferredAllocationRequest(container_requests=[container]))
+
+
+async def recoveries() -> AsyncIterator[Figure]:
+    """How long each loss of the kubelet, and of a card, lasts."""
+    async with running("warboy=8") as agent:
+        kubelet, known = agent.kubelet, await agent.told()
+
+        began = time.perf_counter()
+        await asyncio.to_thread(simulator.apply_fault, agent.root, "npu0", "dead")
+        await agent.until_healthy(7)
+        taken = f"{time.perf_counter() - began:.2f} s"
+        yield Figure("dead card to kubelet told", taken, "<= 1.5 s", "0 to 5 s")
+        began = time.perf_counter()
+        await asyncio.to_thread(simulator.apply_fault, agent.root, "npu0", "ok")
+        await agent.until_healthy(8)
+        taken = f"{time.perf_counter() - began:.2f} s"
+        yield Figure("mended card to kubelet told", taken, "", "never")
+
+        async def lose(what: str, target: str, peers: str, loss: Awaitable[None]) -> Figure:
+            nonlocal known
+            await loss
+            began = time.perf_counter()
+            known = await agent.told(after=known.endpoint)
+            taken = f"{time.perf_counter() - began:.2f} s"
+            return Figure(what, taken, target, peers)
+
+        async def restart(away: float) -> None:
+            await kubelet.stop()
+            await asyncio.sleep(away)
+            await kubelet.start()
+
+        async def cancel() -> None:
+            kubelet.hang_up(RESOURCE)
+
+        async def remove() -> None:
+            await asyncio.to_thread((agent.plugins / known.endpoint).unlink)
+
+        yield await lose(
+            "kubelet away 1 s: its return to registered", "<= 2 s", "6 s, or never", restart(1)
+        )
+        await asyncio.sleep(6)  # a loss soon after another is met with more patience
+        yield await lose("kubelet away 30 s, likewise", "<= 2 s", "", restart(30))
+        await asyncio.sleep(6)
+        yield await lose("stream cancelled by the kubelet", "<= 2 s", "never", cancel())
+        await asyncio.sleep(6)
+        yield await lose("our socket removed", "<= 2 s", "", remove())
+
+        kept = (await agent.told()).messages
+        await kubelet.renew_socket()
+        await asyncio.sleep(3)
+        after = await agent.told()
+        nothing = after.endpoint == known.endpoint and after.messages == kept
+        said = "nothing happens" if nothing else "registered anew"
+        yield Figure("kubelet.sock made anew, stream open", said, "nothing", "one exits")
+
+
+async def answers() -> AsyncIterator[Figure]:
+    """How quick the calls are in which a Pod's start waits."""
+    for cards, config, listed in (("warboy=8", "", 8), ("rngd=8", "defaultPe: Single\n", 64)):
+        async with running(cards, config=config) as agent:
+            await agent.settled()
+            plugin = await agent.told()
+            ids, socket = list(plugin.healthy()), agent.plugins / plugin.endpoint
+            for what, target, peers, method, request in (
+                ("the empty call, the floor", "", "0.2 ms", "GetDevicePluginOptions", b""),
+                (
+                    "Allocate 1",
+                    "p99 <= 2 ms",
+                    "0.17-0.23 (0.8) ms",
+                    "Allocate",
+                    allocation(ids[:1]),
+                ),
+                (
+                    "Allocate 8",
+                    "p99 <= 2 ms",
+                    "0.17-0.43 (1.7) ms",
+                    "Allocate",
+                    allocation(ids[:8]),
+                ),
+            ):
+                taken = await asyncio.to_thread(calls, socket, method, request)
+                yield Figure(f"{what}, {listed} listed, p50 / p99", taken, target, peers)
+    for cards, many, target, peers in (
+        ("warboy=8", 16, "5 ms", "101 ms"),
+        ("rngd=8", 64, "20 ms", "4 of 64: 2.5 s"),
+    ):
+        async with running(cards, config="defaultPe: Single\n") as agent:
+            await agent.settled()
+            plugin = await agent.told()
+            request = preference(list(plugin.healthy()))
+            socket = agent.plugins / plugin.endpoint
+            taken = await asyncio.to_thread(calls, socket, "GetPreferredAllocation", request, 200)
+            what = f"GetPreferredAllocation, {many // 2} of {many}, p50 / p99"
+            yield Figure(what, taken, f"<= {target}", peers)
+
+
+async def crowded() -> AsyncIterator[Figure]:
+    """One change among 1,000 devices: what the loop does between a look and the message."""
+    cards = tuple(
+        CardState(
+            id=f"{index:032}",
+            card=Card(
+                family="rngd",
+                index=index,
+                product="rngd",
+                nodes=frozenset(FAMILIES["rngd"].nodes(index)),
+            ),
+            health=Health(state=State.HEALTHY, reason="works", since=0.0),
+        )
+        for index in range(125)
+    )
+    (resource,) = resources(RESOURCE, 1)
+    encode.device_list(advertise(Snapshot(cards=cards, complete=True), resource))
+    taken = []
+    for turn in range(100):
+        sick = replace(cards[turn].health, state=State.UNHEALTHY)
+        changed = (*cards[:turn], replace(cards[turn], health=sick), *cards[turn + 1 :])
+        began = time.perf_counter()
+        encode.device_list(advertise(Snapshot(cards=changed, complete=True), resource))
+        taken.append(1000 * (time.perf_counter() - began))
+    figure = f"{statistics.median(taken):.1f} ms"
+    yield Figure("one card among 1,000 devices changes: the new list", figure)

@@ -1,0 +1,169 @@
+"""The agent, or a program beside it, as a process of its own, and what that costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.apiserver import Node, node
+from npu_agent import simulator
+from npu_agent.simulator.kubelet import Plugin, StandInKubelet
+
+RESOURCE = "beta.furiosa.ai/npu"
+DEADLINE = 60.0
+TICKS = os.sysconf("SC_CLK_TCK")
+NPU_AGENT = (sys.executable, "-m", "npu_agent")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A running program."""
+
+    popen: subprocess.Popen[bytes]
+
+    def memory(self) -> int:
+        """Resident, in kB."""
+        return self._status("VmRSS:")
+
+    def threads(self) -> int:
+        """How many it has."""
+        return self._status("Threads:")
+
+    def files(self) -> int:
+        """How many it has open."""
+        return sum(1 for _ in Path(f"/proc/{self.popen.pid}/fd").iterdir())
+
+    def cpu(self) -> float:
+        """Seconds of CPU time so far."""
+        fields = Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def stop(self) -> float:
+        """Seconds from SIGTERM to the exit."""
+        began = time.perf_counter()
+        self.popen.send_signal(signal.SIGTERM)
+        self.popen.wait(DEADLINE)
+        return time.perf_counter() - began
+
+    def _status(self, key: str) -> int:
+        lines = Path(f"/proc/{self.popen.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+@dataclass(frozen=True)
+class Agent(Process):
+    """A running agent, its kubelet, and its Node at the API server."""
+
+    kubelet: StandInKubelet
+    node: Node
+    root: Path
+    """Of the simulated driver tree."""
+    plugins: Path
+    """The kubelet's directory."""
+    config: Path
+    """The agent's config file."""
+    port: int
+    """Where it serves its pages."""
+    start: float
+    """Seconds from the start of the process until the kubelet had its list."""
+
+    async def told(self, after: str = "") -> Plugin:
+        """What the kubelet knows, once it has a list from another socket than `after`."""
+        return await _told(self.kubelet, after)
+
+    async def until_healthy(self, devices: int) -> Plugin:
+        """What the kubelet knows, once so many devices are healthy."""
+        return await self.kubelet.until(RESOURCE, lambda p: len(p.healthy()) == devices, DEADLINE)
+
+    async def settled(self) -> None:
+        """Waits until it serves pages and its labels are on the Node."""
+        await until(lambda: bool(self.node.labels) and answers(self.port))
+
+
+async def _told(kubelet: StandInKubelet, after: str = "") -> Plugin:
+    return await kubelet.until(RESOURCE, lambda p: p.messages > 0 and p.endpoint != after, DEADLINE)
+
+
+@contextmanager
+def program(*command: str, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+    """Runs it meanwhile."""
+    popen = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+    )
+    try:
+        yield Process(popen)
+    finally:
+        popen.kill()
+        popen.wait()
+
+
+@asynccontextmanager
+async def running(cards: str, *, config: str = "", alive: bool = False) -> AsyncIterator[Agent]:
+    """The agent with everything on, registered.
+
+    Args:
+        cards: the simulated cards, as `npu-agent simulate --cards` takes them.
+        config: lines for its config file.
+        alive: whether the cards' figures change all the time, as those of real ones do.
+    """
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npu-bench-")))
+        root, plugins, file = directory / "host", directory / "plugins", directory / "config.yaml"
+        port = free_port()
+        simulator.make(root, simulator.parse_cards(cards))
+        plugins.mkdir()
+        file.write_text(f"pluginDir: {plugins}\nmetrics: {{listen: '127.0.0.1:{port}'}}\n{config}")
+        if alive:
+            stack.enter_context(program(*NPU_AGENT, "simulate", str(root)))
+            await until(lambda: simulator.living(root))
+        kubelet = StandInKubelet(plugins, directory / "pod-resources")
+        async with node("bench-node", directory) as here:
+            await kubelet.start()
+            try:
+                began = time.perf_counter()
+                arguments = ("run", "--host-root", str(root), "--config-file", str(file))
+                environment = {"NODE_NAME": here.name, "KUBECONFIG": str(here.kubeconfig)}
+                agent = stack.enter_context(
+                    program(*NPU_AGENT, *arguments, environment=environment)
+                )
+                await _told(kubelet)
+                start = time.perf_counter() - began
+                yield Agent(agent.popen, kubelet, here, root, plugins, file, port, start)
+            finally:
+                await kubelet.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what other processes tell by files and ports."""
+    async with asyncio.timeout(DEADLINE):
+        while not condition():  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.05)
+
+
+def free_port() -> int:
+    """One that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
