@@ -22,6 +22,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from npu_agent import podresources
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
+from npu_agent.rpc import apart
 
 log = logger(__name__)
 
@@ -162,14 +163,7 @@ class PodResources:
 
 async def _answer(socket: Path) -> bytearray:
     try:
-        async with (
-            asyncio.timeout(_DEADLINE),
-            Channel(path=str(socket)) as channel,
-            channel.request(_LIST, Cardinality.UNARY_UNARY, _Raw, _Raw) as stream,
-        ):
-            await stream.send_message(_Raw(), end=True)
-            await stream.recv_initial_metadata()
-            message = await _message(stream)
+        message = await apart(_call(socket))
     except FileNotFoundError:
         raise UnavailableError(
             f"{socket} is missing: is the kubelet running, and is its directory mounted here?"
@@ -185,6 +179,17 @@ async def _answer(socket: Path) -> bytearray:
     if message is None:  # an empty list comes as an empty message
         raise UnavailableError(f"{socket}: the call ended without an answer")
     return message
+
+
+async def _call(socket: Path) -> bytearray | None:
+    async with (
+        asyncio.timeout(_DEADLINE),
+        Channel(path=str(socket)) as channel,
+        channel.request(_LIST, Cardinality.UNARY_UNARY, _Raw, _Raw) as stream,
+    ):
+        await stream.send_message(_Raw(), end=True)
+        await stream.recv_initial_metadata()
+        return await _message(stream)
 
 
 async def _message(stream: Stream[_Raw, _Raw]) -> bytearray | None:

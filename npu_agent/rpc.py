@@ -1,12 +1,12 @@
-"""A grpclib server that can be closed while clients are connected."""
+"""What grpclib leaves to be done: a server that can be closed, and calls that leave no mark."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from grpclib.protocol import H2Protocol
@@ -14,6 +14,20 @@ from grpclib.server import Server
 
 if TYPE_CHECKING:
     from grpclib._typing import IServable
+
+T = TypeVar("T")
+
+
+async def apart(call: Coroutine[Any, Any, T]) -> T:
+    """Awaits a call to a gRPC server in a task of its own; returns or raises what it does.
+
+    When a connection is lost or a deadline passes, grpclib wakes whoever waits by cancelling the
+    task, raises its own error there, and never takes the cancellation back (`Task.uncancel`). In
+    the caller's task that would stay for life: under Python 3.11.2 each later `asyncio.timeout`
+    that runs out would raise CancelledError instead of TimeoutError, and a TaskGroup could take it
+    for its own end.
+    """
+    return await asyncio.create_task(call)
 
 
 class UnixServer(Server):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from npu_agent.backoff import Backoff
 from npu_agent.logs import logger
@@ -16,7 +17,7 @@ _STEADY = 60.0
 
 
 async def keep_running(
-    part: str, run: Callable[[], Awaitable[None]], restarts: Counter[str] | None = None
+    part: str, run: Callable[[], Coroutine[Any, Any, None]], restarts: Counter[str] | None = None
 ) -> None:
     """Runs `run` until cancelled, again whenever it fails or ends; counts that in `restarts`.
 
@@ -24,20 +25,48 @@ async def keep_running(
     """
     pause = Backoff(first=0.2, longest=30.0)
     loop = asyncio.get_running_loop()
-    this = asyncio.current_task()
     while True:
         since = loop.time()
         try:
-            await run()
+            await _to_its_end(asyncio.create_task(run(), name=part))
         except Exception:
             log.exception("a part failed and will be started again", part=part)
         else:
             log.error("a part ended and will be started again", part=part)
-        if this is not None and this.cancelling():
-            # It failed, or just went on, while it was cancelled: it ends all the same.
-            raise asyncio.CancelledError
         if restarts is not None:
             restarts[part] += 1
         if loop.time() - since > _STEADY:
             pause.reset()
         await asyncio.sleep(pause.next())
+
+
+async def _to_its_end(running: asyncio.Task[None]) -> None:
+    """Waits for a task that is all its own; cancelling this cancels that, and waits all the same.
+
+    A task of its own for each run, because libraries cancel the task that waits in them to wake it
+    up, and some never take that back (grpclib): what is left of that would have the next deadline
+    or the next failure taken for the agent's end, and the part would be gone for good.
+
+    Raises:
+        asyncio.CancelledError: this was cancelled, whatever the task then came to.
+        _CancelledByItselfError: the task ended as if cancelled, and nobody had done so.
+        Exception: the task's own.
+    """
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            cancelled = True
+            running.cancel()
+    if cancelled:
+        if not running.cancelled() and (error := running.exception()):
+            log.debug("a part failed while it was ended", part=running.get_name(), reason=error)
+        raise asyncio.CancelledError
+    if running.cancelled():
+        raise _CancelledByItselfError
+    running.result()
+
+
+class _CancelledByItselfError(Exception):
+    """A part was cancelled by something within it."""

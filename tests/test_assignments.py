@@ -288,8 +288,12 @@ async def test_what_is_known_outlives_an_answer_that_is_refused(socket: Path) ->
         lister.reply = HELD
         holdings = await told()
         assert (holdings.assignments, holdings.error) == (ASSIGNED, None)
+        lister.reply = says(announced(100), b"short", then=hangs_up)
+        assert "Connection lost" in str((await told()).error)
         lister.reply = b""
         assert (await told()).assignments == ()
+        # Else a deadline that passes later would be taken for the end (supervise.py).
+        assert running.cancelling() == 0
     finally:
         running.cancel()
         await server.shutdown()

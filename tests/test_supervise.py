@@ -1,6 +1,6 @@
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -23,39 +23,41 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return asked
 
 
-async def until_cancelled(part: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Keeps `run` running until it cancels itself."""
-    async with asyncio.timeout(30):
-        with pytest.raises(asyncio.CancelledError):
-            await keep_running(part, run)
+class Failing:
+    """Fails (or ends, without an error) so many times, then works until it is cancelled."""
 
+    def __init__(self, times: int, error: BaseException | None) -> None:
+        self.runs = 0
+        self.works = asyncio.Event()
+        self._times = times
+        self._error = error
 
-def failing(
-    times: int, error: BaseException | None, runs: list[int]
-) -> Callable[[], Awaitable[None]]:
-    """Fails (or ends) so many times, then cancels its task as a shutdown does."""
-
-    async def run() -> None:
-        runs.append(1)
-        if len(runs) <= times:
-            if error is not None:
-                raise error
+    async def __call__(self) -> None:
+        self.runs += 1
+        if self.runs <= self._times:
+            if self._error is not None:
+                raise self._error
             return
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(0)
-        raise AssertionError("not cancelled")
+        self.works.set()
+        await asyncio.Event().wait()
 
-    return run
+
+async def until_cancelled(part: str, run: Failing) -> None:
+    """Keeps `run` running until it no longer fails, then cancels it as a shutdown does."""
+    task = asyncio.create_task(keep_running(part, run))
+    async with asyncio.timeout(30):
+        await run.works.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
 
 
 async def test_a_part_that_fails_comes_back_after_longer_and_longer_pauses(
     pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    runs: list[int] = []
-    await until_cancelled("inventory", failing(10, OSError("disk on fire"), runs))
-    assert len(runs) == 11
+    run = Failing(10, OSError("disk on fire"))
+    await until_cancelled("inventory", run)
+    assert run.runs == 11
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
     assert len(caplog.records) == 10
     first = caplog.records[0]
@@ -66,26 +68,25 @@ async def test_a_part_that_fails_comes_back_after_longer_and_longer_pauses(
 
 @pytest.mark.usefixtures("pauses")
 async def test_a_part_that_ends_comes_back(caplog: pytest.LogCaptureFixture) -> None:
-    runs: list[int] = []
-    await until_cancelled("inventory", failing(3, None, runs))
-    assert len(runs) == 4
+    run = Failing(3, None)
+    await until_cancelled("inventory", run)
+    assert run.runs == 4
     assert caplog.messages == ["a part ended and will be started again"] * 3
 
 
 @pytest.mark.usefixtures("pauses")
 async def test_a_group_of_failures_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
-    runs: list[int] = []
-    group = ExceptionGroup("tasks", [ValueError("one"), OSError("two")])
-    await until_cancelled("inventory", failing(1, group, runs))
-    assert len(runs) == 2
+    run = Failing(1, ExceptionGroup("tasks", [ValueError("one"), OSError("two")]))
+    await until_cancelled("inventory", run)
+    assert run.runs == 2
 
 
 async def test_a_part_that_ran_for_long_starts_at_the_first_pause_again(
     pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervise, "_STEADY", -1.0)
-    await until_cancelled("inventory", failing(3, OSError("now and then"), []))
+    await until_cancelled("inventory", Failing(3, OSError("now and then")))
     assert pauses == [0.2, 0.2, 0.2]
 
 
@@ -152,3 +153,66 @@ async def test_what_fails_or_goes_on_while_it_is_cancelled_ends_all_the_same(fai
     async with asyncio.timeout(20):
         await asyncio.wait([task])
     assert task.cancelled()
+
+
+@pytest.mark.usefixtures("pauses")
+async def test_a_part_that_something_in_it_cancels_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As grpclib does to wake its callers up; nobody asked the part to end."""
+    runs = 0
+    works = asyncio.Event()
+
+    async def run() -> None:
+        nonlocal runs
+        runs += 1
+        this = asyncio.current_task()
+        assert this is not None
+        if runs == 1:
+            this.cancel()
+            await asyncio.Event().wait()
+        if runs == 2:  # it was woken up, and then fails for another reason
+            this.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            raise OSError("something else")
+        assert this.cancelling() == 0  # nothing is left of what was before
+        works.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(keep_running("plugin", run))
+    async with asyncio.timeout(20):
+        await works.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert caplog.messages == ["a part failed and will be started again"] * 2
+
+
+async def test_cancelling_twice_waits_for_the_part_all_the_same() -> None:
+    started, ending, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    ended = []
+
+    async def run() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            while not end.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await end.wait()
+            ended.append(True)
+
+    task = asyncio.create_task(keep_running("plugin", run))
+    async with asyncio.timeout(20):
+        await started.wait()
+        task.cancel()
+        await ending.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        end.set()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert ended == [True]

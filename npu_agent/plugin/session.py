@@ -21,9 +21,10 @@ from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.plugin.counts import Counts
-from npu_agent.plugin.endpoint import Endpoint
+from npu_agent.plugin.endpoint import Endpoint, sweep
 from npu_agent.plugin.ownership import Ownership
 from npu_agent.plugin.service import DevicePlugin, Devices, Streams, options
+from npu_agent.rpc import apart
 from npu_agent.wire import v1beta1 as wire
 
 log = logger(__name__)
@@ -40,10 +41,10 @@ _LOOK_EVERY = 0.5
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 """Seconds between tries while the kubelet is away; it is back in the list within 2 s of its
 return. A try is a stat while its socket is missing."""
-_FICKLE_LONGEST = 10.0
+_FICKLE_LONGEST = 1.5
 _STEADY = 5.0
 """Seconds a registration has to last to count as a success. A kubelet that takes us on and lets go
-over and over is asked less and less often."""
+over and over is asked less and less often, but is never away for longer than 2 s because of us."""
 
 
 class Phase(enum.Enum):
@@ -133,6 +134,7 @@ class Session:
                     await self._until_cards()
                     self._say(Phase.REGISTERING)
                     async with self._ownership.held(self._standby) as still_ours:
+                        sweep(self._directory, self._socket_name)
                         await self._prepare()
                         await self._hold(still_ours)
                     pause.reset()
@@ -229,8 +231,7 @@ class Session:
             options=options(),
         )
         try:
-            async with Channel(path=str(self._kubelet)) as channel:
-                await wire.RegistrationStub(channel).register(request, timeout=_REGISTER_DEADLINE)
+            await apart(_call(self._kubelet, request))
         except GRPCError as error:
             return f"the kubelet refuses: {error.status.name}: {error.message}"
         except TimeoutError:
@@ -275,6 +276,11 @@ class Session:
                 registrations=self._registrations,
             )
         )
+
+
+async def _call(kubelet: Path, request: wire.RegisterRequest) -> None:
+    async with Channel(path=str(kubelet)) as channel:
+        await wire.RegistrationStub(channel).register(request, timeout=_REGISTER_DEADLINE)
 
 
 async def _until(feed: Feed[Streams], met: Callable[[Streams], bool], deadline: float) -> bool:

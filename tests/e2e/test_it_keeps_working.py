@@ -208,6 +208,37 @@ def test_the_kubelet_hangs_for_a_minute(node: Node) -> None:
     node.run("next", 1)
 
 
+def test_the_kubelet_dies_while_the_agent_registers(node: Node) -> None:
+    before = agents(node)
+    directory = node.cluster.kubelet_dir / "device-plugins"
+    (socket,) = directory.glob("furiosa-npu-*.sock")
+    node.cluster.signal_kubelet(signal.SIGSTOP)
+    socket.unlink()
+    node.cluster.wait_for("the agent to call", lambda: callers(node) > 0, SOON)
+    node.cluster.kill_kubelet()
+    # Twice, as what the first loss leaves behind may show only at the second.
+    node.cluster.start_kubelet()
+    node.wait_allocatable(2)
+    node.cluster.stop_kubelet()
+    node.cluster.start_kubelet()
+    node.wait_allocatable(2)
+    node.run("both", 2)
+    assert agents(node) == before
+
+
+def callers(node: Node) -> int:
+    """How many wait for the kubelet, which does not accept, at its registration socket."""
+    table = subprocess.run(
+        node.cluster.command("ss", "--unix", "--listening", "--no-header"),
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    rows = [line.split() for line in table.splitlines()]
+    (waiting,) = (row[2] for row in rows if row[4].endswith("device-plugins/kubelet.sock"))
+    return int(waiting)
+
+
 def ready(node: Node) -> bool:
     """Whether the Node is Ready, and nothing keeps Pods away from it."""
     found = node.cluster.get("node", node.name)

@@ -62,6 +62,8 @@ class Room:
         try:
             yield one
             assert not task.done()
+            # Else a deadline that passes later would be taken for the end (supervise.py).
+            assert task.cancelling() == 0
         finally:
             await ended(task)
 
@@ -194,7 +196,7 @@ async def test_end_is_in_order(room: Room) -> None:
     assert one.status.value.phase is Phase.ENDED
     assert not (await room.told(lambda p: not p.connected)).healthy()
     assert plugin.endpoint not in names(room.directory)
-    assert {"kubelet.sock", "kubelet_internal_checkpoint"} < set(names(room.directory))
+    assert names(room.directory) == ["kubelet.sock", "kubelet_internal_checkpoint"]
 
 
 async def test_waits_for_the_kubelet_and_says_so_once(
@@ -323,6 +325,21 @@ async def test_register_is_never_answered(
         room.kubelet.answers = True
         await room.registered()
         assert said() == [f"not registered: trying again: {status.reason}", "registered"]
+
+
+async def test_kubelet_dies_while_it_is_asked(room: Room, said: Callable[[], list[str]]) -> None:
+    await room.kubelet.start()
+    room.kubelet.answers = False
+    async with room.running() as one:
+        async with asyncio.timeout(DEADLINE):
+            while not room.kubelet.calls:
+                await asyncio.sleep(0.001)
+        await room.kubelet.stop()
+        await until(one, lambda s: "Connection lost" in s.reason)
+        room.kubelet.answers = True
+        await room.kubelet.start()
+        await room.registered()
+    assert "not registered: trying again: the kubelet does not answer: Connection lost" in said()
 
 
 async def test_end_while_register_is_not_answered(room: Room) -> None:
