@@ -151,6 +151,9 @@ def _quiet(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    # The first process of a container has no default for SIGTERM: without this, an agent that is
+    # ended while it still imports would be waited for until it is killed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from npu_agent import agent
 
     effective = _effective(args)

@@ -1,7 +1,10 @@
 """The whole agent between a simulated driver tree and the stand-in for the kubelet."""
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -211,8 +214,8 @@ async def test_process_ends_cleanly_with_a_kubelet_connected(
         assert stream.code() is grpc.StatusCode.OK
         await asyncio.to_thread(client.close)
         await node.told(lambda p: not p.connected)
-        ours = [".npu-agent.lock", ".npu-agent.shapes.json"]
-        assert names(node.plugins) == [*ours, "kubelet.sock", "kubelet_internal_checkpoint"]
+        theirs = ["kubelet.sock", "kubelet_internal_checkpoint"]
+        assert names(node.plugins) == [".npu-agent.shapes.json", *theirs]
     if fault:
         node.fault("npu0", "ok")
 
@@ -227,7 +230,7 @@ async def test_second_process_takes_over_when_the_first_is_killed(node: Node) ->
         await asyncio.to_thread(owner.end, signal.SIGKILL)
         after = await node.told(lambda p: p.endpoint != before.endpoint and len(p.healthy()) == 2)
         assert node.kubelet.calls == 2
-        assert before.endpoint in names(node.plugins)  # nobody was left to remove it; no harm
+        assert before.endpoint not in names(node.plugins)  # what the dead one left is swept
         assert (await asyncio.to_thread(waiting.end))[0] == 0
         assert after.endpoint not in names(node.plugins)
 
@@ -237,6 +240,24 @@ def _roles(node: Node, *both: Process) -> tuple[Process, Process]:
     lock = (node.plugins / ".npu-agent.lock").read_text()
     owner = next(process for process in both if f'"pid": {process.pid},' in lock)
     return owner, next(process for process in both if process is not owner)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own takes root")
+async def test_first_process_of_a_container_can_be_ended_while_it_starts(node: Node) -> None:
+    # Such a process has no default for SIGTERM: the signal would be lost.
+    early = node.plugins.parent / "early"
+    early.mkdir()
+    # In the place of a library that is imported before anything runs.
+    program = "import os, signal, time\nos.kill(1, signal.SIGTERM)\ntime.sleep(100)\n"
+    (early / "grpclib.py").write_text(program)
+    run = [sys.executable, "-m", "npu_agent", *node.arguments]
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        ["unshare", "--pid", "--fork", "--kill-child", *run],
+        env={**os.environ, "PYTHONPATH": str(early)},
+        timeout=DEADLINE,
+    )
+    assert ended.returncode == 0
 
 
 async def test_run_loads_neither_rich_nor_the_simulator(node: Node) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
 from pathlib import Path
 
 from npu_agent.plugin.service import DevicePlugin
@@ -13,6 +14,22 @@ from npu_agent.rpc import UnixServer
 
 LONGEST_PATH = 107
 """Bytes of a unix socket's path that Linux takes (sun_path is 108 with the closing zero)."""
+
+
+def sweep(directory: Path, prefix: str) -> None:
+    """Removes the sockets of agents that were killed: the ones by our name that nobody serves.
+
+    The kubelet does the same, but only when it starts.
+    """
+    for path in directory.glob(f"{prefix}-*.sock"):
+        if not path.is_socket():
+            continue
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(os.fspath(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 class Endpoint:

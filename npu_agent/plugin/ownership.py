@@ -60,16 +60,11 @@ class Ownership:
         Raises:
             OSError: the lock cannot be made.
         """
-        if not self._users or not _is_at(self._path, self._descriptor):
-            mode = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            fresh = os.open(self._path, mode, 0o644)
-            if self._users:
-                os.close(self._descriptor)
-            self._descriptor = fresh
+        self._open()
         self._users += 1
         try:
             waited = False
-            while not _locked(self._descriptor):
+            while not self._owned():
                 waited = True
                 self._wait_for(_owner(self._descriptor))
                 waiting(self._owner)
@@ -85,7 +80,35 @@ class Ownership:
         finally:
             self._users -= 1
             if not self._users:
-                os.close(self._descriptor)
+                self._let_go()
+
+    def _open(self) -> None:
+        """Opens the file that is there now, if we have not; it is made if there is none."""
+        if self._descriptor != -1 and _is_at(self._path, self._descriptor):
+            return
+        fresh = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if self._descriptor != -1:
+            os.close(self._descriptor)
+        self._descriptor = fresh
+
+    def _owned(self) -> bool:
+        """Whether the lock is ours now.
+
+        It counts only on the file that is there: an owner takes its file away when it ends.
+        """
+        while _locked(self._descriptor):
+            if _is_at(self._path, self._descriptor):
+                return True
+            self._open()
+        return False
+
+    def _let_go(self) -> None:
+        """Ends the claim; nothing is left on the disk of a node that has no agent any more."""
+        if _locked(self._descriptor) and _is_at(self._path, self._descriptor):
+            with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
+                self._path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = -1
 
     def _wait_for(self, owner: str) -> None:
         if owner != self._owner:

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import grpc
 import pytest
 
 from npu_agent.feed import Feed
-from npu_agent.plugin.endpoint import LONGEST_PATH, Endpoint
+from npu_agent.plugin.endpoint import LONGEST_PATH, Endpoint, sweep
 from npu_agent.plugin.service import DevicePlugin, Devices
 from npu_agent.rpc import UnixServer
 from tests.plugin.client import DEADLINE, Client, Sleeper
@@ -36,6 +37,21 @@ async def test_each_has_a_name_of_its_own_that_starts_as_configured(directory: P
     assert second.exists()
     await second.close()
     assert not names(directory)
+
+
+async def test_sockets_of_the_dead_are_swept(directory: Path) -> None:
+    alive = endpoint(directory)
+    await alive.start()
+    for name in ("npu-0123abcd.sock", "other-0123abcd.sock"):
+        dead = socket.socket(socket.AF_UNIX)
+        dead.bind(str(directory / name))
+        dead.close()
+    (directory / "npu-notes.sock").write_text("a file, not a socket")
+    sweep(directory, "npu")
+    kept = {alive.path.name, "other-0123abcd.sock", "npu-notes.sock"}
+    assert set(names(directory)) == kept
+    assert alive.exists()
+    await alive.close()
 
 
 async def test_path_that_is_too_long_is_said_with_its_length(directory: Path) -> None:

@@ -143,6 +143,29 @@ async def test_lock_file_that_somebody_removed_or_replaced_does_not_count(tmp_pa
             assert not still_ours()
 
 
+async def test_nothing_is_left_when_the_last_one_ends(tmp_path: Path) -> None:
+    ours, second = Ownership(tmp_path), Second(tmp_path)
+    async with asyncio.timeout(DEADLINE):
+        async with ours.held(nobody):
+            async with ours.held(nobody):
+                pass
+            assert lock_path(tmp_path).exists()
+            running = asyncio.create_task(second.run())
+            await second.waited()
+        # Who waits does not own the file that the first one took away with it, but a new one.
+        await second.owns.wait()
+        assert lock_path(tmp_path).exists()
+        third = Second(tmp_path)
+        waiting = asyncio.create_task(third.run())
+        await third.waited()
+        waiting.cancel()  # who only waited leaves the owner's alone
+        await asyncio.wait([waiting])
+        assert lock_path(tmp_path).exists()
+        running.cancel()
+        await asyncio.wait([running])
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_directory_that_cannot_hold_the_lock(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         async with Ownership(tmp_path / "missing").held(nobody):
