@@ -209,6 +209,8 @@ def test_the_kubelet_hangs_for_a_minute(node: Node) -> None:
 
 
 def test_the_kubelet_dies_while_the_agent_registers(node: Node) -> None:
+    # Not while a rollout ends: the one that stands by would take over from one that fails here.
+    node.cluster.wait_for("one agent", lambda: instances(node) == 1, SOON)
     before = agents(node)
     directory = node.cluster.kubelet_dir / "device-plugins"
     (socket,) = directory.glob("furiosa-npu-*.sock")
@@ -224,6 +226,12 @@ def test_the_kubelet_dies_while_the_agent_registers(node: Node) -> None:
     node.wait_allocatable(2)
     node.run("both", 2)
     assert agents(node) == before
+
+
+def instances(node: Node) -> int:
+    """How many agents there are, with those that are being deleted."""
+    which = ("--namespace", NAMESPACE, "--selector", "app.kubernetes.io/name=npu-agent")
+    return len(node.cluster.kubectl("get", "pods", *which, "--no-headers").splitlines())
 
 
 def callers(node: Node) -> int:
