@@ -6,9 +6,11 @@ PROTOS := .venv-protos
 # Tests start the agent many times: without compiled files each start takes half a second longer.
 unexport PYTHONDONTWRITEBYTECODE
 CHECKED := npu_agent protos tests bench
+# Tests with targets of their own: they build programs and start containers.
+NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s
 
 .DEFAULT_GOAL := help
-.PHONY: help demo packages test test-pythons lint format protos protos-check lock e2e bench cluster clean
+.PHONY: help demo packages test test-pythons lint format protos protos-check manifests lock k8s e2e bench cluster clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
@@ -29,10 +31,10 @@ packages: ## what some tests want besides, from Debian: a browser for the pages,
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium prometheus >/dev/null
 
 test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
-	$(BIN)/python -m pytest --ignore=tests/e2e $(ARGS)
+	$(BIN)/python -m pytest $(NEED_ROOT) $(ARGS)
 
 test-pythons: $(VENV)/ready ## the same on every supported Python that is installed
-	$(BIN)/python tests/pythons.py --ignore=tests/e2e $(ARGS)
+	$(BIN)/python tests/pythons.py $(NEED_ROOT) $(ARGS)
 
 lint: $(VENV)/ready protos-check ## format, lint, types, layers, generated code
 	$(BIN)/ruff format --check $(CHECKED)
@@ -55,8 +57,14 @@ protos: $(PROTOS)/ready ## generate npu_agent/wire from protos/
 protos-check: $(PROTOS)/ready ## is npu_agent/wire what protos/ generates?
 	@PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py --check npu_agent/wire
 
+manifests: $(VENV)/ready ## write k8s/npu-agent.yaml and the chart's copies anew (builds kubectl the first time)
+	$(BIN)/python -m tests.k8s.manifests
+
 lock: $(VENV)/ready ## write requirements/*.txt anew from pyproject.toml (UPGRADE=--upgrade for newer versions)
 	sh requirements/lock.sh $(BIN)/uv $(UPGRADE)
+
+k8s: $(VENV)/ready ## kustomize, Helm, schemas, linters and OPA on k8s/ (the first run builds them, about 10 minutes)
+	$(BIN)/python -m pytest tests/k8s $(ARGS)
 
 e2e: $(VENV)/ready ## a real Kubernetes with real kubelets (root; the first run builds it, about 12 minutes)
 	$(BIN)/python -m pytest tests/e2e $(ARGS)

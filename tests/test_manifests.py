@@ -1,4 +1,7 @@
-"""k8s/ as files: what can be said of them without a cluster; tests/e2e has a real one."""
+"""k8s/ as files: what can be said of them without any program; tests/k8s has kustomize and Helm.
+
+tests/e2e has a real cluster.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
+from npu_agent.config import Config
 from npu_agent.labels.compute import KEYS
 
+from .k8s.schemas import CUSTOM, NEWER, VERSIONS, check
+
 K8S = Path(__file__).parents[1] / "k8s"
+BASE = sorted(set(K8S.glob("*.yaml")) - {K8S / "npu-agent.yaml"})
+"""The files of the kustomize base; npu-agent.yaml is made of them."""
+COMPONENTS = sorted(K8S.glob("components/*/"))
+MANIFESTS = [K8S / "npu-agent.yaml", *BASE, *sorted(K8S.glob("components/**/*.yaml"))]
+SCHEDULER = "npu-binpack-scheduler"
+KUBELETS = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
 POLICY = K8S / "components" / "own-node-policy"
 ACCOUNT = "npu-agent"
 
@@ -20,18 +32,34 @@ def load(path: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(path.read_text()))
 
 
-def one(kind: str) -> dict[str, Any]:
-    """The object of this kind in k8s/ itself."""
-    (found,) = (
-        thing
-        for path in sorted(K8S.glob("*.yaml"))
+def objects() -> list[tuple[Path, dict[str, Any]]]:
+    """Every object for the API server, with its file."""
+    return [
+        (path, thing)
+        for path in MANIFESTS
         for thing in load(path)
-        if thing["kind"] == kind
-    )
+        if not thing["apiVersion"].startswith(("kustomize.config", "kubescheduler.config"))
+    ]
+
+
+def pods() -> list[tuple[str, dict[str, Any]]]:
+    """Every Pod's spec, with the name of what makes it."""
+    found = []
+    for _, thing in objects():
+        if "template" in thing.get("spec", {}):
+            found.append((thing["metadata"]["name"], thing["spec"]["template"]["spec"]))
+        elif thing["kind"] == "Pod":
+            found.append((thing["metadata"]["name"], thing["spec"]))
     return found
 
 
-@pytest.mark.parametrize("path", sorted(K8S.glob("*.yaml")), ids=lambda path: path.name)
+def one(kind: str) -> dict[str, Any]:
+    """The object of this kind in k8s/ itself."""
+    (found,) = (thing for path in BASE for thing in load(path) if thing["kind"] == kind)
+    return found
+
+
+@pytest.mark.parametrize("path", BASE, ids=lambda path: path.name)
 def test_the_namespace_is_an_overlays_to_choose(path: Path) -> None:
     for thing in load(path):
         if thing["kind"] == "Kustomization":
@@ -111,3 +139,101 @@ def test_the_policy_knows_the_labels_that_the_agent_writes() -> None:
         assert all(key.startswith(tuple(prefixes)) for key in keys), keys
     (rule,) = (r for r in policy["spec"]["validations"] if "foreign" in r["expression"])
     assert all(prefix in rule["messageExpression"] for prefix in prefixes)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_file_fits_the_schemas(version: str) -> None:
+    things = objects()
+    assert len(things) > 30
+    for _, thing in things:
+        check(thing, version)
+
+
+def test_the_schemas_leave_out_only_what_they_must() -> None:
+    kinds = {thing["kind"] for _, thing in objects()}
+    assert set(CUSTOM) <= kinds
+    assert NEWER.keys() <= kinds
+    wrong = one("DaemonSet")
+    wrong["spec"]["template"]["spec"]["priorityClass"] = "system-node-critical"
+    with pytest.raises(AssertionError, match="priorityClass"):
+        check(wrong, "1.36")
+    wrong, _ = load(K8S / "components/scheduler-name-fill/policy.yaml")
+    wrong["spec"]["reinvocationPolicy"] = 5
+    check(wrong, "1.30")
+    with pytest.raises(AssertionError, match="reinvocationPolicy"):
+        check(wrong, "1.36")
+
+
+def test_every_container_has_no_more_than_it_needs() -> None:
+    seen = set()
+    for name, pod in pods():
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
+        for container in pod["containers"] + pod.get("initContainers", []):
+            seen.add(name)
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context.get("privileged", False) is False, name
+            assert context["readOnlyRootFilesystem"] is True, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            root = context.get("runAsUser", pod["securityContext"].get("runAsUser")) == 0
+            may = name in ("npu-agent", "npu-example", "npu-tainted-example", "npu-verify")
+            assert root is may, name
+            assert root or pod["securityContext"]["runAsNonRoot"] is True, name
+    assert {"npu-agent", "npu-agent-clear-labels", "npu-verify", SCHEDULER} <= seen
+
+
+def test_only_the_agent_sees_the_host() -> None:
+    for name, pod in pods():
+        paths = {v["hostPath"]["path"] for v in pod.get("volumes", ()) if "hostPath" in v}
+        wanted = {"/dev", "/sys", *KUBELETS}
+        assert paths == (wanted if name == "npu-agent" else set()), name
+
+
+def test_clearing_needs_no_more_rights_than_labelling() -> None:
+    account, role, binding = load(K8S / "components/clear-labels/account/rbac.yaml")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"][0]["name"] == account["metadata"]["name"] != ACCOUNT
+    for file in ("clear-labels/daemonset.yaml", "clear-labels-job/job.yaml"):
+        (thing,) = load(K8S / "components" / file)
+        pod = thing["spec"]["template"]["spec"]
+        assert pod["serviceAccountName"] == account["metadata"]["name"]
+        (container,) = pod.get("initContainers", pod["containers"])
+        assert container["args"] == ["labels", "clear"]
+        assert container["env"][0]["name"] == "NODE_NAME"
+
+
+def test_the_schedulers_policies_mean_the_same_pods_and_the_same_scheduler() -> None:
+    refuse, _ = load(K8S / "components/scheduler-name-refuse/policy.yaml")
+    fill, _ = load(K8S / "components/scheduler-name-fill/policy.yaml")
+    rego = (K8S / "components/scheduler-name-opa/scheduler_name.rego").read_text()
+    config = yaml.safe_load((K8S / "components/binpack-scheduler/config.yaml").read_text())
+    assert fill["spec"]["matchConditions"][:2] == refuse["spec"]["matchConditions"]
+    assert fill["spec"]["matchConstraints"] == refuse["spec"]["matchConstraints"]
+    patterns = set(re.findall(r"[`'](\^.*furiosa.*?/)[`']", yaml.safe_dump(refuse, width=1000)))
+    (pattern,) = {found.strip("'") for found in patterns}
+    assert f"`{pattern}`" in rego
+    (profile,) = config["profiles"]
+    assert profile["schedulerName"] == SCHEDULER
+    assert f"schedulerName: '{SCHEDULER}'" in str(
+        fill["spec"]["mutations"][0]["applyConfiguration"]["expression"]
+    )
+    assert f"== '{SCHEDULER}'" in refuse["spec"]["validations"][0]["expression"]
+    assert f'npu_scheduler := "{SCHEDULER}"' in rego
+
+    (fit,) = (plugin["args"] for plugin in profile["pluginConfig"])
+    packed = {resource["name"] for resource in fit["scoringStrategy"]["resources"]}
+    assert Config().resource_name in packed
+    for name in packed:
+        assert re.search(pattern, name), name
+    for name in ("cpu", "example.com/npu", "notfuriosa.ai/npu", "beta.furiosa.ai.example.com/npu"):
+        assert not re.search(pattern, name), name
+
+
+def test_every_component_says_what_it_is_and_how_it_is_added() -> None:
+    readme = (K8S / "components" / "README.md").read_text()
+    rows = set(re.findall(r"^\| \[?`([a-z-]+)`", readme, re.MULTILINE))
+    assert rows == {path.name for path in COMPONENTS}
+    for path in COMPONENTS:
+        assert (path / "kustomization.yaml").read_text().startswith("# "), path

@@ -102,6 +102,27 @@ CONTAINERD = GoBuild(
     packages=("cmd/containerd", "cmd/containerd-shim-runc-v2", "cmd/ctr"),
     tags=("no_btrfs", "no_devmapper", "no_zfs"),
 )
+HELM = GoBuild(
+    name="helm-4.3.1",
+    module="helm.sh/helm/v4",
+    version="v4.3.1",
+    checksum="h1:UndCoLe9UPmNoL7IvWzaUXveL7T5t/ijoorEmgJdI9g=",
+    packages=("cmd/helm",),
+)
+KUBE_SCORE = GoBuild(
+    name="kube-score-1.20.0",
+    module="github.com/zegl/kube-score",
+    version="v1.20.0",
+    checksum="h1:J1VqK86SunV4Gg8emPTmwUVxe0rmXnAs5K9ZUbGMKR8=",
+    packages=("cmd/kube-score",),
+)
+OPA = GoBuild(
+    name="opa-1.22.0",
+    module="github.com/open-policy-agent/opa",
+    version="v1.22.0",
+    checksum="h1:CwxTSHfk5GmA1CaySVWyxRvggY2xZYxKL6bhDuWOCuU=",
+    packages=("",),
+)
 KUBELETS = {"1.36.3": KUBERNETES, "1.30.14": KUBELET_1_30}
 """The kubelets there are: the two ends of what npu-agent supports."""
 

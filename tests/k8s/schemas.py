@@ -1,0 +1,31 @@
+"""Objects against the schemas of Kubernetes, offline: the two ends of what npu-agent supports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+
+VERSIONS = ("1.30", "1.36")
+CUSTOM = {"PodMonitor", "PrometheusRule"}
+"""Kinds of Prometheus Operator, which Kubernetes has no schema of; tests/monitoring reads them."""
+NEWER = {"MutatingAdmissionPolicy": "1.36", "MutatingAdmissionPolicyBinding": "1.36"}
+"""Kinds by the version that served them first in the apiVersion that we use."""
+
+
+def check(thing: dict[str, Any], version: str) -> None:
+    """Checks an object, unless `version` cannot know it.
+
+    Raises:
+        AssertionError: the object does not fit the schema, or has a key that the schema has not.
+    """
+    kind = thing["kind"]
+    if kind in CUSTOM or float(NEWER.get(kind, "0")) > float(version):
+        return
+    try:
+        kubernetes_validate.validate(thing, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        where = ".".join(map(str, error.path))
+        raise AssertionError(
+            f"{kind} {thing['metadata']['name']}, {where}, Kubernetes {version}: {error.message}"
+        ) from None

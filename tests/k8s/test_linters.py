@@ -1,0 +1,91 @@
+"""Linters find nothing in k8s/ that is not explained in accepted.yaml; OPA's own test passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import Overlay
+from .manifests import COPIES
+from .tools import COMPONENTS, K8S, kustomize, objects, output, run
+
+OPA_POLICY = K8S / "components" / "scheduler-name-opa"
+ACCEPTED = {
+    entry["finding"]: entry.get("objects")
+    for entry in yaml.safe_load((Path(__file__).parent / "accepted.yaml").read_text())
+}
+"""Findings by what is found, with the names of the objects; None: wherever it is found."""
+
+
+def findings(text: str, version: str) -> Iterator[tuple[str, str]]:
+    """What kube-score finds, as name of the object and finding."""
+    optional = ("container-seccomp-profile", "container-ports-check")
+    words = [f"--enable-optional-test={name}" for name in optional]
+    done = run(
+        "kube-score",
+        *["score", f"--kubernetes-version=v{version}", "--output-format=json", *words, "-"],
+        stdin=text,
+    )
+    assert done.stdout, done.stderr
+    for thing in json.loads(done.stdout) or ():
+        for check in thing["checks"]:
+            assert check["skipped"] or check["grade"] >= 10 or check["comments"], check
+            if not check["skipped"] and check["grade"] < 10:
+                for comment in check["comments"]:
+                    yield thing["object_meta"]["name"], comment["summary"]
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.36"])
+def test_kube_score_finds_nothing_unexplained(version: str, overlay: Overlay) -> None:
+    parts = [
+        name
+        for name in COMPONENTS
+        if "kind: Component" in (K8S / "components" / name / "kustomization.yaml").read_text()
+        and not name.startswith("nodes-")
+    ]
+    everything = [yaml.safe_dump_all(overlay(parts))]
+    everything += [
+        kustomize(K8S / "components" / name)
+        for name in COMPONENTS
+        if name not in parts and not name.startswith("nodes-")
+    ]
+    found = {finding for text in everything for finding in findings(text, version) if objects(text)}
+    unexplained = {
+        (name, what)
+        for name, what in found
+        if what not in ACCEPTED or (ACCEPTED[what] is not None and name not in ACCEPTED[what])
+    }
+    assert unexplained == set()
+    for what, names in ACCEPTED.items():
+        seen = {name for name, finding in found if finding == what}
+        assert seen, f"found no more: {what}"
+        assert names is None or set(names) == seen, what
+
+
+def test_an_unprivileged_form_is_what_kube_score_checks() -> None:
+    """Break it once, so that a linter that says nothing is not taken for a content one."""
+    daemonset = (K8S / "npu-agent.yaml").read_text()
+    broken = daemonset.replace("privileged: false", "privileged: true").replace(
+        "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false"
+    )
+    new = set(findings(broken, "1.36")) - set(findings(daemonset, "1.36"))
+    assert {what for _, what in new} == {
+        "The container is privileged",
+        "The pod has a container with a writable root filesystem",
+    }
+
+
+def test_the_rego_policys_own_test_passes() -> None:
+    files = sorted(OPA_POLICY.glob("*.rego"))
+    assert len(files) == 2
+    assert "PASS: 10/10" in output("opa", "test", *files)
+    output("opa", "check", "--strict", *files)
+    assert output("opa", "fmt", "--diff", *files) == ""
+
+
+def test_the_chart_has_every_file_of_the_components_it_offers() -> None:
+    assert {path.name for path in (K8S / "chart" / "files").iterdir()} == set(COPIES)

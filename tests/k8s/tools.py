@@ -1,0 +1,70 @@
+"""The programs that read k8s/: kustomize (in kubectl), Helm, kube-score, OPA."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.build import HELM, KUBE_SCORE, KUBERNETES, OPA, GoBuild, ensure_binaries
+
+K8S = Path(__file__).parents[2] / "k8s"
+CHART = K8S / "chart"
+COMPONENTS = sorted(path.parent.name for path in K8S.glob("components/*/kustomization.yaml"))
+
+Object = dict[str, Any]
+
+_BUILDS = {"helm": HELM, "kube-score": KUBE_SCORE, "opa": OPA}
+
+
+@functools.cache
+def program(name: str) -> Path:
+    """A program by its name, built if it is not in the cache yet.
+
+    Raises:
+        BuildError: it could not be built.
+    """
+    build: GoBuild = _BUILDS.get(name, KUBERNETES)
+    return ensure_binaries(build)[name]
+
+
+def run(name: str, *arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a program, whatever comes of it. None of them gets to see a cluster of this machine."""
+    return subprocess.run(
+        [program(name), *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "KUBECONFIG": os.devnull},
+    )
+
+
+def output(name: str, *arguments: str | Path, stdin: str = "") -> str:
+    """What a program prints.
+
+    Raises:
+        RuntimeError: it failed; the message is its own.
+    """
+    done = run(name, *arguments, stdin=stdin)
+    if done.returncode != 0:
+        raise RuntimeError(f"{name} {arguments[0]}: {done.stderr}{done.stdout}")
+    return done.stdout
+
+
+def kustomize(directory: Path) -> str:
+    """What kustomize makes of a directory.
+
+    Raises:
+        RuntimeError: it failed; the message is its own.
+    """
+    return output("kubectl", "kustomize", directory)
+
+
+def objects(text: str) -> list[Object]:
+    """The objects of a YAML text."""
+    return [thing for thing in yaml.load_all(text, Loader=yaml.CSafeLoader) if thing]
