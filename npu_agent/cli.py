@@ -114,6 +114,26 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     schema = about.add_parser("schema", parents=both, help="the JSON schema of the file")
     schema.set_defaults(command=_config_schema)
 
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[common],
+        help="is all there that the agent needs, here and in the cluster? exit 1 if not",
+    )
+    doctor.add_argument("--format", choices=("table", "json"), default="table")
+    config.add_options(doctor)
+    doctor.set_defaults(command=_doctor)
+
+    verify = commands.add_parser(
+        "verify",
+        parents=both,
+        help="in a container that was given NPUs: has it what it was promised? exit 1 if not",
+    )
+    verify.add_argument("--format", choices=("text", "json"), default="text")
+    verify.add_argument(
+        "--expect", type=int, metavar="N", help="how many devices the container asked for"
+    )
+    verify.set_defaults(command=_verify)
+
     simulate = commands.add_parser(
         "simulate", parents=both, help="make a simulated driver tree, or break a card in one"
     )
@@ -307,6 +327,42 @@ def _config_show(args: argparse.Namespace) -> int:
 def _config_schema(args: argparse.Namespace) -> int:  # noqa: ARG001 (one shape for all commands)
     print(json.dumps(config.json_schema(), indent=2))
     return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from npu_agent import view
+    from npu_agent.doctor import report
+    from npu_agent.doctor.check import State
+    from npu_agent.doctor.examine import examine
+    from npu_agent.doctor.situation import Situation, configuration, forgotten
+
+    wanted, good = configuration(args)
+    # The file's level is the agent's: here it would mix the looks' own log with the lines.
+    asked = "config.log.level" in vars(args)
+    logs.setup(wanted.log.level if asked else "error", wanted.log.format)
+    situation = Situation.here(wanted, _host_root(args))
+
+    async def act() -> int:
+        checks = (forgotten(situation, good), *await examine(situation))
+        # Shown here: what hangs after all, such as a name that is resolved, may hold up the end.
+        if args.format == "json":
+            print(report.as_json(checks))
+        else:
+            view.show(report.table(checks, narrow=sys.stdout.isatty()), report.summary(checks))
+        sys.stdout.flush()
+        return FAILED if any(check.state is State.WRONG for check in checks) else 0
+
+    return asyncio.run(act())
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from npu_agent import verify
+    from npu_agent.doctor.check import State
+
+    _quiet(args)
+    checks = asyncio.run(verify.verify(_host_root(args), os.environ, expect=args.expect))
+    print(verify.as_json(checks) if args.format == "json" else verify.text(checks))
+    return FAILED if any(check.state is State.WRONG for check in checks) else 0
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -123,6 +123,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         "config check",
         "config show",
         "config schema",
+        "labels",
+        "doctor",
+        "verify",
         "simulate",
         "simulate x fault",
         "demo",
@@ -136,7 +139,17 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = called(capsys, "--help")
-    for command in ("run", "info", "allocations", "config", "simulate", "demo"):
+    for command in (
+        "run",
+        "info",
+        "allocations",
+        "labels",
+        "config",
+        "doctor",
+        "verify",
+        "simulate",
+        "demo",
+    ):
         assert f"\n    {command} " in out
 
 

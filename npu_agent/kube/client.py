@@ -178,6 +178,61 @@ class Api:
             )
         )
 
+    async def may(self, verb: str, resource: str, *, namespace: str = "", name: str = "") -> bool:
+        """Whether these credentials have this right on a resource of the core group.
+
+        Every authenticated user may ask (ClusterRole system:basic-user).
+
+        Raises:
+            ApiError: of any kind.
+        """
+        attributes = {"verb": verb, "group": "", "resource": resource}
+        attributes |= {"namespace": namespace} if namespace else {}
+        attributes |= {"name": name} if name else {}
+        answer = await self._ask(
+            _Request(
+                attempt=Attempt(
+                    doing="ask what we are allowed",
+                    verb="create",
+                    resource="selfsubjectaccessreviews",
+                ),
+                method="POST",
+                path="/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+                names={},
+                kind="SelfSubjectAccessReview",
+                body={
+                    "apiVersion": "authorization.k8s.io/v1",
+                    "kind": "SelfSubjectAccessReview",
+                    "spec": {"resourceAttributes": attributes},
+                },
+            )
+        )
+        status = answer.get("status")
+        return isinstance(status, Mapping) and status.get("allowed") is True
+
+    async def whole_node(self, name: str) -> dict[str, Any]:
+        """The Node with its status, from the API server's cache.
+
+        Raises:
+            ApiError: of any kind.
+        """
+        return await self._ask(
+            _Request(
+                attempt=Attempt(doing=f"get Node {name}", verb="get", resource="nodes"),
+                method="GET",
+                path="/api/v1/nodes/{name}",
+                names={"name": name},
+                kind="Node",
+                query=(("resourceVersion", "0"),),
+            )
+        )
+
+    @property
+    def known_as(self) -> str:
+        """Where and as whom, for people; after another call."""
+        attempt = self._named(Attempt(doing="", verb="", resource=""))
+        return f"{attempt.server} knows us by {attempt.source}"
+
     async def close(self) -> None:
         """Closes the connection; takes a second at most. To be called when no call is under way."""
         client, self._client = self._client, None

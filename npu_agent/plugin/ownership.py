@@ -66,7 +66,7 @@ class Ownership:
             waited = False
             while not self._owned():
                 waited = True
-                self._wait_for(_owner(self._descriptor))
+                self._wait_for(owner_of(self._descriptor))
                 waiting(self._owner)
                 await asyncio.sleep(_TRY_EVERY)
             waiting(None)
@@ -143,7 +143,8 @@ def _sign(descriptor: int) -> None:
     os.pwrite(descriptor, json.dumps(who).encode() + b"\n", 0)
 
 
-def _owner(descriptor: int) -> str:
+def owner_of(descriptor: int) -> str:
+    """Who signed the lock file, for people; `descriptor` is the file's, open for reading."""
     try:
         who = json.loads(os.pread(descriptor, 4096, 0))
         return (

@@ -62,9 +62,9 @@ class Server:
         with closing(Reader("npu-resolve")) as resolver:
             while True:
                 try:
-                    return await _listen(self._address, resolver)
+                    return await listen(self._address, resolver)
                 except (OSError, HungError) as error:
-                    reason = _explained(error)
+                    reason = explained(error)
                     if reason != told:
                         told = reason
                         log.error(
@@ -75,7 +75,7 @@ class Server:
                 await asyncio.sleep(pause.next())
 
 
-async def _listen(address: tuple[str, int], resolver: Reader) -> list[socket.socket]:
+async def listen(address: tuple[str, int], resolver: Reader) -> list[socket.socket]:
     """Listens at all that `address` stands for.
 
     Raises:
@@ -145,7 +145,7 @@ def _shown(address: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _explained(error: OSError | HungError) -> str:
+def explained(error: OSError | HungError) -> str:
     """Why it is not to be had, with the remedy."""
     if isinstance(error, HungError):
         return "the host's name is not resolved: give metrics.listen an address by numbers"

@@ -1,0 +1,48 @@
+"""The doctor's lines for people, as a table, and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from npu_agent.doctor.check import Check, State
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_STYLES = {State.WRONG: "red", State.NOTE: "yellow", State.UNKNOWN: "yellow"}
+
+_NAME = 22
+"""Columns for names in a terminal; nearly all are shorter."""
+
+
+def table(checks: Iterable[Check], *, narrow: bool) -> Table:
+    """One row for each check; what to do about it is a line of its own in its last cell.
+
+    Nothing is ever cut: words that are longer than the terminal is wide are folded. With `narrow`
+    long names are folded too, so that 80 columns have room for what was found.
+    """
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.ASCII2, header_style="")
+    made.add_column("State", no_wrap=True)
+    made.add_column("Check", overflow="fold", max_width=_NAME if narrow else None)
+    made.add_column("Found, and how to mend it", overflow="fold")
+    for check in checks:
+        said = f"{check.detail}\n-> {check.remedy}" if check.remedy else check.detail
+        made.add_row(check.state.value, check.name, said, style=_STYLES.get(check.state))
+    return made
+
+
+def summary(checks: Iterable[Check]) -> str:
+    """The last line: whether anything is wrong."""
+    states = [check.state for check in checks]
+    counts = {state: states.count(state) for state in State if state is not State.UNUSED}
+    return ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
+
+
+def as_json(checks: Iterable[Check]) -> str:
+    """A list of objects with the fields of `Check`."""
+    return json.dumps([check.as_json() for check in checks], indent=2, ensure_ascii=False)

@@ -1,0 +1,282 @@
+"""A node on which all is well, made of simulated cards and stand-ins, for tests that break it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from npu_agent import simulator
+from npu_agent.agent import resources_of
+from npu_agent.config import Config, MetricsConfig
+from npu_agent.devices.families import FAMILIES
+from npu_agent.devices.host import Host
+from npu_agent.devices.inventory import look_once
+from npu_agent.doctor.check import Check
+from npu_agent.doctor.examine import examine
+from npu_agent.doctor.kubelet import CHECKPOINT
+from npu_agent.doctor.situation import Situation
+from npu_agent.labels import compute
+from npu_agent.labels.machine import read_machine
+from npu_agent.plugin.advertise import advertise
+from npu_agent.plugin.ownership import lock_path
+from npu_agent.rpc import UnixServer
+from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.wire import v1beta1 as wire
+from tests.kube.helpers import kubeconfig, serving
+from tests.plugin.helpers import short_directory
+
+POD = "npu-agent-7xk2p"
+NODE_NAME = "n1"
+RESOURCE = "beta.furiosa.ai/npu"
+RIGHTS = {("get", "nodes"), ("patch", "nodes"), ("create", "events"), ("patch", "events")}
+
+STATUS = """\
+Name:\tnpu-agent
+CapInh:\t0000000000000000
+CapEff:\t0000000000000000
+NoNewPrivs:\t1
+Seccomp:\t2
+"""
+
+
+@dataclass
+class ApiServer:
+    """Answers as an API server with one Node; what it says may be changed at any time."""
+
+    node: dict[str, Any]
+    rights: set[tuple[str, str]] = field(default_factory=lambda: set(RIGHTS))
+    asked: list[str] = field(default_factory=list)
+    refusal: int = 0
+    """If set, the HTTP status of every answer."""
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(f"{request.method} {request.path}")
+        if self.refusal:
+            return _status(self.refusal, "no")
+        if request.path.endswith("/selfsubjectaccessreviews"):
+            review = await request.json()
+            asked = review["spec"]["resourceAttributes"]
+            # As RBAC does: a right to Events of one namespace is none to those of another.
+            assert asked["group"] == ""
+            assert asked.get("namespace") == {"events": "default"}.get(asked["resource"])
+            allowed = (asked["verb"], asked["resource"]) in self.rights
+            return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
+        name = request.path.rpartition("/")[2]
+        if request.method == "GET" and ("get", "nodes") not in self.rights:
+            return _status(403, f'nodes "{name}" is forbidden: User "x" cannot get resource')
+        if request.method == "GET" and name == self.node["metadata"]["name"]:
+            return web.json_response(self.node)
+        return _status(404, f'"{name}" not found')
+
+
+def _status(code: int, message: str) -> web.Response:
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}
+    return web.json_response({**body, "code": code}, status=code)
+
+
+@dataclass
+class Port:
+    """What answers at metrics.listen; `words` and `reasons` may be changed at any time."""
+
+    number: int = 0
+    words: str = "ok\n"
+    reasons: list[str] = field(default_factory=list)
+    served: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self.served = await asyncio.start_server(self._answer, "127.0.0.1", self.number)
+        self.number = self.served.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self.served:
+            self.served.close()
+        self.served = None
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        body, code = self.words, 200
+        if head.startswith(b"GET /readyz "):
+            body = json.dumps({"ready": not self.reasons, "reasons": self.reasons})
+            code = 503 if self.reasons else 200
+        writer.write(f"HTTP/1.1 {code} X\r\nConnection: close\r\n\r\n{body}".encode())
+        await writer.drain()
+        writer.close()
+
+
+@dataclass
+class Node:
+    """All of it; tests take it apart."""
+
+    root: Path
+    situation: Situation
+    kubelet: StandInKubelet
+    api: ApiServer
+    port: Port
+    registered: dict[str, list[str]]
+    proc: Path
+    lock: ExitStack
+    """Closed, it lets go of the agent's lock."""
+    plugins: list[UnixServer] = field(default_factory=list)
+
+    @property
+    def directory(self) -> Path:
+        return self.situation.directory
+
+    async def examined(self) -> dict[str, Check]:
+        """The lines by name; each name once, but for the reasons of readiness."""
+        return {check.name: check for check in await examine(self.situation)}
+
+    def write_checkpoint(self) -> None:
+        write_checkpoint(self.directory, self.registered)
+
+    async def serve_plugin(self, name: str) -> None:
+        """A device plugin of somebody, on a socket of this name."""
+        server = UnixServer([_Plugin()], self.directory / name)
+        await server.listen()
+        self.plugins.append(server)
+
+    def reconfigure(self, **values: Any) -> None:
+        self.situation = replace(
+            self.situation, config=msgspec.structs.replace(self.situation.config, **values)
+        )
+
+
+class _Plugin(wire.DevicePluginBase):
+    async def get_device_plugin_options(self, _: wire.Empty) -> wire.DevicePluginOptions:
+        return wire.DevicePluginOptions()
+
+
+def write_checkpoint(directory: Path, registered: dict[str, list[str]]) -> None:
+    """As the kubelet's device manager does."""
+    data = {"PodDeviceEntries": None, "RegisteredDevices": registered}
+    (directory / CHECKPOINT).write_text(json.dumps({"Data": data, "Checksum": 1}))
+
+
+def unserved(path: Path) -> None:
+    """Leaves a socket behind as a process does that was killed."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@contextmanager
+def locked(directory: Path, host: str = POD) -> Iterator[int]:
+    """Holds the lock as an agent on `host` does."""
+    descriptor = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        who = {"host": host, "pid": 1, "version": "0.1.0", "since": "2026-11-21T00:00:00Z"}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(who).encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@asynccontextmanager
+async def good_node(
+    monkeypatch: pytest.MonkeyPatch, cards: str = "warboy=1,rngd=1"
+) -> AsyncIterator[Node]:
+    """The agent's Pod on a node where nothing is wrong."""
+    with short_directory() as base:
+        root, directory, proc = base / "host", base / "device-plugins", base / "proc"
+        directory.mkdir()
+        (proc / "self").mkdir(parents=True)
+        (proc / "net").symlink_to("/proc/net")
+        (proc / "self/status").write_text(STATUS)
+        (proc / "self/mounts").write_text("overlay / overlay ro,relatime 0 0\n")
+        simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
+        snapshot = await look_once(Host(root), FAMILIES)
+        (resource,) = resources_of(Config())
+        ids = [device.id for device in advertise(snapshot, resource)]
+        registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
+        write_checkpoint(directory, registered)
+        labels = compute.labels(snapshot, read_machine(root), ("beta",))
+        api = ApiServer(_node(labels, len(ids)))
+        port = Port()
+        await port.start()
+        kubelet = StandInKubelet(directory, base / "pod-resources")
+        await kubelet.start()
+        try:
+            with ExitStack() as lock:
+                lock.enter_context(locked(directory))
+                async with serving(api) as server:
+                    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(base, server.url)))
+                    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+                    node = Node(
+                        root=root,
+                        situation=Situation(
+                            config=Config(
+                                plugin_dir=str(directory),
+                                metrics=MetricsConfig(listen=f"127.0.0.1:{port.number}"),
+                            ),
+                            host_root=root,
+                            node_name=NODE_NAME,
+                            in_pod=True,
+                            uid=0,
+                            hostname=POD,
+                            proc=proc,
+                            agent_config=base / "config.yaml",
+                        ),
+                        kubelet=kubelet,
+                        api=api,
+                        port=port,
+                        registered=registered,
+                        proc=proc,
+                        lock=lock,
+                    )
+                    await node.serve_plugin("furiosa-npu-0123abcd.sock")
+                    await node.serve_plugin("nvidia-gpu.sock")
+                    yield node
+                    for plugin in node.plugins:
+                        await plugin.shutdown()
+        finally:
+            await port.stop()
+            await kubelet.stop()
+
+
+def _node(labels: dict[str, str], devices: int) -> dict[str, Any]:
+    return {
+        "kind": "Node",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": NODE_NAME,
+            "uid": "7b0c",
+            "resourceVersion": "42",
+            "labels": {"kubernetes.io/hostname": NODE_NAME, **labels},
+            "managedFields": [_owned("npu-agent", list(labels))],
+        },
+        "spec": {},
+        "status": {
+            "allocatable": {"cpu": "8", RESOURCE: str(devices)},
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "nodeInfo": {"kubeletVersion": "v1.36.3"},
+        },
+    }
+
+
+def _owned(manager: str, keys: list[str]) -> dict[str, Any]:
+    return {
+        "manager": manager,
+        "operation": "Apply",
+        "apiVersion": "v1",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:metadata": {"f:labels": {f"f:{key}": {} for key in keys}}},
+    }
+
+
+def own(node: Node, manager: str) -> None:
+    """Makes `manager` the owner of all our labels."""
+    keys = [key for key in node.api.node["metadata"]["labels"] if "furiosa" in key]
+    node.api.node["metadata"]["managedFields"] = [_owned(manager, keys)]

@@ -1,0 +1,146 @@
+"""`npu-agent doctor`, run as a user runs it: beside a real agent, with its real options."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from npu_agent import cli, simulator
+from npu_agent.simulator.kubelet import StandInKubelet
+from tests.doctor.helpers import RESOURCE, write_checkpoint
+from tests.plugin.helpers import short_directory
+from tests.processes import DEADLINE, Process, ran, started
+
+Lines = dict[str, dict[str, str]]
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    with short_directory() as base:
+        (base / "device-plugins").mkdir()
+        simulator.make(base / "host", simulator.parse_cards("warboy=2"), plain_nodes=True)
+        yield base
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def config_file(base: Path, *more: str) -> Path:
+    file = base / "config.yaml"
+    lines = (
+        f"pluginDir: {base}/device-plugins",
+        f"metrics: {{listen: '127.0.0.1:{free_port()}'}}",
+        "labels: {output: none}",
+        "events: false",
+        *more,
+    )
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def examined(base: Path, file: Path, *more: str) -> tuple[int, Lines, str]:
+    code, out, err = ran(
+        "doctor", "--format=json", f"--config-file={file}", f"--host-root={base}/host", *more
+    )
+    return code, {line["name"]: line for line in json.loads(out)}, err
+
+
+async def test_beside_a_running_agent(base: Path) -> None:
+    """What is looked for is what a real agent leaves, writes and answers."""
+    file = config_file(base)
+    kubelet = StandInKubelet(base / "device-plugins", base / "pod-resources")
+    await kubelet.start()
+    try:
+        with started("run", f"--config-file={file}", f"--host-root={base}/host") as agent:
+            two = await kubelet.until(RESOURCE, lambda plugin: len(plugin.devices) == 2, DEADLINE)
+            write_checkpoint(base / "device-plugins", {RESOURCE: list(two.healthy())})
+            await asyncio.to_thread(served, agent)
+            code, lines, err = await asyncio.to_thread(examined, base, file)
+        assert err == ""
+        assert {name: line["state"] for name, line in lines.items()} == {
+            "config": "ok",
+            "uid": "ok",
+            "privileges": "n/a",
+            "/sys": "ok",
+            "/dev": "ok",
+            "driver warboy": "ok",
+            "driver rngd": "n/a",
+            "PCI": "ok",
+            "cards": "ok",
+            "card npu0": "ok",
+            "card npu1": "ok",
+            "plugin directory": "ok",
+            "kubelet.sock": "ok",
+            "socket path": "ok",
+            "our sockets": "ok",
+            "other plugins": "ok",
+            "serving agent": "ok",
+            "pod-resources": "ok",
+            f"resource {RESOURCE}": "ok",
+            "CDI directory": "n/a",
+            "NFD directory": "n/a",
+            "metrics.listen": "ok",
+            "readiness": "ok",
+            "NODE_NAME": "n/a",
+            "API server": "n/a",
+            "Node": "n/a",
+            "labels": "n/a",
+        }
+        assert code == 0
+        assert lines["our sockets"]["detail"] == "1 served"
+        assert f"pid {agent.pid}, since" in lines["serving agent"]["detail"]
+        assert "an npu-agent answers" in lines["metrics.listen"]["detail"]
+    finally:
+        await kubelet.stop()
+
+
+def served(agent: Process) -> None:
+    agent.said("serving metrics and status")
+
+
+def test_without_an_agent_and_a_kubelet(base: Path) -> None:
+    code, lines, err = examined(base, config_file(base))
+    assert (code, err) == (1, "")
+    assert {name for name, line in lines.items() if line["state"] == "wrong"} == {
+        "kubelet.sock",
+        "pod-resources",
+    }
+
+
+def test_a_bad_file_is_a_line_and_the_rest_is_looked_at(base: Path) -> None:
+    file = config_file(base, "intervall: 5")
+    code, lines, err = examined(base, file)
+    assert (code, err) == (1, "")
+    assert f"{file}:5: intervall" in lines["config"]["detail"]
+    assert str(base) in lines["plugin directory"]["detail"]
+
+
+def test_the_table(base: Path) -> None:
+    file = config_file(base)
+    code, out, err = ran("doctor", f"--config-file={file}", f"--host-root={base}/host")
+    assert (code, err) == (1, "")
+    assert "| wrong | kubelet.sock " in out
+    assert f"| resource {RESOURCE} " in out
+    assert out.splitlines()[-1].endswith(", 2 wrong")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--format=xml",), ("--interval=soon",), ("--config-file=/x", "--interval=5"), ("extra",)],
+)
+def test_wrong_use(wrong: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = cli.main(["doctor", *wrong])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    assert code == 2
+    assert capsys.readouterr().out == ""

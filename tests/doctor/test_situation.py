@@ -1,0 +1,96 @@
+"""The configuration that the doctor goes by, also when the file is bad."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from npu_agent import config
+from npu_agent.config import Config, ConfigError
+from npu_agent.doctor.check import Check, State
+from npu_agent.doctor.situation import Situation, configuration, forgotten
+
+
+def given(*arguments: str | Path) -> tuple[Config, Check]:
+    parser = argparse.ArgumentParser()
+    config.add_options(parser)
+    return configuration(parser.parse_args([str(argument) for argument in arguments]))
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("socketName: x\n")
+    found, check = given("--config-file", file)
+    assert found.socket_name == "x"
+    assert check == Check("config", State.OK, f"{file} is good")
+
+
+def test_options_and_defaults() -> None:
+    found, check = given("--socket-name", "x", "--interval", "5")
+    assert found.socket_name == "x"
+    assert check == Check("config", State.OK, "no file; --interval, --socket-name and the defaults")
+    assert given() == (Config(), Check("config", State.OK, "no file; the defaults"))
+
+
+def test_of_a_bad_file_what_is_good_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "socketName: x\n"
+        "defautPe: Single\n"
+        "interval: soon\n"
+        "metrics: {listen: ':9200', shema: '0.8'}\n"
+        "resources:\n"
+        "  - {name: a.example/b, family: warboy, coresPerDevice: 5}\n"
+    )
+    found, check = given("--config-file", file)
+    assert (found.socket_name, found.metrics.listen) == ("x", ":9200")
+    assert (found.default_pe, found.interval) == ("Fusion", 10.0)
+    assert check.state is State.WRONG
+    assert f"{file}:2: defautPe: unknown key: did you mean defaultPe?" in check.detail
+    assert f"{file}:3: interval: must be" in check.detail
+    assert f"{file}:4: metrics.shema" in check.detail
+    assert "what is good in it" in check.remedy
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"\xff", b"- x\n", None])
+def test_of_what_is_no_configuration_nothing(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "config.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    found, check = given("--config-file", file)
+    assert found == Config()
+    assert check.state is State.WRONG
+    assert str(file) in check.detail
+    assert "the defaults" in check.remedy
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--interval", "soon"), ("--config-file", "/missing", "--interval", "5")],
+)
+def test_wrong_use_is_no_line(wrong: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--"):
+        given(*wrong)
+
+
+def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    situation = Situation(
+        config=Config(),
+        host_root=Path("/"),
+        node_name=None,
+        in_pod=True,
+        uid=0,
+        hostname="h",
+        agent_config=file,
+    )
+    _, check = given()
+    assert forgotten(situation, check) == check
+    file.write_text("interval: 5\n")
+    note = forgotten(situation, check)
+    assert note.state is State.NOTE
+    assert note.remedy == f"npu-agent doctor --config-file={file}"
+    _, named = given("--config-file", file)
+    assert forgotten(situation, named) == named
