@@ -12,3 +12,4 @@ compile run.txt   "$@" pyproject.toml
 compile build.txt "$@" --group pyproject.toml:build
 compile dev.txt   "$@" --group pyproject.toml:dev pyproject.toml
 compile protos.txt "$@" --group pyproject.toml:protos
+compile binary.txt "$@" --group pyproject.toml:binary

@@ -1,0 +1,121 @@
+"""The image: what it says of itself, what is in it, and that it runs with nothing writable."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from npu_agent import __version__
+from tests.kube.helpers import Authority
+from tests.packaging import host as on
+from tests.packaging.conftest import PROJECT
+from tests.packaging.container import Container
+from tests.packaging.host import Host
+
+SBOM = Path("usr/share/doc/npu-agent/sbom.spdx.json")
+COMMAND = ("/opt/npu-agent/bin/npu-agent",)
+
+
+def container(image: Path) -> Container:
+    """As its own configuration says; no /tmp, as in the DaemonSet."""
+    told = config(image)["config"]
+    environment = dict(entry.split("=", 1) for entry in told["Env"])
+    return Container(root=image / "rootfs", environment=environment)
+
+
+def config(image: Path) -> Any:
+    """Of the OCI layout."""
+    return blob(image, manifest(image)["config"]["digest"])
+
+
+def manifest(image: Path, name: str = "one") -> Any:
+    index = json.loads((image / name / "index.json").read_text())
+    return blob(image, index["manifests"][0]["digest"], name)
+
+
+def blob(image: Path, digest: str, name: str = "one") -> Any:
+    return json.loads((image / name / "blobs" / digest.replace(":", "/")).read_text())
+
+
+def test_labels(image: Path) -> None:
+    labels = config(image)["config"]["Labels"]
+    told = {key.removeprefix("org.opencontainers.image."): value for key, value in labels.items()}
+    assert told["title"] == "npu-agent"
+    assert told["version"] == __version__
+    assert re.fullmatch("[0-9a-f]{40}", told["revision"])
+    assert told["created"] == "2023-11-14T22:13:20Z"
+    assert told["licenses"] == "Apache-2.0"
+    assert told["source"] == "https://example.com/npu-agent"
+    assert told["base.name"].startswith("localhost/python-base:")
+
+
+def test_the_same_commit_gives_the_same_image(image: Path) -> None:
+    assert manifest(image, "one") == manifest(image, "two")
+
+
+def test_sbom_has_all_that_is_in_it(image: Path) -> None:
+    inside = (image / "rootfs" / SBOM).read_text()
+    assert inside == (image / "npu-agent-image.spdx.json").read_text()
+    parts = {part["SPDXID"]: part for part in json.loads(inside)["packages"]}
+    installed = image.glob("rootfs/opt/npu-agent/lib/python*/site-packages/*.dist-info")
+    names = {path.name.split("-")[0].replace("_", "-").lower() for path in installed}
+    ours = {id_.removeprefix("SPDXRef-pypi-") for id_ in parts if id_.startswith("SPDXRef-pypi-")}
+    assert ours | {"npu-agent"} == names
+    status = (image / "rootfs/var/lib/dpkg/status").read_text()
+    packages = [id_ for id_ in parts if id_.startswith("SPDXRef-deb-")]
+    assert len(packages) == status.count("\nStatus: install ok installed\n") > 50
+    assert parts["SPDXRef-generic-npu-agent"]["versionInfo"] == __version__
+    (libc,) = (part for part in parts.values() if part["name"] == "libc6")
+    assert libc["externalRefs"][0]["referenceLocator"].startswith("pkg:deb/debian/libc6@2.")
+
+
+def test_nothing_of_the_build_is_left_in_it(image: Path) -> None:
+    for gone in ("src", "opt/build", "opt/wheel", "root/.cache", "etc/pip.conf"):
+        path = image / "rootfs" / gone
+        assert not path.exists() or not path.stat().st_size, gone
+    assert [path.name for path in (image / "rootfs/opt").iterdir()] == ["npu-agent"]
+
+
+def test_all_that_the_agent_loads_is_compiled(image: Path) -> None:
+    """Else it is compiled at each start, as there is no place to keep it."""
+    look = (
+        "import sys, pathlib; from npu_agent import agent, cli, view; "
+        "from npu_agent.kube import lean; import npu_agent.web.connections; "
+        "lean.module('kubernetes_asyncio.client.api_client'); "
+        "lean.module('kubernetes_asyncio.config.kube_config'); "
+        "loaded = [m for m in sys.modules.values() if m and '_unexecuted' not in vars(m)]; "
+        "files = [m.__spec__ for m in loaded if getattr(m, '__spec__', None)]; "
+        "files = [s for s in files if s.origin and s.origin.startswith('/opt') and s.cached]; "
+        "assert len(files) > 200, len(files); "
+        "print(*(s.name for s in files if not pathlib.Path(s.cached).exists()))"
+    )
+    python = "/opt/npu-agent/bin/python"
+    code, out, errors = container(image).ran(python, "-c", look)
+    assert (code, out.strip()) == (0, ""), errors
+
+
+def test_info(image: Path, host: Host) -> None:
+    info = (*COMMAND, "info", "--host-root=/host", "--format=json")
+    code, out, errors = host.mounted(container(image)).ran(*info)
+    assert code == 0, errors
+    assert [card["name"] for card in json.loads(out)] == ["npu0", "npu1"]
+
+
+async def test_runs_read_only_and_without_capabilities(
+    image: Path, host: Host, ca: Authority
+) -> None:
+    await on.serves(container(image), COMMAND, host, ca)
+
+
+def test_build_sees_what_the_containerfile_copies() -> None:
+    """.containerignore keeps everything out but what it names."""
+    named = set((PROJECT / ".containerignore").read_text().split())
+    for copied in re.findall(
+        r"^COPY ((?!--from).*) \S+$", (PROJECT / "Containerfile").read_text(), re.MULTILINE
+    ):
+        for path in copied.split():
+            assert any(
+                f"!{path}".startswith(entry) or entry.startswith(f"!{path}") for entry in named
+            )
