@@ -3,14 +3,15 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PROTOS := .venv-protos
+BINARY := .venv-binary
 # Tests start the agent many times: without compiled files each start takes half a second longer.
 unexport PYTHONDONTWRITEBYTECODE
-CHECKED := npu_agent protos tests bench
+CHECKED := npu_agent protos tests bench docs packaging
 # Tests with targets of their own: they build programs and start containers.
-NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s
+NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
 
 .DEFAULT_GOAL := help
-.PHONY: help demo packages test test-pythons lint format protos protos-check manifests lock k8s e2e bench cluster clean
+.PHONY: help demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e bench cluster clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
@@ -26,9 +27,9 @@ $(VENV)/ready: requirements/dev.txt pyproject.toml
 demo: $(VENV)/ready ## the whole agent on simulated cards with a stand-in for the kubelet (ARGS=--once ends after the tour)
 	@$(BIN)/npu-agent demo $(ARGS)
 
-packages: ## what some tests want besides, from Debian: a browser for the pages, promtool for the alerts (root)
+packages: ## what some tests want besides, from Debian: a browser, promtool, systemd-analyze (root)
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium prometheus >/dev/null
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends binutils chromium prometheus systemd >/dev/null
 
 test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
 	$(BIN)/python -m pytest $(NEED_ROOT) $(ARGS)
@@ -40,6 +41,7 @@ lint: $(VENV)/ready protos-check ## format, lint, types, layers, generated code
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/mypy
+	$(BIN)/mypy packaging/sbom.py packaging/entry.py
 	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/ready ## put the code into shape
@@ -60,8 +62,26 @@ protos-check: $(PROTOS)/ready ## is npu_agent/wire what protos/ generates?
 manifests: $(VENV)/ready ## write k8s/npu-agent.yaml and the chart's copies anew (builds kubectl the first time)
 	$(BIN)/python -m tests.k8s.manifests
 
+docs: $(VENV)/ready ## write anew what docs/ derives from the code
+	$(BIN)/python -B docs/generate.py
+
 lock: $(VENV)/ready ## write requirements/*.txt anew from pyproject.toml (UPGRADE=--upgrade for newer versions)
 	sh requirements/lock.sh $(BIN)/uv $(UPGRADE)
+
+image: ## the container image by buildah, podman or docker (TOOL, BASE, IMAGE, SOURCE, FLAGS: docs/packaging.md)
+	@TOOL='$(TOOL)' BASE='$(BASE)' IMAGE='$(IMAGE)' SOURCE='$(SOURCE)' FLAGS='$(FLAGS)' sh packaging/image.sh
+
+$(BINARY)/ready: requirements/run.txt requirements/binary.txt
+	$(PYTHON) -m venv --clear $(BINARY)
+	$(BINARY)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r requirements/run.txt -r requirements/binary.txt
+	@touch $@
+
+binary: $(BINARY)/ready ## dist/npu-agent: the agent as one file, for hosts without Python
+	sh packaging/binary.sh $(BINARY)/bin/python
+
+packaging: $(VENV)/ready ## build image and binary and run them in containers (root, Debian; about 4 minutes, then seconds)
+	$(BIN)/python -m pytest tests/packaging $(ARGS)
 
 k8s: $(VENV)/ready ## kustomize, Helm, schemas, linters and OPA on k8s/ (the first run builds them, about 10 minutes)
 	$(BIN)/python -m pytest tests/k8s $(ARGS)
@@ -76,4 +96,4 @@ bench: $(VENV)/ready ## the figures of docs/benchmarks.md, measured on this mach
 	$(BIN)/python -m bench $(ARGS)
 
 clean: ## take away what the targets made in this folder
-	rm -rf $(VENV) $(PROTOS) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PROTOS) $(BINARY) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -198,7 +198,10 @@ class Config(_Values, frozen=True, kw_only=True):
     interval: Annotated[
         float,
         Meta(ge=0.1, le=3600, extra={"unit": "seconds"}),
-        _live("Seconds between looks for cards that came or went."),
+        _live(
+            "Seconds between looks at who each card is: UUID, serial number, versions. One that "
+            "comes or goes is seen within health.interval."
+        ),
     ] = 10.0
     disabled_devices: Annotated[
         tuple[DisabledDevice, ...], _live("Cards that are not offered.")

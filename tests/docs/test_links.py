@@ -1,0 +1,67 @@
+"""Every link within the project leads somewhere, and every `make` target that is named exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from .pages import ROOT, Page, pages
+
+PAGES = pages()
+TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Page) -> None:
+    broken = []
+    for link in page.links:
+        if re.match(r"[a-z]+:", link):
+            continue  # another place's business
+        path, _, anchor = unquote(link).partition("#")
+        target = (page.path.parent / path).resolve() if path else page.path
+        there = target.exists() and target.is_relative_to(ROOT)
+        if not there or (anchor and anchor not in Page(target).anchors):
+            broken.append(link)
+    assert not broken
+
+
+def test_files_that_are_named_exist() -> None:
+    """`docs/labels.md` between backticks is as good as a link."""
+    named = {
+        (page.name, path)
+        for page in PAGES
+        for text in page.inline
+        for path in re.findall(r"^((?:docs|k8s|tests|npu_agent|packaging)/[\w./-]*\w)/?$", text)
+    }
+    assert named
+    assert not {(where, path) for where, path in named if not (ROOT / path).exists()}
+
+
+def test_runbooks_lead_to_a_heading() -> None:
+    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
+    runbooks = re.findall(r"runbook: *(\S+)#(\S+)", rules)
+    assert runbooks
+    assert all(anchor in Page(ROOT / path).anchors for path, anchor in runbooks)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_exist(page: Page) -> None:
+    code = [line for _, block in page.blocks for line in block.splitlines()] + page.inline
+    asked = {
+        target
+        for line in code
+        if (match := re.match(r"(?:\$ |sudo )*make((?: +[\w=./:\"-]+)+)", line))
+        for target in match[1].split()
+        if re.fullmatch("[a-z][a-z0-9-]*", target)
+    }
+    assert asked <= TARGETS
+
+
+def test_every_page_of_the_documentation_is_in_its_index() -> None:
+    index = Page(ROOT / "docs/README.md")
+    listed = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links}
+    there = set(Path(ROOT / "docs").glob("*.md")) - {index.path}
+    assert there <= listed
