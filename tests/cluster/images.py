@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import settings
-from .build import BuildError, ensure_packages
+from .build import KUBERNETES, BuildError, ensure_binaries, ensure_packages
 from .cache import cache_dir, cached, locked
 
 if TYPE_CHECKING:
@@ -86,6 +86,21 @@ def workload() -> Image:
 
     ensure_packages()
     return _image(name, _digest(Path("/bin/busybox")), make)
+
+
+def scheduler() -> Image:
+    """The scheduler of the cluster's own build, by the name and the path of the public image."""
+    name = f"registry.k8s.io/kube-scheduler:{KUBERNETES.version}"
+    program = ensure_binaries(KUBERNETES)["kube-scheduler"]
+
+    def make(directory: Path) -> None:
+        with _from("scratch") as container:
+            _buildah("copy", container, str(program), "/usr/local/bin/kube-scheduler")
+            _buildah("config", "--env", "PATH=/usr/local/bin", container)
+            _export(container, name, directory)
+
+    ensure_packages()
+    return _image(name, KUBERNETES.checksum, make)
 
 
 def base() -> str:

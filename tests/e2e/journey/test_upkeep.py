@@ -1,0 +1,217 @@
+"""Is all well, who says so, and how it stays so when a new release comes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from npu_agent import __version__
+from tests.e2e.journey.steps import AGENT, RELEASE, RENDERED, Journey, pod_spec
+from tests.e2e.node import NAMESPACE, PROJECT, RESOURCE, SOON
+from tests.e2e.test_it_keeps_working import watched
+
+NEXT = f"{__version__}-next"
+"""The tag of a release that is this one by another name."""
+
+
+# --- verify ------------------------------------------------------------------------------------
+
+
+def verified(node: Journey, condition: str) -> str:
+    """Waits until the verify Job is Complete, or Failed; returns what it printed."""
+    wait = ("wait", f"--for=condition={condition}", "--timeout=50s", "job/npu-verify")
+    node.cluster.kubectl("--namespace=default", *wait)
+    return node.cluster.kubectl("--namespace=default", "logs", "job/npu-verify")
+
+
+@contextlib.contextmanager
+def nothing_behind(node: Journey, name: str) -> Iterator[None]:
+    """A device node of each card leads nowhere, as those of a driver that was unloaded."""
+    listed = Path("/proc/devices").read_text().partition("Block")[0].splitlines()[1:]
+    taken = {int(line.split()[0]) for line in listed if line}
+    nobodys = next(major for major in range(255, 0, -1) if major not in taken)
+    paths = [node.cluster.host_root / "dev" / f"{card}{name}" for card in ("npu0", "npu1")]
+    good = [path.stat() for path in paths]
+
+    def lead(devices: Iterable[int]) -> None:
+        fresh = node.cluster.host_root / "fresh"
+        for path, status, device in zip(paths, good, devices, strict=True):
+            os.mknod(fresh, status.st_mode, device)
+            fresh.rename(path)  # at once, as the agent must not miss it
+
+    lead([os.makedev(nobodys, 0)] * 2)
+    try:
+        yield
+    finally:
+        lead(status.st_rdev for status in good)
+
+
+def test_the_verify_job_completes_on_a_good_node(installed: Journey) -> None:
+    with installed.components("verify-job"):
+        printed = verified(installed, "complete")
+    assert "FAIL" not in printed
+    assert "9 device nodes, each one opens for reading and writing" in printed
+
+
+def test_the_verify_job_says_what_is_wrong_with_a_node(installed: Journey) -> None:
+    with nothing_behind(installed, "pe0"), installed.components("verify-job"):
+        printed = verified(installed, "failed")
+    (failure,) = [line for line in printed.splitlines() if line.startswith("FAIL")]
+    assert failure.startswith("FAIL  /dev/npu")
+    assert "pe0: no device is behind it (ENXIO)" in failure
+    with installed.components("verify-job"):
+        verified(installed, "complete")
+
+
+# --- doctor ------------------------------------------------------------------------------------
+
+DOCTOR = (
+    *("npu-agent", "doctor", "--format=json"),
+    *("--config-file=/etc/npu-agent/config.yaml", "--host-root=/host"),
+)
+
+
+def wrong(node: Journey) -> dict[str, str]:
+    """What `npu-agent doctor` in the agent's Pod finds wrong: the remark by the check's name."""
+    asked = ("kubectl", "exec", f"--namespace={NAMESPACE}", "daemonset/npu-agent", "--", *DOCTOR)
+    done = node.cluster.enter(*asked, check=False)
+    assert done.stdout, done.stderr  # of a Pod that is going, while a new one comes
+    checks: list[dict[str, str]] = json.loads(done.stdout)
+    found = {
+        check["name"]: f"{check['detail']} -> {check['remedy']}"
+        for check in checks
+        if check["state"] == "wrong"
+    }
+    assert done.returncode == (1 if found else 0), done.stderr
+    assert len(checks) > 20
+    return found
+
+
+def wait_well(node: Journey) -> None:
+    """Waits until the doctor finds nothing wrong."""
+
+    def well() -> bool:
+        found = wrong(node)
+        assert not found, found
+        return True
+
+    node.cluster.wait_for("the doctor to find nothing wrong", well, SOON)
+
+
+def test_the_doctor_finds_nothing_wrong_on_a_good_node(installed: Journey) -> None:
+    wait_well(installed)
+
+
+def test_the_doctor_names_a_right_that_is_missing(installed: Journey) -> None:
+    wait_well(installed)
+    patch = [{"op": "replace", "path": "/rules/0/verbs", "value": ["get"]}]
+    role = ("clusterrole", "npu-agent", "--type=json", "--patch", json.dumps(patch))
+    installed.cluster.kubectl("patch", *role)
+    try:
+        found = installed.cluster.wait_for("a finding", lambda: wrong(installed), SOON)
+        assert list(found) == ["right to patch nodes"]
+        assert "add this rule to the ClusterRole npu-agent" in found["right to patch nodes"]
+        assert "resources: [nodes], verbs: [patch]" in found["right to patch nodes"]
+    finally:
+        # The remedy that it names.
+        installed.cluster.kubectl("apply", "--filename", str(RENDERED))
+    wait_well(installed)
+
+
+def test_the_doctor_names_a_second_plugin(installed: Journey) -> None:
+    wait_well(installed)
+    directory = str(installed.cluster.kubelet_dir / "device-plugins")
+    command = (sys.executable, "-m", "tests.e2e.journey.second", directory, RESOURCE)
+    second = subprocess.Popen(command, cwd=PROJECT)
+    try:
+        installed.wait_allocatable(1)  # its one, and none of ours
+
+        def named() -> str:
+            found = wrong(installed)[f"resource {RESOURCE}"]
+            assert "vendor-0" in found, found
+            return found
+
+        found = installed.cluster.wait_for("the doctor to name it", named, SOON)
+        assert "a second plugin registers the same resource" in found
+        assert "vendor.sock" in found
+        assert "delete the vendor's DaemonSet" in found
+    finally:
+        second.terminate()
+        second.wait(10)
+        # The kubelet tells nobody that it is gone either: docs/install.md says what to do then.
+        installed.restart()
+    installed.wait_allocatable(2)
+    wait_well(installed)
+
+
+# --- a new release -----------------------------------------------------------------------------
+
+
+def test_an_upgrade_is_seen_by_nobody(installed: Journey) -> None:
+    node = installed
+    node.tag(RELEASE, f"{AGENT}:{NEXT}")
+    node.run("steady", 1)
+    held, before = node.held()["steady"], node.pod("steady")
+    release = RENDERED.read_text().replace(f"npu-agent:{__version__}", f"npu-agent:{NEXT}")
+    ready: list[bool] = []
+
+    def replaced() -> bool:
+        ready.append(any(one["status"]["containerStatuses"][0]["ready"] for one in started(node)))
+        return serves(node)
+
+    with watched(node) as seen:
+        node.cluster.apply(release)
+        node.cluster.apply(deployment("meanwhile"))
+        node.cluster.wait_for("the new agent to serve", replaced, 2 * SOON)
+        node.rolled_out("deployment/meanwhile", "default")
+        node.wait_allocatable(2)
+    node.cluster.kubectl("delete", "deployment", "meanwhile", "--namespace=default")
+
+    # The new one was ready before the old one was told to end.
+    assert len(ready) > 2
+    assert all(ready)
+    # The kubelet never forgot the resource. It may have reported the moment of the hand-over, some
+    # hundredths of a second in which nobody serves, but not twice in a row.
+    assert len(seen) > 2
+    assert {capacity for capacity, _ in seen} == {2}
+    assert (0, 0) not in pairwise(allocatable for _, allocatable in seen)
+    after = node.pod("steady")
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert node.restarts()["steady"] == 0
+    assert node.held()["steady"] == held
+
+
+def started(node: Journey) -> list[dict[str, Any]]:
+    """The agent's Pods that are not to end, and that the kubelet knows."""
+    return [pod for pod in node.agent_pods() if "containerStatuses" in pod["status"]]
+
+
+def serves(node: Journey) -> bool:
+    """Whether the one agent that is left is of the new release, and registered by its own log."""
+    pods = node.agent_pods()
+    assert len(pods) == 1
+    pod = pods[0]
+    assert pod["spec"]["containers"][0]["image"] == f"npu-agent:{NEXT}"
+    return "registered resource" in node.cluster.logs(pod["metadata"]["name"], NAMESPACE)
+
+
+def deployment(name: str) -> dict[str, Any]:
+    """One Pod with an NPU, which is made again if it is refused."""
+    labels = {"app": name}
+    spec = pod_spec(RESOURCE, terminationGracePeriodSeconds=0)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
