@@ -86,7 +86,7 @@ packaging: $(VENV)/ready ## build image and binary and run them in containers (r
 k8s: $(VENV)/ready ## kustomize, Helm, schemas, linters and OPA on k8s/ (the first run builds them, about 10 minutes)
 	$(BIN)/python -m pytest tests/k8s $(ARGS)
 
-e2e: $(VENV)/ready ## a real Kubernetes with real kubelets (root; the first run builds it, about 12 minutes)
+e2e: $(VENV)/ready ## a real Kubernetes with real kubelets (root; the first run builds it, about 16 minutes)
 	$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 cluster: $(VENV)/ready ## start a real one-node Kubernetes to play with (root)

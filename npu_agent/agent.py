@@ -7,12 +7,12 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from npu_agent import __version__, logs
-from npu_agent.assignments import PodResources, socket_beside
+from npu_agent.assignments import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.config import Config, Effective, Poller, disabled_for
 from npu_agent.devices import health, inventory
 from npu_agent.devices.families import FAMILIES, widths
@@ -143,6 +143,7 @@ class Agent:
                 ownership=ownership,
                 prepare=self.publisher.renew,
                 allocated=self._allocated,
+                offered=partial(_offered, socket_beside(directory)),
                 by_cdi=by_cdi,
             )
             for resource, devices in self.publisher.devices.items()
@@ -174,6 +175,7 @@ class Agent:
             ]
             server = parts.create_task(keep_running("server", self.server.run, self.restarts))
             await stop.wait()
+            await self.publisher.end()
             # The kubelet first: it should see the end of its stream while everything still works.
             # The server has its own deadline, for clients that do not let go.
             for task in (*sessions, server):
@@ -268,6 +270,14 @@ class Agent:
                 max_temperature=config.health.max_temperature,
             ),
         )
+
+
+async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
+    """What the kubelet can hand out; None if it does not say, which `PodResources` tells of."""
+    try:
+        return await offered(pod_resources)
+    except UnavailableError:
+        return None
 
 
 def resources_of(config: Config) -> tuple[Resource, ...]:

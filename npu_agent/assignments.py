@@ -11,7 +11,7 @@ import contextlib
 import struct
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from npu_agent.rpc import apart
 log = logger(__name__)
 
 _LIST = "/v1.PodResourcesLister/List"
+_ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 _DEADLINE = 5.0
 SETTLED = 1.0
 """Seconds after an Allocate from which on an answer knows of it: the kubelet notes a device as held
@@ -102,7 +103,20 @@ async def fetch(socket: Path) -> tuple[Assignment, ...]:
         UnavailableError: the socket is missing, the kubelet does not answer within 5 s, or its
             answer is broken, too large, or not read within another 5 s.
     """
-    return await _decoded(socket, await _answer(socket))
+    return await _decoded(socket, await _answer(socket, _LIST))
+
+
+async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
+    """Asks the kubelet which devices of each resource it can hand out: their IDs.
+
+    Raises:
+        UnavailableError: as `fetch`, or this kubelet does not tell.
+    """
+    answer = await _answer(socket, _ALLOCATABLE)
+    try:
+        return podresources.allocatable(answer)
+    except ValueError as error:
+        raise UnavailableError(f"{socket}: {error}") from error
 
 
 class PodResources:
@@ -144,7 +158,7 @@ class PodResources:
             asked_at = time.monotonic()
             error: str | None = None
             try:
-                answer = await _answer(self._socket)
+                answer = await _answer(self._socket, _LIST)
                 if answer != last:  # decoding it is what costs
                     last, assignments = answer, await _decoded(self._socket, answer)
             except UnavailableError as trouble:
@@ -161,9 +175,9 @@ class PodResources:
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
 
-async def _answer(socket: Path) -> bytearray:
+async def _answer(socket: Path, method: str) -> bytearray:
     try:
-        message = await apart(_call(socket))
+        message = await apart(_call(socket, method))
     except FileNotFoundError:
         raise UnavailableError(
             f"{socket} is missing: is the kubelet running, and is its directory mounted here?"
@@ -181,11 +195,11 @@ async def _answer(socket: Path) -> bytearray:
     return message
 
 
-async def _call(socket: Path) -> bytearray | None:
+async def _call(socket: Path, method: str) -> bytearray | None:
     async with (
         asyncio.timeout(_DEADLINE),
         Channel(path=str(socket)) as channel,
-        channel.request(_LIST, Cardinality.UNARY_UNARY, _Raw, _Raw) as stream,
+        channel.request(method, Cardinality.UNARY_UNARY, _Raw, _Raw) as stream,
     ):
         await stream.send_message(_Raw(), end=True)
         await stream.recv_initial_metadata()

@@ -45,6 +45,21 @@ def rows(answer: bytes | bytearray) -> Iterator[Row | None]:
     return _Reader(answer).response()
 
 
+def allocatable(answer: bytes | bytearray) -> dict[str, frozenset[str]]:
+    """The device IDs of each resource in an AllocatableResourcesResponse: what can be handed out.
+
+    Raises:
+        ValueError: as `rows`.
+    """
+    held: _Held = []
+    for _ in _Reader(answer).allocatable(held):
+        pass
+    found: dict[str, set[str]] = {}
+    for resource, id_ in held:
+        found.setdefault(resource, set()).add(id_)
+    return {resource: frozenset(ids) for resource, ids in found.items()}
+
+
 class _Reader:
     """Goes through one answer. Every `at` and `end` is a place in it, in bytes."""
 
@@ -65,6 +80,16 @@ class _Reader:
             if at > self._pause:
                 self._pause = at + _BREATH
                 yield None
+
+    def allocatable(self, held: _Held) -> Iterator[None]:
+        """Adds what an AllocatableResourcesResponse lists to `held`."""
+        at, end = 0, len(self._data)
+        while at < end:
+            tag, start, at = self._field(at, end)
+            if tag == _1:
+                yield from self._devices(start, at, held)
+            elif tag < 2 << 3:
+                raise _wrong_type("AllocatableResourcesResponse", tag, start)
 
     def _pod(self, at: int, end: int) -> Iterator[Row | None]:
         # Names may come after what they name, and of several the last one counts.
@@ -114,7 +139,7 @@ class _Reader:
             if tag == _2:
                 self._count += 1
                 if self._count > MOST:
-                    raise ValueError(f"more than {MOST:,} devices are held")
+                    raise ValueError(f"more than {MOST:,} devices are listed")
                 ids.append(self._text(start, at, "device ID"))
             elif tag == _1:
                 resource = self._text(start, at, "resource name")

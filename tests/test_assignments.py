@@ -18,6 +18,7 @@ from npu_agent.assignments import (
     UnavailableError,
     decode,
     fetch,
+    offered,
     socket_beside,
 )
 from npu_agent.rpc import UnixServer
@@ -75,12 +76,21 @@ class PodResources:
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
+        self.more: bytes | None = None
+        """What it answers to GetAllocatableResources; None: it does not know that."""
 
     def __mapping__(self) -> dict[str, Handler]:
-        raw = assignments._Raw
+        raw, unary = assignments._Raw, Cardinality.UNARY_UNARY
         return {
-            "/v1.PodResourcesLister/List": Handler(self._list, Cardinality.UNARY_UNARY, raw, raw)
+            "/v1.PodResourcesLister/List": Handler(self._list, unary, raw, raw),
+            "/v1.PodResourcesLister/GetAllocatableResources": Handler(self._more, unary, raw, raw),
         }
+
+    async def _more(self, stream: Stream[bytes, bytes]) -> None:
+        await stream.recv_message()
+        if self.more is None:
+            raise GRPCError(Status.UNIMPLEMENTED, "not here")
+        await stream.send_message(assignments._Raw(self.more))
 
     async def _list(self, stream: Stream[bytes, bytes]) -> None:
         await stream.recv_message()
@@ -293,7 +303,7 @@ async def test_what_is_known_outlives_an_answer_that_is_refused(socket: Path) ->
         lister.reply = b""
         assert (await told()).assignments == ()
         # Else a deadline that passes later would be taken for the end (supervise.py).
-        assert running.cancelling() == 0
+        assert running.cancelling() == 0  # its own next deadline is an hour away
     finally:
         running.cancel()
         await server.shutdown()
@@ -323,3 +333,21 @@ def test_two_pods_of_one_name_are_one() -> None:
 def test_decode_leaves_fields_of_newer_kubelets_alone() -> None:
     unknown = b"\xfa\x01\x03new"  # field 31
     assert decode(HELD + unknown) == ASSIGNED
+
+
+async def test_what_the_kubelet_offers(socket: Path) -> None:
+    with pytest.raises(UnavailableError, match="is missing"):
+        await offered(socket)
+    lister = PodResources(HELD)
+    server = UnixServer([lister], socket)
+    await server.listen()
+    try:
+        with pytest.raises(UnavailableError, match="UNIMPLEMENTED"):
+            await offered(socket)
+        lister.more = field(1, field(1, NPU) + field(2, "U0") + field(2, "U1"))
+        assert await offered(socket) == {NPU: {"U0", "U1"}}
+        lister.more = b"\x0a\x7fx"
+        with pytest.raises(UnavailableError, match="the field at byte 0"):
+            await offered(socket)
+    finally:
+        await server.shutdown()

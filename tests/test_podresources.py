@@ -247,7 +247,7 @@ def test_there_is_a_limit_to_devices(
     monkeypatch.setattr(podresources, "MOST", 11)
     assert len(read(listed(field(2, "U0")))) == 11
     monkeypatch.setattr(podresources, "MOST", 10)
-    with pytest.raises(ValueError, match="more than 10 devices are held"):
+    with pytest.raises(ValueError, match="more than 10 devices are listed"):
         read(listed(field(2, "U0")))
 
 
@@ -266,3 +266,28 @@ def test_there_is_a_limit_to_devices(
 )
 def test_there_is_a_pause_every_few_hundred_fields(answer: bytes) -> None:
     assert list(rows(answer)).count(None) >= 10_000 / 200
+
+
+@FEW
+@given(
+    st.builds(
+        wire.AllocatableResourcesResponse,
+        devices=st.lists(DEVICES, max_size=4),
+        cpu_ids=st.lists(INT64, max_size=4),
+        memory=st.lists(MEMORY, max_size=2),
+    )
+)
+def test_what_can_be_handed_out_is_read_as_betterproto_does(
+    answer: wire.AllocatableResourcesResponse,
+) -> None:
+    expected: dict[str, set[str]] = {}
+    for devices in answer.devices:
+        for id_ in devices.device_ids:
+            expected.setdefault(devices.resource_name, set()).add(id_)
+    assert podresources.allocatable(bytes(answer)) == expected
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_break_the_reader_of_what_can_be_handed_out(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        podresources.allocatable(data)

@@ -40,6 +40,8 @@ RECORD = ".npu-agent.shapes.json"
 
 _ANSWER = 11.0
 """Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
+_LAST_ANSWER = 0.2
+"""Seconds of the one that the agent has for its end."""
 
 
 class Publisher:
@@ -99,19 +101,46 @@ class Publisher:
         kubelet is asked again before anything is offered.
         """
         self._owner = True
+        self._record = _load(self._record_path)  # the one before us may have noted something
         self._since = time.monotonic()
-        self._ask()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER):
-                async for holdings in self._holdings.watch():
-                    if holdings.asked_at >= self._since:
-                        break
+        await self._told(_ANSWER)
         await self._publish()
 
     def allocated(self, resource: str, ids: Sequence[str]) -> None:
         """Called when a container was given these devices."""
         now = time.monotonic()
         self._starting |= {(resource, id_): now for id_ in ids}
+
+    async def end(self) -> None:
+        """Called when the agent is about to end, while the resources are still its own.
+
+        What the disk has for the next agent is of no use if no container holds a device: a node
+        whose agent was removed is as clean as before. Takes 0.2 s at most.
+        """
+        if not self._owner:
+            return
+        now = time.monotonic()
+        holdings = await self._told(_LAST_ANSWER)
+        in_use = any(one.resource in self.devices for one in holdings.assignments)
+        if in_use or self._starting or holdings.error or holdings.asked_at < now:
+            return
+        self._owner = False  # else it would be noted again
+        for path in (self._record_path, self._cdi_file):
+            if path is not None:
+                with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
+                    path.unlink()
+        self._cdi_file = None
+
+    async def _told(self, deadline: float) -> Holdings:
+        """Who holds what, asked anew; or what is known if there is no answer within `deadline`."""
+        now = time.monotonic()
+        self._ask()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                async for holdings in self._holdings.watch():
+                    if holdings.asked_at >= now:
+                        break
+        return self._holdings.value
 
     async def _publish(self) -> None:
         async with self._publishing:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import enum
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,9 @@ _CONNECT_DEADLINE = 5.0
 """Seconds from Register's answer to the kubelet's ListAndWatch; it takes milliseconds."""
 _LOOK_EVERY = 0.5
 """Seconds between looks at our socket while all is well; a stat, and no inotify instance."""
+_PROVE_EVERY, _PROVE_AGAIN = 20.0, 10.0
+"""Seconds between looks at whether the kubelet still offers what we serve, and until the second
+look, when it does not. It takes moments to bring a new list into force."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 """Seconds between tries while the kubelet is away; it is back in the list within 2 s of its
 return. A try is a stat while its socket is missing."""
@@ -78,6 +81,10 @@ async def _nothing() -> None:
     pass
 
 
+async def _untold() -> None:
+    return None
+
+
 class Session:
     """Keeps one resource registered for as long as it runs.
 
@@ -94,6 +101,7 @@ class Session:
         ownership: Ownership,
         prepare: Callable[[], Awaitable[None]] = _nothing,
         allocated: Callable[[str, Sequence[str]], None] = lambda *_: None,
+        offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _untold,
         by_cdi: bool = False,
     ) -> None:
         """A session that has not begun.
@@ -106,6 +114,8 @@ class Session:
             ownership: the agent's, shared by its sessions.
             prepare: awaited when the devices are ours, before any is offered.
             allocated: told of each Allocate that is about to be granted.
+            offered: asks the kubelet for the IDs that it can hand out of each resource; None if it
+                does not tell.
             by_cdi: whether containers get their device nodes by CDI names.
         """
         self.status: Feed[Status] = Feed(Status(resource=resource, phase=Phase.NO_CARDS))
@@ -117,6 +127,7 @@ class Session:
         self._ownership = ownership
         self._prepare = prepare
         self._allocated = allocated
+        self._offered = offered
         self._by_cdi = by_cdi
         self._kubelet = directory / KUBELET_SOCKET
         self._registrations = 0
@@ -248,11 +259,43 @@ class Session:
         That kubelet.sock is made anew while our stream stays open means nothing: newer kubelets
         do so without a restart, and one that died has closed the stream.
         """
+        proving = asyncio.create_task(self._until_disowned())
+        try:
+            while True:
+                if await _until(endpoint.plugin.streams, lambda now: not now.open, _LOOK_EVERY):
+                    return "its stream ended"
+                if not endpoint.exists():
+                    return "our socket was removed"
+                if proving.done():
+                    return proving.result()
+        finally:
+            proving.cancel()
+            await asyncio.gather(proving, return_exceptions=True)
+
+    async def _until_disowned(self) -> str:
+        """Waits until the kubelet no longer offers what we serve, though all looks well from here.
+
+        Another plugin may register the same resource: the kubelet then has that one's devices in
+        the place of ours, tells nobody, and when that one ends, has none.
+        """
         while True:
-            if await _until(endpoint.plugin.streams, lambda now: not now.open, _LOOK_EVERY):
-                return "its stream ended"
-            if not endpoint.exists():
-                return "our socket was removed"
+            await asyncio.sleep(_PROVE_EVERY)
+            if not (doubtful := await self._missing()):
+                continue
+            await asyncio.sleep(_PROVE_AGAIN)
+            if missing := doubtful & await self._missing():
+                return (
+                    f"it no longer offers {len(missing)} of our devices, such as {min(missing)}: "
+                    "has another plugin registered the same resource?"
+                )
+
+    async def _missing(self) -> frozenset[str]:
+        """The IDs of healthy devices of ours that the kubelet does not offer."""
+        offered = await self._offered()
+        if offered is None:
+            return frozenset()
+        ours = frozenset(device.id for device in self._devices.value if device.healthy)
+        return ours - offered.get(self._resource, frozenset())
 
     def _standby(self, owner: str | None) -> None:
         if owner is None:

@@ -90,7 +90,7 @@ class StandInKubelet:
                 path.unlink()
         if self._pod_resources:
             self._pod_resources.mkdir(exist_ok=True)
-            lister = _Lister(self._taken)
+            lister = _Lister(self._taken, self.plugins)
             self._lister = UnixServer([lister], self._pod_resources / "kubelet.sock")
             await self._lister.listen()
         await self._listen()
@@ -241,8 +241,11 @@ class _Registration(wire.RegistrationBase):
 
 
 class _Lister(pods.PodResourcesListerBase):
-    def __init__(self, taken: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self, taken: Mapping[str, Mapping[str, str]], plugins: Feed[Mapping[str, Plugin]]
+    ) -> None:
         self._taken = taken
+        self._plugins = plugins
 
     async def list(
         self,
@@ -264,5 +267,17 @@ class _Lister(pods.PodResourcesListerBase):
                 )
                 for resource, taken in self._taken.items()
                 for id_, pod in taken.items()
+            ]
+        )
+
+    async def get_allocatable_resources(
+        self,
+        allocatable_resources_request: pods.AllocatableResourcesRequest,  # noqa: ARG002 (it is empty)
+    ) -> pods.AllocatableResourcesResponse:
+        return pods.AllocatableResourcesResponse(
+            devices=[
+                pods.ContainerDevices(resource_name=resource, device_ids=[id_])
+                for resource, plugin in self._plugins.value.items()
+                for id_ in plugin.healthy()
             ]
         )

@@ -86,6 +86,16 @@ class Room:
         self.says()
         await renewing
 
+    async def ended(self, *held: str, error: str | None = None) -> None:
+        """The agent ends: the kubelet is asked once more, and answers so."""
+        ending = asyncio.create_task(self.publisher.end())
+        before = self.asked
+        async with asyncio.timeout(10):
+            while self.asked == before:
+                await asyncio.sleep(0)
+        self.says(*held, error=error)
+        await ending
+
 
 async def test_nothing_is_said_before_all_is_known(tmp_path: Path) -> None:
     room = Room(tmp_path)
@@ -260,3 +270,63 @@ async def test_without_a_cdi_spec_nothing_is_offered(tmp_path: Path) -> None:
 
 def _reason(room: Room) -> str:
     return room.publisher.devices[NPU].value[0].reason
+
+
+async def test_nothing_is_left_on_the_disk_if_no_container_holds_a_device(tmp_path: Path) -> None:
+    room = Room(tmp_path, by_cdi=True)
+    record = tmp_path / RECORD
+    async with room.running():
+        await room.owned()
+        async with asyncio.timeout(10):
+            while not (record.exists() and room.spec.exists()):
+                await asyncio.sleep(0.001)
+        await room.ended()
+        assert not record.exists()
+        assert not room.spec.exists()
+        # What happens from here on is the next one's.
+        room.snapshots.publish(Snapshot((state(index=1, id_="other"),), complete=True))
+        await room.until(lambda d: "other" in d)
+        assert not record.exists()
+        assert not room.spec.exists()
+
+
+@pytest.mark.parametrize("why", ["held", "just allocated", "not said", "no answer", "not ours"])
+async def test_what_the_next_agent_needs_is_left(tmp_path: Path, why: str) -> None:
+    room = Room(tmp_path, by_cdi=True)
+    record = tmp_path / RECORD
+    card = room.card.id
+    async with room.running():
+        await room.owned()
+        async with asyncio.timeout(10):
+            while not (record.exists() and room.spec.exists()):
+                await asyncio.sleep(0.001)
+        match why:
+            case "held":
+                await room.ended(card)
+            case "just allocated":
+                room.publisher.allocated(NPU, [card])
+                await room.ended()
+            case "not said":
+                await room.ended(error="no answer")
+            case "no answer":
+                await room.publisher.end()
+            case "not ours":
+                await Room(tmp_path, by_cdi=True).publisher.end()
+        assert record.exists()
+        assert room.spec.exists()
+
+
+async def test_a_record_of_the_one_before_us_is_read_when_the_node_is_ours(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    record = tmp_path / RECORD
+    async with room.running():  # it stands by
+        record.write_text(json.dumps({"warboy": [NPU, 1]}))
+        renewing = asyncio.create_task(room.publisher.renew())
+        async with asyncio.timeout(10):
+            while not room.asked:
+                await asyncio.sleep(0)
+        room.says(error="no answer")
+        await renewing
+        offered = await room.until(bool)
+        assert offered == {room.card.id: False}
+        assert "cut otherwise before" in _reason(room)

@@ -30,6 +30,8 @@ QUICK = {
     "_REGISTER_DEADLINE": DEADLINE,
     "_CONNECT_DEADLINE": DEADLINE,
     "_LOOK_EVERY": 0.01,
+    "_PROVE_EVERY": 0.02,
+    "_PROVE_AGAIN": 0.01,
     "_RETRY_FIRST": 0.005,
     "_RETRY_LONGEST": 0.02,
     "_FICKLE_LONGEST": 0.1,
@@ -45,9 +47,15 @@ class Room:
     kubelet: StandInKubelet
     devices: Feed[Devices] = field(default_factory=lambda: Feed(CARDS))
     one: Session | None = None
+    offered: dict[str, frozenset[str]] | None = None
+    """What the kubelet says that it can hand out; None: it does not tell."""
+
+    async def ask(self) -> dict[str, frozenset[str]] | None:
+        return self.offered
 
     def session(self) -> Session:
         return Session(
+            offered=self.ask,
             resource=RESOURCE,
             devices=self.devices,
             directory=self.directory,
@@ -62,8 +70,11 @@ class Room:
         try:
             yield one
             assert not task.done()
-            # Else a deadline that passes later would be taken for the end (supervise.py).
-            assert task.cancelling() == 0
+            # Else a deadline that passes later would be taken for the end (supervise.py). One that
+            # passes at this very moment takes its mark back by itself.
+            async with asyncio.timeout(DEADLINE):
+                while task.cancelling():
+                    await asyncio.sleep(0)
         finally:
             await ended(task)
 
@@ -394,6 +405,63 @@ async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(
         assert await room.told() == before
         assert room.kubelet.calls == 1
         assert said() == ["registered"]
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_kubelet_offers_somebody_elses_devices(
+    room: Room, said: Callable[[], list[str]]
+) -> None:
+    await room.kubelet.start()
+    room.offered = {RESOURCE: frozenset(("UUID-A", "UUID-B", "more"))}
+    async with room.running() as one:
+        first = await room.registered()
+        await more_looks(room, 3)
+        assert one.status.value.registrations == 1  # all that is healthy is offered
+        room.offered = {RESOURCE: frozenset(("vendor-0",)), "other/npu": frozenset(("UUID-A",))}
+        await room.registered(after=first.endpoint)
+        room.offered = None  # it does not tell: no reason to do anything
+        await more_looks(room, 3)
+        assert one.status.value.registrations == 2
+    assert (
+        "lost the kubelet: registering again: it no longer offers 2 of our devices, such as "
+        "UUID-A: has another plugin registered the same resource?"
+    ) in said()
+
+
+async def test_device_that_is_not_offered_for_a_moment_is_nothing(room: Room) -> None:
+    await room.kubelet.start()
+    looks = 0
+
+    async def ask() -> dict[str, frozenset[str]]:
+        nonlocal looks
+        looks += 1
+        return {RESOURCE: frozenset(("UUID-A",) if looks % 2 else ("UUID-B",))}
+
+    room.ask = ask  # type: ignore[method-assign]
+    async with room.running() as one:
+        await room.registered()
+        async with asyncio.timeout(DEADLINE):
+            while looks < 6:
+                await asyncio.sleep(0.001)
+        assert one.status.value.registrations == 1
+
+
+async def more_looks(room: Room, count: int) -> None:
+    """Waits until the kubelet was asked so many times more what it offers."""
+    ask, done = room.ask, asyncio.Event()
+
+    async def counting() -> dict[str, frozenset[str]] | None:
+        nonlocal count
+        count -= 1
+        if count == 0:
+            done.set()
+        return await ask()
+
+    assert room.one
+    room.one._offered = counting
+    async with asyncio.timeout(DEADLINE):
+        await done.wait()
+    room.one._offered = ask
 
 
 async def test_plugin_directory_is_missing_and_appears(

@@ -23,7 +23,8 @@ LEFT_ON_DISK = (
     "/var/run/cdi/furiosa.ai-npu.json",
     "/etc/kubernetes/node-feature-discovery/features.d/npu-agent",
 )
-"""What docs/install.md says may stay on a node's disk, and how to remove it."""
+"""What docs/install.md says may stay on a node's disk, and how to remove it: the first two if a Pod
+holds an NPU when the agent ends."""
 KUBELETS_FILES = ("kubelet.sock", "kubelet_internal_checkpoint")
 KINDS = (
     *("daemonset", "deployment", "replicaset", "job", "pod", "service", "configmap", "namespace"),
@@ -143,6 +144,16 @@ class Journey(Node):
         """Takes our labels from all Nodes, as docs/install.md says."""
         with self.components("clear-labels"):
             self.rolled_out("daemonset/npu-agent-clear-labels")
+
+    def wait_unused(self) -> None:
+        """Waits until the kubelet says that no Pod holds an NPU."""
+
+        def unused() -> bool:
+            held = self.held()
+            assert not held, held
+            return True
+
+        self.cluster.wait_for("no NPU to be held", unused, SOON)
 
     def clear_disk(self) -> None:
         """Removes what is left on the node's disk, as docs/install.md says."""

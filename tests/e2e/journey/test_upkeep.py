@@ -145,9 +145,11 @@ def test_the_doctor_names_a_second_plugin(installed: Journey) -> None:
     finally:
         second.terminate()
         second.wait(10)
-        # The kubelet tells nobody that it is gone either: docs/install.md says what to do then.
-        installed.restart()
-    installed.wait_allocatable(2)
+    # The kubelet tells nobody. The agent sees that its devices are no longer offered.
+    installed.wait_allocatable(2, 4 * SOON)
+    pods = installed.agent_pods()
+    said = [installed.cluster.logs(pod["metadata"]["name"], NAMESPACE) for pod in pods]
+    assert "has another plugin registered the same resource?" in "".join(said)
     wait_well(installed)
 
 
