@@ -20,13 +20,13 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from npu_agent import assignments
 from npu_agent.agent import resources_of
 from npu_agent.assignments import Assignment
+from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.devices.model import Snapshot
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.host import offered
 from npu_agent.doctor.look import Directory, content, directory, look
 from npu_agent.doctor.situation import Situation
 from npu_agent.plugin.advertise import Device, split_id
-from npu_agent.plugin.endpoint import LONGEST_PATH
 from npu_agent.plugin.occupancy import Held, reserve
 from npu_agent.plugin.ownership import lock_path, owner_of
 from npu_agent.plugin.session import KUBELET_SOCKET
@@ -276,14 +276,14 @@ def _of_kubelet_socket(situation: Situation, found: Kubelet) -> Check:
 def _of_path(situation: Situation) -> Check:
     path = situation.directory / f"{situation.config.socket_name}-01234567.sock"
     length = len(os.fsencode(path))
-    if length > LONGEST_PATH:
+    if length > SOCKET_PATH_MAX:
         return Check(
             "socket path",
             State.WRONG,
-            f"that of our socket has {length} bytes, and Linux takes {LONGEST_PATH}",
-            f"shorten pluginDir or socketName by {length - LONGEST_PATH}",
+            f"that of our socket has {length} bytes, and Linux takes {SOCKET_PATH_MAX}",
+            f"shorten pluginDir or socketName by {length - SOCKET_PATH_MAX}",
         )
-    return Check("socket path", State.OK, f"{length} bytes of at most {LONGEST_PATH}")
+    return Check("socket path", State.OK, f"{length} bytes of at most {SOCKET_PATH_MAX}")
 
 
 def _of_leftovers(sockets: tuple[Socket, ...] | Unseen) -> Check:

@@ -9,11 +9,9 @@ import secrets
 import socket
 from pathlib import Path
 
+from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.plugin.service import DevicePlugin
 from npu_agent.rpc import UnixServer
-
-LONGEST_PATH = 107
-"""Bytes of a unix socket's path that Linux takes (sun_path is 108 with the closing zero)."""
 
 
 def sweep(directory: Path, prefix: str) -> None:
@@ -51,9 +49,9 @@ class Endpoint:
             OSError: the socket cannot be made, or its path is too long.
         """
         length = len(os.fsencode(self.path))
-        if length > LONGEST_PATH:
+        if length > SOCKET_PATH_MAX:
             raise OSError(
-                f"the path of the socket has {length} bytes and Linux takes {LONGEST_PATH}: "
+                f"the path of the socket has {length} bytes and Linux takes {SOCKET_PATH_MAX}: "
                 "choose a shorter pluginDir or socketName"
             )
         await self._server.listen()

@@ -7,8 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.feed import Feed
-from npu_agent.plugin.endpoint import LONGEST_PATH, Endpoint, sweep
+from npu_agent.plugin.endpoint import Endpoint, sweep
 from npu_agent.plugin.service import DevicePlugin, Devices
 from npu_agent.rpc import UnixServer
 from tests.plugin.client import DEADLINE, Client, Sleeper
@@ -55,7 +56,7 @@ async def test_sockets_of_the_dead_are_swept(directory: Path) -> None:
 
 
 async def test_path_that_is_too_long_is_said_with_its_length(directory: Path) -> None:
-    deep = directory / ("d" * (LONGEST_PATH - len(os.fsencode(directory))))
+    deep = directory / ("d" * (SOCKET_PATH_MAX - len(os.fsencode(directory))))
     deep.mkdir()
     too_long = endpoint(deep)
     length = len(os.fsencode(too_long.path))
@@ -65,10 +66,10 @@ async def test_path_that_is_too_long_is_said_with_its_length(directory: Path) ->
 
 async def test_longest_path_that_linux_takes_is_served(directory: Path) -> None:
     name = len("/npu-01234567.sock")
-    deep = directory / ("d" * (LONGEST_PATH - name - 1 - len(os.fsencode(directory))))
+    deep = directory / ("d" * (SOCKET_PATH_MAX - name - 1 - len(os.fsencode(directory))))
     deep.mkdir()
     longest = endpoint(deep)
-    assert len(os.fsencode(longest.path)) == LONGEST_PATH
+    assert len(os.fsencode(longest.path)) == SOCKET_PATH_MAX
     await longest.start()
     client = Client(longest.path)
     assert await asyncio.to_thread(client.call, "GetDevicePluginOptions")
