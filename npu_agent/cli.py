@@ -332,7 +332,6 @@ def _config_schema(args: argparse.Namespace) -> int:  # noqa: ARG001 (one shape 
 def _doctor(args: argparse.Namespace) -> int:
     from npu_agent import view
     from npu_agent.doctor import report
-    from npu_agent.doctor.check import State
     from npu_agent.doctor.examine import examine
     from npu_agent.doctor.situation import Situation, configuration, forgotten
 
@@ -350,19 +349,19 @@ def _doctor(args: argparse.Namespace) -> int:
         else:
             view.show(report.table(checks, narrow=sys.stdout.isatty()), report.summary(checks))
         sys.stdout.flush()
-        return FAILED if any(check.state is State.WRONG for check in checks) else 0
+        return FAILED if report.failed(checks) else 0
 
     return asyncio.run(act())
 
 
 def _verify(args: argparse.Namespace) -> int:
     from npu_agent import verify
-    from npu_agent.doctor.check import State
+    from npu_agent.doctor import report
 
     _quiet(args)
     checks = asyncio.run(verify.verify(_host_root(args), os.environ, expect=args.expect))
-    print(verify.as_json(checks) if args.format == "json" else verify.text(checks))
-    return FAILED if any(check.state is State.WRONG for check in checks) else 0
+    print(report.as_json(checks) if args.format == "json" else verify.text(checks))
+    return FAILED if report.failed(checks) else 0
 
 
 def _demo(args: argparse.Namespace) -> int:

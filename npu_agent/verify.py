@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,9 +20,9 @@ from npu_agent.devices.families import FAMILIES, Family
 from npu_agent.devices.model import Card, CardState, CoreRange, Health, Snapshot, State
 from npu_agent.doctor.check import Check
 from npu_agent.doctor.check import State as Found
+from npu_agent.doctor.look import is_device, plain_nodes
 from npu_agent.plugin.advertise import Device, Resource, advertise
 from npu_agent.reader import HungError, Reader
-from npu_agent.simulator.tree import STATE_DIR
 
 _DEADLINE = 5.0
 """Seconds that a node may take to be opened. A good one takes microseconds."""
@@ -209,7 +207,7 @@ def _expected(expect: int, fewest: int, most: int) -> Check:
 async def _card(root: Path, name: str, index: int, devices: list[Device]) -> list[Check]:
     """Opens each promised node of a card once."""
     nodes = list(dict.fromkeys(node for device in devices for node in device.nodes))
-    plain = (root / STATE_DIR).is_dir()
+    plain = plain_nodes(root)
     wrong: list[Check] = []
     with closing(Reader(f"npu-open-{name}-{index}")) as reader:
         for at, node in enumerate(nodes):
@@ -247,8 +245,7 @@ class _NoDeviceError(OSError):
 
 def _open(path: Path, plain: bool) -> None:
     """On a thread: opens and closes it. `plain`: a simulated tree has plain files for nodes."""
-    mode = path.stat().st_mode
-    if not (stat.S_ISCHR(mode) or (plain and stat.S_ISREG(mode))):
+    if not is_device(path.stat().st_mode, plain=plain):
         raise _NoDeviceError
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 
@@ -342,8 +339,3 @@ def text(checks: Iterable[Check]) -> str:
         + (f"; {one.remedy}" if one.remedy else "")
         for one in checks
     )
-
-
-def as_json(checks: Iterable[Check]) -> str:
-    """The same for programs: the fields of `Check`."""
-    return json.dumps([one.as_json() for one in checks], indent=2)

@@ -22,6 +22,7 @@ from npu_agent.kube.node import NodeMeta, node_meta
 from npu_agent.labels import compute, nfd
 from npu_agent.labels.compute import Machine
 from npu_agent.labels.machine import read_machine
+from npu_agent.plugin.advertise import Resource
 
 _RULES = {
     ("get", "nodes"): "labels and Events are about its own Node",
@@ -149,7 +150,7 @@ def checks(
             yield _of_right(found, right)
         yield _of_node(situation, found)
         for resource in resources_of(situation.config):
-            yield _of_allocatable(situation, found, kubelet, snapshot, resource.name)
+            yield _of_allocatable(situation, found, kubelet, snapshot, resource)
     yield _of_labels(situation, found, snapshot, places)
 
 
@@ -259,17 +260,17 @@ def _of_allocatable(
     found: Cluster,
     kubelet: Kubelet,
     snapshot: Snapshot | Unseen,
-    resource: str,
+    resource: Resource,
 ) -> Check:
     """Whether the Node has as many devices to give as are healthy here."""
-    name = f"allocatable {resource}"
+    name = f"allocatable {resource.name}"
     if isinstance(snapshot, Unseen):
         return snapshot.check(name)
     if not isinstance(found.node, Mapping):
         return _node_unseen(situation, found, name)
-    spec = next(one for one in resources_of(situation.config) if one.name == resource)
-    healthy = len(expected(resource, offered(situation, spec, snapshot), kubelet.held))
-    said = str(_part(_part(found.node, "status"), "allocatable").get(resource, "0"))
+    devices = offered(situation, resource, snapshot)
+    healthy = len(expected(resource.name, devices, kubelet.held))
+    said = str(_part(_part(found.node, "status"), "allocatable").get(resource.name, "0"))
     if said == str(healthy):
         return Check(name, State.OK, f"{said}, as many as are healthy here")
     if any(odd.unread for odd in snapshot.odd):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +16,18 @@ from npu_agent.devices.inventory import look_once
 from npu_agent.devices.model import Card, CardState, Oddity, Snapshot
 from npu_agent.devices.model import State as Health
 from npu_agent.doctor.check import Check, State, Unseen
-from npu_agent.doctor.look import DEADLINE, Directory, content, directory, look, seen
+from npu_agent.doctor.look import (
+    DEADLINE,
+    Directory,
+    content,
+    directory,
+    is_device,
+    look,
+    plain_nodes,
+    seen,
+)
 from npu_agent.doctor.situation import Situation
 from npu_agent.plugin.advertise import Device, Resource, advertise
-from npu_agent.simulator.tree import STATE_DIR
 
 _VENDOR = "0x1ed2"
 """FuriosaAI's PCI vendor ID, as sysfs writes it."""
@@ -138,7 +145,7 @@ def _claimed(root: Path) -> frozenset[str]:
 
 def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
     """Looked at, never opened: opening a node takes the core."""
-    plain = (root / STATE_DIR).is_dir()  # a simulated tree has plain files where root is missing
+    plain = plain_nodes(root)
     for node in FAMILIES[card.family].nodes(card.index):
         try:
             mode = (root / "dev" / node).stat().st_mode
@@ -146,7 +153,7 @@ def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
             missing = isinstance(error, FileNotFoundError)
             yield f"/dev/{node} {'is missing' if missing else f'({error.strerror})'}"
             continue
-        if not (stat.S_ISCHR(mode) or (plain and stat.S_ISREG(mode))):
+        if not is_device(mode, plain=plain):
             yield f"/dev/{node} is no character device"
 
 

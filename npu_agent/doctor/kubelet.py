@@ -25,6 +25,7 @@ from npu_agent.devices.model import Snapshot
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.host import offered
 from npu_agent.doctor.look import Directory, content, directory, look
+from npu_agent.doctor.places import of_writing
 from npu_agent.doctor.situation import Situation
 from npu_agent.plugin.advertise import Device, split_id
 from npu_agent.plugin.occupancy import Held, reserve
@@ -234,12 +235,7 @@ def _of_directory(situation: Situation, found: Directory | Unseen) -> Check:
             f"{found.path} is mounted read-only",
             "mount it without readOnly: the agent makes its socket there",
         )
-    if not found.writable:
-        detail = f"{found.path} ({found.owner}) may not be written by uid {situation.uid}"
-        if not situation.in_pod and situation.uid:
-            return Unseen(detail, denied=True).check(name)
-        return Check(name, State.WRONG, detail, _AS_ROOT)
-    return Check(name, State.OK, f"{found.path} ({found.owner}) can be written")
+    return of_writing(name, situation, found, _AS_ROOT)
 
 
 _AS_ROOT = (

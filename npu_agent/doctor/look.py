@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from npu_agent.doctor.check import Unseen
 from npu_agent.reader import HungError, Reader
+from npu_agent.simulator.tree import STATE_DIR
 
 T = TypeVar("T")
 
@@ -72,6 +73,16 @@ def directory(path: Path) -> Directory:
         writable=os.access(path, os.W_OK | os.X_OK, effective_ids=True),
         read_only=bool(os.statvfs(path).f_flag & os.ST_RDONLY),
     )
+
+
+def plain_nodes(root: Path) -> bool:
+    """Whether plain files may stand for device nodes: a simulated tree where root was missing."""
+    return (root / STATE_DIR).is_dir()
+
+
+def is_device(mode: int, *, plain: bool) -> bool:
+    """Whether a file of this mode is a card's node, or with `plain` what stands for one."""
+    return stat.S_ISCHR(mode) or (plain and stat.S_ISREG(mode))
 
 
 def content(path: Path, most: int) -> bytes | None:

@@ -87,9 +87,14 @@ def _writable(
         return Check(name, State.WRONG, f"{found.path} is missing", remedy)
     if found.read_only:
         return Check(name, State.WRONG, f"{found.path} is mounted read-only", remedy)
-    if not found.writable:
-        detail = f"{found.path} ({found.owner}) may not be written by uid {situation.uid}"
-        if not situation.in_pod and situation.uid:
-            return Unseen(detail, denied=True).check(name)
-        return Check(name, State.WRONG, detail, remedy)
-    return Check(name, State.OK, f"{found.path} ({found.owner}) can be written")
+    return of_writing(name, situation, found, remedy)
+
+
+def of_writing(name: str, situation: Situation, found: Directory, remedy: str) -> Check:
+    """Whether this process may write to a directory that is there."""
+    if found.writable:
+        return Check(name, State.OK, f"{found.path} ({found.owner}) can be written")
+    detail = f"{found.path} ({found.owner}) may not be written by uid {situation.uid}"
+    if not situation.in_pod and situation.uid:
+        return Unseen(detail, denied=True).check(name)
+    return Check(name, State.WRONG, detail, remedy)

@@ -43,6 +43,14 @@ def summary(checks: Iterable[Check]) -> str:
     return ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
 
 
+def failed(checks: Iterable[Check]) -> bool:
+    """Whether anything is wrong, for the exit code."""
+    return any(check.state is State.WRONG for check in checks)
+
+
 def as_json(checks: Iterable[Check]) -> str:
-    """A list of objects with the fields of `Check`."""
-    return json.dumps([check.as_json() for check in checks], indent=2, ensure_ascii=False)
+    """A list of objects with the fields of `Check`.
+
+    In ASCII: what it quotes from an environment may be no text.
+    """
+    return json.dumps([check.as_json() for check in checks], indent=2)

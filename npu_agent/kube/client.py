@@ -50,6 +50,18 @@ class _Request:
     body: Mapping[str, Any] | None = None
 
 
+def _get_node(name: str) -> _Request:
+    """For the whole Node; resourceVersion 0 is the API server's cache."""
+    return _Request(
+        attempt=Attempt(doing=f"get Node {name}", verb="get", resource="nodes"),
+        method="GET",
+        path="/api/v1/nodes/{name}",
+        names={"name": name},
+        kind="Node",
+        query=(("resourceVersion", "0"),),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     status: int
@@ -92,16 +104,9 @@ class Api:
         Raises:
             ApiError: of any kind.
         """
+        request = _get_node(name)
         return await self._node(
-            _Request(
-                attempt=Attempt(doing=f"get Node {name}", verb="get", resource="nodes"),
-                method="GET",
-                path="/api/v1/nodes/{name}",
-                names={"name": name},
-                kind="PartialObjectMetadata",
-                accept=_METADATA_ONLY,
-                query=(("resourceVersion", "0"),),
-            )
+            replace(request, kind="PartialObjectMetadata", accept=_METADATA_ONLY)
         )
 
     async def apply_labels(self, node: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
@@ -216,16 +221,7 @@ class Api:
         Raises:
             ApiError: of any kind.
         """
-        return await self._ask(
-            _Request(
-                attempt=Attempt(doing=f"get Node {name}", verb="get", resource="nodes"),
-                method="GET",
-                path="/api/v1/nodes/{name}",
-                names={"name": name},
-                kind="Node",
-                query=(("resourceVersion", "0"),),
-            )
-        )
+        return await self._ask(_get_node(name))
 
     @property
     def known_as(self) -> str:
