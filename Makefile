@@ -53,11 +53,11 @@ $(PROTOS)/ready: requirements/protos.txt
 	$(PROTOS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/protos.txt
 	@touch $@
 
-protos: $(PROTOS)/ready ## generate npu_agent/wire from protos/
-	PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py npu_agent/wire
+protos: $(PROTOS)/ready ## generate npu_agent/kubelet/wire from protos/
+	PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py npu_agent/kubelet/wire
 
-protos-check: $(PROTOS)/ready ## is npu_agent/wire what protos/ generates?
-	@PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py --check npu_agent/wire
+protos-check: $(PROTOS)/ready ## is npu_agent/kubelet/wire what protos/ generates?
+	@PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py --check npu_agent/kubelet/wire
 
 manifests: $(VENV)/ready ## write k8s/npu-agent.yaml and the chart's copies anew (builds kubectl the first time)
 	$(BIN)/python -m tests.k8s.manifests

@@ -15,11 +15,11 @@ import grpc
 from bench.figure import Figure, quantiles
 from bench.process import DEADLINE, RESOURCE, running
 from npu_agent import simulator
-from npu_agent.devices.families import FAMILIES
-from npu_agent.devices.model import Card, CardState, Health, Snapshot, State
-from npu_agent.plugin import encode
-from npu_agent.plugin.advertise import advertise, resources
-from npu_agent.wire import v1beta1 as wire
+from npu_agent.core.hardware import Card, CardState, Health, Snapshot, State
+from npu_agent.core.offer import advertise, resources
+from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.outputs.deviceplugin import encode
+from npu_agent.vendors.furiosa.families import FAMILIES
 
 
 def calls(socket: Path, method: str, request: bytes, count: int = 1000) -> str:

@@ -19,8 +19,8 @@ from pathlib import Path
 from grpclib.const import Cardinality, Handler
 from grpclib.server import Stream
 
-from npu_agent import assignments
-from npu_agent.rpc import UnixServer
+from npu_agent.kubelet import podresources as assignments
+from npu_agent.kubelet.rpc import UnixServer
 
 MIB = 1 << 20
 TURNS = 5

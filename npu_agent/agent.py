@@ -12,34 +12,35 @@ from functools import partial
 from pathlib import Path
 
 from npu_agent import __version__, logs
-from npu_agent.assignments import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.config import Config, Effective, Poller, disabled_for
-from npu_agent.devices import health, inventory
-from npu_agent.devices.families import FAMILIES, widths
-from npu_agent.devices.host import Host
-from npu_agent.devices.inventory import Inventory
-from npu_agent.events import Events
+from npu_agent.core import health
+from npu_agent.core.offer import Resource, resources
 from npu_agent.feed import Feed
+from npu_agent.inventory import inventory
+from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api
-from npu_agent.labels import output_of
-from npu_agent.labels.labeller import Labeller
-from npu_agent.labels.machine import read_machine
+from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.logs import logger
-from npu_agent.metrics import page
-from npu_agent.metrics.lag import LoopLag
-from npu_agent.metrics.own import Own
-from npu_agent.metrics.page import Page
-from npu_agent.plugin import cdi
-from npu_agent.plugin.advertise import Resource, resources
-from npu_agent.plugin.ownership import Ownership
-from npu_agent.plugin.publisher import Publisher, Wanted
-from npu_agent.plugin.session import Session
+from npu_agent.outputs import cdi
+from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
+from npu_agent.outputs.deviceplugin.session import Session
+from npu_agent.outputs.events import Events
+from npu_agent.outputs.labels import output_of
+from npu_agent.outputs.labels.labeller import Labeller
+from npu_agent.outputs.labels.machine import read_machine
+from npu_agent.outputs.prometheus import page
+from npu_agent.outputs.prometheus.lag import LoopLag
+from npu_agent.outputs.prometheus.own import Own
+from npu_agent.outputs.prometheus.page import Page
+from npu_agent.outputs.web import ready
+from npu_agent.outputs.web.history import History
+from npu_agent.outputs.web.pages import Pages
+from npu_agent.outputs.web.server import Server
+from npu_agent.outputs.web.status import Status, status
 from npu_agent.supervise import keep_running
-from npu_agent.web import ready
-from npu_agent.web.history import History
-from npu_agent.web.pages import Pages
-from npu_agent.web.server import Server
-from npu_agent.web.status import Status, status
+from npu_agent.vendors.furiosa.families import FAMILIES, widths
+from npu_agent.vendors.furiosa.sysfs import Host
 
 log = logger(__name__)
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_agent import __version__, config, logs
-from npu_agent.devices.families import widths
+from npu_agent.vendors.furiosa.families import widths
 
 if TYPE_CHECKING:
-    from npu_agent.assignments import Assignment
+    from npu_agent.kubelet.podresources import Assignment
 
 FAILED, WRONG = 1, 2
 
@@ -189,11 +189,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _info(args: argparse.Namespace) -> int:
-    from npu_agent import assignments, view
-    from npu_agent.devices.families import FAMILIES
-    from npu_agent.devices.host import Host
-    from npu_agent.devices.inventory import Inventory, look_once
-    from npu_agent.devices.model import Snapshot
+    from npu_agent.commands import view
+    from npu_agent.core.hardware import Snapshot
+    from npu_agent.inventory.inventory import Inventory, look_once
+    from npu_agent.kubelet import podresources as assignments
+    from npu_agent.vendors.furiosa.families import FAMILIES
+    from npu_agent.vendors.furiosa.sysfs import Host
 
     _quiet(args)
     host = Host(_host_root(args))
@@ -250,7 +251,8 @@ def _info(args: argparse.Namespace) -> int:
 def _allocations(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from npu_agent import assignments, view
+    from npu_agent.commands import view
+    from npu_agent.kubelet import podresources as assignments
 
     _quiet(args)
     socket = assignments.socket_beside(args.plugin_dir)
@@ -269,14 +271,14 @@ def _allocations(args: argparse.Namespace) -> int:
 
 
 def _labels(args: argparse.Namespace) -> int:
-    from npu_agent import view
-    from npu_agent.devices.families import FAMILIES
-    from npu_agent.devices.host import Host
-    from npu_agent.devices.inventory import look_once
+    from npu_agent.commands import view
+    from npu_agent.inventory.inventory import look_once
     from npu_agent.kube import Api
-    from npu_agent.labels import compute, output_of
-    from npu_agent.labels.labeller import UnavailableError
-    from npu_agent.labels.machine import read_machine
+    from npu_agent.outputs.labels import compute, output_of
+    from npu_agent.outputs.labels.labeller import UnavailableError
+    from npu_agent.outputs.labels.machine import read_machine
+    from npu_agent.vendors.furiosa.families import FAMILIES
+    from npu_agent.vendors.furiosa.sysfs import Host
 
     _quiet(args)
     wanted = config.from_args(args, widths()).config.labels
@@ -330,7 +332,7 @@ def _config_schema(args: argparse.Namespace) -> int:  # noqa: ARG001 (one shape 
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from npu_agent import view
+    from npu_agent.commands import view
     from npu_agent.doctor import report
     from npu_agent.doctor.examine import examine
     from npu_agent.doctor.situation import Situation, configuration, forgotten
@@ -355,7 +357,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from npu_agent import verify
+    from npu_agent.commands import verify
     from npu_agent.doctor import report
 
     _quiet(args)
@@ -365,6 +367,6 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from npu_agent import demo
+    from npu_agent.commands import demo
 
     return asyncio.run(demo.run(once=args.once))

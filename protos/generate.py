@@ -1,4 +1,4 @@
-"""Generates npu_agent/wire from the .proto files beside this one: what `make protos` runs.
+"""Generates npu_agent/kubelet/wire from the .proto files beside this one: what `make protos` runs.
 
 ``generate.py DIR`` writes the package, ``generate.py --check DIR`` only compares and exits 1 on a
 difference. Needs ``betterproto[compiler]`` and ``grpcio-tools`` (requirements/protos.txt).

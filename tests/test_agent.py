@@ -25,10 +25,10 @@ from npu_agent.config import (
     ResourceSpec,
     load,
 )
-from npu_agent.devices.families import widths
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
-from tests.plugin.client import Client
-from tests.plugin.helpers import names, short_directory
+from npu_agent.vendors.furiosa.families import widths
+from tests.outputs.deviceplugin.client import Client
+from tests.outputs.deviceplugin.helpers import names, short_directory
 from tests.processes import Process, started
 
 NPU = "beta.furiosa.ai/npu"
@@ -266,6 +266,12 @@ async def test_run_loads_neither_rich_nor_the_simulator(node: Node) -> None:
         code, _, err = await asyncio.to_thread(process.end)
     assert code == 0
     loaded = {line.rpartition("|")[2].strip() for line in err.splitlines() if "|" in line}
-    assert "npu_agent.plugin.session" in loaded
-    unwanted = ("rich", "npu_agent.simulator", "npu_agent.demo", "npu_agent.view", "grpc")
+    assert "npu_agent.outputs.deviceplugin.session" in loaded
+    unwanted = (
+        "rich",
+        "npu_agent.simulator",
+        "npu_agent.commands.demo",
+        "npu_agent.commands.view",
+        "grpc",
+    )
     assert not {name for name in loaded for one in unwanted if f"{name}.".startswith(f"{one}.")}

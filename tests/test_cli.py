@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent import __version__, assignments, cli, config, simulator
-from npu_agent.assignments import Assignment
-from npu_agent.rpc import UnixServer
-from tests.plugin.helpers import short_directory
+from npu_agent import __version__, cli, config, simulator
+from npu_agent.kubelet import podresources as assignments
+from npu_agent.kubelet.podresources import Assignment
+from npu_agent.kubelet.rpc import UnixServer
+from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
+from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import DEADLINE, environment, ran, started
-from tests.test_assignments import ASSIGNED, HELD, NPU, PodResources, answer
 
 CARD = simulator.card("warboy", 0)
 

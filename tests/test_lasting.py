@@ -15,9 +15,9 @@ import pytest
 from npu_agent.agent import Agent
 from npu_agent.backoff import Backoff
 from npu_agent.config import LabelsConfig
-from npu_agent.plugin import session
-from tests.plugin.client import Client, allocation
-from tests.plugin.helpers import names
+from npu_agent.outputs.deviceplugin import session
+from tests.outputs.deviceplugin.client import Client, allocation
+from tests.outputs.deviceplugin.helpers import names
 from tests.test_agent import DEADLINE, NPU, UUIDS, Node, node
 
 __all__ = ["node"]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.metrics import page
+from npu_agent.outputs.prometheus import page
 from tests.kube.helpers import authority
 from tests.processes import DEADLINE
 
 EVERYTHING = """
-import npu_agent.cli, npu_agent.agent, npu_agent.web.connections
+import npu_agent.cli, npu_agent.agent, npu_agent.outputs.web.connections
 from npu_agent.kube import lean as kube
 kube.module("kubernetes_asyncio.client.api_client")
 """
@@ -92,7 +92,7 @@ def test_a_package_that_is_missing_is_an_import_error() -> None:
 
 def test_prometheus_client_is_whole_for_who_wants_it() -> None:
     code = """
-from npu_agent.metrics.text import Metric
+from npu_agent.outputs.prometheus.text import Metric
 import prometheus_client
 assert prometheus_client.Metric is Metric
 print(prometheus_client.Counter("c", "h", registry=None).describe()[0].name)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from npu_agent.config import Config
-from npu_agent.labels.compute import KEYS
+from npu_agent.outputs.labels.compute import KEYS
 
 from .k8s.schemas import CUSTOM, NEWER, VERSIONS, check
 

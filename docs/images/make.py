@@ -1,6 +1,6 @@
 """Takes the picture of the status page in README.md: `python -m docs.images.make` at the root.
 
-The page is the agent's own, shown by Chromium as in tests/web; the cards are made up. Needs
+The page is the agent's own, shown by Chromium as in tests/outputs/web; the cards are made up. Needs
 Chromium (`make packages`).
 """
 
@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from npu_agent import __version__
-from npu_agent.assignments import Holdings
-from npu_agent.devices.model import CardState, Snapshot
+from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.feed import Feed
-from npu_agent.labels.state import LabelState
-from npu_agent.web.history import History
-from npu_agent.web.status import Status
-from tests.plugin.helpers import state as card
-from tests.web.browser import tab
-from tests.web.helpers import Scene, fenced, held, read, serving
+from npu_agent.kubelet.podresources import Holdings
+from npu_agent.outputs.labels.state import LabelState
+from npu_agent.outputs.web.history import History
+from npu_agent.outputs.web.status import Status
+from tests.outputs.deviceplugin.helpers import state as card
+from tests.outputs.web.browser import tab
+from tests.outputs.web.helpers import Scene, fenced, held, read, serving
 
 PICTURE = Path(__file__).with_name("status.png")
 _WIDTH = 1200

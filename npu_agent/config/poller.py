@@ -15,8 +15,8 @@ from npu_agent.config.load import Effective, parse, read
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import Config
 from npu_agent.feed import Feed
+from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.logs import logger
-from npu_agent.reader import HungError, Reader
 
 log = logger(__name__)
 

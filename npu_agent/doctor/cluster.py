@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from npu_agent.agent import resources_of
-from npu_agent.devices.model import Snapshot
+from npu_agent.core.hardware import Snapshot
+from npu_agent.core.offer import Resource
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.host import offered
 from npu_agent.doctor.kubelet import Kubelet, expected
 from npu_agent.doctor.look import DEADLINE, look
 from npu_agent.doctor.places import Places
 from npu_agent.doctor.situation import Situation
-from npu_agent.events import NAMESPACE
 from npu_agent.kube import FIELD_MANAGER, Api, ApiError, Kind
 from npu_agent.kube.node import NodeMeta, node_meta
-from npu_agent.labels import compute, nfd
-from npu_agent.labels.compute import Machine
-from npu_agent.labels.machine import read_machine
-from npu_agent.plugin.advertise import Resource
+from npu_agent.outputs.events import NAMESPACE
+from npu_agent.outputs.labels import compute, nfd
+from npu_agent.outputs.labels.compute import Machine
+from npu_agent.outputs.labels.machine import read_machine
 
 _RULES = {
     ("get", "nodes"): "labels and Events are about its own Node",

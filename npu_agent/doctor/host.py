@@ -9,12 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent.config import disabled_for
-from npu_agent.devices import parse
-from npu_agent.devices.families import FAMILIES
-from npu_agent.devices.host import Host
-from npu_agent.devices.inventory import look_once
-from npu_agent.devices.model import Card, CardState, Oddity, Snapshot
-from npu_agent.devices.model import State as Health
+from npu_agent.core.hardware import Card, CardState, Oddity, Snapshot
+from npu_agent.core.hardware import State as Health
+from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.look import (
     DEADLINE,
@@ -27,7 +24,10 @@ from npu_agent.doctor.look import (
     seen,
 )
 from npu_agent.doctor.situation import Situation
-from npu_agent.plugin.advertise import Device, Resource, advertise
+from npu_agent.inventory.inventory import look_once
+from npu_agent.vendors.furiosa import parse
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.sysfs import Host
 
 _VENDOR = "0x1ed2"
 """FuriosaAI's PCI vendor ID, as sysfs writes it."""

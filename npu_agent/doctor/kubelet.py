@@ -17,22 +17,22 @@ from pathlib import Path
 from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from npu_agent import assignments
 from npu_agent.agent import resources_of
-from npu_agent.assignments import Assignment
 from npu_agent.config import SOCKET_PATH_MAX
-from npu_agent.devices.model import Snapshot
+from npu_agent.core.hardware import Snapshot
+from npu_agent.core.ledger import Held, reserve
+from npu_agent.core.offer import Device, split_id
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.host import offered
 from npu_agent.doctor.look import Directory, content, directory, look
 from npu_agent.doctor.places import of_writing
 from npu_agent.doctor.situation import Situation
-from npu_agent.plugin.advertise import Device, split_id
-from npu_agent.plugin.occupancy import Held, reserve
-from npu_agent.plugin.ownership import lock_path, owner_of
-from npu_agent.plugin.session import KUBELET_SOCKET
-from npu_agent.rpc import apart
-from npu_agent.wire import v1beta1 as wire
+from npu_agent.kubelet import podresources as assignments
+from npu_agent.kubelet.ownership import lock_path, owner_of
+from npu_agent.kubelet.podresources import Assignment
+from npu_agent.kubelet.rpc import apart
+from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.outputs.deviceplugin.session import KUBELET_SOCKET
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 """The kubelet's device manager keeps what it knows there, as JSON (k8s.io/kubernetes,
@@ -42,7 +42,8 @@ _LARGEST = 32 << 20
 _ANSWER = 2.0
 """Seconds for a plugin to answer."""
 _OURS = "-[0-9a-f]{8}[.]sock"
-"""What follows the configured name in that of a socket of ours: npu_agent/plugin/endpoint.py."""
+"""What follows the configured name in that of a socket of ours: see
+`npu_agent.outputs.deviceplugin.endpoint`."""
 _VENDORS = "furiosa"
 """In the names of the vendor's own plugins' sockets."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from npu_agent.doctor.check import Unseen
-from npu_agent.reader import HungError, Reader
+from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.simulator.tree import STATE_DIR
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from pathlib import Path
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.look import Directory, content, directory, look
 from npu_agent.doctor.situation import Situation
-from npu_agent.labels import nfd
-from npu_agent.plugin import cdi
+from npu_agent.outputs import cdi
+from npu_agent.outputs.labels import nfd
 
 _LARGEST = 1 << 20
 """Bytes of a feature file."""

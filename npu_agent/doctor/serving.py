@@ -14,8 +14,8 @@ from pathlib import Path
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.look import content, look, seen
 from npu_agent.doctor.situation import Situation
-from npu_agent.reader import HungError, Reader
-from npu_agent.web.server import explained, listen
+from npu_agent.inventory.reader import HungError, Reader
+from npu_agent.outputs.web.server import explained, listen
 
 _ANSWER = 3.0
 """Seconds for an agent to answer; its own probes give it two."""

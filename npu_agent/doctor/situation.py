@@ -12,8 +12,8 @@ from npu_agent.config import Config, ConfigError, from_args, read
 from npu_agent.config.load import build
 from npu_agent.config.tree import List, Map, Node
 from npu_agent.config.yaml_tree import read_tree
-from npu_agent.devices.families import widths
 from npu_agent.doctor.check import Check, State
+from npu_agent.vendors.furiosa.families import widths
 
 if TYPE_CHECKING:
     import argparse

@@ -19,9 +19,9 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.feed import Feed
-from npu_agent.rpc import UnixServer
-from npu_agent.wire import v1 as pods
-from npu_agent.wire import v1beta1 as wire
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1 as pods
+from npu_agent.kubelet.wire import v1beta1 as wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from npu_agent import cli, config
-from npu_agent.devices.families import widths
+from npu_agent.vendors.furiosa.families import widths
 
 from .pages import Page, pages
 

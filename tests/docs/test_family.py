@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.devices.families import FAMILIES, Family
-from npu_agent.devices.host import Host
-from npu_agent.devices.inventory import look_once
-from npu_agent.plugin import advertise
+from npu_agent.core import offer as advertise
+from npu_agent.inventory.inventory import look_once
+from npu_agent.vendors.furiosa.families import FAMILIES, Family
+from npu_agent.vendors.furiosa.sysfs import Host
 
 from .pages import ROOT, page
 
@@ -66,7 +66,7 @@ def test_a_card_of_it_is_found_and_offered(
 def test_the_edits_fit_the_files() -> None:
     """Each line that a diff takes away or leaves is there, in this order."""
     files = (
-        "npu_agent/devices/families/__init__.py",
+        "npu_agent/vendors/furiosa/families.py",
         "npu_agent/simulator/cards.py",
         "npu_agent/simulator/picture.py",
     )

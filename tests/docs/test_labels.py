@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from npu_agent.labels import compute
+from npu_agent.outputs.labels import compute
 
 from .pages import page
 

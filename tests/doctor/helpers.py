@@ -20,22 +20,22 @@ from aiohttp import web
 from npu_agent import simulator
 from npu_agent.agent import resources_of
 from npu_agent.config import Config, MetricsConfig
-from npu_agent.devices.families import FAMILIES
-from npu_agent.devices.host import Host
-from npu_agent.devices.inventory import look_once
+from npu_agent.core.offer import advertise
 from npu_agent.doctor.check import Check
 from npu_agent.doctor.examine import examine
 from npu_agent.doctor.kubelet import CHECKPOINT
 from npu_agent.doctor.situation import Situation
-from npu_agent.labels import compute
-from npu_agent.labels.machine import read_machine
-from npu_agent.plugin.advertise import advertise
-from npu_agent.plugin.ownership import lock_path
-from npu_agent.rpc import UnixServer
+from npu_agent.inventory.inventory import look_once
+from npu_agent.kubelet.ownership import lock_path
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.outputs.labels import compute
+from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.wire import v1beta1 as wire
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.sysfs import Host
 from tests.kube.helpers import kubeconfig, serving
-from tests.plugin.helpers import short_directory
+from tests.outputs.deviceplugin.helpers import short_directory
 
 POD = "npu-agent-7xk2p"
 NODE_NAME = "n1"

@@ -13,7 +13,7 @@ import pytest
 from npu_agent import cli, simulator
 from npu_agent.simulator.kubelet import StandInKubelet
 from tests.doctor.helpers import RESOURCE, write_checkpoint
-from tests.plugin.helpers import short_directory
+from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import DEADLINE, Process, ran, started
 
 Lines = dict[str, dict[str, str]]

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from npu_agent import simulator
-from npu_agent.assignments import Assignment
 from npu_agent.config import (
     AllocationConfig,
     Config,
@@ -22,15 +21,16 @@ from npu_agent.config import (
     LabelsConfig,
     MetricsConfig,
 )
-from npu_agent.devices.model import Oddity
+from npu_agent.core.hardware import Oddity
 from npu_agent.doctor import cluster, host, kubelet, look, places, privileges, serving
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.look import Directory
 from npu_agent.doctor.situation import Situation
-from npu_agent.labels import nfd
+from npu_agent.kubelet.podresources import Assignment
+from npu_agent.outputs.labels import nfd
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
 from tests.kube.helpers import hangs
-from tests.plugin.helpers import devices, snapshot, state
+from tests.outputs.deviceplugin.helpers import devices, snapshot, state
 
 DIRECTORY = Directory(path=Path("/plugins"), owner="uid 0, gid 0, mode 0750")
 POD = Situation(

@@ -14,7 +14,7 @@ from npu_agent.doctor import report
 from npu_agent.doctor.check import Check, State
 from npu_agent.doctor.examine import examine
 from tests.doctor.helpers import Node
-from tests.plugin.helpers import golden
+from tests.outputs.deviceplugin.helpers import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = Check(

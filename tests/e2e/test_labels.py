@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from npu_agent import assignments
-from npu_agent.labels.compute import PREFIXES
+from npu_agent.kubelet import podresources as assignments
+from npu_agent.outputs.labels.compute import PREFIXES
 from tests.e2e.node import NAMESPACE, PROJECT, RESOURCE, SOON, WORKLOAD, Node
 
 ALL_SETS: dict[str, Any] = {"labels": {"sets": ["alpha", "beta", "current"], "resync": 10}}

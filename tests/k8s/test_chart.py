@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from npu_agent import __version__, config
-from npu_agent.devices.families import widths
+from npu_agent.vendors.furiosa.families import widths
 
 from .conftest import Overlay
 from .schemas import VERSIONS, check

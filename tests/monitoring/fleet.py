@@ -20,7 +20,7 @@ import yaml
 from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.config import Config, Effective, HealthConfig, LabelsConfig, MetricsConfig
-from npu_agent.labels import nfd
+from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import StandInKubelet
 from tests.monitoring.helpers import manifest, write_rules
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client.process_collector import ProcessCollector
 
-from npu_agent.metrics import cards, own
+from npu_agent.outputs.prometheus import cards, own
 
 PROJECT = Path(__file__).parents[2]
 COMPONENTS = PROJECT / "k8s" / "components"

@@ -82,7 +82,7 @@ def test_all_that_the_agent_loads_is_compiled(image: Path) -> None:
     """Else it is compiled at each start, as there is no place to keep it."""
     look = (
         "import sys, pathlib; from npu_agent import agent, cli, view; "
-        "from npu_agent.kube import lean; import npu_agent.web.connections; "
+        "from npu_agent.kube import lean; import npu_agent.outputs.web.connections; "
         "lean.module('kubernetes_asyncio.client.api_client'); "
         "lean.module('kubernetes_asyncio.config.kube_config'); "
         "loaded = [m for m in sys.modules.values() if m and '_unexecuted' not in vars(m)]; "

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent import config
-from npu_agent.devices.families import widths
+from npu_agent.vendors.furiosa.families import widths
 from tests.kube.helpers import Authority
 from tests.packaging import host as on
 from tests.packaging.conftest import PROJECT

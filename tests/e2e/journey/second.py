@@ -14,8 +14,8 @@ from pathlib import Path
 
 from grpclib.client import Channel
 
-from npu_agent.rpc import UnixServer
-from npu_agent.wire import v1beta1 as wire
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1beta1 as wire
 
 
 class SecondPlugin(wire.DevicePluginBase):

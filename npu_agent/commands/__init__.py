@@ -1,0 +1,1 @@
+"""The commands of `npu-agent`, one module each."""

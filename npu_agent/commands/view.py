@@ -1,0 +1,112 @@
+"""What people see in a terminal: tables, and the same as JSON. Loads rich only for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.offer import split_id
+from npu_agent.kubelet.podresources import Assignment
+from npu_agent.outputs.labels.compute import Explained
+from npu_agent.vendors.furiosa.families import FAMILIES
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def cards_as_json(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """The cards for programs; None where the driver does not say. Keys are a contract (spec 1)."""
+    return [
+        {
+            "name": state.card.name,
+            "family": state.card.family,
+            "product": state.card.product,
+            "uuid": state.card.uuid,
+            "serial": state.card.serial,
+            "pci_bus_id": state.card.pci_bus_id,
+            "cores": FAMILIES[state.card.family].core_count,
+            "driver_version": state.card.driver_version,
+            "firmware_version": state.card.firmware_version,
+            "numa_node": state.card.numa_node,
+            "health": state.health.state.value,
+        }
+        for state in snapshot.cards
+    ]
+
+
+def cards_table(snapshot: Snapshot, assignments: Iterable[Assignment] = ()) -> Table:
+    """The cards for people; the column of Pods only where some are known."""
+    pods: dict[str, list[str]] = {}
+    for assignment in assignments:
+        card_id, _ = split_id(assignment.device)
+        pods.setdefault(card_id, []).append(f"{assignment.namespace}/{assignment.pod}")
+    columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
+    if pods:
+        columns.append("Pod")
+    table = _table(columns, right=("Temp.", "Power", "Cores"))
+    for state in snapshot.cards:
+        cells = _cells(state)
+        if pods:
+            cells.append(", ".join(sorted(set(pods.get(state.id, ["-"])))))
+        style = "red" if state.health.state is State.UNHEALTHY else None
+        table.add_row(*cells, style=style)
+    return table
+
+
+def _cells(state: CardState) -> list[str]:
+    card, reading = state.card, state.reading
+    temperature = reading.temperature() if reading else None
+    power = reading.power() if reading else None
+    health = state.health.state.value
+    if state.health.state is not State.HEALTHY:
+        health += f": {state.health.reason}"
+    return [
+        card.name,
+        FAMILIES[card.family].title,
+        "-" if temperature is None else f"{temperature:.0f}°C",
+        "-" if power is None else f"{power:.2f} W",
+        card.pci_bus_id or "-",
+        card.dev or "-",
+        str(FAMILIES[card.family].core_count),
+        health,
+    ]
+
+
+def assignments_table(assignments: Sequence[Assignment]) -> Table:
+    """Which container holds which device."""
+    table = _table(["Namespace", "Pod", "Container", "Resource", "Device"])
+    for one in assignments:
+        table.add_row(one.namespace, one.pod, one.container, one.resource, one.device)
+    return table
+
+
+def labels_table(explained: Iterable[Explained]) -> Table:
+    """Every label that the wanted sets can have, and why it has its value, or none."""
+    table = _table(["Label", "Value", "Why"])
+    for one in explained:
+        table.add_row(one.key, one.value or "-", one.why)
+    return table
+
+
+def _table(columns: Sequence[str], right: Sequence[str] = ()) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.ASCII2, header_style="")
+    for name in columns:
+        table.add_column(
+            name, justify="right" if name in right else "left", no_wrap=name != "Health"
+        )
+    return table
+
+
+def show(*parts: object) -> None:
+    """Prints tables and lines to stdout, at full width when that is not a terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, emoji=False, width=400)
+    for part in parts:
+        console.print(part)

@@ -1,0 +1,225 @@
+"""What the rest of the agent knows of hardware: frozen values, no I/O.
+
+Words: a card is one physical NPU (``npu0``); a core is one processing element (PE) of it; a reading
+is one look at a card's telemetry. A device, what the kubelet sees, is the plugin's word: see
+`npu_agent.core.offer`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CoreRange:
+    """Neighbouring cores of a card, `first` to `last`, both included and counted from 0."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        """As the driver writes it in node names: ``0`` or ``0-3``."""
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.last + 1))
+
+    def includes(self, other: CoreRange) -> bool:
+        """Whether every core of `other` is one of these."""
+        return self.first <= other.first and other.last <= self.last
+
+    def overlaps(self, other: CoreRange) -> bool:
+        """Whether the two have a core in common."""
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a card is: everything about it that does not change while it is bound to its driver.
+
+    Texts are as the driver gives them, stripped; None stands for absent, empty or unreadable.
+    """
+
+    family: str
+    """Name of the family, a key of `npu_agent.vendors.furiosa.families.FAMILIES`."""
+    index: int
+    """The host's number of the card, N of ``npuN``."""
+    product: str
+    """``warboy``, ``warboyB0``, ``rngd``."""
+    uuid: str | None = None
+    serial: str | None = None
+    pci_bus_id: str | None = None
+    """PCI address with domain, e.g. ``0000:6d:00.0``."""
+    dev: str | None = None
+    """Character device ``major:minor`` of the management node."""
+    driver_version: str | None = None
+    """e.g. ``1.9.2, 3def9c2``: version, then the build's commit."""
+    firmware_version: str | None = None
+    numa_node: int | None = None
+    switches: tuple[str, ...] = ()
+    """What is above the card on the PCI bus, from the root complex (``pci0000:00``) down."""
+    nodes: frozenset[str] = frozenset()
+    """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``rngd/npu0mgmt``."""
+
+    @property
+    def name(self) -> str:
+        """``npu0``: what people and the driver call it."""
+        return f"npu{self.index}"
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Tells the cards of one moment apart: numbers are only unique within a family."""
+        return (self.family, self.index)
+
+
+class SensorKind(enum.Enum):
+    """What a sensor measures; the value names the unit of `Sensor.value`."""
+
+    TEMPERATURE = "m°C"
+    POWER = "µW"
+    VOLTAGE = "mV"
+    CURRENT = "mA"
+
+
+@dataclass(frozen=True, slots=True)
+class Sensor:
+    """One hwmon value of a card, in the unit that its kind names."""
+
+    kind: SensorKind
+    label: str
+    """The driver's label in lower case, else the sensor's index."""
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreReading:
+    """One look at one core; None where the driver does not say."""
+
+    core: int
+    """Counted from 0."""
+    utilization: float | None = None
+    """Per cent of its cycles spent on tasks since the reading before, 0 to 100; 0 when it was not
+    in use. None before there is a second look."""
+    frequency: int | None = None
+    """MHz."""
+    cycles: int | None = None
+    """Cycles counted so far."""
+    task_cycles: int | None = None
+    """Those of them spent on tasks. On a Warboy they begin anew at 2**32."""
+    dram_total: int | None = None
+    """Bytes of the card's memory that the core's user may take."""
+    dram_used: int | None = None
+    """Bytes of it taken."""
+    source: CoreRange | None = None
+    """Whose counters these are: the core itself, or fused cores of which it is one and for which
+    the driver counts together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One look at a card's telemetry. What could not be read is left out, never guessed."""
+
+    at: float
+    """When, in seconds of `time.monotonic`."""
+    alive: bool | None = None
+    """None: the driver does not say."""
+    uptime: int | None = None
+    """Seconds since the card's firmware started."""
+    errors: tuple[tuple[str, int], ...] = ()
+    """Error counters by normalised name (``axi_post_error``), in the driver's order."""
+    clocks: tuple[tuple[str, int], ...] = ()
+    """Clocks by the driver's name with its unit (``ne tensor (MHz)``)."""
+    sensors: tuple[Sensor, ...] = ()
+    cores: tuple[CoreReading, ...] = ()
+    """Sorted by core; empty where the driver tells nothing of single cores."""
+
+    def temperature(self) -> float | None:
+        """The hottest sensor in °C."""
+        return self._highest(SensorKind.TEMPERATURE, 1_000)
+
+    def power(self) -> float | None:
+        """The total power in W: the largest power sensor (a total is never below its parts)."""
+        return self._highest(SensorKind.POWER, 1_000_000)
+
+    def _highest(self, kind: SensorKind, per_unit: int) -> float | None:
+        values = [sensor.value for sensor in self.sensors if sensor.kind is kind]
+        return max(values) / per_unit if values else None
+
+
+class State(enum.Enum):
+    """The health of a card. Unknown never fences: the driver just does not say."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """A card's health, why, and since when (seconds of the wall clock, `time.time`)."""
+
+    state: State
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardState:
+    """A card in a Snapshot: what it is, what the kubelet may call it, how it is."""
+
+    id: str
+    """Stable over restarts and renumbering: the UUID, else serial, else PCI address, else name."""
+    card: Card
+    health: Health
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Oddity:
+    """Something that looked like a card and is not served, and why."""
+
+    entry: str
+    """Where it was seen, e.g. ``/sys/class/npu_mgmt/npu3_mgmt``."""
+    reason: str
+    unread: bool = False
+    """It may be a card all the same: it could not be read, and is tried again and again."""
+    sample_of: str | None = None
+    """The family of which it is an FPGA sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All the hardware of a host at one moment; what every output is computed from."""
+
+    cards: tuple[CardState, ...] = ()
+    """Sorted by number, then family."""
+    odd: tuple[Oddity, ...] = ()
+    complete: bool = False
+    """False until every card found by the first look has been read or has missed its deadline."""
+
+
+def identify(cards: tuple[Card, ...]) -> tuple[str, ...]:
+    """Gives each card its stable ID, in the order of `cards`.
+
+    An identity that two cards claim is nobody's: both fall back to the next one. Device IDs are
+    derived from it, so it holds only characters that the kubelet, CDI and file names all take
+    (`npu_agent.vendors.furiosa.parse.identifier` sees to that).
+    """
+    claims = [
+        (card.uuid, card.serial, card.pci_bus_id, "-".join(map(str, card.key))) for card in cards
+    ]
+    counts: dict[str, int] = {}
+    for claim in claims:
+        for text in set(filter(None, claim)):
+            counts[text] = counts.get(text, 0) + 1
+    return tuple(
+        next((text for text in claim if text and counts[text] == 1), claim[-1]) for claim in claims
+    )

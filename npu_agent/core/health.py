@@ -1,0 +1,130 @@
+"""The health of one card: a pure state machine, looks in, state out.
+
+It takes several bad looks in a row to fence a card and several good ones to bring it back, always
+on its own. What the driver does not say is unknown, and unknown never fences.
+
+A look at which the driver says nothing is as good as one at which it says 1: on a driver without
+the file there is nothing better, and a card that was fenced for a missing node or a read that hung
+has to come back without help. With one exception: only a 1 takes back a 0. Where a 0 was the last
+word, silence neither brings back nor fences, and breaks no row; a card whose file vanished after
+it said 0 stays as it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from npu_agent.core.hardware import Health, State
+
+_COOL_DOWN = 5.0
+"""°C below health.maxTemperature at which a card that was too hot is good again."""
+
+
+class Outcome(enum.Enum):
+    """What one look says."""
+
+    GOOD = "good"
+    """The driver says that the card works."""
+    DEAD = "dead"
+    """The driver says that it does not."""
+    BAD = "bad"
+    """Something else is wrong: a read failed or hung, a node is missing."""
+    HOT = "hot"
+    """It is hotter than it may be."""
+    SILENT = "silent"
+    """Nothing is wrong, and the driver does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One look at a card, judged. `reason` is for people, and part of what they see."""
+
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How many looks in a row it takes. Config keys health.failures and health.recoveries."""
+
+    failures: int = 2
+    recoveries: int = 3
+    max_temperature: float | None = None
+    """°C; None: heat is no reason. Config key health.maxTemperature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A card's health and the looks that speak against it."""
+
+    health: Health
+    against: int = 0
+    """Looks in a row that contradict the present state."""
+    dead: bool = False
+    """Whether the driver's last word was that the card does not work."""
+    hot: bool = False
+    """Whether it is fenced, and was too hot since."""
+
+
+_STATE = {
+    Outcome.GOOD: State.HEALTHY,
+    Outcome.DEAD: State.UNHEALTHY,
+    Outcome.BAD: State.UNHEALTHY,
+    Outcome.HOT: State.UNHEALTHY,
+    Outcome.SILENT: State.UNKNOWN,
+}
+
+
+def begin(verdict: Verdict, now: float) -> Course:
+    """The course after the first look ever: believed, as there is nothing to weigh it against.
+
+    So a card that is dead when the agent starts is never offered, not even for a moment.
+    """
+    health = Health(state=_STATE[verdict.outcome], reason=verdict.reason, since=now)
+    return Course(
+        health=health,
+        dead=verdict.outcome is Outcome.DEAD,
+        hot=verdict.outcome is Outcome.HOT,
+    )
+
+
+def with_heat(
+    verdict: Verdict, temperature: float | None, course: Course | None, policy: Policy
+) -> Verdict:
+    """The verdict with the card's temperature (°C, None if unknown) in mind.
+
+    A card that was fenced for heat has to cool down by some degrees more: one that is just at the
+    limit would come and go.
+    """
+    limit = policy.max_temperature
+    if limit is None or temperature is None or _STATE[verdict.outcome] is State.UNHEALTHY:
+        return verdict
+    if course is not None and course.hot:
+        limit -= _COOL_DOWN
+    if temperature <= limit:
+        return verdict
+    return Verdict(Outcome.HOT, f"{temperature:g} °C, above {limit:g} °C")
+
+
+def step(course: Course, verdict: Verdict, policy: Policy, now: float) -> Course:
+    """The course after one more look at `now` (seconds of the wall clock)."""
+    fenced = course.health.state is State.UNHEALTHY
+    bad = _STATE[verdict.outcome] is State.UNHEALTHY
+    dead = course.dead
+    if verdict.outcome in (Outcome.GOOD, Outcome.DEAD):
+        dead = verdict.outcome is Outcome.DEAD
+    if verdict.outcome is Outcome.SILENT and dead:
+        against = course.against
+    elif bad == fenced:
+        against = 0
+    else:
+        against = course.against + 1
+        if against >= (policy.recoveries if fenced else policy.failures):
+            return replace(begin(verdict, now), dead=dead)
+    hot = fenced and (course.hot or verdict.outcome is Outcome.HOT)
+    course = replace(course, against=against, dead=dead, hot=hot)
+    if fenced or bad or _STATE[verdict.outcome] is course.health.state:
+        return course
+    # Of the two states that are not fenced, the latest look tells which.
+    return replace(course, health=begin(verdict, now).health)

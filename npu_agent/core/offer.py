@@ -1,0 +1,183 @@
+"""Snapshot -> the devices of a resource: what the kubelet is told there is. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+
+from npu_agent.core.hardware import Card, CardState, CoreRange, Health, Snapshot, State
+from npu_agent.vendors.furiosa.families import FAMILIES, Family
+
+LONGEST_ID = 63
+"""The kubelet's limit for a device ID."""
+_PART = "_cores_"
+"""Between the card's ID and the cores, as the vendor's plugins write it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """A named set of devices, and how wide its devices are."""
+
+    name: str
+    """As Pods ask for it: ``beta.furiosa.ai/npu``."""
+    widths: tuple[tuple[str, int], ...]
+    """For each family that it serves, how many cores a device has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What the kubelet sees: some neighbouring cores of one card, all of them by default."""
+
+    id: str
+    card_id: str
+    cores: CoreRange
+    name: str
+    """For people: ``npu0`` or ``npu0pe0-3``."""
+    healthy: bool
+    reason: str
+    """Why it is healthy or not, for people."""
+    numa_node: int | None
+    switches: tuple[str, ...]
+    """As `Card.switches`."""
+    order: tuple[int, str, int]
+    """Sorts devices as their cards are numbered."""
+    devnames: tuple[str, ...]
+    """The PE nodes that cover the cores, as ``NPU_DEVNAME`` names them: ``npu0pe0-1``."""
+    selectors: tuple[str, ...]
+    """The same as ``FURIOSA_DEVICES`` names them: ``npu:0:0-1``."""
+    nodes: tuple[str, ...]
+    """Device nodes of a holder, relative to /dev; existing ones only."""
+
+    @property
+    def family(self) -> str:
+        """The family of its card."""
+        return self.order[1]
+
+
+def resources(
+    name: str,
+    cores_per_device: int | None,
+    overrides: tuple[tuple[str, str, int | None], ...] = (),
+) -> tuple[Resource, ...]:
+    """The resources that a config asks for.
+
+    Args:
+        name: the resource of every family that `overrides` does not name.
+        cores_per_device: of that resource; None is the whole card.
+        overrides: (resource name, family, cores per device or None for the default above).
+
+    A family with an override is not in the default resource: no core is offered twice.
+    """
+    widths: dict[str, dict[str, int]] = {}
+    overridden = {family for _, family, _ in overrides}
+    rest = [(name, family, None) for family in FAMILIES if family not in overridden]
+    for resource, family, width in (*overrides, *rest):
+        cores = width or cores_per_device or FAMILIES[family].core_count
+        widths.setdefault(resource, {})[family] = cores
+    return tuple(Resource(name=n, widths=tuple(w.items())) for n, w in widths.items())
+
+
+def advertise(
+    snapshot: Snapshot, resource: Resource, disabled: Collection[str] = ()
+) -> tuple[Device, ...]:
+    """The devices of `resource`, sorted by card number and core.
+
+    `disabled` names cards by ``npu0``, UUID or PCI address (any case); they are not listed.
+    """
+    widths = dict(resource.widths)
+    unwanted = {word.lower() for word in disabled}
+    return tuple(
+        device
+        for state in snapshot.cards
+        if state.card.family in widths and not (unwanted and unwanted & _names(state))
+        for device in _devices(state.id, state.card, state.health, widths[state.card.family])
+    )
+
+
+def device_id(card_id: str, cores: CoreRange | None) -> str:
+    """The ID of a card's device with these cores, None for all of them."""
+    return card_id if cores is None else f"{card_id}{_PART}{cores}"
+
+
+def split_id(id_: str) -> tuple[str, CoreRange | None]:
+    """The other way round: card ID and cores, None for all, of an ID of any shape."""
+    card_id, part, cores = id_.rpartition(_PART)
+    match = re.fullmatch(r"([0-9]{1,2})(?:-([0-9]{1,2}))?", cores)
+    if not part or match is None:
+        return id_, None
+    return card_id, CoreRange(int(match[1]), int(match[2] or match[1]))
+
+
+def _names(state: CardState) -> set[str]:
+    card = state.card
+    return {n.lower() for n in (card.name, card.uuid, card.pci_bus_id, state.id) if n}
+
+
+@lru_cache(4096)
+def _devices(card_id: str, card: Card, health: Health, width: int) -> tuple[Device, ...]:
+    """The card cut into devices of `width` cores.
+
+    Kept, because a Snapshot differs from the one before in one card or, mostly, in readings only:
+    so one change among many devices costs that card's.
+    """
+    family = FAMILIES[card.family]
+    return tuple(
+        _device(card_id, card, health, family, CoreRange(first, first + width - 1))
+        for first in range(0, family.core_count - width + 1, width)
+    )
+
+
+def _device(card_id: str, card: Card, health: Health, family: Family, cores: CoreRange) -> Device:
+    whole = len(cores) == family.core_count
+    covering, uncovered = cover(card, family, cores)
+    healthy, reason = health.state is not State.UNHEALTHY, health.reason
+    if healthy and uncovered:
+        node = family.core_node(card.index, CoreRange(uncovered[0], uncovered[0]))
+        healthy, reason = False, f"no device node for core {uncovered[0]}: /dev/{node} is missing"
+    granted = (
+        *(family.whole(card.index) if whole else ()),
+        *family.shared(card.index),
+        *(family.core_node(card.index, r) for r in family.core_ranges if cores.includes(r)),
+    )
+    return Device(
+        id=device_id(card_id, None if whole else cores),
+        card_id=card_id,
+        cores=cores,
+        name=card.name if whole else f"{card.name}pe{cores}",
+        healthy=healthy,
+        reason=reason,
+        numa_node=card.numa_node,
+        switches=card.switches,
+        order=(card.index, card.family, cores.first),
+        devnames=tuple(f"{card.name}pe{r}" for r in covering),
+        selectors=tuple(f"npu:{card.index}:{r}" for r in covering),
+        nodes=tuple(node for node in granted if node in card.nodes),
+    )
+
+
+def cover(
+    card: Card, family: Family, cores: CoreRange
+) -> tuple[tuple[CoreRange, ...], tuple[int, ...]]:
+    """The fewest existing PE nodes that cover `cores` without overlap, and the cores left over.
+
+    A whole RNGD has no node of its own and is ``0-3`` and ``4-7``.
+    """
+    existing = sorted(
+        (r for r in family.core_ranges if family.core_node(card.index, r) in card.nodes),
+        key=len,
+        reverse=True,
+    )
+    chosen: list[CoreRange] = []
+    uncovered: list[int] = []
+    core = cores.first
+    while core <= cores.last:
+        best = next((r for r in existing if r.first == core and cores.includes(r)), None)
+        if best is None:
+            uncovered.append(core)
+            core += 1
+        else:
+            chosen.append(best)
+            core = best.last + 1
+    return tuple(chosen), tuple(uncovered)

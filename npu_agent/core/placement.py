@@ -1,0 +1,154 @@
+"""Which devices a container should preferably get, and why: pure.
+
+Order of preference (spec): fill cards that are partly used already, then stay behind the same PCI
+switch, then on the same NUMA node, then take the rest. Where nothing is chosen yet, start in the
+smallest neighbourhood that can hold all that is asked for, so that large ones stay whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from npu_agent.core.grant import RefusalError, Wrong, shown
+from npu_agent.core.offer import Device
+
+_BELOW_A_SWITCH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The preferred devices, in the order in which they were chosen."""
+
+    ids: tuple[str, ...]
+    reason: str
+    """Where they lie: ``one card``, ``one PCI switch``, ``one NUMA node`` or ``spread``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a device is, from narrow to wide. What is not known is a place of its own."""
+
+    card: str
+    switch: str
+    numa: str
+    order: tuple[int, str, int]
+
+
+def prefer(
+    available: Sequence[str],
+    must: Sequence[str],
+    size: int,
+    devices: Mapping[str, Device],
+) -> Choice:
+    """Chooses `size` of the IDs in `available`, all of `must` among them.
+
+    IDs that are not in `devices` are taken last: the kubelet may be a message behind.
+
+    Raises:
+        RefusalError: the request contradicts itself.
+    """
+    free = list(dict.fromkeys(available))
+    _check(free, must, size)
+    # In card order, whatever the order asked for: of equally good ones the first is taken.
+    places = dict(
+        sorted(
+            ((id_, _place(id_, devices)) for id_ in free),
+            key=lambda item: (item[0] not in devices, item[1].order, item[0]),
+        )
+    )
+    free_on = Counter(place.card for place in places.values())
+    all_on = Counter(device.card_id for device in devices.values())
+    chosen = list(dict.fromkeys(must))
+    left = {id_: place for id_, place in places.items() if id_ not in chosen}
+
+    cards = {places[id_].card for id_ in chosen}
+    switches = {places[id_].switch for id_ in chosen}
+    numas = {places[id_].numa for id_ in chosen}
+    while len(chosen) < size:
+        known = {id_: place for id_, place in left.items() if id_ in devices}
+        home = _home(known, size - len(chosen), switches, numas)
+
+        def rank(id_: str, home: str | None = home) -> tuple[object, ...]:
+            place = left[id_]
+            partly = place.card in cards or free_on[place.card] < all_on[place.card]
+            return (
+                not partly,
+                place.switch not in switches,
+                place.numa not in numas,
+                place.switch != home,
+                free_on[place.card],
+            )
+
+        # A card has few devices, so that after each choice the rest of its card comes first.
+        best = min(left, key=rank)
+        place = left.pop(best)
+        chosen.append(best)
+        cards.add(place.card)
+        switches.add(place.switch)
+        numas.add(place.numa)
+    return Choice(tuple(chosen), _reason([places[id_] for id_ in chosen]))
+
+
+def _check(free: Sequence[str], must: Sequence[str], size: int) -> None:
+    if size <= 0:
+        raise RefusalError(Wrong.INVALID, f"allocation_size is {size}: must be at least 1")
+    if size > len(free):
+        raise RefusalError(
+            Wrong.INVALID, f"allocation_size is {size}, but only {len(free)} devices are available"
+        )
+    strange = [id_ for id_ in must if id_ not in set(free)]
+    if strange:
+        raise RefusalError(
+            Wrong.INVALID,
+            f"must_include_deviceIDs names {shown(strange[0])}, which is not available",
+        )
+    if len(set(must)) > size:
+        raise RefusalError(
+            Wrong.INVALID, f"{len(set(must))} devices must be included in an allocation of {size}"
+        )
+
+
+def _place(id_: str, devices: Mapping[str, Device]) -> _Place:
+    device = devices.get(id_)
+    if device is None:
+        return _Place(id_, id_, id_, (0, "", 0))
+    # Root complex, root port, then for each switch its upstream port and the downstream port that
+    # is the card's alone. A card right below a root port shares no switch.
+    switch = device.switches[-2] if len(device.switches) > 2 else device.card_id
+    numa = device.card_id if device.numa_node is None else str(device.numa_node)
+    return _Place(device.card_id, switch, numa, device.order)
+
+
+def _home(
+    left: Mapping[str, _Place], wanted: int, switches: set[str], numas: set[str]
+) -> str | None:
+    """The switch to start behind: in the tightest neighbourhood that holds all that is wanted.
+
+    Only asked when a new neighbourhood has to be opened; inside one that is open already, the
+    ranking by switch and NUMA node comes first anyway.
+    """
+    by_switch = Counter(place.switch for place in left.values())
+    by_numa = Counter(place.numa for place in left.values())
+    numa_of = {place.switch: place.numa for place in left.values()}
+    fitting = [switch for switch in by_switch if by_switch[switch] >= wanted]
+    near = [s for s in fitting if numa_of[s] in numas and s not in switches]
+    if fitting:
+        return min(near or fitting, key=lambda s: (by_switch[s], by_numa[numa_of[s]]))
+    if not left:
+        return None
+    fitting = [numa for numa in by_numa if by_numa[numa] >= wanted]
+    numa = min(fitting, key=by_numa.__getitem__) if fitting else by_numa.most_common(1)[0][0]
+    inside = Counter(place.switch for place in left.values() if place.numa == numa)
+    return inside.most_common(1)[0][0]
+
+
+def _reason(places: Sequence[_Place]) -> str:
+    if len({place.card for place in places}) == 1:
+        return "one card"
+    if len({place.switch for place in places}) == 1:
+        return "one PCI switch"
+    if len({place.numa for place in places}) == 1:
+        return "one NUMA node"
+    return "spread"

@@ -1,0 +1,132 @@
+"""How busy cores are: from what the driver counts to per cent. Pure.
+
+Two looks at a core's counters tell how many cycles passed between them, and in how many of those a
+task ran. A Warboy counts the latter in 32 bits, which is 4.3 s of full load at 1 GHz: so there are
+looks between the readings, and a reading has the sum of what was counted since the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from npu_agent.core.hardware import CoreReading
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_WRAP = 1 << 32
+
+LONGEST_PAUSE = 2.0
+"""Seconds that may pass between two looks at counters of 32 bits: at up to 2.1 GHz they cannot have
+come round to where they were."""
+
+_FREE_PAUSE = 6.0
+"""The same while no core is in use and nothing can wrap: what is missed is the beginning of a use.
+A little more than the default between two readings, which then are enough."""
+
+
+def interval(before: CoreReading, after: CoreReading, *, wraps: bool) -> tuple[int, int] | None:
+    """``(cycles, task cycles)`` between two looks at one core, the latter not above the former.
+
+    None where that cannot be known: one look has no counters, they are another entry's, the device
+    was reset between them, or it is too long ago.
+
+    Args:
+        before: the earlier look.
+        after: the later one.
+        wraps: whether task cycles are counted in 32 bits.
+    """
+    if before.source != after.source:
+        return None
+    if before.cycles is None or before.task_cycles is None:
+        return None
+    if after.cycles is None or after.task_cycles is None:
+        return None
+    passed = after.cycles - before.cycles
+    worked = after.task_cycles - before.task_cycles
+    if passed < 0 or (wraps and passed >= _WRAP):
+        return None
+    if worked < 0:
+        worked += _WRAP if wraps else 0
+        # A counter that came round has counted no more than there was time for. The two are read
+        # one after the other, hence a little more than that.
+        if not 0 <= worked <= passed + passed // 64:
+            return None
+    return passed, min(worked, passed)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What is known of one core's work since the last reading."""
+
+    last: CoreReading | None = None
+    """The latest look."""
+    cycles: int = 0
+    task_cycles: int = 0
+    free: bool = False
+    """Whether it was not in use at some look."""
+
+    def add(self, look: CoreReading, *, wraps: bool) -> Tally:
+        """With one look more, whose `utilization` is 0 where the core is not in use, else None."""
+        between = interval(self.last, look, wraps=wraps) if self.last else None
+        cycles, task_cycles = between or (0, 0)
+        return Tally(
+            last=look,
+            cycles=self.cycles + cycles,
+            task_cycles=self.task_cycles + task_cycles,
+            free=self.free or look.utilization == 0,
+        )
+
+    def renewed(self) -> Tally:
+        """As it goes on after a reading."""
+        return Tally(last=self.last, free=self.last is not None and self.last.utilization == 0)
+
+    def utilization(self) -> float | None:
+        """Per cent, 0 to 100, of the cycles that were counted.
+
+        Without any: 0 if it was not in use at some look, as then nobody worked on it for long.
+        Else None: 0 of 0 is no ratio, and the clock of a core in use that stands still is no sign
+        of an idle card that is well.
+        """
+        if self.cycles:
+            return 100 * self.task_cycles / self.cycles
+        return 0.0 if self.free else None
+
+
+class Meter:
+    """Follows the cores of one card from reading to reading. Times are of `time.monotonic`."""
+
+    def __init__(self, *, wraps: bool) -> None:
+        """`wraps` as in `interval`."""
+        self.counts = False
+        """Whether a counter that wraps is being followed."""
+        self._wraps = wraps
+        self._tallies: dict[int, Tally] = {}
+        self._at = 0.0
+
+    def due(self, now: float, pause: float) -> bool:
+        """Whether counters have to be looked at now, as `pause` seconds later may be too late."""
+        longest = LONGEST_PAUSE if self.counts else _FREE_PAUSE
+        return self._wraps and now + pause > self._at + longest
+
+    def add(self, looks: Collection[CoreReading], now: float) -> None:
+        """Counts a look between two readings."""
+        self._at = now
+        # A core of which nothing was told this time is begun anew.
+        self._tallies = {
+            look.core: self._tallies.get(look.core, Tally()).add(look, wraps=self._wraps)
+            for look in looks
+        }
+        self.counts = self._wraps and any(look.source for look in looks)
+
+    def told(self, looks: tuple[CoreReading, ...], now: float) -> tuple[CoreReading, ...]:
+        """The cores of a reading, with their utilization since the one before."""
+        self.add(looks, now)
+        cores = []
+        for look in looks:
+            utilization = self._tallies[look.core].utilization()
+            same = utilization == look.utilization
+            cores.append(look if same else replace(look, utilization=utilization))
+        self._tallies = {core: tally.renewed() for core, tally in self._tallies.items()}
+        return tuple(cores)

@@ -1,0 +1,1 @@
+"""Watching cards: threads in, a feed of Snapshots out."""

@@ -1,0 +1,319 @@
+"""Who holds what: the kubelet's pod-resources API, read in slices between the loop's other work.
+
+A kubelet before 1.34 lists Pods that have ended too; their devices are given back before it
+answers, except just after its own start, when it does not know its Pods yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpclib.client import Channel, Stream
+from grpclib.const import Cardinality
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from npu_agent.feed import Feed
+from npu_agent.kubelet import decode as podresources
+from npu_agent.kubelet.rpc import apart
+from npu_agent.logs import logger
+
+log = logger(__name__)
+
+_LIST = "/v1.PodResourcesLister/List"
+_ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
+_DEADLINE = 5.0
+SETTLED = 1.0
+"""Seconds after an Allocate from which on an answer knows of it: the kubelet notes a device as held
+when it has the plugin's answer."""
+_AT_LEAST = 0.1
+"""Seconds between two times, whoever asks: the kubelet takes 100 a second from all of a node."""
+
+_LARGEST = 8 << 20
+"""Bytes of an answer; 250 Pods with 8 devices each are 0.2 MiB.
+
+The container may use 128 MiB, of which the agent needs up to 50. Answer after answer of this size,
+with `podresources.MOST` devices in each, take 60 more at their peak (measured): two answers 16,
+what grpclib holds of one at a time 4 (its window), the devices before and after they are sorted,
+together with those of before, 15, and the rest is memory in use only in part.
+"""
+_PIECE = 1 << 16
+"""Bytes of an answer that are taken from grpclib at a time."""
+_SLICE = 0.0005
+"""Seconds of decoding before the loop gets a turn."""
+_RUN = 256
+"""Rows that are sorted at a time, in a fraction of a millisecond."""
+
+
+class UnavailableError(Exception):
+    """The kubelet did not say who holds what; the message says why, and how to mend it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Assignment:
+    """A device that a container holds."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device: str
+    """The device's ID, as the plugin advertised it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """What is known of who holds what."""
+
+    # First, so that two values are told apart by it, and not by a look at each assignment.
+    asked_at: float = 0.0
+    """When the kubelet was asked last, `time.monotonic`; 0 before the first answer or failure."""
+    assignments: tuple[Assignment, ...] = ()
+    """As the kubelet said last."""
+    error: str | None = None
+    """Why the last time brought no answer."""
+
+
+class _Raw(bytes):
+    """A message left undecoded, in the form that grpclib's codec asks for."""
+
+    @classmethod
+    def FromString(cls, data: bytes) -> _Raw:  # noqa: N802 (protobuf's name)
+        return cls(data)
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
+        return self
+
+
+def socket_beside(plugin_dir: Path) -> Path:
+    """The kubelet's pod-resources socket: beside its device-plugins directory."""
+    return plugin_dir.parent / "pod-resources" / "kubelet.sock"
+
+
+async def fetch(socket: Path) -> tuple[Assignment, ...]:
+    """Asks the kubelet once; the answer is sorted.
+
+    Raises:
+        UnavailableError: the socket is missing, the kubelet does not answer within 5 s, or its
+            answer is broken, too large, or not read within another 5 s.
+    """
+    return await _decoded(socket, await _answer(socket, _LIST))
+
+
+async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
+    """Asks the kubelet which devices of each resource it can hand out: their IDs.
+
+    Raises:
+        UnavailableError: as `fetch`, or this kubelet does not tell.
+    """
+    answer = await _answer(socket, _ALLOCATABLE)
+    try:
+        return podresources.allocatable(answer)
+    except ValueError as error:
+        raise UnavailableError(f"{socket}: {error}") from error
+
+
+class PodResources:
+    """Keeps `holdings` up to date by asking the kubelet now and then, and when told to."""
+
+    def __init__(self, socket: Path, interval: Callable[[], float]) -> None:
+        """`interval` says how many seconds to wait between two times; it is asked each time."""
+        self.holdings: Feed[Holdings] = Feed(Holdings())
+        self._socket = socket
+        self._interval = interval
+        self._at_once = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wanted_by = 0.0
+
+    def ask(self) -> None:
+        """Has the kubelet asked now."""
+        self._at_once.set()
+
+    def ask_soon(self) -> None:
+        """Has it asked when a container that was just given devices can be expected there.
+
+        However many are: once a second at most.
+        """
+        self._wanted_by = time.monotonic() + SETTLED
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SETTLED, self._soon)
+
+    def _soon(self) -> None:
+        self._timer = None
+        self.ask()
+        if self._wanted_by > time.monotonic():
+            self.ask_soon()  # somebody was given something since: this answer may not have it
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        last, assignments = bytearray(), ()  # type: bytearray, tuple[Assignment, ...]
+        while True:
+            self._at_once.clear()
+            asked_at = time.monotonic()
+            error: str | None = None
+            try:
+                answer = await _answer(self._socket, _LIST)
+                if answer != last:  # decoding it is what costs
+                    last, assignments = answer, await _decoded(self._socket, answer)
+            except UnavailableError as trouble:
+                error = str(trouble)
+            before = self.holdings.value
+            if error and error != before.error:
+                log.warning("the kubelet does not say who holds what", reason=error)
+            elif before.error and not error:
+                log.info("the kubelet says again who holds what")
+            self.holdings.publish(Holdings(assignments=assignments, asked_at=asked_at, error=error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval()):
+                    await self._at_once.wait()
+            await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
+
+
+async def _answer(socket: Path, method: str) -> bytearray:
+    try:
+        message = await apart(_call(socket, method))
+    except FileNotFoundError:
+        raise UnavailableError(
+            f"{socket} is missing: is the kubelet running, and is its directory mounted here?"
+        ) from None
+    except TimeoutError:
+        raise UnavailableError(f"{socket}: no answer within {_DEADLINE:g} s") from None
+    except GRPCError as error:
+        raise UnavailableError(f"{socket}: {error.status.name}: {error.message}") from error
+    except ValueError as error:
+        raise UnavailableError(f"{socket}: {error}") from error
+    except (OSError, ProtocolError, StreamTerminatedError) as error:
+        raise UnavailableError(f"{socket}: {str(error) or type(error).__name__}") from error
+    if message is None:  # an empty list comes as an empty message
+        raise UnavailableError(f"{socket}: the call ended without an answer")
+    return message
+
+
+async def _call(socket: Path, method: str) -> bytearray | None:
+    async with (
+        asyncio.timeout(_DEADLINE),
+        Channel(path=str(socket)) as channel,
+        channel.request(method, Cardinality.UNARY_UNARY, _Raw, _Raw) as stream,
+    ):
+        await stream.send_message(_Raw(), end=True)
+        await stream.recv_initial_metadata()
+        return await _message(stream)
+
+
+async def _message(stream: Stream[_Raw, _Raw]) -> bytearray | None:
+    """Receives what `stream.recv_message` would; None if the call ends without a message.
+
+    grpclib takes a message of any size, and copies it in one go: so it is taken piece by piece from
+    the HTTP/2 stream below, once the five bytes before it (whether it is compressed, and its
+    length: the gRPC over HTTP/2 protocol) have said that it is not too large.
+
+    Raises:
+        ValueError: it is too large, compressed, or ends early.
+    """
+    with stream._wrapper:  # noqa: SLF001 (it ends the wait when the connection ends)
+        receive = stream._stream.recv_data  # noqa: SLF001 (see above)
+        try:
+            prefix = await receive(5)
+            if not prefix:
+                return None
+            compressed, length = struct.unpack(">?I", prefix)
+            if compressed:
+                raise ValueError("the answer is compressed, and nobody asked for that")
+            if length > _LARGEST:
+                raise ValueError(
+                    f"the answer has {length:,} bytes, and {_LARGEST:,} are the most that is taken"
+                )
+            message = bytearray()
+            while missing := length - len(message):
+                piece = await receive(min(_PIECE, missing))
+                if not piece:
+                    break
+                message += piece
+                await asyncio.sleep(0)
+        except AssertionError:  # grpclib's for a stream that ends within a piece
+            missing = True
+    if missing:
+        raise ValueError("the answer is cut off")
+    return message
+
+
+async def _decoded(socket: Path, answer: bytearray) -> tuple[Assignment, ...]:
+    found: list[Assignment] = []
+    until = time.perf_counter() + _SLICE
+    try:
+        async with asyncio.timeout(_DEADLINE):  # 8 MiB of nothing but empty fields take seconds
+            for _ in _assign(answer, found):
+                if time.perf_counter() >= until:
+                    await asyncio.sleep(0)
+                    until = time.perf_counter() + _SLICE
+    except TimeoutError:
+        raise UnavailableError(
+            f"{socket}: an answer of {len(answer):,} bytes could not be read within {_DEADLINE:g} s"
+        ) from None
+    except ValueError as error:
+        raise UnavailableError(f"{socket}: {error}") from error
+    return tuple(found)
+
+
+def decode(answer: bytes | bytearray) -> tuple[Assignment, ...]:
+    """A ListPodResourcesResponse as assignments, sorted, each one once.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found: list[Assignment] = []
+    for _ in _assign(answer, found):
+        pass
+    return tuple(found)
+
+
+def _assign(answer: bytes | bytearray, found: list[Assignment]) -> Iterator[None]:
+    """Puts the assignments of `answer` into `found`, and yields every fraction of a millisecond."""
+    before = None
+    for part in _from_the_last(podresources.rows(answer)):
+        for row in part:
+            if row != before:
+                found.append(Assignment(*row))
+            before = row
+        yield
+    found.reverse()
+
+
+def _from_the_last(rows: Iterator[podresources.Row | None]) -> Iterator[list[podresources.Row]]:
+    """Sorts rows: yields them from the last to the first in lists of about `_RUN`, and empty ones.
+
+    In one go, 30,000 rows would take tens of milliseconds to be sorted, and some more to be freed.
+    """
+    runs: list[list[podresources.Row]] = [[]]
+    samples = []
+    try:
+        for row in rows:
+            if row is None:
+                yield []
+                continue
+            run = runs[-1]
+            if len(run) % (_RUN // 4) == 0:
+                samples.append(row)
+            run.append(row)
+            if len(run) == _RUN:
+                run.sort()
+                runs.append([])
+                yield []
+    except ValueError as error:
+        raise ValueError(f"not a ListPodResourcesResponse: {error}") from error
+    runs[-1].sort()
+    samples.sort()
+    for first in (*reversed(samples[4::4]), ("", "", "", "", "")):
+        part = []
+        for run in runs:
+            place = bisect_left(run, first)
+            part += run[place:]
+            del run[place:]
+        part.sort(reverse=True)
+        yield part

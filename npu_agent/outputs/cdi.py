@@ -1,0 +1,51 @@
+"""Container Device Interface: the device nodes of each device under a name that the runtime knows.
+
+With `allocation.method: cdi` the kubelet passes names of kind ``furiosa.ai/npu`` on, and the
+container runtime finds the nodes in a spec file (cncf-tags/container-device-interface, SPEC.md).
+Nodes only: the environment of several devices has to be joined, which a spec cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+from npu_agent.core.offer import Device
+
+KIND = "furiosa.ai/npu"
+FILE = "var/run/cdi/furiosa.ai-npu.json"
+"""Below the host's root: where container runtimes look for specs that change while they run."""
+_VERSION = "0.5.0"
+"""The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+
+
+def qualified(device_id: str) -> str:
+    """The name that the kubelet is given for a device."""
+    return f"{KIND}={device_id}"
+
+
+def spec(devices: Iterable[Device]) -> bytes | None:
+    """The spec file for these devices, None if there are none.
+
+    Devices whose ID is no name for CDI, or that have no nodes, are left out: one of them would
+    make the runtime refuse the whole file.
+    """
+    entries = [
+        {
+            "name": device.id,
+            "containerEdits": {
+                "deviceNodes": [
+                    {"path": f"/dev/{node}", "hostPath": f"/dev/{node}", "permissions": "rw"}
+                    for node in device.nodes
+                ]
+            },
+        }
+        for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order)
+        if device.nodes and _NAME.fullmatch(device.id)
+    ]
+    if not entries:
+        return None
+    text = json.dumps({"cdiVersion": _VERSION, "kind": KIND, "devices": entries}, indent=1)
+    return text.encode() + b"\n"

@@ -1,0 +1,74 @@
+"""The unix socket of a device plugin: a name of its own, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from npu_agent.config import SOCKET_PATH_MAX
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.outputs.deviceplugin.service import DevicePlugin
+
+
+def sweep(directory: Path, prefix: str) -> None:
+    """Removes the sockets of agents that were killed: the ones by our name that nobody serves.
+
+    The kubelet does the same, but only when it starts.
+    """
+    for path in directory.glob(f"{prefix}-*.sock"):
+        if not path.is_socket():
+            continue
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(os.fspath(path))
+            except ConnectionRefusedError:
+                path.unlink()
+
+
+class Endpoint:
+    """A served device plugin on a socket that is this process's alone."""
+
+    def __init__(self, plugin: DevicePlugin, directory: Path, prefix: str) -> None:
+        """`prefix` is the configured socket name; what follows it is random.
+
+        Unique, so that an instance that ends late cannot delete the socket of the one after it.
+        """
+        self.plugin = plugin
+        self.path = directory / f"{prefix}-{secrets.token_hex(4)}.sock"
+        self._server = UnixServer([plugin], self.path)
+
+    async def start(self) -> None:
+        """Listens.
+
+        Raises:
+            OSError: the socket cannot be made, or its path is too long.
+        """
+        length = len(os.fsencode(self.path))
+        if length > SOCKET_PATH_MAX:
+            raise OSError(
+                f"the path of the socket has {length} bytes and Linux takes {SOCKET_PATH_MAX}: "
+                "choose a shorter pluginDir or socketName"
+            )
+        await self._server.listen()
+
+    def exists(self) -> bool:
+        """Whether the socket is still there: the kubelet sweeps all of them when it starts."""
+        return self._server.exists()
+
+    async def close(self) -> None:
+        """Lets the streams end, then closes the connections and the socket; within 0.4 s.
+
+        The caller has closed the plugin's devices feed, so that the streams return by themselves
+        and the kubelet sees their end.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                async for streams in self.plugin.streams.watch():
+                    if not streams.open:
+                        break
+        await self._server.shutdown()

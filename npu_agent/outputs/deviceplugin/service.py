@@ -1,0 +1,228 @@
+"""The gRPC side of a device plugin: takes the kubelet's calls apart and answers from the devices.
+
+The mapping of paths to handlers is written out and not inherited from the generated base class, as
+the answers are bytes that are ready (`npu_agent.outputs.deviceplugin.encode`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.server import Stream
+
+from npu_agent.core import grant as answer
+from npu_agent.core import placement
+from npu_agent.core.offer import Device
+from npu_agent.feed import Feed
+from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.logs import logger
+from npu_agent.outputs.deviceplugin import encode
+from npu_agent.outputs.deviceplugin.counts import Counts
+
+log = logger(__name__)
+
+Request = TypeVar("Request")
+Devices = tuple[Device, ...]
+
+_STATUS = {
+    answer.Wrong.INVALID: Status.INVALID_ARGUMENT,
+    answer.Wrong.UNKNOWN: Status.NOT_FOUND,
+    answer.Wrong.UNFIT: Status.FAILED_PRECONDITION,
+}
+_RESULT = {
+    Status.INVALID_ARGUMENT: "invalid",
+    Status.NOT_FOUND: "unknown",
+    Status.FAILED_PRECONDITION: "unhealthy",
+}
+"""Of `counts.RESULTS`, for each way in which a request is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A message that is encoded already, in the form that grpclib's codec asks for."""
+
+    encoded: bytes
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
+        return self.encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The ListAndWatch streams of a plugin. The kubelet holds one open."""
+
+    open: int = 0
+    """Those open now."""
+    ever: int = 0
+    """Those opened since the start: one that opened and ended unseen is known by this."""
+
+
+def options() -> wire.DevicePluginOptions:
+    """What we ask of the kubelet: it asks us which devices to prefer."""
+    return wire.DevicePluginOptions(get_preferred_allocation_available=True)
+
+
+class DevicePlugin:
+    """Serves the devices of one resource; `streams` tells who is listening."""
+
+    def __init__(
+        self,
+        resource: str,
+        devices: Feed[Devices],
+        *,
+        allocated: Callable[[str, Sequence[str]], None] = lambda *_: None,
+        by_cdi: bool = False,
+        counts: Counts | None = None,
+    ) -> None:
+        """A plugin that nobody serves yet.
+
+        Args:
+            resource: its name, as Pods ask for it.
+            devices: the list to serve; closing it ends the streams, and the kubelet sees it.
+            allocated: told the resource and the IDs of each Allocate before it is answered.
+            by_cdi: whether containers get their device nodes by CDI names.
+            counts: where to count what it does; without them, in ones of its own.
+        """
+        self.streams: Feed[Streams] = Feed(Streams())
+        self._resource = resource
+        self._devices = devices
+        self._allocated = allocated
+        self._by_cdi = by_cdi
+        self._counts = counts if counts is not None else Counts()
+        self._by_id: tuple[Devices, dict[str, Device]] = ((), {})
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Which handler serves which path; grpclib asks for it."""
+        unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
+        table: dict[str, tuple[Callable[[Any], Coroutine[Any, Any, None]], Cardinality, Any]] = {
+            "GetDevicePluginOptions": (self._options, unary, wire.Empty),
+            "ListAndWatch": (self._list_and_watch, stream, wire.Empty),
+            "GetPreferredAllocation": (self._prefer, unary, wire.PreferredAllocationRequest),
+            "Allocate": (self._allocate, unary, wire.AllocateRequest),
+            "PreStartContainer": (self._pre_start, unary, wire.PreStartContainerRequest),
+        }
+        return {
+            f"/v1beta1.DevicePlugin/{name}": Handler(handler, cardinality, request, _Ready)
+            for name, (handler, cardinality, request) in table.items()
+        }
+
+    def _known(self) -> dict[str, Device]:
+        """The devices by ID; rebuilt only when the list is another one."""
+        devices = self._devices.value
+        if self._by_id[0] is not devices:
+            self._by_id = (devices, {device.id: device for device in devices})
+        return self._by_id[1]
+
+    async def _options(self, stream: Stream[wire.Empty, _Ready]) -> None:
+        await _received(stream)
+        await stream.send_message(_Ready(bytes(options())))
+
+    async def _list_and_watch(self, stream: Stream[wire.Empty, _Ready]) -> None:
+        await _received(stream)
+        now = self.streams.value
+        self.streams.publish(Streams(open=now.open + 1, ever=now.ever + 1))
+        try:
+            async for devices in self._devices.watch():
+                await stream.send_message(_Ready(encode.device_list(devices)))
+                self._counts.messages += 1
+                log.debug("device list sent", resource=self._resource, devices=len(devices))
+        finally:
+            now = self.streams.value
+            self.streams.publish(Streams(open=now.open - 1, ever=now.ever))
+
+    async def _prefer(self, stream: Stream[wire.PreferredAllocationRequest, _Ready]) -> None:
+        request = await _received(stream)
+        if not request.container_requests:
+            raise GRPCError(Status.INVALID_ARGUMENT, "the request names no container")
+        with _refusals_as_status():
+            choices = [
+                placement.prefer(
+                    container.available_device_i_ds,
+                    container.must_include_device_i_ds,
+                    container.allocation_size,
+                    self._known(),
+                )
+                for container in request.container_requests
+            ]
+        for choice in choices:
+            self._counts.preferred[choice.reason] += 1
+            log.debug(
+                "allocation preferred",
+                resource=self._resource,
+                devices=",".join(choice.ids),
+                reason=choice.reason,
+            )
+        response = wire.PreferredAllocationResponse(
+            container_responses=[
+                wire.ContainerPreferredAllocationResponse(device_i_ds=list(choice.ids))
+                for choice in choices
+            ]
+        )
+        await stream.send_message(_Ready(bytes(response)))
+
+    async def _allocate(self, stream: Stream[wire.AllocateRequest, _Ready]) -> None:
+        began, result = time.perf_counter(), "failed"
+        try:
+            granted = await self._grant(stream)
+            result = "granted"
+        except GRPCError as error:
+            result = _RESULT.get(error.status, result)
+            raise
+        finally:
+            self._counts.allocated(result, time.perf_counter() - began)
+        log.info("allocated", resource=self._resource, devices=",".join(granted))
+
+    async def _grant(self, stream: Stream[wire.AllocateRequest, _Ready]) -> list[str]:
+        """Answers an Allocate; returns the IDs of the devices."""
+        request = await _received(stream)
+        ids = [container.devices_ids for container in request.container_requests]
+        with _refusals_as_status():
+            try:
+                body = answer.allocate(ids, self._known(), self._resource, by_cdi=self._by_cdi)
+            except answer.RefusalError as error:
+                log.warning("allocation refused", resource=self._resource, reason=error)
+                raise
+        granted = [id_ for container in ids for id_ in container]
+        self._allocated(self._resource, granted)
+        await stream.send_message(_Ready(body))
+        await stream.send_trailing_metadata()  # a Pod waits for it; the log can wait
+        return granted
+
+    async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, _Ready]) -> None:
+        await _received(stream)
+        await stream.send_message(_Ready(b""))  # never asked for; nothing to do
+
+
+class _refusals_as_status:  # noqa: N801 (reads as a statement)
+    """Turns a refusal into the gRPC status that says the same."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, answer.RefusalError):
+            raise GRPCError(_STATUS[error.wrong], str(error)) from error
+
+
+async def _received(stream: Stream[Request, _Ready]) -> Request:
+    """The request of a call.
+
+    Raises:
+        GRPCError: INVALID_ARGUMENT, as there is none, or it is not the message it should be.
+    """
+    try:
+        request = await stream.recv_message()
+    except (GRPCError, StreamTerminatedError):
+        raise
+    except Exception as error:  # betterproto has no error type of its own for broken input
+        raise GRPCError(
+            Status.INVALID_ARGUMENT, f"the request cannot be decoded: {error}"
+        ) from error
+    if request is None:
+        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no request")
+    return request

@@ -1,0 +1,353 @@
+"""One resource's life at the kubelet: own it, serve it, register it, notice each loss, start anew.
+
+The kubelet never dials again: after any loss only a new Register brings a resource back. Facts on
+its behaviour: docs/kubelet.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpclib.client import Channel
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from npu_agent.backoff import Backoff
+from npu_agent.feed import Feed
+from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.rpc import apart
+from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.logs import logger
+from npu_agent.outputs.deviceplugin.counts import Counts
+from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
+from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, Streams, options
+
+log = logger(__name__)
+
+KUBELET_SOCKET = "kubelet.sock"
+API_VERSION = "v1beta1"
+
+_REGISTER_DEADLINE = 15.0
+"""Seconds. Inside Register the kubelet dials us for up to 10 s before it answers."""
+_CONNECT_DEADLINE = 5.0
+"""Seconds from Register's answer to the kubelet's ListAndWatch; it takes milliseconds."""
+_LOOK_EVERY = 0.5
+"""Seconds between looks at our socket while all is well; a stat, and no inotify instance."""
+_PROVE_EVERY, _PROVE_AGAIN = 20.0, 10.0
+"""Seconds between looks at whether the kubelet still offers what we serve, and until the second
+look, when it does not. It takes moments to bring a new list into force."""
+_RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
+"""Seconds between tries while the kubelet is away; it is back in the list within 2 s of its
+return. A try is a stat while its socket is missing."""
+_FICKLE_LONGEST = 1.5
+_STEADY = 5.0
+"""Seconds a registration has to last to count as a success. A kubelet that takes us on and lets go
+over and over is asked less and less often, but is never away for longer than 2 s because of us."""
+
+
+class Phase(enum.Enum):
+    """Where a session stands."""
+
+    NO_CARDS = "no cards"
+    """Nothing to serve, so nothing is registered: quiet, and waiting."""
+    STANDBY = "standby"
+    """Another agent of this node serves the resource."""
+    REGISTERING = "registering"
+    """Waiting for the kubelet."""
+    REGISTERED = "registered"
+    """The kubelet holds our stream open."""
+    BLOCKED = "blocked"
+    """The plugin directory cannot be used."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A session's state, for people and for readiness."""
+
+    resource: str
+    phase: Phase
+    reason: str = ""
+    registrations: int = 0
+    """Times that the kubelet took us on since the start."""
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def _untold() -> None:
+    return None
+
+
+class Session:
+    """Keeps one resource registered for as long as it runs.
+
+    `status` tells how it stands, `counts` what was done so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        resource: str,
+        devices: Feed[Devices],
+        directory: Path,
+        socket_name: str,
+        ownership: Ownership,
+        prepare: Callable[[], Awaitable[None]] = _nothing,
+        allocated: Callable[[str, Sequence[str]], None] = lambda *_: None,
+        offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _untold,
+        by_cdi: bool = False,
+    ) -> None:
+        """A session that has not begun.
+
+        Args:
+            resource: its name, as Pods ask for it.
+            devices: what to serve.
+            directory: the kubelet's device-plugins directory.
+            socket_name: what the name of our socket begins with.
+            ownership: the agent's, shared by its sessions.
+            prepare: awaited when the devices are ours, before any is offered.
+            allocated: told of each Allocate that is about to be granted.
+            offered: asks the kubelet for the IDs that it can hand out of each resource; None if it
+                does not tell.
+            by_cdi: whether containers get their device nodes by CDI names.
+        """
+        self.status: Feed[Status] = Feed(Status(resource=resource, phase=Phase.NO_CARDS))
+        self.counts = Counts()
+        self._resource = resource
+        self._devices = devices
+        self._directory = directory
+        self._socket_name = socket_name
+        self._ownership = ownership
+        self._prepare = prepare
+        self._allocated = allocated
+        self._offered = offered
+        self._by_cdi = by_cdi
+        self._kubelet = directory / KUBELET_SOCKET
+        self._registrations = 0
+        self._lost = False
+        """Whether the kubelet has let go of us and not taken us on again."""
+        self._told = ""
+        """The trouble that was logged last."""
+
+    async def run(self) -> None:
+        """Serves until cancelled; then ends its stream in order, so that the kubelet sees it."""
+        pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+        try:
+            while True:
+                try:
+                    await self._until_cards()
+                    self._say(Phase.REGISTERING)
+                    async with self._ownership.held(self._standby) as still_ours:
+                        sweep(self._directory, self._socket_name)
+                        await self._prepare()
+                        await self._hold(still_ours)
+                    pause.reset()
+                except OSError as error:
+                    self._trouble(Phase.BLOCKED, _explained(error, self._directory))
+                    await asyncio.sleep(pause.next())
+        finally:
+            self._say(Phase.ENDED)
+
+    async def _until_cards(self) -> None:
+        """Waits for the first device: an empty list tells the kubelet nothing."""
+        async for devices in self._devices.watch():
+            if devices:
+                return
+            self._say(Phase.NO_CARDS)
+
+    async def _hold(self, still_ours: Callable[[], bool]) -> None:
+        """Serves for as long as the resource is ours: on a new socket after each loss."""
+        fickle = Backoff(first=_RETRY_FIRST, longest=_FICKLE_LONGEST)
+        loop = asyncio.get_running_loop()
+        while still_ours():
+            async with self._served() as endpoint:
+                if not await self._taken_on(endpoint):
+                    continue
+                since = loop.time()
+                lost = await self._until_lost(endpoint)
+                self._lost = True
+                log.warning(
+                    "lost the kubelet: registering again", resource=self._resource, reason=lost
+                )
+                self._say(Phase.REGISTERING, lost)
+            if loop.time() - since > _STEADY:
+                fickle.reset()
+            # Never at once: a kubelet that has not put the old stream away yet would take the new
+            # registration for the old one and drop it (`runClient`, see `ownership`).
+            await asyncio.sleep(fickle.next())
+
+    @contextlib.asynccontextmanager
+    async def _served(self) -> AsyncIterator[Endpoint]:
+        """An endpoint that serves the devices of each moment; its streams end with the context."""
+        served: Feed[Devices] = Feed(self._devices.value)
+        plugin = DevicePlugin(
+            self._resource,
+            served,
+            allocated=self._allocated,
+            by_cdi=self._by_cdi,
+            counts=self.counts,
+        )
+        endpoint = Endpoint(plugin, self._directory, self._socket_name)
+        await endpoint.start()
+        follow = asyncio.create_task(self._follow(served))
+        try:
+            yield endpoint
+        finally:
+            follow.cancel()
+            served.close()  # the streams return, and the kubelet sees their end
+            await endpoint.close()
+            await asyncio.gather(follow, return_exceptions=True)
+
+    async def _follow(self, served: Feed[Devices]) -> None:
+        async for devices in self._devices.watch():
+            served.publish(devices)
+
+    async def _taken_on(self, endpoint: Endpoint) -> bool:
+        """Registers until the kubelet holds our stream; False if the socket has gone meanwhile."""
+        absent = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+        while (trouble := await self._register(endpoint)) is not None:
+            self._trouble(Phase.REGISTERING, trouble)
+            await asyncio.sleep(absent.next())
+            if not endpoint.exists():
+                return False
+        self._told = ""
+        self._registrations += 1
+        self.counts.returns += self._lost
+        self._lost = False
+        self._say(Phase.REGISTERED)
+        log.info("registered", resource=self._resource, endpoint=endpoint.path.name)
+        return True
+
+    async def _register(self, endpoint: Endpoint) -> str | None:
+        """Registers and waits for the kubelet's stream; returns what went wrong, or None."""
+        streams = endpoint.plugin.streams
+        before = streams.value.ever
+        try:
+            self._kubelet.stat()
+        except OSError:
+            return (
+                f"{self._kubelet} is missing: the kubelet is not running, or not on this directory"
+            )
+        request = wire.RegisterRequest(
+            version=API_VERSION,
+            endpoint=endpoint.path.name,
+            resource_name=self._resource,
+            options=options(),
+        )
+        try:
+            await apart(_call(self._kubelet, request))
+        except GRPCError as error:
+            return f"the kubelet refuses: {error.status.name}: {error.message}"
+        except TimeoutError:
+            return f"the kubelet does not answer Register within {_REGISTER_DEADLINE:g} s"
+        except (OSError, ProtocolError, StreamTerminatedError) as error:
+            return f"the kubelet does not answer: {str(error) or type(error).__name__}"
+        if await _until(streams, lambda now: now.ever > before, _CONNECT_DEADLINE):
+            return None
+        return f"registered, but the kubelet asks for no devices within {_CONNECT_DEADLINE:g} s"
+
+    async def _until_lost(self, endpoint: Endpoint) -> str:
+        """Waits until the kubelet has let go of us; returns how that was seen.
+
+        That kubelet.sock is made anew while our stream stays open means nothing: newer kubelets
+        do so without a restart, and one that died has closed the stream.
+        """
+        proving = asyncio.create_task(self._until_disowned())
+        try:
+            while True:
+                if await _until(endpoint.plugin.streams, lambda now: not now.open, _LOOK_EVERY):
+                    return "its stream ended"
+                if not endpoint.exists():
+                    return "our socket was removed"
+                if proving.done():
+                    return proving.result()
+        finally:
+            proving.cancel()
+            await asyncio.gather(proving, return_exceptions=True)
+
+    async def _until_disowned(self) -> str:
+        """Waits until the kubelet no longer offers what we serve, though all looks well from here.
+
+        Another plugin may register the same resource: the kubelet then has that one's devices in
+        the place of ours, tells nobody, and when that one ends, has none.
+        """
+        while True:
+            await asyncio.sleep(_PROVE_EVERY)
+            if not (doubtful := await self._missing()):
+                continue
+            await asyncio.sleep(_PROVE_AGAIN)
+            if missing := doubtful & await self._missing():
+                return (
+                    f"it no longer offers {len(missing)} of our devices, such as {min(missing)}: "
+                    "has another plugin registered the same resource?"
+                )
+
+    async def _missing(self) -> frozenset[str]:
+        """The IDs of healthy devices of ours that the kubelet does not offer."""
+        offered = await self._offered()
+        if offered is None:
+            return frozenset()
+        ours = frozenset(device.id for device in self._devices.value if device.healthy)
+        return ours - offered.get(self._resource, frozenset())
+
+    def _standby(self, owner: str | None) -> None:
+        if owner is None:
+            self._say(Phase.REGISTERING)
+        else:
+            self._say(Phase.STANDBY, f"served by {owner}")
+
+    def _trouble(self, phase: Phase, reason: str) -> None:
+        """As `_say`, for what keeps us from serving; logged once, however often it is tried."""
+        self._say(phase, reason)
+        if reason != self._told:
+            self._told = reason
+            log.warning("not registered: trying again", resource=self._resource, reason=reason)
+
+    def _say(self, phase: Phase, reason: str = "") -> None:
+        self.status.publish(
+            Status(
+                resource=self._resource,
+                phase=phase,
+                reason=reason,
+                registrations=self._registrations,
+            )
+        )
+
+
+async def _call(kubelet: Path, request: wire.RegisterRequest) -> None:
+    async with Channel(path=str(kubelet)) as channel:
+        await wire.RegistrationStub(channel).register(request, timeout=_REGISTER_DEADLINE)
+
+
+async def _until(feed: Feed[Streams], met: Callable[[Streams], bool], deadline: float) -> bool:
+    """Whether a value of `feed` meets the condition within `deadline` seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(deadline):
+            async for value in feed.watch():
+                if met(value):
+                    return True
+    return False
+
+
+def _explained(error: OSError, directory: Path) -> str:
+    """An error of the plugin directory, with its remedy."""
+    if isinstance(error, FileNotFoundError) and not directory.exists():
+        return (
+            f"{directory} does not exist: is this the kubelet's device-plugins directory, and is "
+            "it mounted? (option --plugin-dir)"
+        )
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return (
+            f"{directory}: {error.strerror}: the agent needs uid 0 and must be able to write there "
+            "(mount it without readOnly)"
+        )
+    if error.strerror:
+        return f"{error.filename or directory}: {error.strerror}"
+    return str(error)

@@ -1,0 +1,275 @@
+"""Events on the Node: what `kubectl describe node` tells of cards that fail, recover, come or go.
+
+Format: core/v1 Event. Those about a Node live in the namespace ``default``, as the kubelet's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npu_agent.backoff import Backoff
+from npu_agent.config import ConfigState
+from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.feed import Feed, changes_of
+from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.logs import logger
+from npu_agent.vendors.furiosa.families import FAMILIES
+
+log = logger(__name__)
+
+NAMESPACE = "default"
+COMPONENT = "npu-agent"
+_LONGEST = 1024
+"""Characters of a message: the API server's limit."""
+_SAME_FOR = 600.0
+"""Seconds in which an Event of the same kind, card and words is counted and not told anew."""
+_KEPT_FOR = 600.0
+"""Seconds that an Event waits for an API server that is away; then it is lost, and counted."""
+_MOST = 256
+"""Events that wait, at most."""
+_BURST, _EVERY = 25, 10.0
+"""As many requests at once, and then one each so many seconds."""
+_RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a card or to the config."""
+
+    reason: str
+    """``NPUUnhealthy``: one word, for programs."""
+    message: str
+    """For people. The same words for the same thing: they tell whether it is a repetition."""
+    warning: bool
+
+
+def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
+    """What became of the cards from one Snapshot to the next.
+
+    The first complete Snapshot adds no card, as they were there all along; one that is unhealthy is
+    told at once.
+    """
+    if not after.complete:
+        return
+    old = {state.id: state for state in before.cards}
+    new = {state.id: state for state in after.cards}
+    for id_, state in old.items():
+        if id_ not in new:
+            yield Event(reason="NPURemoved", message=f"{_named(state)} is gone", warning=True)
+    for id_, state in new.items():
+        previous = old.get(id_)
+        if previous is None and before.complete:
+            title = FAMILIES[state.card.family].title
+            yield Event(
+                reason="NPUAdded", message=f"{_named(state)} is there: {title}", warning=False
+            )
+        was = previous.health.state if previous else State.HEALTHY
+        now = state.health.state
+        if now is State.UNHEALTHY and was is not State.UNHEALTHY:
+            message = f"{_named(state)} is unhealthy: {state.health.reason}"
+            yield Event(reason="NPUUnhealthy", message=message, warning=True)
+        elif was is State.UNHEALTHY and now is not State.UNHEALTHY:
+            message = f"{_named(state)} can be used again: {state.health.reason}"
+            yield Event(reason="NPURecovered", message=message, warning=False)
+
+
+def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:
+    """What became of the config file."""
+    if after.error is not None and after.error != before.error:
+        message = f"the config file is refused and the last good one stays: {after.error}"
+        yield Event(reason="ConfigRejected", message=message, warning=True)
+
+
+def _named(state: CardState) -> str:
+    """``npu0 (UUID, 0000:01:00.0)``: the number may change, the rest tells which card it was."""
+    known = dict.fromkeys(filter(None, (state.id, state.card.pci_bus_id)))
+    known.pop(state.card.name, None)
+    return f"{state.card.name} ({', '.join(known)})" if known else state.card.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """An Event on its way: how often it happened since it was told last, first and last when."""
+
+    count: int
+    first: float
+    last: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Told:
+    """An Event that the API server has."""
+
+    name: str
+    count: int
+    last: float
+
+
+class Events:
+    """Tells the API server what happens. `results` counts ``sent``, ``repeated`` and ``lost``.
+
+    What happens while the API server is away, or faster than it should be told, waits, and what
+    repeats meanwhile is counted: nothing grows, and nobody waits for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        api: Api,
+        node_name: str | None,
+        snapshots: Feed[Snapshot],
+        configs: Feed[ConfigState],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """`wanted` says whether Events are to be sent; it is asked at each change."""
+        self.results: Counter[str] = Counter()
+        self.error: str | None = None
+        """Why what waits cannot be told; None while nothing is wrong."""
+        self._api = api
+        self._node_name = node_name
+        self._snapshots = snapshots
+        self._configs = configs
+        self._wanted = wanted
+        self._waiting: dict[Event, _Waiting] = {}
+        self._told: dict[Event, _Told] = {}
+        self._more = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follows hardware and config until cancelled."""
+        if not self._node_name:
+            await asyncio.Event().wait()  # the labeller says that NODE_NAME is missing
+            return
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._follow())
+            await self._send_all(self._node_name)
+
+    async def _follow(self) -> None:
+        snapshot, config = Snapshot(), self._configs.value
+        async for _ in changes_of(self._snapshots, self._configs):
+            happened = [
+                *card_events(snapshot, self._snapshots.value),
+                *config_events(config, self._configs.value),
+            ]
+            snapshot, config = self._snapshots.value, self._configs.value
+            for event in happened if self._wanted() else ():
+                self._add(event, time.time())
+
+    def _add(self, event: Event, now: float) -> None:
+        event = replace(event, message=_cut(event.message))
+        before = self._waiting.get(event)
+        if before is None and len(self._waiting) >= _MOST:
+            self.results["lost"] += 1
+            return
+        self._waiting[event] = _Waiting(
+            count=before.count + 1 if before else 1, first=before.first if before else now, last=now
+        )
+        self._more.set()
+
+    async def _send_all(self, node: str) -> None:
+        pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+        allowed, filled = float(_BURST), time.monotonic()
+        while True:
+            self._more.clear()
+            while self._waiting:
+                self._forget(time.time())
+                now = time.monotonic()
+                allowed, filled = min(_BURST, allowed + (now - filled) / _EVERY), now
+                if allowed < 1:
+                    await asyncio.sleep((1 - allowed) * _EVERY)
+                    continue
+                event = next(iter(self._waiting), None)
+                if event is None:
+                    break
+                waiting = self._waiting.pop(event)
+                try:
+                    await self._send(node, event, waiting)
+                except ApiError as error:
+                    if error.kind is Kind.REFUSED:
+                        self.results["lost"] += 1  # it would be refused again
+                    else:
+                        self._put_back(event, waiting)
+                    self._trouble(error)
+                    await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))
+                    continue
+                allowed -= 1
+                pause.reset()
+                if self.error:
+                    self.error = None
+                    log.info("events can be sent again")
+            await self._more.wait()
+
+    def _put_back(self, event: Event, waiting: _Waiting) -> None:
+        """It was not told: it goes back to the head, with what happened meanwhile."""
+        since = self._waiting.pop(event, None)
+        if since:
+            waiting = replace(waiting, count=waiting.count + since.count, last=since.last)
+        self._waiting = {event: waiting, **self._waiting}
+
+    def _forget(self, now: float) -> None:
+        """Lets go of what is too old to be told, or to be counted as a repetition."""
+        for event, waiting in list(self._waiting.items()):
+            if now - waiting.last > _KEPT_FOR:
+                del self._waiting[event]
+                self.results["lost"] += 1
+        for event, told in list(self._told.items()):
+            if now - told.last > _SAME_FOR:
+                del self._told[event]
+
+    def _trouble(self, error: ApiError) -> None:
+        if str(error) != self.error:
+            self.error = str(error)
+            log.warning("events cannot be sent: trying again", reason=error)
+
+    async def _send(self, node: str, event: Event, waiting: _Waiting) -> None:
+        told = self._told.get(event)
+        if told:
+            told = replace(told, count=told.count + waiting.count, last=waiting.last)
+            patch = {"count": told.count, "lastTimestamp": _stamp(told.last)}
+            try:
+                await self._api.patch_event(NAMESPACE, told.name, patch)
+            except ApiError as error:
+                if error.kind is not Kind.NOT_FOUND:
+                    raise
+                del self._told[event]  # it was deleted, or its hour was over: told anew
+            else:
+                self._told[event] = told
+                self.results["repeated"] += 1
+                return
+        uid = (await self._api.node(node)).uid  # a Node of this name may have been made anew
+        name = await self._api.create_event(NAMESPACE, _as_object(event, waiting, node, uid))
+        self._told[event] = _Told(name=name, count=waiting.count, last=waiting.last)
+        self.results["sent"] += 1
+
+
+def _as_object(event: Event, waiting: _Waiting, node: str, uid: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        # A Node's name may have 253 characters, and so may an Event's.
+        "metadata": {"namespace": NAMESPACE, "name": f"{node[:230]}.{secrets.token_hex(8)}"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid},
+        "reason": event.reason,
+        "message": event.message,
+        "type": "Warning" if event.warning else "Normal",
+        "count": waiting.count,
+        "firstTimestamp": _stamp(waiting.first),
+        "lastTimestamp": _stamp(waiting.last),
+        "source": {"component": COMPONENT, "host": node},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node[:128],
+    }
+
+
+def _stamp(seconds: float) -> str:
+    """Wall clock as RFC 3339 in whole seconds: Kubernetes' `Time`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= _LONGEST else message[: _LONGEST - 3] + "..."

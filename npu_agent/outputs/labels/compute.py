@@ -1,0 +1,289 @@
+"""What the labels say: a Snapshot and the machine's name in, keys and values out.
+
+The three sets are the vendor's three generations of names, with the vendor's meanings; the table is
+in docs/labels.md. Each value is made of what one or more cards say: see `value` and `_joined`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from npu_agent.core.hardware import Card, Snapshot
+
+LONGEST = 63
+"""Characters of a label value; the API server refuses longer ones."""
+
+VENDOR_FILE = "/sys/class/dmi/id/sys_vendor"
+NAME_FILE = "/sys/class/dmi/id/product_name"
+
+_OTHER = re.compile(r"[^A-Za-z0-9_.]+")
+_NUMBERS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?\b")
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the firmware calls the machine: DMI texts as read; None where one cannot be read."""
+
+    vendor: str | None
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A label, or why there is none."""
+
+    key: str
+    value: str | None
+    """None: there is no such label now."""
+    why: str
+    """For people: who says what; without a value, what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one card or file contributes to a label."""
+
+    who: str
+    text: str | None
+    """As yet unsanitised; None: it contributes nothing."""
+    because: str
+    """Where `text` comes from, or what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Version:
+    """``2025.4.0~dev0, 7e25130``: numbers, prerelease and commit; None where there is none."""
+
+    version: str | None
+    """``2025.4.0``: all before the prerelease and the commit, whatever it is."""
+    major: str | None
+    minor: str | None
+    patch: str | None
+    prerelease: str | None
+    commit: str | None
+
+
+def value(text: str) -> str | None:
+    """Makes a label value of any text; None if there is no ASCII letter or digit in it.
+
+    Each run of characters that label values cannot have becomes one ``-``, together with the dashes
+    in it; ``-``, ``_`` and ``.`` are taken off both ends; what is longer than 63 characters is cut,
+    and its end trimmed again. A text that is a label value already stays as it is.
+    """
+    plain = _OTHER.sub(lambda run: run[0] if not run[0].strip("-") else "-", text)
+    return plain.strip("-_.")[:LONGEST].rstrip("-_.") or None
+
+
+def explained(snapshot: Snapshot, machine: Machine, sets: Collection[str]) -> tuple[Explained, ...]:
+    """Every key of `sets` (``alpha``, ``beta``, ``current``), sorted, with its value or why not."""
+    return tuple(
+        sorted(
+            (
+                _joined(PREFIXES[name] + key, tuple(says(snapshot, machine)))
+                for name in set(sets)
+                for key, says in _SETS[name].items()
+            ),
+            key=lambda label: label.key,
+        )
+    )
+
+
+def labels(snapshot: Snapshot, machine: Machine, sets: Collection[str]) -> dict[str, str]:
+    """The labels that the Node should have, sorted by key; none where there is no card."""
+    return {
+        label.key: label.value
+        for label in explained(snapshot, machine, sets)
+        if label.value is not None
+    }
+
+
+def unsure(snapshot: Snapshot) -> str | None:
+    """Why the labels may be wrong now, or None: something that may be a card cannot be read.
+
+    What is on the Node is then better than what would be computed: a card that hangs while the
+    agent starts is not gone.
+    """
+    unread = [f"{odd.entry}: {odd.reason}" for odd in snapshot.odd if odd.unread]
+    return f"what may be a card cannot be read: {'; '.join(unread)}" if unread else None
+
+
+def _joined(key: str, said: tuple[_Said, ...]) -> Explained:
+    """One label of what several say: each different value once, in natural order, joined by ``_``.
+
+    Whole values that do not fit into 63 characters are left out, the last ones first.
+    """
+    if not said:
+        return Explained(key, None, "there is no card")
+    found: set[str] = set()
+    reasons: dict[str, list[str]] = {}
+    for one in said:
+        clean = value(one.text) if one.text is not None else None
+        because = one.because
+        if clean is not None:
+            found.add(clean)
+        elif one.text is not None:
+            because += " has no ASCII letter or digit"
+        reasons.setdefault(because, []).append(one.who)
+    kept = sorted(found, key=_natural)
+    while len("_".join(kept)) > LONGEST:
+        kept.pop()
+    why = "; ".join(f"{', '.join(who)}: {because}" for because, who in reasons.items())
+    if len(kept) < len(found):
+        why += f"; {len(found) - len(kept)} of {len(found)} values do not fit"
+    return Explained(key, "_".join(kept) or None, why)
+
+
+def _natural(text: str) -> tuple[list[str | int], str]:
+    """Sorts numbers within texts as numbers: 1.9.2 before 1.10.0."""
+    parts = _DIGITS.split(text)
+    return [int(part) if at % 2 else part for at, part in enumerate(parts)], text
+
+
+def _split(text: str) -> _Version:
+    """Takes a driver's version text apart; fits whatever it writes."""
+    front, _, commit = text.partition(",")
+    version, _, prerelease = front.partition("~")
+    version = version.strip()
+    numbers = _NUMBERS.match(version)
+    major, minor, patch = numbers.groups() if numbers else (None, None, None)
+    return _Version(
+        version=version or None,
+        major=major,
+        minor=minor,
+        patch=patch,
+        prerelease=prerelease.strip() or None,
+        commit=commit.strip() or None,
+    )
+
+
+def _quoted(text: str) -> str:
+    """A text from outside, fit to be shown."""
+    return repr(text) if len(text) <= LONGEST else f"{text[:LONGEST]!r}..."
+
+
+_Says = Callable[[Snapshot, Machine], Iterable[_Said]]
+"""Who says what for a label: nobody where there is no card."""
+
+
+def _of_cards(text: Callable[[Card], str], named: Callable[[str], str] = str) -> _Says:
+    """`named` makes the label's text of the card's."""
+
+    def says(snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
+        for state in snapshot.cards:
+            said = text(state.card)
+            yield _Said(state.card.name, named(said), said)
+
+    return says
+
+
+def _of_cards_and_samples(card: Callable[[str], str], sample: Callable[[str], str]) -> _Says:
+    """`card` and `sample` make the text of the name of a family."""
+
+    def says(snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
+        for state in snapshot.cards:
+            yield _Said(state.card.name, card(state.card.family), state.card.family)
+        for odd in snapshot.odd:
+            if odd.sample_of is not None:
+                yield _Said(odd.entry, sample(odd.sample_of), f"{odd.sample_of}, an FPGA sample")
+
+    return says
+
+
+def _of_versions(what: str, part: str, text: Callable[[Card], str | None]) -> _Says:
+    def says(snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
+        for state in snapshot.cards:
+            full = text(state.card)
+            if full is None:
+                yield _Said(state.card.name, None, f"the driver gives no {what} version")
+                continue
+            found: str | None = getattr(_split(full), part)
+            missing = "" if found else f" has no {part}"
+            yield _Said(state.card.name, found, _quoted(full) + missing)
+
+    return says
+
+
+def _of_machine(file: str, text: Callable[[Machine], str | None]) -> _Says:
+    def says(snapshot: Snapshot, machine: Machine) -> Iterable[_Said]:
+        if not snapshot.cards:
+            return
+        said = text(machine)
+        if said is None:
+            yield _Said(file, None, "absent or unreadable")
+        elif not said.strip():
+            yield _Said(file, None, "empty")
+        else:
+            yield _Said(file, said, _quoted(said.strip()))
+
+    return says
+
+
+def _count(snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
+    if snapshot.cards:
+        names = ", ".join(state.card.name for state in snapshot.cards)
+        yield _Said(names, str(len(snapshot.cards)), "installed, healthy or not")
+
+
+def _old_name(family: str) -> str:
+    """What the first two generations call a family."""
+    return "renegade" if family == "rngd" else family
+
+
+def _driver(part: str) -> _Says:
+    return _of_versions("driver", part, lambda card: card.driver_version)
+
+
+def _firmware(part: str) -> _Says:
+    return _of_versions("firmware", part, lambda card: card.firmware_version)
+
+
+_SETS: dict[str, dict[str, _Says]] = {
+    "alpha": {
+        "npu.family": _of_cards_and_samples(_old_name, _old_name),
+        "npu.hwtype": _of_cards_and_samples(lambda _: "haps", lambda _: "u250"),
+    },
+    "beta": {
+        "npu.count": _count,
+        "npu.product": _of_cards(lambda card: card.product),
+        "npu.family": _of_cards(lambda card: card.family, _old_name),
+        "machine.vendor": _of_machine(VENDOR_FILE, lambda machine: machine.vendor),
+        "machine.name": _of_machine(NAME_FILE, lambda machine: machine.name),
+        "driver.version": _driver("version"),
+        "driver.version.major": _driver("major"),
+        "driver.version.minor": _driver("minor"),
+        "driver.version.patch": _driver("patch"),
+        "driver.reference": _driver("commit"),
+    },
+    "current": {
+        "npu.count": _count,
+        "npu.family": _of_cards(lambda card: card.family),
+        "npu.product": _of_cards(lambda card: card.product),
+        "driver.version": _driver("version"),
+        "driver.version.major": _driver("major"),
+        "driver.version.minor": _driver("minor"),
+        "driver.version.patch": _driver("patch"),
+        "driver.version.metadata": _driver("commit"),
+        "driver.version.prerelease": _driver("prerelease"),
+        "firmware.version": _firmware("version"),
+        "firmware.version.major": _firmware("major"),
+        "firmware.version.minor": _firmware("minor"),
+        "firmware.version.patch": _firmware("patch"),
+        "firmware.version.metadata": _firmware("commit"),
+        "firmware.version.prerelease": _firmware("prerelease"),
+    },
+}
+
+PREFIXES: dict[str, str] = {
+    "alpha": "alpha.furiosa.ai/",
+    "beta": "beta.furiosa.ai/",
+    "current": "furiosa.ai/",
+}
+"""For each set, what its keys begin with."""
+
+KEYS: dict[str, tuple[str, ...]] = {
+    name: tuple(sorted(PREFIXES[name] + key for key in keys)) for name, keys in _SETS.items()
+}
+"""For each set, every key that it can have, sorted."""

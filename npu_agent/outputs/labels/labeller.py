@@ -1,0 +1,186 @@
+"""Keeps the labels as they should be: decides when to look and when to write, and how to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Literal, Protocol
+
+from npu_agent.backoff import Backoff
+from npu_agent.core.hardware import Snapshot
+from npu_agent.feed import Feed, changes_of
+from npu_agent.inventory.reader import HungError, Reader
+from npu_agent.logs import logger
+from npu_agent.outputs.labels import compute
+from npu_agent.outputs.labels.compute import Machine
+from npu_agent.outputs.labels.state import LabelState
+
+log = logger(__name__)
+
+_RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
+"""Seconds between tries while the labels cannot be put in place."""
+_MACHINE_DEADLINE = 2.0
+_SETTLE = 1.0
+"""Seconds that the labels to put in place have to stay the same once they are known: a driver that
+is reloaded takes its cards away one by one, and each step would be a write."""
+
+
+class UnavailableError(Exception):
+    """The labels cannot be put in place now. The message says why, and how to mend it.
+
+    Attributes:
+        retry_after: seconds that whoever refused wants us to wait; None if it did not say.
+        kind: one word for the metric, such as ``forbidden``.
+    """
+
+    def __init__(self, message: str, *, kind: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+
+
+class Output(Protocol):
+    """A place where labels go."""
+
+    name: Literal["api", "nfd"]
+
+    async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
+        """Makes `labels` ours in that place, and nothing else; writes only what differs.
+
+        With `careful`, labels of ours that are there stay as they are, as `labels` may be wrong.
+        Returns what was done, as counts of ``written``, ``put_back``, ``removed`` and ``left``
+        labels; all 0 where everything was in place.
+
+        Raises:
+            UnavailableError: it could not be done.
+        """
+
+    def changed(self) -> None:
+        """Tells that the next `put` has other labels than the last one: do not trust a cache."""
+
+
+class Labeller:
+    """Keeps the labels in one place; `state` says how they stand, `results` counts what is done."""
+
+    def __init__(
+        self,
+        *,
+        snapshots: Feed[Snapshot],
+        sets: Feed[Collection[str]],
+        resync: Callable[[], float],
+        output: Output,
+        machine: Callable[[], Machine],
+    ) -> None:
+        """A labeller that has not begun.
+
+        Args:
+            snapshots: the hardware.
+            sets: the generations of label names that are wanted.
+            resync: seconds between two looks whether somebody else changed our labels.
+            output: where they go.
+            machine: reads what the machine is called; may block.
+        """
+        self.state: Feed[LabelState] = Feed(LabelState(output=output.name))
+        self.results: Counter[str] = Counter()
+        self._snapshots = snapshots
+        self._sets = sets
+        self._resync = resync
+        self._output = output
+        self._read_machine = machine
+        self._machine: Machine | None = None
+        self._told = ""
+
+    async def run(self) -> None:
+        """Follows hardware and config until cancelled."""
+        wanted: Feed[tuple[Mapping[str, str], bool] | None] = Feed(None)
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._follow(wanted))
+            await self._keep(wanted)
+
+    async def _follow(self, wanted: Feed[tuple[Mapping[str, str], bool] | None]) -> None:
+        """Computes what is wanted, and whether that may be wrong, whenever something changes."""
+        machine = await self._machine_once()
+        async for _ in changes_of(self._snapshots, self._sets):
+            snapshot = self._snapshots.value
+            if snapshot.complete:
+                labels = compute.labels(snapshot, machine, self._sets.value)
+                wanted.publish((labels, compute.unsure(snapshot) is not None))
+
+    async def _machine_once(self) -> Machine:
+        """What the machine is called; it does not change while it runs."""
+        if self._machine is None:
+            reader = Reader("npu-dmi")
+            try:
+                self._machine = await reader.call(self._read_machine, deadline=_MACHINE_DEADLINE)
+            except (OSError, HungError) as error:
+                log.warning("the machine's vendor and name cannot be read", error=error)
+                self._machine = Machine(vendor=None, name=None)
+            finally:
+                reader.close()
+        return self._machine
+
+    async def _keep(self, wanted: Feed[tuple[Mapping[str, str], bool] | None]) -> None:
+        pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+        before: Mapping[str, str] | None = None
+        while True:
+            changed, now = wanted.changed, wanted.value
+            if now is None:
+                await changed.wait()
+                continue
+            labels, careful = now
+            if before is not None and labels != before:
+                if await _within(changed, _SETTLE):
+                    continue
+                self._output.changed()
+            try:
+                await self._put(labels, careful=careful)
+            except UnavailableError as error:
+                self._trouble(labels, error)
+                await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))
+                continue
+            before = labels
+            pause.reset()
+            # With jitter, so that the agents of thousands of nodes do not ask all at once.
+            await _within(changed, self._resync() * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def _put(self, labels: Mapping[str, str], *, careful: bool) -> None:
+        self.state.publish(replace(self.state.value, labels=labels))
+        done = await self._output.put(labels, careful=careful)
+        if self._told:
+            self._told = ""
+            log.info("labels can be put in place again")
+        self.results.update({what: 1 for what, count in done.items() if count})
+        written = done.total() - done["left"]
+        if written:
+            said = ", ".join(f"{count} {what}" for what, count in done.items() if count)
+            log.info("labels written", output=self._output.name, labels=said.replace("_", " "))
+        self.state.publish(
+            LabelState(
+                output=self._output.name,
+                labels=labels,
+                in_place=not done["left"],
+                applied_at=time.time() if written else self.state.value.applied_at,
+            )
+        )
+
+    def _trouble(self, labels: Mapping[str, str], error: UnavailableError) -> None:
+        self.results[error.kind] += 1
+        reason = str(error)
+        if reason != self._told:
+            self._told = reason
+            log.warning("labels not in place: trying again", reason=reason)
+        self.state.publish(replace(self.state.value, labels=labels, in_place=False, error=reason))
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether `event` is set within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

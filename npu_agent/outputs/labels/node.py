@@ -1,0 +1,92 @@
+"""Labels on our own Node through the API server: server-side apply, and only where they differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+from npu_agent.kube import Api, ApiError, Kind, NodeMeta
+from npu_agent.outputs.labels.labeller import UnavailableError
+
+NO_NODE_NAME = (
+    "NODE_NAME is not set, so it is not known which Node is ours: set it from spec.nodeName by the "
+    "downward API as k8s/daemonset.yaml does, or set labels.output to none"
+)
+_SELDOM = 3600.0
+"""Seconds between two reminders of what only a restart can mend."""
+
+
+class NodeOutput:
+    """Puts labels on one Node. What others put there is theirs: only keys of ours are written."""
+
+    name: Literal["api", "nfd"] = "api"
+
+    def __init__(self, api: Api, node_name: str | None) -> None:
+        """`node_name` None: nothing can be put anywhere, and each `put` says so."""
+        self._api = api
+        self._node_name = node_name
+        self._known: NodeMeta | None = None
+        """The Node as the API server answered our last write."""
+        self._trust = False
+
+    def changed(self) -> None:
+        """The next `put` is not a look for drift.
+
+        The API server's cache may be a moment behind our own last write, and with labels that
+        change back and forth it would show what is wanted and is no longer there.
+        """
+        self._trust = self._known is not None
+
+    async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
+        """See `Output.put`."""
+        if not self._node_name:
+            raise UnavailableError(NO_NODE_NAME, kind="no_node_name", retry_after=_SELDOM)
+        try:
+            return await self._put(self._node_name, labels, careful=careful)
+        except ApiError as error:
+            # Whose uid is another one now, that is refused as a change of what cannot change (422).
+            if error.kind in (Kind.NOT_FOUND, Kind.CONFLICT, Kind.REFUSED):
+                self._known, self._trust = None, False  # the Node may have been made anew
+            raise UnavailableError(
+                str(error), kind=error.kind.value, retry_after=error.retry_after
+            ) from error
+
+    async def _put(self, name: str, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
+        drift = self._known is not None and not self._trust
+        node = self._known if self._trust and self._known else await self._api.node(name)
+        wrong = {key for key, value in labels.items() if node.labels.get(key) != value}
+        gone = node.applied - labels.keys()
+        # The right value in somebody else's hands would stay behind when it no longer applies.
+        theirs = labels.keys() - node.applied - wrong
+        if not (wrong or gone or theirs):
+            self._trust = False
+            return Counter()
+        if careful and node.applied:
+            return Counter(left=len(wrong | gone))
+        self._known = await self._api.apply_labels(node, labels)
+        self._trust = False
+        refused = sorted(k for k, v in labels.items() if self._known.labels.get(k) != v)
+        if refused:
+            raise UnavailableError(
+                f"the API server took the labels of Node {name}, and {', '.join(refused)} differ "
+                "all the same: does an admission webhook change them?",
+                kind="overruled",
+            )
+        how = "put_back" if drift else "written"
+        return Counter({how: len(wrong | theirs), "removed": len(gone)})
+
+    async def clear(self) -> frozenset[str]:
+        """Takes away every label that was put there by us, now or by an agent before; returns them.
+
+        Raises:
+            UnavailableError: it could not be done.
+        """
+        if not self._node_name:
+            raise UnavailableError(NO_NODE_NAME, kind="no_node_name")
+        try:
+            node = await self._api.node(self._node_name)
+            after = await self._api.apply_labels(node, {}) if node.applied else node
+        except ApiError as error:
+            raise UnavailableError(str(error), kind=error.kind.value) from error
+        return node.applied - after.applied

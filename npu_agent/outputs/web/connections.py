@@ -1,0 +1,161 @@
+"""HTTP connections by aiohttp, bounded: no client can hold memory, a scrape or our exit up.
+
+Loaded only when the server starts: aiohttp costs the command line too much.
+"""
+# ruff: noqa: E402  (aiohttp comes by `lean`, and only then parts of it)
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from collections.abc import AsyncIterator, Sequence
+
+from npu_agent import lean
+
+lean.aiohttp()
+
+# Not by `aiohttp.web`, which brings applications, routes and file serving along: 1 MB.
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response
+from aiohttp.web_server import Server
+
+from npu_agent.outputs.web.pages import Pages
+
+_MOST = 64
+"""Connections that are kept. Beyond, the one that was silent for longest is closed: whoever opens
+many hurts himself, and a scraper, who speaks at once, still gets through."""
+_SILENCE = 30.0
+"""Seconds a client may take to send a request, the first or the next. aiohttp counts from the
+connection or the last answer, so that a client that sends a byte now and then gains nothing."""
+_TAKE = 10.0
+"""Seconds a client may take to take its answer."""
+_LINGER = 1.0
+"""Seconds to read on what nobody asked for, so that a client that sends it sees the answer."""
+_LINE, _HEADERS = 4096, 40
+"""Bytes of a line of a request's head, and how many headers. With `_MOST` this bounds what clients
+that never finish their heads can make the agent hold: some 20 MB."""
+_BACKLOG = 128
+"""Connections that wait to be accepted; asyncio listens anew with its own number, else."""
+
+
+class Connections(Server):
+    """The server's open connections; makes the protocol of each new one, as asyncio asks for."""
+
+    def __init__(self, pages: Pages) -> None:
+        """Answers with `pages`."""
+        super().__init__(
+            self._handle,
+            access_log=None,
+            logger=_errors(),
+            keepalive_timeout=_SILENCE,
+            lingering_time=_LINGER,
+            max_line_size=_LINE,
+            max_field_size=_LINE,
+            max_headers=_HEADERS,
+            auto_decompress=False,
+        )
+        self._pages = pages
+        self._open: dict[RequestHandler, asyncio.Transport] = {}
+        """Sorted: the one that was silent for longest comes first."""
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        """Called by aiohttp for each new connection."""
+        super().connection_made(handler, transport)
+        # Then "written" means that the kernel has it: what a client does not take stays within
+        # the deadline of `_handle`, and an idle connection has nothing that keeps it from closing.
+        transport.set_write_buffer_limits(high=0)
+        self._open[handler] = transport
+        if len(self._open) > _MOST:
+            _drop(self._open.pop(next(iter(self._open))))
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        """Called by aiohttp when one has ended."""
+        super().connection_lost(handler, exc)
+        self._open.pop(handler, None)
+
+    def abort(self) -> None:
+        """Ends every connection at once."""
+        for transport in self._open.values():
+            _drop(transport)
+
+    async def _handle(self, request: BaseRequest) -> Response:
+        protocol = request.protocol
+        if protocol in self._open:
+            self._open[protocol] = self._open.pop(protocol)
+        answer = self._pages.answer(
+            request.method,
+            request.path,
+            accept=request.headers.get("Accept", ""),
+            encodings=request.headers.get("Accept-Encoding", ""),
+        )
+        response = Response(
+            status=answer.status,
+            body=answer.body,
+            headers={**answer.headers, "Server": "npu-agent"},
+        )
+        # Written here and not after the return, where aiohttp would wait without end.
+        try:
+            async with asyncio.timeout(_TAKE):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                _drop(request.transport)
+        except ConnectionError:
+            pass  # the client has gone
+        return response
+
+
+def _drop(transport: asyncio.Transport) -> None:
+    """Ends a connection with a reset.
+
+    After a plain close the kernel would keep what was not taken, megabytes, and offer it for
+    minutes to a client that does not take it.
+    """
+    transport.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
+    transport.abort()
+
+
+def _errors() -> logging.Logger:
+    """The log of aiohttp's own troubles, without those that only tell of what clients send."""
+    found = logging.getLogger(f"{__name__}.aiohttp")
+    found.filters[:] = [_ours]
+    return found
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, RequestPayloadError, ConnectionError))
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    pages: Pages, sockets: Sequence[socket.socket], ending: float
+) -> AsyncIterator[None]:
+    """Serves `pages` on listening `sockets`; at the end closes them and all connections.
+
+    `ending` is how many seconds that may take, whatever the clients do.
+    """
+    connections = Connections(pages)
+    loop = asyncio.get_running_loop()
+    servers = [
+        await loop.create_server(connections, sock=each, backlog=_BACKLOG) for each in sockets
+    ]
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.close()
+        await asyncio.sleep(0)  # requests that have come are begun, before idle connections close
+        connections.pre_shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ending):
+                await connections.shutdown(ending / 2)
+        connections.abort()

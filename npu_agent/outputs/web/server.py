@@ -1,0 +1,164 @@
+"""The HTTP server: gets its address, serves the pages there, and tells when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from contextlib import closing
+from importlib import import_module
+
+from npu_agent.backoff import Backoff
+from npu_agent.feed import Feed
+from npu_agent.inventory.reader import HungError, Reader
+from npu_agent.logs import logger
+from npu_agent.outputs.web.pages import Pages
+
+log = logger(__name__)
+
+_ENDING = 0.4
+"""Seconds to end all connections: the whole agent has one."""
+_RESOLVE = 5.0
+"""Seconds for a host's name to be resolved."""
+_FIRST, _LONGEST = 0.5, 5.0
+"""Seconds between tries: an older instance in the host's network goes within a minute."""
+_BACKLOG = 128
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT)
+
+
+class Server:
+    """Serves `pages` while it runs; `listening` is the address that it has."""
+
+    def __init__(self, address: tuple[str, int], pages: Pages) -> None:
+        """`address` is the config's metrics.listen: host "" is every interface, port 0 any port."""
+        self.listening: Feed[tuple[str, int] | None] = Feed(None)
+        """Host and port; None while there is none."""
+        self._address = address
+        self._pages = pages
+
+    async def run(self) -> None:
+        """Serves until cancelled; a port that is taken is asked for again and again."""
+        # aiohttp takes its time to load, and the loop has better use for it: the kubelet waits.
+        await asyncio.to_thread(import_module, "npu_agent.outputs.web.connections")
+        from npu_agent.outputs.web.connections import serving
+
+        sockets = await self._bound()
+        try:
+            async with serving(self._pages, sockets, _ENDING):
+                host, port = sockets[0].getsockname()[:2]
+                log.info("serving metrics and status", address=_shown((host, port)))
+                self.listening.publish((host, port))
+                await asyncio.Event().wait()
+        finally:
+            self.listening.publish(None)
+            for each in sockets:
+                each.close()
+
+    async def _bound(self) -> list[socket.socket]:
+        """The listening sockets, as soon as they can be had."""
+        pause = Backoff(first=_FIRST, longest=_LONGEST)
+        told = ""
+        with closing(Reader("npu-resolve")) as resolver:
+            while True:
+                try:
+                    return await listen(self._address, resolver)
+                except (OSError, HungError) as error:
+                    reason = explained(error)
+                    if reason != told:
+                        told = reason
+                        log.error(
+                            "metrics and status cannot be served: trying again",
+                            address=_shown(self._address),
+                            reason=reason,
+                        )
+                await asyncio.sleep(pause.next())
+
+
+async def listen(address: tuple[str, int], resolver: Reader) -> list[socket.socket]:
+    """Listens at all that `address` stands for.
+
+    Raises:
+        OSError: it cannot be done; no socket is left open.
+        HungError: nobody says what address the host's name stands for.
+    """
+    host, port = address
+    if not host:
+        return [_everywhere(port)]
+    if _is_number(host):
+        return [_one(host, port)]
+    # Names are asked for by blocking calls, which may hang: not on the loop, nor on one of its
+    # executor's threads, which would keep the process from ending.
+    found = await resolver.call(
+        lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), deadline=_RESOLVE
+    )
+    sockets: list[socket.socket] = []
+    trouble: OSError | None = None
+    try:
+        for number in dict.fromkeys(str(entry[4][0]) for entry in found):
+            try:
+                sockets.append(_one(number, port))
+            except OSError as error:  # localhost is ::1 even where there is no IPv6
+                if error.errno not in _NO_IPV6:
+                    raise
+                trouble = error
+            else:
+                port = port or sockets[0].getsockname()[1]
+        if trouble is not None and not sockets:
+            raise trouble
+    except OSError:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
+
+def _everywhere(port: int) -> socket.socket:
+    """Every interface by IPv6 and IPv4, or by IPv4 alone where there is no IPv6."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
+        except OSError as error:
+            if error.errno not in _NO_IPV6:
+                raise
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def _one(number: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in number else socket.AF_INET
+    return socket.create_server((number, port), family=family, backlog=_BACKLOG)
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(address: tuple[str, int]) -> str:
+    """As metrics.listen writes it."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def explained(error: OSError | HungError) -> str:
+    """Why it is not to be had, with the remedy."""
+    if isinstance(error, HungError):
+        return "the host's name is not resolved: give metrics.listen an address by numbers"
+    if isinstance(error, socket.gaierror):
+        return f"the host's name cannot be resolved ({error.strerror}): see metrics.listen"
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                "the port is taken by another program, or by another npu-agent in this network "
+                "(with hostNetwork, any on this node): give metrics.listen another one"
+            )
+        case errno.EACCES | errno.EPERM:
+            return "ports below 1024 are not for the agent: give metrics.listen a higher one"
+        case errno.EADDRNOTAVAIL:
+            return "this host has no such address: give metrics.listen one that it has, or none"
+    return f"{error.strerror}: see metrics.listen"

@@ -1,0 +1,1 @@
+"""What the agent knows of vendors' hardware: one folder a vendor."""

@@ -1,0 +1,90 @@
+"""What the agent has to know of a family of cards to find, watch and hand out its cards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
+
+    from npu_agent.core.hardware import CoreRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """The vendor's conventions for one family. Node names are templates; ``{n}`` is the number."""
+
+    name: str
+    """As in config files: ``warboy``."""
+    title: str
+    """For people: ``FuriosaAI Warboy``."""
+    core_count: int
+    class_dir: str
+    """Below /sys/class: the directory with one entry a card."""
+    entry: re.Pattern[str]
+    """Matches the whole name of such an entry; group 1 is the card's number."""
+    product: Callable[[str, str | None], str | None]
+    """``(device_type, soc_rev)`` -> product name, or None if that is not a card of this family."""
+    liveness_file: str
+    """In the entry's directory; ``1`` means alive."""
+    dev_dir: str
+    """Below /dev, with a trailing slash, or empty: where the nodes are."""
+    shared_nodes: tuple[str, ...]
+    """Nodes that every holder of a core needs."""
+    whole_nodes: tuple[str, ...]
+    """Nodes that only the holder of the whole card gets."""
+    core_ranges: tuple[CoreRange, ...]
+    """The PE nodes there are: single cores and fused ones, the narrow ones first."""
+    core_entry: str
+    """Beside the card's entry: that of a core, or of fused ones. The cores follow this name."""
+    counters_file: str
+    """In a core's entry: what it has counted."""
+    counters: Callable[[bytes], tuple[int, int] | None]
+    """That file's content -> ``(cycles, task cycles)``."""
+    counts_in_use_only: bool
+    """Whether only cores in use have counters, which then are of 32 bits and begin anew at 2**32;
+    else every core has them, of 64 bits."""
+    frequencies: Callable[[bytes | None], tuple[int | None, ...]]
+    """The file of clocks -> MHz of each core; empty where it tells none."""
+    memory_file: str | None = None
+    """In a core's entry: the memory of its user; empty while the core is free."""
+    memory: Callable[[bytes], tuple[int, int] | None] | None = None
+    """That file's content -> ``(bytes that may be taken, bytes taken)``."""
+    occupancy_file: str | None = None
+    """In the card's entry: a line a core, ``1`` in use and ``0`` free."""
+    covering: tuple[tuple[CoreRange, ...], ...] = field(init=False, repr=False)
+    """For each core, those of `core_ranges` of which it is one."""
+
+    def __post_init__(self) -> None:
+        covering = tuple(
+            tuple(cores for cores in self.core_ranges if cores.first <= core <= cores.last)
+            for core in range(self.core_count)
+        )
+        object.__setattr__(self, "covering", covering)
+
+    def shared(self, index: int) -> tuple[str, ...]:
+        """Paths below /dev of the nodes that every holder of a core of card `index` needs."""
+        return tuple(self.dev_dir + node.format(n=index) for node in self.shared_nodes)
+
+    def whole(self, index: int) -> tuple[str, ...]:
+        """Paths below /dev of the nodes that only the holder of the whole card gets."""
+        return tuple(self.dev_dir + node.format(n=index) for node in self.whole_nodes)
+
+    def core_node(self, index: int, cores: CoreRange) -> str:
+        """Path below /dev of the PE node for exactly these cores."""
+        return f"{self.dev_dir}npu{index}pe{cores}"
+
+    def nodes(self, index: int) -> tuple[str, ...]:
+        """Paths below /dev of every node that card `index` may have."""
+        return (
+            *self.shared(index),
+            *self.whole(index),
+            *(self.core_node(index, cores) for cores in self.core_ranges),
+        )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many cores a device of this family can have: those with nodes, and the whole card."""
+        return tuple(sorted({len(cores) for cores in self.core_ranges} | {self.core_count}))

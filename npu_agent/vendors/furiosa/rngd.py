@@ -1,0 +1,59 @@
+"""RNGD (Renegade): PCI 1ed2:0001, 8 cores, nodes in /dev/rngd, management in /sys/class/rngd_mgmt.
+
+There is no node for all 8 cores: a whole card is the two halves pe0-3 and pe4-7.
+"""
+
+from __future__ import annotations
+
+import re
+
+from npu_agent.core.hardware import CoreRange
+from npu_agent.vendors.furiosa import parse
+from npu_agent.vendors.furiosa.family import Family
+
+_CORES = 8
+
+
+def product(device_type: str, soc_rev: str | None) -> str | None:  # noqa: ARG001 (one shape for all)
+    """There is one product."""
+    return "rngd" if device_type.lower() == "rngd" else None
+
+
+def frequencies(raw: bytes | None) -> tuple[int | None, ...]:
+    """A line a core."""
+    return parse.per_core(raw, _CORES)
+
+
+FAMILY = Family(
+    name="rngd",
+    title="FuriosaAI RNGD",
+    core_count=_CORES,
+    class_dir="rngd_mgmt",
+    # "!" is how the kernel writes a "/" of a device's name; some drivers put a "_" before mgmt.
+    entry=re.compile(r"rngd!npu([0-9]{1,4})_?mgmt"),
+    product=product,
+    liveness_file="device_state",
+    dev_dir="rngd/",
+    shared_nodes=(
+        "npu{n}mgmt",
+        *(f"npu{{n}}bar{bar}" for bar in (0, 2, 4)),
+        *(f"npu{{n}}ch{channel}" for channel in range(8)),
+        *(f"npu{{n}}ch{channel}r" for channel in range(8)),
+        "npu{n}dmar",
+    ),
+    whole_nodes=(),
+    core_ranges=tuple(
+        CoreRange(first, first + width - 1)
+        for width in (1, 2, 4)
+        for first in range(0, _CORES, width)
+    ),
+    core_entry="rngd!npu{n}pe",
+    counters_file="metrics",
+    counters=parse.metrics,
+    counts_in_use_only=False,
+    frequencies=frequencies,
+    memory_file="alloc_status",
+    memory=parse.alloc_status,
+    occupancy_file="pe_occupancy",
+)
+"""The family's conventions."""

@@ -1,0 +1,407 @@
+"""Reads cards from a host's /sys and /dev: blocking I/O, always called on a card's own thread.
+
+Every function may hang as long as the driver likes; `npu_agent.inventory.reader` puts deadlines on
+them. Absent files are None; a file that is there and cannot be read raises OSError.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
+from npu_agent.vendors.furiosa import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npu_agent.vendors.furiosa.families import Family
+
+_LARGEST_FILE = 64 * 1024
+"""sysfs answers at most a page; what is larger is not from a driver."""
+
+_SETTLED = 1_000_000_000
+"""Nanoseconds after which a directory's time tells it from any later change: file systems count
+in ticks of some milliseconds."""
+
+_HWMON = {
+    "temp": ("_input", SensorKind.TEMPERATURE),
+    "power": ("_average", SensorKind.POWER),
+    "in": ("_input", SensorKind.VOLTAGE),
+    "curr": ("_input", SensorKind.CURRENT),
+}
+
+
+class NotServedError(Exception):
+    """An entry that is not a card we serve; the message says why.
+
+    Attributes:
+        sample: whether it is an FPGA sample of the family.
+    """
+
+    def __init__(self, message: str, *, sample: bool = False) -> None:
+        super().__init__(message)
+        self.sample = sample
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A family's entry in /sys/class: where a card may be."""
+
+    family: Family
+    index: int
+    path: Path
+    """On this machine, i.e. below the host root."""
+    inode: int
+    """A driver that is reloaded makes the entry anew, with another inode."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """As `Card.key`."""
+        return (self.family.name, self.index)
+
+    @property
+    def name(self) -> str:
+        """``npu0``."""
+        return f"npu{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """A look at whether a card works."""
+
+    alive: bool | None
+    """None: the driver does not say."""
+    nodes: frozenset[str]
+    """The card's device nodes that exist now, as `Card.nodes`."""
+
+
+class Host:
+    """A host's file system, seen from `root` (``/`` on the host itself, a mount in a container)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._sys = root / "sys"
+        self._dev = str(root / "dev")
+        self._nodes_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
+
+    def entries(self, families: tuple[Family, ...]) -> tuple[Entry, ...]:
+        """Every place where a card of `families` may be, sorted by number, family and name.
+
+        Raises:
+            OSError: a class directory is there and cannot be listed.
+        """
+        found: list[Entry] = []
+        for family in families:
+            directory = self._sys / "class" / family.class_dir
+            try:
+                with os.scandir(directory) as listing:
+                    for item in listing:
+                        match = family.entry.fullmatch(item.name)
+                        if match is None:
+                            continue
+                        try:
+                            inode = item.stat().st_ino
+                        except FileNotFoundError:
+                            continue  # unbound between the listing and the look
+                        except OSError:
+                            inode = 0  # `card` tells why; the others are found all the same
+                        found.append(Entry(family, int(match[1]), directory / item.name, inode))
+            except FileNotFoundError:
+                continue
+        return tuple(
+            sorted(found, key=lambda entry: (entry.index, entry.family.name, entry.path.name))
+        )
+
+    def card(self, entry: Entry) -> Card:
+        """What the card at `entry` is.
+
+        Raises:
+            NotServedError: it is an FPGA sample, another vendor's, or of an unknown type.
+            OSError: it does not let us read its type.
+        """
+        family, directory = entry.family, str(entry.path)
+        platform = parse.text(_read(f"{directory}/platform_type"))
+        if platform == "VITIS":
+            raise NotServedError(
+                "an FPGA sample (platform_type VITIS): these are not handed out", sample=True
+            )
+        if platform not in (None, "FuriosaAI"):
+            raise NotServedError(f"platform_type is {platform!r} and not FuriosaAI")
+        device_type = parse.text(_read(f"{directory}/device_type"))
+        if device_type is None:
+            raise NotServedError(
+                "device_type is absent, empty or not text: the card cannot be told"
+            )
+        product = family.product(device_type, parse.text(_optional(f"{directory}/soc_rev")))
+        if product is None:
+            raise NotServedError(f"device_type {device_type!r} is not known for {family.title}")
+        address = parse.pci_address(_optional(f"{directory}/busname"))
+        return Card(
+            family=family.name,
+            index=entry.index,
+            product=product,
+            uuid=parse.identifier(_optional(f"{directory}/device_uuid")),
+            serial=parse.identifier(_optional(f"{directory}/device_sn")),
+            pci_bus_id=address,
+            dev=parse.device_number(_optional(f"{directory}/dev")),
+            driver_version=parse.text(_optional(f"{directory}/version")),
+            firmware_version=parse.text(_optional(f"{directory}/fw_version")),
+            numa_node=parse.numa_node(_optional(f"{self._pci(address)}/numa_node"))
+            if address
+            else None,
+            switches=self._switches(address) if address else (),
+            nodes=self._nodes(entry),
+        )
+
+    def liveness(self, entry: Entry) -> Liveness:
+        """Whether the card at `entry` works.
+
+        Raises:
+            OSError: the driver refuses to say.
+            ValueError: it answers nonsense.
+        """
+        try:
+            alive = parse.liveness(_read(f"{entry.path}/{entry.family.liveness_file}"))
+        except ValueError as error:
+            raise ValueError(f"{entry.family.liveness_file} says {error}") from None
+        return Liveness(alive, self._nodes(entry))
+
+    def reading(self, entry: Entry, pci_bus_id: str | None) -> Reading:
+        """The card's telemetry; what cannot be read is left out. Cores are as in `cores`."""
+        directory = str(entry.path)
+        try:
+            alive = parse.liveness(_optional(f"{directory}/{entry.family.liveness_file}"))
+        except ValueError:
+            alive = None
+        uptime = parse.integer(_optional(f"{directory}/heartbeat"))
+        clocks = _optional(f"{directory}/ne_clk_freq_info") or _optional(f"{directory}/npu_clocks")
+        cores = self.cores(entry, entry.family.frequencies(clocks))
+        return Reading(
+            at=time.monotonic(),
+            alive=alive,
+            uptime=uptime if uptime is not None and uptime >= 0 else None,
+            errors=parse.errors(_optional(f"{directory}/atr_error")),
+            clocks=parse.numbers(clocks),
+            sensors=self._sensors(pci_bus_id) if pci_bus_id else (),
+            cores=cores,
+        )
+
+    def cores(
+        self, entry: Entry, frequencies: tuple[int | None, ...] = ()
+    ) -> tuple[CoreReading, ...]:
+        """A look at each core of which the driver tells something.
+
+        `CoreReading.utilization` is 0 for a core that is not in use and None for all others: what
+        they do shows in two looks (`npu_agent.core.utilization`).
+
+        Args:
+            entry: where the card is.
+            frequencies: MHz of each core; empty where the driver does not say.
+        """
+        look = _CoreLook(entry)
+        found = (
+            look.core(core, frequencies[core] if frequencies else None)
+            for core in range(entry.family.core_count)
+        )
+        return tuple(filter(None, found))
+
+    def _pci(self, address: str) -> str:
+        return f"{self._sys}/bus/pci/devices/{address}"
+
+    def _switches(self, address: str) -> tuple[str, ...]:
+        """The bridges above the card, read from where its sysfs directory really is."""
+        try:
+            parts = Path(self._pci(address)).resolve(strict=True).parts
+        except (OSError, RuntimeError):  # a RuntimeError: symbolic links in a circle
+            return ()
+        roots = [at for at, part in enumerate(parts) if part.startswith("pci")]
+        return parts[roots[-1] : -1] if roots else ()
+
+    def _nodes(self, entry: Entry) -> frozenset[str]:
+        """Which of the card's nodes exist. Only looked at, never opened: opening takes the core.
+
+        Whatever comes or goes in a directory changes its time, so the last answer holds as long as
+        that stays the same: one look at a directory instead of 35 at nodes, twice a second.
+        """
+        directory = f"{self._dev}/{entry.family.dev_dir}"
+        try:
+            changed = os.stat(directory).st_mtime_ns  # noqa: PTH116 (as in _is_node)
+        except OSError:
+            return frozenset()
+        before = self._nodes_at.get(entry.key)
+        if before and before[0] == changed:
+            return before[1]
+        settled = time.time_ns() - changed > _SETTLED  # else more may happen at the very same time
+        nodes = frozenset(
+            node for node in entry.family.nodes(entry.index) if _is_node(f"{self._dev}/{node}")
+        )
+        if settled:
+            self._nodes_at[entry.key] = (changed, nodes)
+        return nodes
+
+    def _sensors(self, address: str) -> tuple[Sensor, ...]:
+        sensors: list[Sensor] = []
+        for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
+            for name in sorted(_names(directory), key=_natural):
+                for prefix, (suffix, kind) in _HWMON.items():
+                    number = name.removeprefix(prefix).removesuffix(suffix)
+                    if name != prefix + number + suffix or not number.isdecimal():
+                        continue
+                    value = parse.integer(_optional(f"{directory}/{name}"))
+                    if value is not None:
+                        label = parse.text(_optional(f"{directory}/{prefix}{number}_label"))
+                        sensors.append(Sensor(kind, label.lower() if label else number, value))
+        return tuple(sensors)
+
+
+_Figures = tuple[int, int]
+"""Two numbers of one file that belong together."""
+
+
+class _CoreLook:
+    """One look at the cores of a card; each file is read once, and only if it matters.
+
+    A container that holds fused cores has its figures in the entry of the fused cores, while those
+    of the single ones tell that they are free. So a core's figures are those of the narrowest entry
+    that has some.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self._family = entry.family
+        self._beside = f"{entry.path.parent}/{entry.family.core_entry.format(n=entry.index)}"
+        self._fused: dict[str, _Figures | _Told] = {}
+        self._occupied: tuple[int | None, ...] = ()
+        if entry.family.occupancy_file:
+            raw = _optional(f"{entry.path}/{entry.family.occupancy_file}")
+            self._occupied = parse.per_core(raw, entry.family.core_count)
+
+    def core(self, core: int, frequency: int | None) -> CoreReading | None:
+        """What is told of this core, which runs at `frequency` MHz; None if that is nothing."""
+        family, covering = self._family, self._family.covering[core]
+        occupied = self._occupied[core] if self._occupied else None
+        holder: CoreRange | None = None
+        memory: _Figures | _Told = _Told.NOTHING
+        if family.memory_file and family.memory and occupied != 0:
+            holder, memory = self._first(covering, family.memory_file, family.memory)
+            if holder:
+                covering = (holder, *(cores for cores in covering if cores != holder))
+        source, counters = self._first(covering, family.counters_file, family.counters)
+        told = counters if memory is _Told.NOTHING else memory
+        free = occupied == 0 or (occupied != 1 and told is _Told.FREE)
+        cycles, task_cycles = (None, None) if isinstance(counters, _Told) else counters
+        total = used = None
+        if holder and not isinstance(memory, _Told):
+            # What fused cores have together is told in equal parts, so that cores can be summed.
+            total, used = memory[0] // len(holder), memory[1] // len(holder)
+        if frequency is None and total is None and source is None and not free:
+            return None
+        return CoreReading(
+            core=core,
+            utilization=0.0 if free else None,
+            frequency=frequency,
+            cycles=cycles,
+            task_cycles=task_cycles,
+            dram_total=total,
+            dram_used=used,
+            source=source,
+        )
+
+    def _first(
+        self,
+        covering: tuple[CoreRange, ...],
+        file: str,
+        understand: Callable[[bytes], _Figures | None],
+    ) -> tuple[CoreRange | None, _Figures | _Told]:
+        """The first of these entries that has figures, and these; else what they tell instead."""
+        told = _Told.NOTHING
+        for cores in covering:
+            path = f"{self._beside}{cores}/{file}"
+            figures = self._fused.get(path)
+            if figures is None:
+                figures = _figures(path, understand)
+                if cores.first != cores.last:
+                    self._fused[path] = figures
+            if not isinstance(figures, _Told):
+                return cores, figures
+            if told is not _Told.NONSENSE and figures is not _Told.NOTHING:
+                told = figures
+        return None, told
+
+
+class _Told(enum.Enum):
+    """What files of a core tell that has no figures."""
+
+    NOTHING = "there is none"
+    FREE = "they refuse to be read, or are empty: nobody uses the core"
+    NONSENSE = "one cannot be read or understood"
+
+
+def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _Told:
+    """The figures in a file of a core, or what it tells without any."""
+    try:
+        raw = _read(path)
+    except PermissionError:
+        return _Told.FREE
+    except (OSError, ValueError):
+        return _Told.NONSENSE
+    if raw is None:
+        return _Told.NOTHING
+    if not raw or raw.isspace():
+        return _Told.FREE
+    return understand(raw) or _Told.NONSENSE
+
+
+def _read(path: str) -> bytes | None:
+    """The file's content, None if there is no such file; raises OSError when it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return os.read(descriptor, _LARGEST_FILE)
+    except OSError as error:
+        error.filename = path  # unlike open, read does not say of what
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _optional(path: str) -> bytes | None:
+    """As `_read`, for files that nothing depends on: one that refuses to be read is absent."""
+    try:
+        return _read(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _is_node(path: str) -> bool:
+    """A character device, or the plain file that stands for one where root is missing."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 (a Path costs four times as much)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISREG(mode)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)  # noqa: PTH208 (names are wanted, not paths)
+    except OSError:
+        return []
+
+
+def _listed(directory: str, prefix: str) -> list[str]:
+    return [f"{directory}/{name}" for name in sorted(_names(directory)) if name.startswith(prefix)]
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """Sorts temp2 before temp10."""
+    stem = name.partition("_")[0]
+    letters = stem.rstrip("0123456789")
+    return (letters, int(stem[len(letters) :] or 0))

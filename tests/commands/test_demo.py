@@ -1,0 +1,99 @@
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npu_agent import simulator
+from npu_agent.commands import demo
+from tests.outputs.deviceplugin.helpers import golden
+from tests.processes import DEADLINE, environment, ran, started
+
+GOLDEN = Path(__file__).parent / "demo.txt"
+
+
+def test_tour_is_the_golden_one() -> None:
+    code, out, err = ran("demo", "--once")
+    assert (code, err) == (0, "")
+    found = re.sub(r"furiosa-npu-[0-9a-f]{8}\.sock", "furiosa-npu-01234567.sock", out)
+    found = re.sub(r"/\S*/npu-demo-\w+", "/tmp/npu-demo", found)
+    found = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:9100", found)
+    assert found == golden(GOLDEN, found)
+
+
+@pytest.mark.parametrize(
+    ("fault", "step", "reason"),
+    [
+        (
+            "session.Session.run = lambda self: asyncio.Event().wait()\ndemo._DEADLINE = 0.5",
+            "1. The agent registers with the kubelet",
+            "✘ this did not happen within 0.5 s",
+        ),
+        (
+            "answer.encode.container_response = refuse",
+            "5. A Pod asks for one NPU",
+            "✘ FAILED_PRECONDITION: out of order",
+        ),
+    ],
+)
+def test_step_that_does_not_happen_ends_the_tour_with_exit_1(
+    fault: str, step: str, reason: str
+) -> None:
+    program = f"""
+import asyncio, sys
+from npu_agent import cli
+from npu_agent.commands import demo
+from npu_agent.core import grant as answer
+from npu_agent.outputs.deviceplugin import session
+
+def refuse(devices, **_):
+    raise answer.RefusalError(answer.Wrong.UNFIT, "out of order")
+
+{fault}
+sys.exit(cli.main(["demo", "--once"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=environment(),
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    tour, _, log = done.stdout.partition("\nThe end of the agent's log:\n")
+    *_, title, said = tour.splitlines()
+    assert title == step
+    assert said.strip() == reason
+    assert "card added card=npu0" in log
+
+
+def test_stays_up_until_ctrl_c_and_leaves_nothing_behind() -> None:
+    with started("demo") as process:
+        log = process.printed("the agent's log is in ").rpartition(" ")[2]
+        directory = Path(log).parent
+        process.printed("What it says from here on:")
+        simulator.apply_fault(directory / "host", "npu0", "dead")
+        assert "card=npu0" in process.said("card unhealthy")
+        code, _, err = process.end(signal.SIGINT)
+    assert code == 0
+    assert "Traceback" not in err
+    assert not directory.exists()
+
+
+def test_ctrl_c_in_the_middle_of_the_tour() -> None:
+    with started("demo") as process:
+        process.printed("1. The agent registers")
+        code, out, err = process.end(signal.SIGINT)
+    assert (code, err) == (1, "")
+    assert "All of it happened" not in out
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, "\033[1mx\033[0m"), (False, "x")])
+def test_colours_are_for_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, shown: str
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert demo._bold("x") == shown
+    assert ("\033" in demo._green("x")) == terminal

@@ -1,0 +1,117 @@
+"""The tables for people; what they look like for whole hosts is in tests/inventory/golden."""
+
+from dataclasses import replace
+
+import pytest
+
+from npu_agent.commands import view
+from npu_agent.core.hardware import (
+    Card,
+    CardState,
+    Health,
+    Reading,
+    Sensor,
+    SensorKind,
+    Snapshot,
+    State,
+)
+from npu_agent.kubelet.podresources import Assignment
+
+CARD = CardState(
+    id="UUID-0",
+    card=Card(family="warboy", index=0, product="warboyB0", pci_bus_id="0000:01:00.0", dev="509:0"),
+    health=Health(state=State.HEALTHY, reason="works", since=0.0),
+    reading=Reading(
+        at=0.0,
+        sensors=(
+            Sensor(SensorKind.TEMPERATURE, "1", 40_000),
+            Sensor(SensorKind.POWER, "1", 1_370_000),
+        ),
+    ),
+)
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The rows that were printed, without the padding."""
+    return [
+        " | ".join(cell.strip() for cell in line.strip("|").split("|"))
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("|")
+    ]
+
+
+def test_a_card_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    view.show(view.cards_table(Snapshot((CARD,))))
+    assert rows(capsys) == [
+        "NPU | Name | Temp. | Power | PCI-BDF | PCI-DEV | Cores | Health",
+        "npu0 | FuriosaAI Warboy | 40°C | 1.37 W | 0000:01:00.0 | 509:0 | 2 | healthy",
+    ]
+
+
+def test_what_is_not_known_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    bare = replace(
+        CARD,
+        card=Card(family="rngd", index=12, product="rngd"),
+        health=Health(state=State.UNKNOWN, reason="the driver does not say", since=0.0),
+        reading=None,
+    )
+    view.show(view.cards_table(Snapshot((bare,))))
+    assert rows(capsys)[1] == (
+        "npu12 | FuriosaAI RNGD | - | - | - | - | 8 | unknown: the driver does not say"
+    )
+
+
+def test_the_pods_that_hold_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+    other = replace(CARD, id="UUID-1", card=replace(CARD.card, index=1))
+    held = [
+        Assignment("ai", "b", "main", "beta.furiosa.ai/npu", "UUID-0_cores_1"),
+        Assignment("ai", "a", "main", "beta.furiosa.ai/npu", "UUID-0_cores_0"),
+        Assignment("ai", "a", "side", "beta.furiosa.ai/npu", "UUID-0_cores_0"),
+        Assignment("ai", "x", "main", "other.example/gpu", "GPU-0"),
+    ]
+    view.show(view.cards_table(Snapshot((CARD, other)), held))
+    assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "ai/a, ai/b", "-"]
+
+
+def test_assignments(capsys: pytest.CaptureFixture[str]) -> None:
+    view.show(view.assignments_table([Assignment("ai", "b", "main", "furiosa.ai/rngd", "UUID-0")]))
+    assert rows(capsys) == [
+        "Namespace | Pod | Container | Resource | Device",
+        "ai | b | main | furiosa.ai/rngd | UUID-0",
+    ]
+
+
+def test_what_a_driver_writes_is_shown_and_never_obeyed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reason = "[red]:smile: [link=x]"
+    odd = replace(CARD, health=Health(state=State.UNHEALTHY, reason=reason, since=0.0))
+    view.show(view.cards_table(Snapshot((odd,))), f"not served: {reason}")
+    shown = capsys.readouterr().out
+    assert f"unhealthy: {reason}" in shown
+    assert f"\nnot served: {reason}\n" in shown
+    assert "\x1b" not in shown
+
+
+def test_a_table_that_goes_to_a_program_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    long = replace(CARD, health=Health(state=State.UNHEALTHY, reason="x" * 200, since=0.0))
+    view.show(view.cards_table(Snapshot((long,))))
+    assert rows(capsys)[1].endswith("unhealthy: " + "x" * 200)
+
+
+def test_cards_as_json_for_programs() -> None:
+    assert view.cards_as_json(Snapshot((CARD,))) == [
+        {
+            "name": "npu0",
+            "family": "warboy",
+            "product": "warboyB0",
+            "uuid": None,
+            "serial": None,
+            "pci_bus_id": "0000:01:00.0",
+            "cores": 2,
+            "driver_version": None,
+            "firmware_version": None,
+            "numa_node": None,
+            "health": "healthy",
+        }
+    ]

@@ -1,0 +1,98 @@
+from dataclasses import replace
+
+import pytest
+
+from npu_agent.core.grant import RefusalError, Wrong, allocate
+from npu_agent.core.hardware import State
+from npu_agent.kubelet.wire import v1beta1 as wire
+from tests.outputs.deviceplugin.helpers import devices, state
+
+BAD = "UUID-BAD"
+KNOWN = {
+    device.id: device
+    for device in devices(
+        state(index=0, id_="UUID-A"),
+        state(index=1, id_="UUID-B"),
+        state(index=2, id_=BAD, health=State.UNHEALTHY, reason="alive says 0"),
+    )
+}
+RESOURCE = "beta.furiosa.ai/npu"
+NOT_LISTED = (
+    "is not one of beta.furiosa.ai/npu on this node now: it was removed, disabled, or cut into "
+    "other parts (3 are listed)"
+)
+
+
+def parsed(answer: bytes) -> list[wire.ContainerAllocateResponse]:
+    return wire.AllocateResponse().parse(answer).container_responses
+
+
+def test_one_container_gets_what_it_asks_for() -> None:
+    (container,) = parsed(allocate([["UUID-B"]], KNOWN, RESOURCE))
+    assert container.envs == {"NPU_DEVNAME": "npu1pe0-1", "FURIOSA_DEVICES": "npu:1:0-1"}
+    assert [device.container_path for device in container.devices] == [
+        f"/dev/{node}" for node in KNOWN["UUID-B"].nodes
+    ]
+    assert not container.cdi_devices
+    assert not container.mounts
+    assert not container.annotations
+
+
+def test_environment_is_in_card_order_whatever_the_order_asked_for() -> None:
+    forth = parsed(allocate([["UUID-A", "UUID-B"]], KNOWN, RESOURCE))
+    back = parsed(allocate([["UUID-B", "UUID-A"]], KNOWN, RESOURCE))
+    assert forth[0].envs == back[0].envs
+    assert forth[0].envs["NPU_DEVNAME"] == "npu0pe0-1,npu1pe0-1"
+    assert forth[0].envs["FURIOSA_DEVICES"] == "npu:0:0-1,npu:1:0-1"
+
+
+def test_each_container_has_an_answer_of_its_own_in_the_order_asked() -> None:
+    first, second = parsed(allocate([["UUID-B"], ["UUID-A"]], KNOWN, RESOURCE))
+    assert first.envs["NPU_DEVNAME"] == "npu1pe0-1"
+    assert second.envs["NPU_DEVNAME"] == "npu0pe0-1"
+
+
+@pytest.mark.parametrize(
+    ("requests", "wrong", "message"),
+    [
+        ([], Wrong.INVALID, "Allocate for beta.furiosa.ai/npu names no container"),
+        ([[]], Wrong.INVALID, "Allocate for beta.furiosa.ai/npu names no device"),
+        ([["UUID-A"], []], Wrong.INVALID, "Allocate for beta.furiosa.ai/npu names no device"),
+        ([["UUID-A", "UUID-A"]], Wrong.INVALID, "device 'UUID-A' is asked for twice"),
+        ([["UUID-A"], ["UUID-A"]], Wrong.INVALID, "device 'UUID-A' is asked for twice"),
+        (
+            [["UUID-Z"]],
+            Wrong.UNKNOWN,
+            f"device 'UUID-Z' {NOT_LISTED}",
+        ),
+        ([["UUID-A", BAD]], Wrong.UNFIT, "device 'UUID-BAD' (npu2) is unhealthy: alive says 0"),
+        (
+            [["x" * 5000]],
+            Wrong.UNKNOWN,
+            f"device '{'x' * 80}'... {NOT_LISTED}",
+        ),
+        (
+            [["\x1b[2J\n"]],
+            Wrong.UNKNOWN,
+            rf"device '\x1b[2J\n' {NOT_LISTED}",
+        ),
+    ],
+)
+def test_wrong_request_is_refused_with_the_id_and_the_reason(
+    requests: list[list[str]], wrong: Wrong, message: str
+) -> None:
+    with pytest.raises(RefusalError) as refusal:
+        allocate(requests, KNOWN, RESOURCE)
+    assert (refusal.value.wrong, str(refusal.value)) == (wrong, message)
+
+
+def test_device_that_fell_ill_is_refused_and_one_that_recovered_is_granted() -> None:
+    ill = {**KNOWN, "UUID-A": replace(KNOWN["UUID-A"], healthy=False, reason="no answer for 0.5 s")}
+    with pytest.raises(RefusalError, match=r"'UUID-A' \(npu0\) is unhealthy: no answer"):
+        allocate([["UUID-A"]], ill, RESOURCE)
+    assert allocate([["UUID-A"]], KNOWN, RESOURCE)
+
+
+def test_nothing_is_listed() -> None:
+    with pytest.raises(RefusalError, match=r"\(0 are listed\)"):
+        allocate([["UUID-A"]], {}, RESOURCE)

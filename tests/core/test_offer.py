@@ -1,0 +1,231 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.offer import LONGEST_ID, Device, Resource, advertise, resources
+from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.deviceplugin.helpers import devices, golden, snapshot, state
+
+GOLDEN = Path(__file__).parent / "golden"
+
+SHAPES = [("warboy", None), ("warboy", 1), ("rngd", None), ("rngd", 1), ("rngd", 2), ("rngd", 4)]
+
+
+def shown(device: Device) -> str:
+    return "\n".join(
+        (
+            f"{device.id} ({device.name})",
+            f"  {'Healthy' if device.healthy else 'Unhealthy'}: {device.reason}",
+            f"  NUMA node {device.numa_node}, switches {' '.join(device.switches)}",
+            f"  NPU_DEVNAME={','.join(device.devnames)}",
+            f"  FURIOSA_DEVICES={','.join(device.selectors)}",
+            f"  {' '.join(device.nodes)}",
+        )
+    )
+
+
+@pytest.mark.parametrize(("family", "cores"), SHAPES)
+def test_devices_of_a_card_are_the_golden_ones(family: str, cores: int | None) -> None:
+    card = state(family, 3, numa_node=1, switches=("pci0000:00", "0000:00:01.0"))
+    found = "\n".join(map(shown, devices(card, cores=cores))) + "\n"
+    name = f"{family}-{cores or 'whole'}.txt"
+    assert found == golden(GOLDEN / name, found)
+
+
+def test_whole_rngd_is_its_two_halves() -> None:
+    (device,) = devices(state("rngd", 0))
+    assert device.devnames == ("npu0pe0-3", "npu0pe4-7")
+    assert device.selectors == ("npu:0:0-3", "npu:0:4-7")
+
+
+def test_whole_warboy_has_every_node_of_the_card_and_a_core_only_its_own() -> None:
+    shared = {"npu0_mgmt", "npu0ch0", "npu0ch1", "npu0ch2", "npu0ch3"}
+    (whole,) = devices(state())
+    assert set(whole.nodes) == {"npu0", "npu0pe0", "npu0pe1", "npu0pe0-1", *shared}
+    first, second = devices(state(), cores=1)
+    assert set(first.nodes) == {"npu0pe0", *shared}
+    assert set(second.nodes) == {"npu0pe1", *shared}
+
+
+def test_part_of_an_rngd_has_every_pe_node_inside_it_and_no_other() -> None:
+    second_half = devices(state("rngd", 0), cores=4)[1]
+    assert second_half.id == "RNGD-0_cores_4-7"
+    assert {node for node in second_half.nodes if "pe" in node} == {
+        f"rngd/npu0pe{cores}" for cores in ("4", "5", "6", "7", "4-5", "6-7", "4-7")
+    }
+    # 35 nodes a card, 14 of them for cores.
+    assert len([node for node in second_half.nodes if "pe" not in node]) == 21
+
+
+@pytest.mark.parametrize(
+    ("missing", "devnames"),
+    [
+        (("pe0-3",), ("npu0pe0-1", "npu0pe2-3", "npu0pe4-7")),
+        (("pe0-3", "pe0-1"), ("npu0pe0", "npu0pe1", "npu0pe2-3", "npu0pe4-7")),
+        (("pe4-7", "pe6-7"), ("npu0pe0-3", "npu0pe4-5", "npu0pe6", "npu0pe7")),
+        (("pe0",), ("npu0pe0-3", "npu0pe4-7")),  # a fused node covers it
+    ],
+)
+def test_missing_pe_nodes_are_made_up_for_by_narrower_ones(
+    missing: tuple[str, ...], devnames: tuple[str, ...]
+) -> None:
+    (device,) = devices(state("rngd", 0, missing=missing))
+    assert device.healthy
+    assert device.devnames == devnames
+    assert not {f"rngd/npu0{gone}" for gone in missing} & set(device.nodes)
+
+
+def test_core_without_any_node_makes_its_device_unhealthy_and_no_other() -> None:
+    first, second = devices(state(missing=("pe1", "pe0-1")), cores=1)
+    assert first.healthy
+    assert not second.healthy
+    assert second.reason == "no device node for core 1: /dev/npu0pe1 is missing"
+    assert second.nodes  # what is there is still told
+
+
+def test_unhealthy_card_is_listed_with_its_reason_and_unknown_is_not_fenced() -> None:
+    bad = state(index=0, health=State.UNHEALTHY, reason="alive says 0")
+    silent = state(index=1, health=State.UNKNOWN, reason="the driver does not say")
+    first, second = devices(bad, silent)
+    assert (first.healthy, first.reason) == (False, "alive says 0")
+    assert second.healthy
+
+
+def test_reason_of_the_card_goes_before_a_missing_node() -> None:
+    card = state(missing=("pe0", "pe0-1"), health=State.UNHEALTHY, reason="alive says 0")
+    assert devices(card)[0].reason == "alive says 0"
+
+
+@pytest.mark.parametrize(
+    "word", ["npu1", "NPU1", "ab-cd", "AB-CD", "0000:6d:00.0", "0000:6D:00.0", "SERIAL-9"]
+)
+def test_disabled_by_any_name_in_any_case(word: str) -> None:
+    cards = snapshot(
+        state(index=0),
+        state(index=1, id_="serial-9", uuid="AB-CD", pci_bus_id="0000:6d:00.0"),
+        state(index=2),
+    )
+    (resource,) = resources("r/r", None)
+    assert [d.name for d in advertise(cards, resource, [word])] == ["npu0", "npu2"]
+
+
+def test_disabled_word_that_names_no_card_changes_nothing() -> None:
+    (resource,) = resources("r/r", None)
+    assert len(advertise(snapshot(state()), resource, ["npu", "npu00", ""])) == 1
+
+
+def test_no_numa_node_is_none() -> None:
+    assert devices(state())[0].numa_node is None
+    assert devices(state(numa_node=0))[0].numa_node == 0
+
+
+def test_id_follows_the_card_and_not_its_number() -> None:
+    for cores in (None, 1):
+        before = devices(state(index=0, id_="UUID-A"), cores=cores)
+        after = devices(state(index=5, id_="UUID-A"), cores=cores)
+        assert [d.id for d in before] == [d.id for d in after]
+        assert [d.devnames for d in before] != [d.devnames for d in after]
+
+
+def test_devices_are_sorted_by_number_and_not_by_text() -> None:
+    cards = [state(index=index) for index in (2, 10)]
+    assert [d.order for d in devices(*cards, cores=1)] == [
+        (2, "warboy", 0),
+        (2, "warboy", 1),
+        (10, "warboy", 0),
+        (10, "warboy", 1),
+    ]
+
+
+def test_default_resource_serves_every_family_and_an_override_takes_its_own_out() -> None:
+    assert resources("d/npu", None) == (
+        Resource(name="d/npu", widths=(("warboy", 2), ("rngd", 8))),
+    )
+    assert resources("d/npu", 1, (("furiosa.ai/rngd", "rngd", 4),)) == (
+        Resource(name="furiosa.ai/rngd", widths=(("rngd", 4),)),
+        Resource(name="d/npu", widths=(("warboy", 1),)),
+    )
+    # An override without a width is as wide as the default says.
+    assert resources("d/npu", 1, (("furiosa.ai/rngd", "rngd", None),))[0].widths == (("rngd", 1),)
+    assert resources("d/npu", None, (("furiosa.ai/rngd", "rngd", None),))[0].widths == (
+        ("rngd", 8),
+    )
+
+
+def test_override_may_share_the_name_of_the_default() -> None:
+    assert resources("d/npu", None, (("d/npu", "rngd", 4),)) == (
+        Resource(name="d/npu", widths=(("rngd", 4), ("warboy", 2))),
+    )
+
+
+def test_every_family_overridden_leaves_no_default_resource() -> None:
+    both = (("f/w", "warboy", None), ("f/r", "rngd", None))
+    assert [resource.name for resource in resources("d/npu", None, both)] == ["f/w", "f/r"]
+
+
+def cards() -> st.SearchStrategy[Snapshot]:
+    """Hosts with any mixture of cards, whose longest possible IDs are among theirs."""
+    one = st.builds(
+        lambda family, index, health, missing, numa: state(
+            family,
+            index,
+            id_=f"{family}{index:04}".ljust(50, "x"),
+            health=health,
+            missing=missing,
+            numa_node=numa,
+        ),
+        st.sampled_from(sorted(FAMILIES)),
+        st.integers(0, 40),
+        st.sampled_from(State),
+        st.lists(st.sampled_from(("pe0", "pe1", "pe0-1", "pe0-3", "pe6"))).map(tuple),
+        st.none() | st.integers(0, 3),
+    )
+    unique = st.lists(one, max_size=12, unique_by=lambda s: s.card.key)
+    return unique.map(
+        lambda found: snapshot(*sorted(found, key=lambda s: (s.card.index, s.card.family)))
+    )
+
+
+@settings(max_examples=30)
+@given(
+    cards(),
+    st.sampled_from((None, 1)),
+    st.sampled_from((None, 1, 2, 4, 8)),
+    st.sampled_from((None, 1, 2)),
+)
+def test_no_core_is_in_two_devices_and_none_is_lost(
+    host: Snapshot, default: int | None, rngd: int | None, warboy: int | None
+) -> None:
+    overrides = [("f/rngd", "rngd", rngd)] if rngd else []
+    overrides += [("f/warboy", "warboy", warboy)] if warboy else []
+    found = [
+        device
+        for resource in resources("d/npu", default, tuple(overrides))
+        for device in advertise(host, resource)
+    ]
+    ids = [device.id for device in found]
+    assert len(set(ids)) == len(ids)
+    assert all(len(id_) <= LONGEST_ID for id_ in ids)
+    covered = [(device.card_id, core) for device in found for core in _cores(device, host)]
+    everything = [(s.id, core) for s in host.cards for core in range(_count(s))]
+    assert sorted(covered) == sorted(everything)
+    for device in found:
+        card = next(s.card for s in host.cards if s.id == device.card_id)
+        assert set(device.nodes) <= card.nodes
+        assert len(device.devnames) == len(device.selectors)
+
+
+def _count(card: CardState) -> int:
+    return FAMILIES[card.card.family].core_count
+
+
+def _cores(device: Device, host: Snapshot) -> range:
+    """The cores of a device, read from its ID as a person would."""
+    card_id, partly, cores = device.id.partition("_cores_")
+    if not partly:
+        return range(_count(next(s for s in host.cards if s.id == card_id)))
+    first, _, last = cores.partition("-")
+    return range(int(first), int(last or first) + 1)

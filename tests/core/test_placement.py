@@ -1,0 +1,207 @@
+"""Which devices are preferred, on topologies as the simulator (and real hosts) have them."""
+
+import random
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npu_agent import simulator
+from npu_agent.core.grant import RefusalError, Wrong
+from npu_agent.core.offer import Device
+from npu_agent.core.placement import prefer
+from tests.outputs.deviceplugin.helpers import devices, state
+
+
+def host(family: str, count: int, cores: int | None = None) -> dict[str, Device]:
+    """A host's devices by name. Cards: pairs behind a switch, pairs in turns on two NUMA nodes."""
+    specs = [simulator.card(family, index) for index in range(count)]
+    cards = [
+        state(
+            family,
+            spec.index,
+            id_=f"U{spec.index}",
+            numa_node=spec.numa_node,
+            switches=tuple(spec.pci_path.split("/")),
+        )
+        for spec in specs
+    ]
+    return {device.id: device for device in devices(*cards, cores=cores)}
+
+
+EIGHT = host("warboy", 8)
+"""U0 U1 | U4 U5 on NUMA node 0, U2 U3 | U6 U7 on node 1; ``|`` stands between switches."""
+SINGLE = host("warboy", 8, cores=1)
+CORES = host("rngd", 8, cores=1)
+
+
+def chosen(
+    size: int,
+    available: list[str],
+    must: list[str] | None = None,
+    known: Mapping[str, Device] = EIGHT,
+) -> tuple[list[str], str]:
+    choice = prefer(available, must or [], size, known)
+    return sorted(choice.ids), choice.reason
+
+
+def but(*taken: str, known: Mapping[str, Device] = EIGHT) -> list[str]:
+    return [id_ for id_ in known if id_ not in taken]
+
+
+@pytest.mark.parametrize(
+    ("size", "expected", "reason"),
+    [
+        (1, ["U0"], "one card"),
+        (2, ["U0", "U1"], "one PCI switch"),
+        (3, ["U0", "U1", "U4"], "one NUMA node"),
+        (4, ["U0", "U1", "U4", "U5"], "one NUMA node"),
+        (8, list(EIGHT), "spread"),
+    ],
+)
+def test_free_host(size: int, expected: list[str], reason: str) -> None:
+    assert chosen(size, list(EIGHT)) == (expected, reason)
+
+
+def test_five_cards_fill_one_numa_node_and_one_of_the_other() -> None:
+    ids, reason = chosen(5, list(EIGHT))
+    assert {"U0", "U1", "U4", "U5"} < set(ids) or {"U2", "U3", "U6", "U7"} < set(ids)
+    assert reason == "spread"
+
+
+def test_six_cards_are_three_whole_switches() -> None:
+    ids, _ = chosen(6, list(EIGHT))
+    pairs = [{"U0", "U1"}, {"U2", "U3"}, {"U4", "U5"}, {"U6", "U7"}]
+    assert sum(pair <= set(ids) for pair in pairs) == 3
+
+
+@pytest.mark.parametrize(
+    ("taken", "size", "expected"),
+    [
+        (("U1",), 1, ["U0"]),  # the switch that is half used already, so that pairs stay whole
+        (("U6",), 1, ["U7"]),
+        (("U1",), 2, ["U4", "U5"]),  # the pair that is whole, and not one half and another
+        (("U0", "U1"), 3, ["U2", "U3", "U6"]),  # only this NUMA node holds three
+        (("U0", "U1", "U2"), 2, ["U4", "U5"]),
+        (("U0", "U2", "U4", "U6"), 2, ["U1", "U5"]),  # no switch holds two: the NUMA node does
+    ],
+)
+def test_partly_used_host(taken: tuple[str, ...], size: int, expected: list[str]) -> None:
+    assert chosen(size, but(*taken))[0] == expected
+
+
+def test_neighbour_of_what_must_be_included_comes_first() -> None:
+    assert chosen(2, list(EIGHT), ["U6"]) == (["U6", "U7"], "one PCI switch")
+    assert chosen(2, but("U7"), ["U6"]) == (["U2", "U6"], "one NUMA node")
+    assert chosen(3, but("U7"), ["U6"]) == (["U2", "U3", "U6"], "one NUMA node")
+
+
+def test_all_that_must_be_included_is_the_whole_answer() -> None:
+    assert chosen(2, list(EIGHT), ["U7", "U0"]) == (["U0", "U7"], "spread")
+
+
+def test_free_core_of_a_partly_used_card_comes_before_a_whole_card() -> None:
+    free = but("U5_cores_0", known=SINGLE)
+    assert chosen(1, free, known=SINGLE)[0] == ["U5_cores_1"]
+    ids, _ = chosen(3, free, known=SINGLE)
+    assert ids == ["U4_cores_0", "U4_cores_1", "U5_cores_1"]  # then behind its switch
+
+
+def test_partly_used_cards_come_before_neighbours() -> None:
+    free = but("U3_cores_0", "U5_cores_0", known=SINGLE)
+    assert chosen(2, free, known=SINGLE) == (["U3_cores_1", "U5_cores_1"], "spread")
+
+
+def test_fullest_card_comes_first() -> None:
+    free = but("U0_cores_0", *(f"U1_cores_{core}" for core in range(6)), known=CORES)
+    assert chosen(2, free, known=CORES) == (["U1_cores_6", "U1_cores_7"], "one card")
+
+
+def test_cores_of_one_card_stay_together() -> None:
+    assert chosen(2, list(SINGLE), known=SINGLE) == (["U0_cores_0", "U0_cores_1"], "one card")
+    ids, reason = chosen(8, list(CORES), known=CORES)
+    assert (ids, reason) == ([f"U0_cores_{core}" for core in range(8)], "one card")
+
+
+def test_8_of_16_and_32_of_64_fill_whole_cards_of_one_numa_node() -> None:
+    ids, reason = chosen(8, list(SINGLE), known=SINGLE)
+    assert reason == "one NUMA node"
+    assert {id_[:2] for id_ in ids} == {"U0", "U1", "U4", "U5"}
+    ids, reason = chosen(32, list(CORES), known=CORES)
+    assert reason == "one NUMA node"
+    assert {id_[:2] for id_ in ids} == {"U0", "U1", "U4", "U5"}
+
+
+def test_host_that_tells_neither_switches_nor_numa_nodes() -> None:
+    plain = {device.id: device for device in devices(*(state(index=index) for index in range(4)))}
+    assert chosen(2, list(plain), known=plain) == (["WARBOY-0", "WARBOY-1"], "spread")
+
+
+def test_cards_right_below_the_root_complex_share_no_switch() -> None:
+    cards = [
+        state(index=index, numa_node=0, switches=("pci0000:00", f"0000:00:0{index}.0"))
+        for index in range(2)
+    ]
+    known = {device.id: device for device in devices(*cards)}
+    assert chosen(2, list(known), known=known)[1] == "one NUMA node"
+
+
+def test_stale_ids_are_tolerated_and_taken_last() -> None:
+    available = ["GONE-1", *but("U1"), "GONE-2"]
+    assert chosen(1, available)[0] == ["U0"]
+    assert chosen(7, available)[0] == but("U1")
+    assert chosen(8, available)[0] == ["GONE-1", *but("U1")]
+    assert chosen(2, ["GONE-1", "U3"], ["GONE-1"])[0] == ["GONE-1", "U3"]
+
+
+def test_the_same_id_twice_counts_once() -> None:
+    assert chosen(2, ["U3", "U3", "U2"])[0] == ["U2", "U3"]
+    assert chosen(2, ["U3", "U2", "U0"], ["U0", "U0"])[0][0] == "U0"
+
+
+@pytest.mark.parametrize(
+    ("available", "must", "size", "message"),
+    [
+        (["U0"], [], 0, "allocation_size is 0: must be at least 1"),
+        (["U0"], [], -1, "allocation_size is -1: must be at least 1"),
+        ([], [], 1, "allocation_size is 1, but only 0 devices are available"),
+        (["U0", "U0"], [], 2, "allocation_size is 2, but only 1 devices are available"),
+        (["U0"], ["U1"], 1, "must_include_deviceIDs names 'U1', which is not available"),
+        (["U0", "U1"], ["U0", "U1"], 1, "2 devices must be included in an allocation of 1"),
+    ],
+)
+def test_request_that_contradicts_itself(
+    available: list[str], must: list[str], size: int, message: str
+) -> None:
+    with pytest.raises(RefusalError) as refusal:
+        prefer(available, must, size, EIGHT)
+    assert (refusal.value.wrong, str(refusal.value)) == (Wrong.INVALID, message)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[dict[str, Device], list[str], list[str], int]:
+    known = draw(st.sampled_from((EIGHT, SINGLE, CORES)))
+    pool = [*known, "STALE-1", "STALE-2"]
+    available = draw(st.lists(st.sampled_from(pool), min_size=1, unique=True))
+    must = draw(st.lists(st.sampled_from(available), max_size=3, unique=True))
+    size = draw(st.integers(max(1, len(must)), len(available)))
+    return known, available, must, size
+
+
+@settings(max_examples=50)
+@given(requests(), st.randoms(use_true_random=False))
+def test_every_choice_is_of_the_right_size_and_does_not_depend_on_the_order_asked(
+    request: tuple[dict[str, Device], list[str], list[str], int], shuffler: random.Random
+) -> None:
+    known, available, must, size = request
+    choice = prefer(available, must, size, known)
+    assert len(choice.ids) == len(set(choice.ids)) == size
+    assert set(must) <= set(choice.ids) <= set(available)
+    # Stale ones only when there is nothing else.
+    stale = [id_ for id_ in choice.ids if id_ not in known and id_ not in must]
+    usable = [id_ for id_ in available if id_ in known or id_ in must]
+    assert len(stale) == max(0, size - len(usable))
+    shuffler.shuffle(available)
+    again = prefer(available, must, size, known)
+    assert (again.ids, again.reason) == (choice.ids, choice.reason)

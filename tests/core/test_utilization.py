@@ -1,0 +1,229 @@
+"""From counters to per cent, against cores whose true load is known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npu_agent.core.hardware import CoreRange, CoreReading
+from npu_agent.core.utilization import LONGEST_PAUSE, Meter, Tally, interval
+
+WRAP = 1 << 32
+SINGLE, FUSED = CoreRange(0, 0), CoreRange(0, 1)
+FREE = CoreReading(core=0, utilization=0.0)
+DAMAGED = CoreReading(core=0)
+
+U64 = st.integers(0, 2**64 - 1)
+LOOKS = st.lists(
+    st.one_of(
+        st.just(FREE),
+        st.just(DAMAGED),
+        st.builds(
+            CoreReading,
+            core=st.just(0),
+            utilization=st.sampled_from([None, 0.0]),
+            cycles=st.none() | U64,
+            task_cycles=st.none() | U64,
+            source=st.sampled_from([SINGLE, FUSED]),
+        ),
+    ),
+    max_size=12,
+)
+
+
+def look(cycles: int, task_cycles: int, source: CoreRange = SINGLE) -> CoreReading:
+    """A core in use, as a Warboy's registers show it."""
+    return CoreReading(core=0, cycles=cycles, task_cycles=task_cycles % WRAP, source=source)
+
+
+def tally(*looks: CoreReading, wraps: bool = True) -> Tally:
+    found = Tally()
+    for one in looks:
+        found = found.add(one, wraps=wraps)
+    return found
+
+
+# What is true of every core.
+
+
+@given(
+    cycles=st.integers(0, 2**63),
+    task_cycles=st.integers(0, 2**63),
+    clock=st.integers(1_000_000, 2_100_000_000),
+    steps=st.lists(
+        st.tuples(st.floats(0.01, LONGEST_PAUSE), st.floats(0, 1)), min_size=1, max_size=20
+    ),
+)
+def test_utilization_is_the_true_load_however_often_counters_wrap(
+    cycles: int, task_cycles: int, clock: int, steps: list[tuple[float, float]]
+) -> None:
+    begin = cycles, task_cycles
+    found = tally(look(cycles, task_cycles))
+    for seconds, load in steps:
+        passed = round(seconds * clock)
+        cycles, task_cycles = cycles + passed, task_cycles + round(passed * load)
+        found = found.add(look(cycles, task_cycles), wraps=True)
+    true = 100 * (task_cycles - begin[1]) / (cycles - begin[0])
+    assert found.utilization() == pytest.approx(true)
+
+
+@given(LOOKS, st.booleans())
+def test_utilization_is_unknown_or_within_0_and_100(looks: list[CoreReading], wraps: bool) -> None:
+    found = Tally()
+    for one in looks:
+        found = found.add(one, wraps=wraps)
+        utilization = found.utilization()
+        assert utilization is None or 0 <= utilization <= 100
+        assert found.cycles >= found.task_cycles >= 0
+
+
+@given(LOOKS, LOOKS, st.booleans())
+def test_a_reading_has_nothing_of_the_time_before_the_one_before(
+    before: list[CoreReading], after: list[CoreReading], wraps: bool
+) -> None:
+    known = tally(*before, wraps=wraps).renewed()
+    again = tally(*before[-1:], wraps=wraps)
+    assert known == again
+    for one in after:
+        known, again = known.add(one, wraps=wraps), again.add(one, wraps=wraps)
+    assert known.utilization() == again.utilization()
+
+
+@given(before=st.integers(1, 2**64 - 1), after=st.integers(0, 2**64 - 1), task=st.integers(0, 9))
+def test_cycles_that_go_back_are_a_reset_and_no_interval(
+    before: int, after: int, task: int
+) -> None:
+    if after >= before:
+        before, after = after + 1, before
+    for wraps in (True, False):
+        assert interval(look(before, task), look(after, task), wraps=wraps) is None
+
+
+# Single cases.
+
+
+def test_before_the_second_look_nothing_is_known() -> None:
+    assert tally().utilization() is None
+    assert tally(look(5, 5)).utilization() is None
+
+
+def test_a_core_that_is_not_in_use_does_nothing() -> None:
+    assert tally(FREE).utilization() == 0
+    assert tally(FREE, FREE).utilization() == 0
+
+
+def test_a_core_that_was_just_taken_did_nothing_so_far() -> None:
+    taken = tally(FREE, look(1000, 900))
+    assert taken.utilization() == 0
+    assert taken.renewed().add(look(2000, 1400), wraps=True).utilization() == 50
+
+
+def test_a_core_that_was_just_released_did_what_it_did() -> None:
+    assert tally(look(0, 0), look(1000, 900), FREE).utilization() == 90
+    assert tally(look(0, 0), look(1000, 900), FREE).renewed().utilization() == 0
+
+
+def test_a_clock_that_stands_still_tells_nothing() -> None:
+    assert tally(look(7, 3), look(7, 3)).utilization() is None
+
+
+def test_looks_between_are_summed() -> None:
+    assert tally(look(0, 0), look(100, 100), look(400, 100)).utilization() == 25
+
+
+def test_an_interval_with_a_reset_is_dropped_and_the_others_count() -> None:
+    looks = (look(1000, 500), look(2000, 600), look(10, 5), look(1010, 305))
+    assert tally(*looks[:3]).utilization() == 10
+    assert tally(*looks).utilization() == 20
+    assert tally(look(1000, 500), look(10, 5)).utilization() is None
+
+
+def test_a_reset_that_more_cycles_hide_is_no_full_load() -> None:
+    """The task counter went back, and there was no time for it to come round."""
+    assert tally(look(1000, 900), look(5000, 10)).utilization() is None
+
+
+def test_a_little_more_work_than_time_is_full_load() -> None:
+    assert tally(look(0, 0), look(1000, 1003)).utilization() == 100
+    assert tally(look(0, WRAP - 3), look(1000, WRAP + 1000)).utilization() == 100
+
+
+def test_what_may_have_wrapped_more_than_once_is_dropped() -> None:
+    assert tally(look(0, 0), look(WRAP - 1, 100)).utilization() is not None
+    assert tally(look(0, 0), look(WRAP, 100)).utilization() is None
+    assert tally(look(0, 0), look(WRAP, 100), wraps=False).utilization() is not None
+
+
+def test_counters_of_64_bits_do_not_wrap() -> None:
+    assert tally(look(0, 900), look(WRAP, 100), wraps=False).utilization() is None
+
+
+def test_counters_of_another_entry_are_other_counters() -> None:
+    fused = look(2000, 900, FUSED)
+    assert tally(look(1000, 500), fused).utilization() is None
+    assert tally(look(1000, 500), fused, look(3000, 1200, FUSED)).utilization() == 30
+
+
+def test_a_damaged_look_breaks_the_row_and_no_more() -> None:
+    looks = (look(0, 0), look(100, 50), DAMAGED, look(200, 100), look(300, 200))
+    assert tally(*looks[:3]).utilization() == 50
+    assert tally(*looks).utilization() == 75
+
+
+# The meter of a card.
+
+
+def test_a_meter_tells_each_core_apart_and_begins_anew_with_each_reading() -> None:
+    def cores(zero: int, one: int | None) -> tuple[CoreReading, ...]:
+        found = [CoreReading(core=0, cycles=zero * 2, task_cycles=zero, source=SINGLE)]
+        if one is not None:
+            source = CoreRange(1, 1)
+            found.append(CoreReading(core=1, cycles=one * 4, task_cycles=one, source=source))
+        return tuple(found)
+
+    meter = Meter(wraps=True)
+    assert [core.utilization for core in meter.told(cores(1, 1), 0.0)] == [None, None]
+    meter.add(cores(2, 2), 1.0)
+    told = meter.told(cores(3, 3), 2.0)
+    assert [core.utilization for core in told] == [50, 25]
+    assert [(core.cycles, core.task_cycles) for core in told] == [(6, 3), (12, 3)]
+    # A core that is not told of for a while is not counted across that time.
+    assert [core.utilization for core in meter.told(cores(4, None), 3.0)] == [50]
+    assert [core.utilization for core in meter.told(cores(5, 4), 4.0)] == [50, None]
+    assert meter.told((), 5.0) == ()
+
+
+@given(st.lists(st.floats(0.05, LONGEST_PAUSE), min_size=1, max_size=50))
+def test_no_more_than_the_longest_pause_is_between_two_looks(pauses: list[float]) -> None:
+    meter, now, at = Meter(wraps=True), 100.0, 100.0
+    meter.add((look(1, 1),), now)
+    for pause in pauses:
+        if meter.due(now, pause):
+            meter.add((look(1, 1),), now)
+            at = now
+        now += pause
+        assert now - at <= LONGEST_PAUSE + 1e-9
+
+
+def test_free_cores_are_looked_at_less_often_than_they_are_read_by_default() -> None:
+    meter = Meter(wraps=True)
+    meter.add((FREE,), 100.0)
+    assert not any(meter.due(100.0 + half / 2, 0.5) for half in range(11))
+    assert meter.due(106.0, 0.5)
+
+
+def test_counters_that_do_not_wrap_are_never_due() -> None:
+    meter = Meter(wraps=False)
+    meter.add((look(1, 1),), 0.0)
+    assert not meter.due(100.0, 100.0)
+    assert not meter.counts
+
+
+def test_a_meter_knows_whether_there_is_anything_to_follow() -> None:
+    meter = Meter(wraps=True)
+    assert not meter.counts
+    meter.add((FREE,), 0.0)
+    assert not meter.counts
+    meter.add((look(1, 1),), 0.0)
+    assert meter.counts

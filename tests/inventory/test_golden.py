@@ -1,0 +1,236 @@
+"""What simulated hosts look like to programs and to people: one golden file a host."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from npu_agent import simulator
+from npu_agent.commands import view
+from npu_agent.core.hardware import CardState, CoreReading, Snapshot
+from npu_agent.inventory.inventory import look_once
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.sysfs import Host
+from tests.inventory.helpers import management, tree, write
+
+GOLDEN = Path(__file__).parent / "golden"
+
+Edit = Callable[[Path], None]
+
+
+def _nothing(_root: Path) -> None:
+    pass
+
+
+def _busy(root: Path) -> None:
+    for card in simulator.cards(root):
+        simulator.apply_fault(root, card.spec.name, "busy")
+    simulator.tick(root)
+
+
+def _busy_one(root: Path) -> None:
+    for card in simulator.cards(root):
+        simulator.apply_fault(root, card.spec.name, "busy-one")
+    simulator.tick(root)
+
+
+def _no_core_entries(root: Path) -> None:
+    for path in management(root, 0).parent.glob("npu0pe*"):
+        shutil.rmtree(path)
+    write(management(root, 0) / "ne_clk_freq_info", None)
+
+
+def _old_rngd(root: Path) -> None:
+    """Without what only newer drivers have."""
+    write(management(root, 0, "rngd") / "pe_occupancy", None)
+    for path in management(root, 0, "rngd").parent.glob("rngd!npu0pe*"):
+        shutil.rmtree(path)
+
+
+def _old_driver(root: Path) -> None:
+    for name, content in {
+        "device_uuid": "\n",
+        "fw_version": "",
+        "dev": "",
+        "alive": None,
+        "soc_rev": None,
+    }.items():
+        write(management(root, 0) / name, content)
+
+
+def _other_management_name(root: Path) -> None:
+    links = root / "sys/class/rngd_mgmt"
+    (links / "rngd!npu0mgmt").rename(links / "rngd!npu0_mgmt")
+
+
+def _both_management_names(root: Path) -> None:
+    links = root / "sys/class/rngd_mgmt"
+    (links / "rngd!npu0_mgmt").symlink_to((links / "rngd!npu0mgmt").readlink())
+
+
+def _pci(root: Path, index: int) -> Path:
+    address = (management(root, index) / "busname").read_text()
+    return (root / "sys/bus/pci/devices" / address).resolve()
+
+
+def _no_hwmon(root: Path) -> None:
+    shutil.rmtree(_pci(root, 0) / "hwmon")
+
+
+def _no_numa(root: Path) -> None:
+    write(_pci(root, 0) / "numa_node", "-1\n")
+
+
+def _fpga(root: Path) -> None:
+    write(management(root, 0) / "platform_type", "VITIS\n")
+
+
+def _other_vendor(root: Path) -> None:
+    write(management(root, 0) / "platform_type", "Acme\n")
+
+
+def _unknown_type(root: Path) -> None:
+    write(management(root, 0) / "device_type", "Warboy2\n")
+
+
+def _same(name: str) -> Edit:
+    def edit(root: Path) -> None:
+        write(management(root, 1) / name, (management(root, 0) / name).read_text())
+
+    return edit
+
+
+def _same_uuid_and_serial(root: Path) -> None:
+    _same("device_uuid")(root)
+    _same("device_sn")(root)
+
+
+def _no_identity(root: Path) -> None:
+    for name in ("device_uuid", "device_sn", "busname"):
+        write(management(root, 0) / name, "")
+
+
+def _damaged(root: Path) -> None:
+    """Everything that may be damaged is; the card is still told and served."""
+    for name in ("device_uuid", "version", "fw_version", "heartbeat", "atr_error", "dev"):
+        write(management(root, 0) / name, b"\xff\xfe\0" * 500)
+    write(management(root, 0) / "ne_clk_freq_info", "ne tensor (MHz): 2000\nne mem")
+    write(_pci(root, 0) / "hwmon/hwmon0/temp1_input", "warm")
+    write(_pci(root, 0) / "hwmon/hwmon0/power1_label", None)
+
+
+def _unreadable(root: Path) -> None:
+    write(management(root, 0) / "device_type", None)
+    (management(root, 0) / "device_type").mkdir()
+
+
+def _dead(root: Path) -> None:
+    write(management(root, 0) / "alive", "0\n")
+
+
+def _nonsense(root: Path) -> None:
+    write(management(root, 0) / "alive", b"\xff\x00maybe")
+
+
+def _circle(root: Path) -> None:
+    entry = root / "sys/class/npu_mgmt/npu0_mgmt"
+    entry.unlink()
+    entry.symlink_to("npu0_mgmt")
+
+
+def _no_class_directories(root: Path) -> None:
+    shutil.rmtree(root / "sys")
+
+
+def _class_directory_is_a_file(root: Path) -> None:
+    shutil.rmtree(root / "sys/class/npu_mgmt")
+    (root / "sys/class/npu_mgmt").touch()
+
+
+HOSTS: dict[str, tuple[str, Edit]] = {
+    "one-warboy": ("warboy=1", _nothing),
+    "two-warboy-one-rngd": ("warboy=2,rngd=1", _nothing),
+    "busy-warboy-and-rngd": ("warboy=1,rngd=1", _busy),
+    "busy-on-one-core": ("warboy=1,rngd=1", _busy_one),
+    "no-core-entries": ("warboy=1", _no_core_entries),
+    "old-rngd": ("rngd=1", _old_rngd),
+    "old-driver": ("warboy=1", _old_driver),
+    "rngd-other-management-name": ("rngd=1", _other_management_name),
+    "rngd-both-management-names": ("rngd=1", _both_management_names),
+    "no-hwmon": ("warboy=1", _no_hwmon),
+    "no-numa": ("warboy=1", _no_numa),
+    "fpga-sample": ("warboy=2", _fpga),
+    "other-vendor": ("warboy=2", _other_vendor),
+    "unknown-type": ("warboy=2", _unknown_type),
+    "same-uuid": ("warboy=2", _same("device_uuid")),
+    "same-uuid-and-serial": ("warboy=2", _same_uuid_and_serial),
+    "no-identity": ("warboy=1", _no_identity),
+    "damaged": ("warboy=1", _damaged),
+    "unreadable-type": ("warboy=2", _unreadable),
+    "dead-at-start": ("warboy=2", _dead),
+    "nonsense-at-start": ("warboy=2", _nonsense),
+    "entry-in-a-circle": ("warboy=2", _circle),
+    "no-cards": ("warboy=0", _nothing),
+    "no-class-directories": ("warboy=0", _no_class_directories),
+    "class-directory-is-a-file": ("warboy=1,rngd=1", _class_directory_is_a_file),
+}
+
+
+def golden(name: str, found: str) -> str:
+    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(found)
+    return path.read_text()
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_hosts_look_as_in_their_golden_files(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cards, edit = HOSTS[name]
+    root = tree(tmp_path / "host", cards)
+    edit(root)
+    snapshot = asyncio.run(look_once(Host(root), FAMILIES))
+    view.show(view.cards_table(snapshot))
+    table = "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines())
+    cards_json = json.dumps(view.cards_as_json(snapshot), indent=2)
+    found = f"{_picture(snapshot)}\n# info\n{table}\n# info --format json\n{cards_json}\n"
+    found = found.replace(str(root), "")
+    assert found == golden(name, found)
+
+
+def _picture(snapshot: Snapshot) -> str:
+    lines = [line for state in snapshot.cards for line in _card(state)]
+    lines += [f"odd {odd.entry}: {odd.reason}" for odd in snapshot.odd]
+    return "\n".join(("# snapshot", *lines, f"complete: {snapshot.complete}", ""))
+
+
+def _card(state: CardState) -> list[str]:
+    card, reading = state.card, state.reading
+    assert reading is not None
+    return [
+        f"{card.name}: {state.id}",
+        f"  {card.family} {card.product}, {card.dev}, {card.pci_bus_id}, NUMA {card.numa_node}",
+        f"  uuid {card.uuid}, serial {card.serial}",
+        f"  driver {card.driver_version}; firmware {card.firmware_version}",
+        f"  switches {' '.join(card.switches) or None}",
+        f"  nodes {' '.join(sorted(card.nodes)) or None}",
+        f"  {state.health.state.value}: {state.health.reason}",
+        f"  alive {reading.alive}, uptime {reading.uptime}",
+        f"  clocks {dict(reading.clocks)}",
+        f"  errors {dict(reading.errors)}",
+        *(f"  {s.kind.name.lower()} {s.label}: {s.value} {s.kind.value}" for s in reading.sensors),
+        *(f"  core {core.core}: {_figures(core)}" for core in reading.cores),
+    ]
+
+
+def _figures(core: CoreReading) -> str:
+    """What is told of a core; figures that are not told are not there."""
+    told = {f.name: getattr(core, f.name) for f in fields(core) if f.name != "core"}
+    return ", ".join(f"{name} {value}" for name, value in told.items() if value is not None)

@@ -1,0 +1,900 @@
+"""Scenarios on a living tree: what becomes of the Snapshot. Conditions are awaited, never slept."""
+
+import asyncio
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from npu_agent import simulator
+from npu_agent.core import health, utilization
+from npu_agent.core.hardware import (
+    Card,
+    CardState,
+    CoreReading,
+    Health,
+    Reading,
+    Snapshot,
+    State,
+)
+from npu_agent.inventory import inventory
+from npu_agent.inventory.inventory import Inventory, look_once
+from npu_agent.vendors.furiosa.families import FAMILIES, Family
+from npu_agent.vendors.furiosa.sysfs import Entry, Host, Liveness
+from tests.inventory.helpers import QUICK, Watched, bare_card, management, tree, watching, write
+
+HEALTHY, UNHEALTHY, UNKNOWN = State.HEALTHY, State.UNHEALTHY, State.UNKNOWN
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """Two cards; at the end they are mended, which releases every reader that hangs."""
+    root = tree(tmp_path / "host", "warboy=2")
+    yield root
+    for card in simulator.cards(root):
+        simulator.apply_fault(root, card.spec.name, "ok")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which a read hangs: they wait for the deadline several times."""
+    monkeypatch.setattr(inventory, "READ_DEADLINE", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterator[None]:
+    """Whatever happened in a test, it leaves no reader behind once the cards are mended."""
+    yield
+    for thread in readers():
+        thread.join(30)
+    assert not readers()
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("npu-")]
+
+
+def ids(snapshot: Snapshot) -> tuple[str, ...]:
+    return tuple(state.id for state in snapshot.cards)
+
+
+def names(snapshot: Snapshot) -> tuple[str, ...]:
+    return tuple(state.card.name for state in snapshot.cards)
+
+
+# A card that does not work.
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "failure"),
+    [
+        ("dead", "alive says 0", None),
+        ("garbage", "alive says neither 0 nor 1 but b'\\xff\\xfe", "nonsense"),
+        ("unreadable", "/npu0_mgmt/alive: Is a directory", "refused"),
+        ("no-node", "/dev/npu0pe0 missing", None),
+    ],
+)
+async def test_a_card_that_fails_is_fenced_and_comes_back(
+    root: Path, fault: str, reason: str, failure: str | None
+) -> None:
+    async with watching(root) as watched:
+        before = watched.record.value
+        watched.fault("npu0", fault)
+        fenced = await watched.card("npu0", UNHEALTHY)
+        assert reason in fenced.health.reason
+        assert fenced.health.since >= before.cards[0].health.since
+        watched.fault("npu0", "ok")
+        mended = await watched.card("npu0", HEALTHY)
+        counted = {key: count > 1 for key, count in watched.inventory.failures.items()}
+        assert counted == ({("warboy", "npu0", failure): True} if failure else {})
+        assert mended.health.reason == "works"
+        assert mended.id == fenced.id == before.cards[0].id
+        # The other card never was anything but healthy.
+        assert {s.cards[1].health for s in watched.record.all} == {before.cards[1].health}
+
+
+async def test_the_reading_of_a_dead_card_says_so(root: Path) -> None:
+    slow = replace(QUICK, telemetry_interval=3600)
+    async with watching(root, settings=slow) as watched:
+        watched.fault("npu0", "dead")
+        dead = await watched.until(
+            lambda s: s.cards[0].reading is not None and s.cards[0].reading.alive is False
+        )
+        assert dead.cards[0].health.state is UNHEALTHY
+
+
+async def test_a_card_that_flaps_is_fenced_and_comes_back_each_time(root: Path) -> None:
+    async with watching(root) as watched:
+        watched.fault("npu0", "flap")
+        for state in (UNHEALTHY, HEALTHY, UNHEALTHY):
+            await watched.card("npu0", state)
+            simulator.tick(root)
+
+
+async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path) -> None:
+    limit = health.Policy(max_temperature=90.0)
+    async with watching(root, settings=replace(QUICK, policy=limit)) as watched:
+        watched.fault("npu0", "hot")
+        state = await watched.card("npu0", UNHEALTHY)
+        assert state.health.reason.endswith("above 90 °C")
+        watched.fault("npu0", "ok")
+        await watched.card("npu0", HEALTHY)
+        watched.settings = QUICK  # and without a limit it is nobody's business
+        watched.fault("npu0", "hot")
+        await watched.looks(5)
+        assert watched.record.value.cards[0].health.state is HEALTHY
+
+
+async def test_a_policy_is_followed_while_it_runs(root: Path) -> None:
+    async with watching(root, settings=replace(QUICK, policy=health.Policy(failures=100))) as w:
+        w.fault("npu0", "dead")
+        await w.looks(3)
+        assert w.record.value.cards[0].health.state is HEALTHY
+        w.settings = replace(QUICK, policy=health.Policy(failures=1))
+        await w.card("npu0", UNHEALTHY)
+
+
+async def test_a_driver_that_never_says_is_served_and_comes_back(root: Path) -> None:
+    write(management(root, 0) / "alive", None)
+    async with watching(root) as watched:
+        assert watched.record.value.cards[0].health.state is UNKNOWN
+        node = root / "dev/npu0pe1"
+        node.unlink()
+        assert "/dev/npu0pe1 missing" in (await watched.card("npu0", UNHEALTHY)).health.reason
+        node.touch()
+        await watched.card("npu0", UNKNOWN)
+
+
+async def test_silence_does_not_bring_back_a_card_that_said_0(root: Path) -> None:
+    async with watching(root) as watched:
+        watched.fault("npu0", "dead")
+        await watched.card("npu0", UNHEALTHY)
+        write(management(root, 0) / "alive", "")
+        await watched.until(
+            lambda s: s.cards[0].reading is not None and s.cards[0].reading.alive is None
+        )
+        await watched.looks(10)
+        assert watched.record.value.cards[0].health.state is UNHEALTHY
+        write(management(root, 0) / "alive", "1")
+        await watched.card("npu0", HEALTHY)
+
+
+async def test_many_missing_nodes_are_told_in_few_words(root: Path) -> None:
+    async with watching(root) as watched:
+        for node in (root / "dev").glob("npu0*"):
+            node.unlink()
+        fenced = await watched.card("npu0", UNHEALTHY)
+        assert fenced.health.reason == (
+            "/dev/npu0, /dev/npu0_mgmt, /dev/npu0ch0 and 6 more missing"
+        )
+
+
+async def test_nodes_that_udev_makes_late_are_taken_in(root: Path) -> None:
+    (root / "dev/npu0pe1").unlink()
+    async with watching(root) as watched:
+        assert "npu0pe1" not in watched.record.value.cards[0].card.nodes
+        (root / "dev/npu0pe1").touch()
+        await watched.until(lambda s: "npu0pe1" in s.cards[0].card.nodes)
+        assert {s.cards[0].health.state for s in watched.record.all} == {HEALTHY}
+        (root / "dev/npu0pe1").unlink()
+        assert "/dev/npu0pe1 missing" in (await watched.card("npu0", UNHEALTHY)).health.reason
+
+
+# A card that hangs.
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_card_that_hangs_is_fenced_alone_and_comes_back(root: Path) -> None:
+    async with watching(root) as watched:
+        other = watched.record.value.cards[1].health
+        watched.fault("npu0", "hang")
+        fenced = await watched.card("npu0", UNHEALTHY)
+        assert fenced.health.reason == "no answer within 0.2 s"
+        # The search goes on, and so does the look at the other card.
+        simulator.make(root, simulator.parse_cards("warboy=3"))
+        await watched.names("npu0", "npu1", "npu2")
+        watched.fault("npu1", "dead")
+        await watched.card("npu1", UNHEALTHY)
+        watched.fault("npu1", "ok")
+        await watched.card("npu1", HEALTHY)
+        watched.fault("npu0", "ok")
+        assert (await watched.card("npu0", HEALTHY)).id == fenced.id
+        assert watched.record.all[0].cards[1].health == other
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_card_that_goes_on_hanging_changes_nothing_more(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watching(root, settings=replace(QUICK, telemetry_interval=3600)) as watched:
+        watched.fault("npu0", "hang")
+        await watched.card("npu0", UNHEALTHY)
+        count = len(watched.record.all)
+        watched.fault("npu1", "dead")
+        await watched.card("npu1", UNHEALTHY)
+        assert len(watched.record.all) <= count + 2  # npu1: its health, its reading
+    assert "telemetry hangs" not in caplog.messages  # it was not even tried
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_card_that_hangs_from_the_first_look_hides_nothing(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    entry = management(root, 0)
+    write(entry / "platform_type", None)
+    os.mkfifo(entry / "platform_type")
+    async with watching(root) as watched:
+        first = watched.record.all[0]
+        assert names(first) == ("npu1",)
+        assert [odd.reason for odd in first.odd] == ["no answer within 0.2 s"]
+        await watched.looks(10)
+        # It is asked again and again, and that is neither published nor logged again and again.
+        assert {s.odd for s in watched.record.all} == {first.odd}
+        assert sum("not served" in record.message for record in caplog.records) == 1
+        release(entry / "platform_type", "FuriosaAI\n")
+        await watched.names("npu0", "npu1")
+        assert watched.record.value.odd == ()
+
+
+def release(pipe: Path, content: str) -> None:
+    """A driver that comes to its senses: the reads that hang are answered, and so are all later."""
+    descriptor = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    write(pipe, content)
+    os.write(descriptor, content.encode())
+    os.close(descriptor)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_telemetry_that_hangs_fences_too(root: Path) -> None:
+    async with watching(root) as watched:
+        watched.record.all.clear()
+        pipe = management(root, 0) / "heartbeat"
+        pipe.unlink()
+        os.mkfifo(pipe)
+        await watched.card("npu0", UNHEALTHY)
+        release(pipe, "99\n")
+        await watched.card("npu0", HEALTHY)
+        assert {s.cards[1].health.state for s in watched.record.all} == {HEALTHY}
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_cancelling_while_a_read_hangs_leaves_only_a_daemon_thread(root: Path) -> None:
+    watched = Watched(root)
+    running = asyncio.create_task(watched.inventory.run())
+    await watched.until(lambda _: True)
+    watched.fault("npu0", "hang")
+    await watched.card("npu0", UNHEALTHY)
+    running.cancel()
+    async with asyncio.timeout(30):
+        await asyncio.wait([running])
+    assert running.cancelled()
+    for thread in readers():
+        if thread.name != "npu-warboy-0":
+            await asyncio.to_thread(thread.join, 30)
+    (hung,) = readers()
+    assert (hung.name, hung.daemon) == ("npu-warboy-0", True)
+
+
+def test_a_process_can_end_while_a_read_hangs(root: Path) -> None:
+    program = textwrap.dedent("""
+        import asyncio, logging, sys, threading
+        from pathlib import Path
+        from npu_agent import simulator
+        from npu_agent.vendors.furiosa.families import FAMILIES
+        from npu_agent.vendors.furiosa.sysfs import Host
+        from npu_agent.inventory.inventory import Inventory, Settings
+
+        root = Path(sys.argv[1])
+        logging.disable()
+
+        async def main():
+            inventory = Inventory(Host(root), FAMILIES, lambda: Settings(health_interval=0.02))
+            running = asyncio.create_task(inventory.run())
+            async for snapshot in inventory.snapshots.watch():
+                if snapshot.complete:
+                    simulator.apply_fault(root, "npu0", "hang")
+                    break
+            async for snapshot in inventory.snapshots.watch():
+                if snapshot.cards[0].health.state.value == "unhealthy":
+                    break
+            running.cancel()
+            await asyncio.wait([running])
+
+        asyncio.run(main())
+        assert any(thread.name == "npu-warboy-0" for thread in threading.enumerate())
+        print("ended")
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(root)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+# Cards that come and go.
+
+
+async def test_a_drained_card_goes_and_comes_back_under_its_id(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with watching(root) as watched:
+        before = watched.record.value
+        (reader,) = (thread for thread in readers() if thread.name == "npu-warboy-0")
+        watched.fault("npu0", "gone")
+        assert ids(await watched.names("npu1")) == ids(before)[1:]
+        await asyncio.to_thread(reader.join, 30)
+        assert not reader.is_alive()
+        watched.fault("npu0", "back")
+        after = await watched.names("npu0", "npu1")
+        assert ids(after) == ids(before)
+        assert after.cards[0].health.state is HEALTHY
+    said = [record.message for record in caplog.records]
+    assert [said.count(what) for what in ("card added", "card removed")] == [3, 1]
+
+
+async def test_the_last_card_may_go_and_the_agent_waits(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with watching(root) as watched:
+        for card in ("npu0", "npu1"):
+            watched.fault(card, "gone")
+        assert (await watched.names()).complete
+        await watched.until(lambda s: not s.cards)
+        assert "no cards on this host: waiting for some" in caplog.messages
+        watched.fault("npu1", "back")
+        await watched.names("npu1")
+
+
+async def test_a_host_without_a_driver_gets_one(tmp_path: Path) -> None:
+    root = tmp_path / "host"
+    root.mkdir()
+    async with watching(root) as watched:
+        assert watched.record.value == Snapshot(complete=True)
+        tree(root, "rngd=1")
+        await watched.names("npu0")
+
+
+async def test_a_card_swapped_in_its_slot_is_another_card(root: Path) -> None:
+    async with watching(root) as watched:
+        watched.fault("npu0", "dead")
+        old = await watched.card("npu0", UNHEALTHY)
+        watched.fault("npu0", "ok")
+        watched.fault("npu0", "swap")
+        new = await watched.until(lambda s: len(s.cards) == 2 and s.cards[0].id != old.id)
+        assert new.cards[0].id == new.cards[0].card.uuid
+        assert new.cards[0].card.serial != old.card.serial
+        assert new.cards[0].health.state is HEALTHY
+
+
+async def test_another_card_behind_the_same_entry_has_a_health_of_its_own(root: Path) -> None:
+    """No event tells of it, only what the card says of itself."""
+    async with watching(root) as watched:
+        watched.fault("npu0", "dead")
+        old = await watched.card("npu0", UNHEALTHY)
+        watched.settings = replace(QUICK, policy=health.Policy(recoveries=10**9))
+        entry = management(root, 0)
+        write(entry / "alive", "1\n")
+        write(entry / "device_sn", "")  # the new card has no serial, and gets none of the old
+        write(entry / "device_uuid", "11111111-2222-4333-8444-555555555555\n")
+        new = (await watched.until(lambda s: s.cards[0].id != old.id)).cards[0]
+        assert (new.id, new.card.serial) == ("11111111-2222-4333-8444-555555555555", None)
+        assert new.health.state is HEALTHY
+        assert new.health.since > old.health.since
+
+
+async def test_a_driver_reload_between_two_looks_does_not_flicker(
+    root: Path,
+) -> None:
+    async with watching(root) as watched:
+        watched.fault("npu0", "dead")
+        fenced = await watched.card("npu0", UNHEALTHY)
+        watched.record.all.clear()
+        watched.settings = replace(QUICK, policy=health.Policy(recoveries=10**9))
+        fresh = management(root, 0).with_name("fresh")
+        shutil.copytree(management(root, 0), fresh)
+        write(fresh / "alive", "1\n")
+        # In one step, so that no look falls between the old entry and the new one.
+        link = root / "sys/class/npu_mgmt/npu0_mgmt"
+        (root / "link").symlink_to(fresh)
+        (root / "link").replace(link)
+        # A new entry: believed at its first look, not weighed against the old one's course.
+        mended = await watched.card("npu0", HEALTHY)
+        assert mended.id == fenced.id
+        assert {names(s) for s in watched.record.all} == {("npu0", "npu1")}
+
+
+async def test_a_driver_reload_takes_all_cards_and_brings_them_back(
+    root: Path, tmp_path: Path
+) -> None:
+    async with watching(root) as watched:
+        before = watched.record.value
+        (root / "sys/class").rename(tmp_path / "unloaded")
+        await watched.names()
+        (tmp_path / "unloaded").rename(root / "sys/class")
+        assert ids(await watched.names("npu0", "npu1")) == ids(before)
+
+
+async def test_renumbered_cards_keep_their_ids(root: Path, tmp_path: Path) -> None:
+    async with watching(root) as watched:
+        before = watched.record.value
+        one, two = management(root, 0), management(root, 1)
+        one.rename(tmp_path / "between")
+        two.rename(one)
+        (tmp_path / "between").rename(two)
+        after = await watched.until(lambda s: len(s.cards) == 2 and s.cards[0].id == ids(before)[1])
+        assert ids(after) == (ids(before)[1], ids(before)[0])
+
+
+# What cannot be read for a moment.
+
+
+async def test_an_identity_that_cannot_be_read_for_a_moment_stays(root: Path) -> None:
+    async with watching(root) as watched:
+        before = watched.record.value.cards[0]
+        entry = management(root, 0)
+        kept = ("device_uuid", "device_sn", "busname", "version", "fw_version", "dev")
+        contents = {name: (entry / name).read_text() for name in kept}
+        for name in kept:
+            write(entry / name, None)
+            (entry / name).mkdir()
+        await watched.looks(5)
+        for name, content in contents.items():
+            write(entry / name, content)
+        await watched.looks(5)
+        assert {s.cards[0].card for s in watched.record.all} == {before.card}
+        assert {s.cards[0].id for s in watched.record.all} == {before.id}
+
+
+async def test_a_type_that_cannot_be_read_fences_after_a_while_and_comes_back(root: Path) -> None:
+    async with watching(root) as watched:
+        before = watched.record.value.cards[0]
+        file = management(root, 0) / "device_type"
+        file.unlink()
+        fenced = await watched.card("npu0", UNHEALTHY)
+        assert "device_type" in fenced.health.reason
+        assert (fenced.id, fenced.card) == (before.id, before.card)
+        write(file, "Warboy\n")
+        await watched.card("npu0", HEALTHY)
+
+
+async def test_a_firmware_update_is_noticed(root: Path) -> None:
+    async with watching(root) as watched:
+        before = watched.record.value.cards[0]
+        write(management(root, 0) / "fw_version", "1.7.0, fffffff")
+        after = await watched.until(lambda s: s.cards[0].card != before.card)
+        assert after.cards[0].card == replace(before.card, firmware_version="1.7.0, fffffff")
+        assert after.cards[0].health == before.health
+
+
+async def test_a_change_is_confirmed_at_the_next_look_and_not_an_interval_later(
+    root: Path,
+) -> None:
+    class Updated(Host):
+        updated = False
+
+        def card(self, entry: Entry) -> Card:
+            card = super().card(entry)
+            return replace(card, firmware_version="2.0") if self.updated else card
+
+    host = Updated(root)
+    watched = Watched(root, host)
+    watched.inventory._settings = lambda: replace(QUICK, interval=3600 if host.updated else 0.01)
+    running = asyncio.create_task(watched.inventory.run())
+    await watched.looks(2)
+    host.updated = True
+    await watched.until(lambda s: all(c.card.firmware_version == "2.0" for c in s.cards))
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_one_wrong_answer_changes_no_card(root: Path) -> None:
+    class Lying(Host):
+        lies = 0
+
+        def card(self, entry: Entry) -> Card:
+            card = super().card(entry)
+            if entry.index == 0 and self.lies:
+                self.lies -= 1
+                return replace(card, uuid=f"LIE-{self.lies}", driver_version="9.9.9")
+            return card
+
+    host = Lying(root)
+    async with watching(root, host) as watched:
+        host.lies = 1
+        await watched.looks(5)
+        assert host.lies == 0
+        assert len({s.cards[0].card for s in watched.record.all}) == 1
+        host.lies = 5  # each time another one: never two looks that agree
+        await watched.looks(5)
+        assert len({s.cards[0].card for s in watched.record.all}) == 1
+
+
+async def test_cards_that_claim_the_same_uuid_both_fall_back(root: Path) -> None:
+    write(management(root, 1) / "device_uuid", (management(root, 0) / "device_uuid").read_text())
+    snapshot = await look_once(Host(root), FAMILIES)
+    assert ids(snapshot) == tuple(state.card.serial for state in snapshot.cards)
+
+
+async def test_a_search_that_fails_takes_no_card_away(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Blind(Host):
+        blind = False
+
+        def entries(self, families: tuple[Family, ...]) -> tuple[Entry, ...]:
+            if self.blind:
+                raise PermissionError(13, "Permission denied", "/sys/class/npu_mgmt")
+            return super().entries(families)
+
+    caplog.set_level(logging.INFO)
+    host = Blind(root)
+    async with watching(root, host) as watched:
+        host.blind = True
+        blind = await watched.until(lambda s: s.odd != ())
+        assert names(blind) == ("npu0", "npu1")
+        assert blind.odd[0].reason == (
+            "cannot be searched for cards: /sys/class/npu_mgmt: Permission denied"
+        )
+        watched.fault("npu0", "dead")
+        await watched.card("npu0", UNHEALTHY)
+        host.blind = False
+        await watched.until(lambda s: s.odd == ())
+    assert "looking for cards works again" in caplog.messages
+
+
+# What cores do.
+
+
+class Counted(Host):
+    """Counts looks: at cores, and at whether cards work."""
+
+    cores_looks = liveness_looks = 0
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._loop = asyncio.get_running_loop()
+        self._more = asyncio.Event()
+
+    def cores(
+        self, entry: Entry, frequencies: tuple[int | None, ...] = ()
+    ) -> tuple[CoreReading, ...]:
+        try:
+            return super().cores(entry, frequencies)
+        finally:
+            self.cores_looks += 1
+            self._loop.call_soon_threadsafe(self._more.set)
+
+    def liveness(self, entry: Entry) -> Liveness:
+        self.liveness_looks += 1
+        return super().liveness(entry)
+
+    async def look_at_cores(self, count: int = 2) -> None:
+        """Returns after so many looks more: the last one but one began after the call."""
+        enough = self.cores_looks + count
+        async with asyncio.timeout(30):
+            while self.cores_looks < enough:
+                self._more.clear()
+                await self._more.wait()
+
+
+def work(root: Path, before: tuple[simulator.SimulatedCard, ...]) -> float:
+    """Per cent of its cycles that a Warboy whose cores are fused worked since then."""
+    old, new = before[0].telemetry, simulator.cards(root)[0].telemetry
+    passed = new.cycles[0] - old.cycles[0]
+    return 100 * (sum(new.task_cycles) - sum(old.task_cycles)) / 2 / passed
+
+
+def utilizations(snapshot: Snapshot) -> tuple[float | None, ...]:
+    reading = snapshot.cards[0].reading
+    return tuple(core.utilization for core in reading.cores) if reading else ()
+
+
+async def showed(watched: Watched, condition: Callable[[tuple[float | None, ...]], bool]) -> None:
+    """Returns once a reading fulfilled it; a reader of the feed might miss that one."""
+    while not any(condition(utilizations(s)) for s in watched.record.all):
+        await watched.looks(1)
+
+
+async def test_load_shows_in_the_next_reading_and_ends_with_it(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    async with watching(root) as watched:
+        assert utilizations(watched.record.value) == (0, 0)
+        watched.fault("npu0", "busy")
+        await watched.looks(2)
+        before = simulator.cards(root)
+        simulator.tick(root)
+        both_cores = pytest.approx((work(root, before),) * 2)
+        await showed(watched, lambda found: found == both_cores)
+        await watched.looks(2)  # nothing moves: 0 of 0 cycles
+        assert utilizations(watched.record.value) == (None, None)
+        watched.fault("npu0", "idle")
+        await watched.until(lambda s: utilizations(s) == (0, 0))
+
+
+async def test_two_containers_on_one_card_are_told_apart(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    async with watching(root) as watched:
+        watched.fault("npu0", "busy-one")
+        await watched.looks(2)
+        simulator.tick(root)
+        await showed(watched, lambda found: (found[0] or 0) > 70 and found[1] == 0)
+
+
+async def test_a_device_that_was_reset_shows_no_load_of_that_time(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    async with watching(root) as watched:
+        watched.fault("npu0", "busy")
+        await watched.looks(2)
+        watched.record.all.clear()
+        watched.fault("npu0", "reset")
+        await watched.looks(2)
+        assert {utilizations(s) for s in watched.record.all} == {(None, None)}
+        before = simulator.cards(root)
+        simulator.tick(root)
+        both_cores = pytest.approx((work(root, before),) * 2)
+        await showed(watched, lambda found: found == both_cores)
+
+
+async def test_counters_that_wrap_are_looked_at_between_two_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(utilization, "LONGEST_PAUSE", 0.0)
+    root = tree(tmp_path / "host", "warboy=1")
+    simulator.apply_fault(root, "npu0", "busy")
+    host = Counted(root)
+    async with watching(root, host, replace(QUICK, telemetry_interval=3600)) as watched:
+        await host.look_at_cores()
+        before = simulator.cards(root)
+        for _ in range(3):
+            simulator.tick(root, 3.0)  # all of it is 9e9 cycles, and they wrap at 4.3e9
+            await host.look_at_cores()
+        first = watched.record.value
+        assert first.cards[0].reading == watched.record.all[0].cards[0].reading
+        watched.fault("npu0", "dead")  # a change of health brings a reading
+        shown = await watched.until(lambda s: s.cards[0].reading != first.cards[0].reading)
+        assert utilizations(shown) == pytest.approx((work(root, before),) * 2)
+
+
+async def test_counters_are_looked_at_while_looks_at_health_are_rare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "LONGEST_PAUSE", 0.02)
+    root = tree(tmp_path / "host", "warboy=1")
+    simulator.apply_fault(root, "npu0", "busy")
+    host = Counted(root)
+    async with watching(root, host, replace(QUICK, health_interval=1e9)):
+        await host.look_at_cores(5)
+        assert host.liveness_looks == 1
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("rare", [False, True])
+async def test_counters_that_hang_fence_the_card_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch, rare: bool
+) -> None:
+    """Looked at in one go with whether the card works, and while it rests between two looks."""
+    monkeypatch.setattr(inventory, "LONGEST_PAUSE", 0.02 if rare else 2.0)
+    monkeypatch.setattr(utilization, "LONGEST_PAUSE", 0.0)
+    simulator.apply_fault(root, "npu0", "busy")
+    settings = replace(QUICK, telemetry_interval=3600, health_interval=0.5 if rare else 0.01)
+    async with watching(root, settings=settings) as watched:
+        pipe = management(root, 0).parent / "npu0pe1/perf_regs"
+        pipe.unlink()
+        os.mkfifo(pipe)
+        fenced = await watched.card("npu0", UNHEALTHY)
+        assert fenced.health.reason == "no answer within 0.2 s"
+        release(pipe, "\n")
+        await watched.card("npu0", HEALTHY)
+        assert {s.cards[1].health.state for s in watched.record.all} == {HEALTHY}
+
+
+async def test_another_card_has_none_of_the_load_of_the_one_before(tmp_path: Path) -> None:
+    """Even if nothing but what it says of itself tells that it is another one."""
+    root = tree(tmp_path / "host", "warboy=1")
+    simulator.apply_fault(root, "npu0", "busy")
+    host = Swapping(root)
+    async with watching(root, host) as watched:
+        await showed(watched, lambda found: found == (50, 50))
+        watched.record.all.clear()
+        host.swapped = True
+        await watched.until(lambda s: s.cards[0].id == "OTHER")
+        await watched.looks(2)
+        readings = [s.cards[0].reading for s in watched.record.all if s.cards[0].id == "OTHER"]
+        first = next(reading for reading in readings if reading)
+        assert [core.utilization for core in first.cores] == [None, None]
+
+
+class Swapping(Host):
+    """One card, half busy, becomes another."""
+
+    swapped = False
+    looks = 0
+
+    def card(self, entry: Entry) -> Card:
+        card = super().card(entry)
+        return replace(card, uuid="OTHER", serial="OTHER") if self.swapped else card
+
+    def cores(
+        self, entry: Entry, frequencies: tuple[int | None, ...] = ()
+    ) -> tuple[CoreReading, ...]:
+        self.looks += 1
+        return tuple(
+            replace(core, cycles=1000 * self.looks, task_cycles=500 * self.looks)
+            for core in super().cores(entry, frequencies)
+        )
+
+
+# A fault of our own.
+
+
+class Faulty(Host):
+    """Raises what no reader should raise, for one card."""
+
+    broken = True
+
+    def reading(self, entry: Entry, pci_bus_id: str | None) -> Reading:
+        if self.broken and entry.index == 0:
+            raise ZeroDivisionError("a bug")
+        return super().reading(entry, pci_bus_id)
+
+
+async def test_a_bug_that_one_card_brings_out_hides_no_other(root: Path) -> None:
+    host = Faulty(root)
+    async with watching(root, host) as watched:
+        shown = await watched.until(lambda s: s.odd != ())
+        assert shown.odd[0].reason == "internal error: ZeroDivisionError('a bug')"
+        watched.fault("npu1", "dead")
+        await watched.card("npu1", UNHEALTHY)
+        host.broken = False
+        await watched.card("npu0", HEALTHY)
+        await watched.until(lambda s: s.odd == () and len(s.cards) == 2)
+
+
+async def test_an_inventory_that_is_started_again_watches_again_and_does_not_flicker(
+    root: Path,
+) -> None:
+    watched = Watched(root)
+    for _ in range(2):
+        running = asyncio.create_task(watched.inventory.run())
+        await watched.names("npu0", "npu1")
+        for fault, state in (("dead", UNHEALTHY), ("ok", HEALTHY)):
+            watched.fault("npu0", fault)
+            await watched.card("npu0", state)
+        running.cancel()
+        await asyncio.wait([running])
+    assert {names(s) for s in watched.record.all} == {("npu0", "npu1")}
+
+
+# What is logged.
+
+
+def card_state(id_: str, index: int, state: State = HEALTHY) -> CardState:
+    return CardState(
+        id=id_,
+        card=Card(family="warboy", index=index, product="warboy"),
+        health=Health(state=state, reason="why", since=1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ([], [card_state("A", 0)], ["INFO card added"]),
+        ([card_state("A", 0)], [card_state("B", 0)], ["WARNING card removed", "INFO card added"]),
+        ([card_state("A", 0)], [card_state("A", 1)], ["WARNING card renumbered"]),
+        ([card_state("A", 0)], [card_state("A", 0, UNHEALTHY)], ["WARNING card unhealthy"]),
+        ([card_state("A", 0, UNHEALTHY)], [card_state("A", 0)], ["INFO card healthy"]),
+        ([card_state("A", 0)], [card_state("A", 0, UNKNOWN)], ["INFO card unknown"]),
+        ([card_state("A", 0)], [card_state("A", 0)], []),
+        (
+            [card_state("A", 0)],
+            [],
+            ["WARNING card removed", "INFO no cards on this host: waiting for some"],
+        ),
+    ],
+)
+def test_each_change_is_one_line(
+    before: list[CardState],
+    after: list[CardState],
+    said: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    inventory._log_changes(
+        Snapshot(tuple(before), complete=True), Snapshot(tuple(after), complete=True)
+    )
+    assert [f"{record.levelname} {record.message}" for record in caplog.records] == said
+
+
+# The first look, and many cards.
+
+
+async def test_nothing_is_published_before_every_card_was_looked_at(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=2,rngd=2")
+    async with watching(root) as watched:
+        first = watched.record.all[0]
+        assert names(first) == ("npu0", "npu1", "npu2", "npu3")
+        assert all(state.reading for state in first.cards)
+
+
+async def test_64_cards(tmp_path: Path) -> None:
+    for index in range(64):
+        bare_card(tmp_path, index, f"UUID-{index}")
+    async with watching(tmp_path) as watched:
+        assert ids(watched.record.all[0]) == tuple(f"UUID-{index}" for index in range(64))
+        write(tmp_path / "sys/class/npu_mgmt/npu63_mgmt/alive", "0")
+        fenced = await watched.until(
+            lambda s: [c.card.index for c in s.cards if c.health.state is UNHEALTHY] == [63]
+        )
+        assert len(fenced.cards) == 64
+
+
+async def test_what_stays_the_same_is_not_published(root: Path) -> None:
+    settings = replace(QUICK, telemetry_interval=3600)
+    async with watching(root, settings=settings) as watched:
+        before = len(watched.record.all)
+        looks = Counting(watched.inventory)
+        await looks.reach(10)
+        assert len(watched.record.all) == before
+
+
+class Counting:
+    """Counts looks for cards."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._count = 0
+        self._more = asyncio.Event()
+        self._host = inventory._host
+        entries = self._host.entries
+        loop = asyncio.get_running_loop()
+
+        def counted(families: tuple[Family, ...]) -> tuple[Entry, ...]:
+            self._count += 1
+            loop.call_soon_threadsafe(self._more.set)
+            return entries(families)
+
+        self._host.entries = counted  # type: ignore[method-assign]
+
+    async def reach(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while self._count < count:
+                self._more.clear()
+                await self._more.wait()
+
+
+async def test_look_once_fails_if_the_inventory_does(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than to wait for a Snapshot that never comes."""
+
+    async def fail(_self: Inventory) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Inventory, "run", fail)
+    async with asyncio.timeout(30):
+        with pytest.raises(ExceptionGroup):
+            await look_once(Host(root), FAMILIES)
+
+
+# What the room needs.
+
+
+def test_the_room_loads_no_library_of_the_outputs() -> None:
+    program = (
+        "import sys, pkgutil, importlib, npu_agent.inventory as room\n"
+        "for module in pkgutil.walk_packages(room.__path__, room.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "print(sorted({'rich', 'grpclib', 'betterproto', 'yaml'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -1,0 +1,172 @@
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npu_agent.feed import Feed
+from npu_agent.kubelet import ownership
+from npu_agent.kubelet.ownership import Ownership, lock_path
+
+DEADLINE = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "_TRY_EVERY", 0.005)
+    monkeypatch.setattr(ownership, "_SETTLE", 0.005)
+
+
+PROGRAM = """
+import asyncio, pathlib, sys
+from npu_agent.kubelet.ownership import Ownership
+
+async def main():
+    async with Ownership(pathlib.Path(sys.argv[1])).held(lambda owner: None):
+        print("mine", flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+def start(directory: Path) -> subprocess.Popen[str]:
+    """Another process that owns the resource."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(directory)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "mine\n"
+    return process
+
+
+class Second:
+    """An agent that comes second; `told` is what it was told while it waited."""
+
+    def __init__(self, directory: Path) -> None:
+        self.told: list[str | None] = []
+        self.tries = Feed(0)
+        self.owns = asyncio.Event()
+        self._directory = directory
+
+    async def waited(self, tries: int = 1) -> None:
+        async for tried in self.tries.watch():
+            if tried >= tries:
+                return
+
+    async def run(self) -> None:
+        def waiting(owner: str | None) -> None:
+            self.told.append(owner)
+            self.tries.publish(len(self.told))
+
+        async with Ownership(self._directory).held(waiting):
+            self.owns.set()
+            await asyncio.Event().wait()
+
+
+def nobody(owner: str | None) -> None:
+    assert owner is None
+
+
+async def test_second_waits_is_told_who_owns_it_and_takes_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    second = Second(tmp_path)
+    async with asyncio.timeout(DEADLINE):
+        async with Ownership(tmp_path).held(nobody) as still_ours:
+            assert still_ours()
+            running = asyncio.create_task(second.run())
+            await second.waited(5)
+            assert not second.owns.is_set()
+        await second.owns.wait()
+    who = json.loads(lock_path(tmp_path).read_text())
+    owner = f"npu-agent {who['version']} on {who['host']}, pid {who['pid']}"
+    assert str(second.told[0]).startswith(owner)
+    assert set(second.told[:-1]) == {second.told[0]}
+    assert second.told[-1] is None
+    said = [record.message for record in caplog.records]
+    assert said == ["another agent serves this node: waiting for it to end", "taking over"]
+    running.cancel()
+
+
+async def test_owner_that_is_killed_is_followed_at_once(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    try:
+        second = Second(tmp_path)
+        running = asyncio.create_task(second.run())
+        async with asyncio.timeout(DEADLINE):
+            await second.waited()
+            assert f"pid {first.pid}" in str(second.told[0])
+            first.send_signal(signal.SIGKILL)
+            await second.owns.wait()
+        running.cancel()
+    finally:
+        first.kill()
+        first.communicate()
+
+
+async def test_sessions_of_one_agent_share_it_and_the_last_one_lets_go(tmp_path: Path) -> None:
+    ours, theirs = Ownership(tmp_path), Second(tmp_path)
+    async with asyncio.timeout(DEADLINE):
+        async with ours.held(nobody):
+            async with ours.held(nobody) as still_ours:
+                running = asyncio.create_task(theirs.run())
+                await theirs.waited()
+            assert still_ours()
+            await theirs.waited(len(theirs.told) + 3)
+            assert not theirs.owns.is_set()
+        await theirs.owns.wait()
+    running.cancel()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "\xff", '{"host": "a"}'])
+async def test_owner_that_has_not_signed(tmp_path: Path, content: str) -> None:
+    second = Second(tmp_path)
+    async with asyncio.timeout(DEADLINE), Ownership(tmp_path).held(nobody):
+        lock_path(tmp_path).write_text(content, encoding="latin-1")
+        running = asyncio.create_task(second.run())
+        await second.waited()
+        assert second.told[0] == "an agent that has not said its name"
+        running.cancel()
+
+
+async def test_lock_file_that_somebody_removed_or_replaced_does_not_count(tmp_path: Path) -> None:
+    async with Ownership(tmp_path).held(nobody) as still_ours:
+        lock_path(tmp_path).unlink()
+        assert not still_ours()
+        async with Ownership(tmp_path).held(nobody) as newer:
+            assert newer()
+            assert not still_ours()
+
+
+async def test_nothing_is_left_when_the_last_one_ends(tmp_path: Path) -> None:
+    ours, second = Ownership(tmp_path), Second(tmp_path)
+    async with asyncio.timeout(DEADLINE):
+        async with ours.held(nobody):
+            async with ours.held(nobody):
+                pass
+            assert lock_path(tmp_path).exists()
+            running = asyncio.create_task(second.run())
+            await second.waited()
+        # Who waits does not own the file that the first one took away with it, but a new one.
+        await second.owns.wait()
+        assert lock_path(tmp_path).exists()
+        third = Second(tmp_path)
+        waiting = asyncio.create_task(third.run())
+        await third.waited()
+        waiting.cancel()  # who only waited leaves the owner's alone
+        await asyncio.wait([waiting])
+        assert lock_path(tmp_path).exists()
+        running.cancel()
+        await asyncio.wait([running])
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_directory_that_cannot_hold_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        async with Ownership(tmp_path / "missing").held(nobody):
+            pass

@@ -1,0 +1,76 @@
+"""Cards and devices made in code, and sockets that are short enough for Linux."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from npu_agent.core.hardware import Card, CardState, Health, Snapshot, State
+from npu_agent.core.offer import Device, advertise, resources
+from npu_agent.vendors.furiosa.families import FAMILIES
+
+
+def state(
+    family: str = "warboy",
+    index: int = 0,
+    *,
+    id_: str | None = None,
+    health: State = State.HEALTHY,
+    reason: str = "works",
+    missing: tuple[str, ...] = (),
+    **card: Any,
+) -> CardState:
+    """A card with all its nodes but the `missing` ones (``pe0-1``, ``ch3``, or a full name)."""
+    nodes = {
+        node
+        for node in FAMILIES[family].nodes(index)
+        if not any(
+            node in (gone, f"{FAMILIES[family].dev_dir}npu{index}{gone}") for gone in missing
+        )
+    }
+    return CardState(
+        id=id_ or f"{family.upper()}-{index}",
+        card=Card(family=family, index=index, product=family, nodes=frozenset(nodes), **card),
+        health=Health(state=health, reason=reason, since=0.0),
+    )
+
+
+def snapshot(*cards: CardState) -> Snapshot:
+    return Snapshot(cards=cards, complete=True)
+
+
+def devices(*cards: CardState, cores: int | None = None) -> tuple[Device, ...]:
+    """All that one resource over all families offers of these cards."""
+    (resource,) = resources("beta.furiosa.ai/npu", cores)
+    return advertise(snapshot(*cards), resource)
+
+
+def crowd(count: int) -> tuple[Device, ...]:
+    """Many devices with long IDs: a list of 2,000 is more than a gRPC window holds."""
+    (one,) = devices(state())
+    return tuple(replace(one, id=f"{index:050}") for index in range(count))
+
+
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """A temporary directory with a short path: the one of pytest may be too long for a socket."""
+    path = Path(tempfile.mkdtemp(prefix="npu-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def golden(path: Path, found: str) -> str:
+    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(found)
+    return path.read_text()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())

@@ -1,0 +1,158 @@
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from npu_agent.config import SOCKET_PATH_MAX
+from npu_agent.feed import Feed
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
+from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices
+from tests.outputs.deviceplugin.client import DEADLINE, Client, Sleeper
+from tests.outputs.deviceplugin.helpers import crowd, devices, names, short_directory, state
+
+
+@pytest.fixture
+async def directory() -> AsyncIterator[Path]:
+    with short_directory() as path:
+        yield path
+
+
+def endpoint(directory: Path, feed: Feed[Devices] | None = None) -> Endpoint:
+    return Endpoint(DevicePlugin("r/r", feed or Feed(devices(state()))), directory, "npu")
+
+
+async def test_each_has_a_name_of_its_own_that_starts_as_configured(directory: Path) -> None:
+    first, second = endpoint(directory), endpoint(directory)
+    await first.start()
+    await second.start()
+    assert first.path != second.path
+    assert first.path.name.startswith("npu-")
+    assert first.path.name.endswith(".sock")
+    await first.close()
+    assert not first.path.exists()
+    assert second.exists()
+    await second.close()
+    assert not names(directory)
+
+
+async def test_sockets_of_the_dead_are_swept(directory: Path) -> None:
+    alive = endpoint(directory)
+    await alive.start()
+    for name in ("npu-0123abcd.sock", "other-0123abcd.sock"):
+        dead = socket.socket(socket.AF_UNIX)
+        dead.bind(str(directory / name))
+        dead.close()
+    (directory / "npu-notes.sock").write_text("a file, not a socket")
+    sweep(directory, "npu")
+    kept = {alive.path.name, "other-0123abcd.sock", "npu-notes.sock"}
+    assert set(names(directory)) == kept
+    assert alive.exists()
+    await alive.close()
+
+
+async def test_path_that_is_too_long_is_said_with_its_length(directory: Path) -> None:
+    deep = directory / ("d" * (SOCKET_PATH_MAX - len(os.fsencode(directory))))
+    deep.mkdir()
+    too_long = endpoint(deep)
+    length = len(os.fsencode(too_long.path))
+    with pytest.raises(OSError, match=f"has {length} bytes and Linux takes 107: choose a shorter"):
+        await too_long.start()
+
+
+async def test_longest_path_that_linux_takes_is_served(directory: Path) -> None:
+    name = len("/npu-01234567.sock")
+    deep = directory / ("d" * (SOCKET_PATH_MAX - name - 1 - len(os.fsencode(directory))))
+    deep.mkdir()
+    longest = endpoint(deep)
+    assert len(os.fsencode(longest.path)) == SOCKET_PATH_MAX
+    await longest.start()
+    client = Client(longest.path)
+    assert await asyncio.to_thread(client.call, "GetDevicePluginOptions")
+    await asyncio.to_thread(client.close)
+    await longest.close()
+
+
+async def test_socket_of_somebody_else_is_never_taken_over(directory: Path) -> None:
+    first = endpoint(directory)
+    await first.start()
+    other = UnixServer([first.plugin], first.path)
+    with pytest.raises(FileExistsError, match="exists already"):
+        await other.listen()
+    assert first.exists()
+    await first.close()
+
+
+async def test_server_whose_socket_is_swept_at_its_start_does_not_stay_behind(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = UnixServer([], directory / "swept.sock")
+    start = server.start
+
+    async def start_and_be_swept(*, path: str) -> None:
+        await start(path=path)
+        server.path.unlink()
+
+    monkeypatch.setattr(server, "start", start_and_be_swept)
+    with pytest.raises(FileNotFoundError):
+        await server.listen()
+    assert not server._server.is_serving()  # type: ignore[union-attr]
+
+
+async def test_removed_or_replaced_socket_is_not_ours_any_more(directory: Path) -> None:
+    one = endpoint(directory)
+    await one.start()
+    assert one.exists()
+    one.path.rename(directory / "moved.sock")
+    assert not one.exists()
+    one.path.write_text("somebody else's")
+    assert not one.exists()
+    await one.close()
+    assert one.path.read_text() == "somebody else's"
+
+
+async def test_close_ends_the_streams_in_order_and_leaves_other_files(directory: Path) -> None:
+    feed: Feed[Devices] = Feed(devices(state()))
+    one = endpoint(directory, feed)
+    await one.start()
+    (directory / "kubelet_internal_checkpoint").write_text("{}")
+    client = Client(one.path)
+    stream = client.watch()
+    await asyncio.to_thread(next, stream)
+
+    feed.close()
+    await one.close()
+    assert await asyncio.to_thread(list, stream) == []
+    assert stream.code() is grpc.StatusCode.OK
+    assert names(directory) == ["kubelet_internal_checkpoint"]
+    await asyncio.to_thread(client.close)
+
+
+async def test_close_does_not_wait_for_a_reader_that_sleeps(directory: Path) -> None:
+    feed: Feed[Devices] = Feed(crowd(2000))  # sending it waits for a reader
+    one = endpoint(directory, feed)
+    await one.start()
+    sleeper = Sleeper(one.path)
+    async with asyncio.timeout(DEADLINE):
+        async for streams in one.plugin.streams.watch():
+            if streams.open:
+                break
+        feed.close()
+        await one.close()
+    assert not one.path.exists()
+    assert not await asyncio.to_thread(list, sleeper.read())  # cut off, before a whole message
+    sleeper.close()
+
+
+async def test_close_in_a_directory_that_has_gone(directory: Path) -> None:
+    deep = directory / "plugins"
+    deep.mkdir()
+    one = endpoint(deep)
+    await one.start()
+    one.path.unlink()
+    deep.rmdir()
+    await one.close()

@@ -1,0 +1,315 @@
+"""The gRPC service over a real socket, asked by gRPC's C core from another thread."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import grpc
+import pytest
+
+from npu_agent.core.hardware import State
+from npu_agent.feed import Feed
+from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.outputs.deviceplugin import encode
+from npu_agent.outputs.deviceplugin.counts import Counts
+from npu_agent.outputs.deviceplugin.endpoint import Endpoint
+from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, Streams
+from tests.outputs.deviceplugin.client import (
+    DEADLINE,
+    Client,
+    Sleeper,
+    allocation,
+    listed,
+    preference,
+)
+from tests.outputs.deviceplugin.helpers import crowd, devices, short_directory, state
+
+RESOURCE = "beta.furiosa.ai/npu"
+NO_MESSAGE = b"\xff" * 11
+"""A number that is too long: no protobuf."""
+LISTED = devices(
+    state(index=0, id_="UUID-A", numa_node=0),
+    state(index=1, id_="UUID-B", numa_node=1),
+    state(index=2, id_="UUID-BAD", health=State.UNHEALTHY, reason="heiß: 99 °C"),
+)
+
+
+@dataclass
+class Served:
+    devices: Feed[Devices]
+    endpoint: Endpoint
+    client: Client
+    counts: Counts
+
+    async def streams(self, number: int) -> None:
+        """Waits until so many ListAndWatch streams are open."""
+        async with asyncio.timeout(DEADLINE):
+            async for streams in self.endpoint.plugin.streams.watch():
+                if streams.open == number:
+                    return
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    with short_directory() as directory:
+        feed: Feed[Devices] = Feed(LISTED)
+        counts = Counts()
+        endpoint = Endpoint(DevicePlugin(RESOURCE, feed, counts=counts), directory, "npu")
+        await endpoint.start()
+        client = Client(endpoint.path)
+        yield Served(feed, endpoint, client, counts)
+        await asyncio.to_thread(client.close)
+        feed.close()
+        await endpoint.close()
+
+
+async def test_options_ask_for_preferred_allocation_and_not_for_pre_start(served: Served) -> None:
+    answer = await asyncio.to_thread(served.client.call, "GetDevicePluginOptions")
+    options = wire.DevicePluginOptions().parse(answer)
+    assert options.get_preferred_allocation_available
+    assert not options.pre_start_required
+
+
+async def test_allocate(served: Served) -> None:
+    given = await asyncio.to_thread(served.client.allocate, "UUID-B", "UUID-A")
+    assert given.envs == {
+        "NPU_DEVNAME": "npu0pe0-1,npu1pe0-1",
+        "FURIOSA_DEVICES": "npu:0:0-1,npu:1:0-1",
+    }
+    assert [device.host_path for device in given.devices] == [
+        f"/dev/{node}" for device in LISTED[:2] for node in device.nodes
+    ]
+
+
+async def test_preferred_allocation(served: Served) -> None:
+    request = preference(["UUID-B", "UUID-A"], 1)
+    answer = await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
+    response = wire.PreferredAllocationResponse().parse(answer)
+    assert [one.device_i_ds for one in response.container_responses] == [["UUID-A"]]
+
+
+async def test_pre_start_is_answered_though_nobody_asks(served: Served) -> None:
+    request = bytes(wire.PreStartContainerRequest(devices_ids=["UUID-A"]))
+    assert await asyncio.to_thread(served.client.call, "PreStartContainer", request) == b""
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "status", "message"),
+    [
+        ("Allocate", b"", "INVALID_ARGUMENT", f"Allocate for {RESOURCE} names no container"),
+        ("Allocate", allocation(), "INVALID_ARGUMENT", f"Allocate for {RESOURCE} names no device"),
+        ("Allocate", allocation("UUID-Z"), "NOT_FOUND", "device 'UUID-Z' is not one of"),
+        (
+            "Allocate",
+            allocation("UUID-BAD"),
+            "FAILED_PRECONDITION",
+            "device 'UUID-BAD' (npu2) is unhealthy: heiß: 99 °C",
+        ),
+        (
+            "Allocate",
+            allocation("UUID-A", "UUID-A"),
+            "INVALID_ARGUMENT",
+            "device 'UUID-A' is asked for twice",
+        ),
+        ("GetPreferredAllocation", b"", "INVALID_ARGUMENT", "the request names no container"),
+        (
+            "GetPreferredAllocation",
+            preference(["UUID-A"], 2),
+            "INVALID_ARGUMENT",
+            "allocation_size is 2, but only 1 devices are available",
+        ),
+        ("Allocate", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded: "),
+        (
+            "Allocate",
+            b"\x0a\x04\x0a\x02\xff\xfe",  # an ID that is not UTF-8
+            "INVALID_ARGUMENT",
+            "the request cannot be decoded: ",
+        ),
+        ("GetPreferredAllocation", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded"),
+        ("GetDevicePluginOptions", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded"),
+        ("PreStartContainer", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded"),
+        ("Explode", b"", "UNIMPLEMENTED", "Method not found"),
+    ],
+)
+async def test_wrong_request_gets_a_precise_status_and_message(
+    served: Served, method: str, request_: bytes, status: str, message: str
+) -> None:
+    found_status, found = await asyncio.to_thread(served.client.refused, method, request_)
+    assert (found_status, found[: len(message)]) == (status, message)
+    # And the plugin works on.
+    assert await asyncio.to_thread(served.client.allocate, "UUID-A")
+
+
+async def test_what_betterproto_takes_for_a_message_harms_nobody(served: Served) -> None:
+    # Wire type 3 for a field that is a message: no kubelet sends it, and betterproto reads a None.
+    status, _ = await asyncio.to_thread(served.client.refused, "Allocate", b"\x0b")
+    assert status == "UNKNOWN"
+    assert await asyncio.to_thread(served.client.allocate, "UUID-A")
+
+
+@pytest.mark.parametrize("method", ["Allocate", "ListAndWatch", "GetDevicePluginOptions"])
+async def test_call_without_any_message_is_refused(served: Served, method: str) -> None:
+    call = served.client.channel.stream_unary(f"/v1beta1.DevicePlugin/{method}")
+    with pytest.raises(grpc.RpcError) as error:
+        await asyncio.to_thread(call, iter(()), timeout=DEADLINE, wait_for_ready=True)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.value.details() == "the call carries no request"
+
+
+async def test_list_is_sent_at_once_and_again_on_change_only(served: Served) -> None:
+    stream = served.client.watch()
+    first = await asyncio.to_thread(next, stream)
+    assert first == encode.device_list(LISTED)
+
+    served.devices.publish(tuple(LISTED))  # the same list once more: nothing is sent
+    ill = (replace(LISTED[0], healthy=False, reason="dead"), *LISTED[1:])
+    served.devices.publish(ill)
+    second = await asyncio.to_thread(listed, stream)
+    assert second[0] == ("UUID-A", "Unhealthy")
+
+    served.devices.publish(())
+    assert await asyncio.to_thread(listed, stream) == []
+    stream.cancel()
+
+
+async def test_refusals_follow_the_list_of_this_moment(served: Served) -> None:
+    ask = served.client.refused
+    served.devices.publish(LISTED[1:])
+    assert (await asyncio.to_thread(ask, "Allocate", allocation("UUID-A")))[0] == "NOT_FOUND"
+    ill = replace(LISTED[0], healthy=False, reason="dead")
+    served.devices.publish((ill,))
+    status, _ = await asyncio.to_thread(ask, "Allocate", allocation("UUID-A"))
+    assert status == "FAILED_PRECONDITION"
+    served.devices.publish(LISTED)
+    assert await asyncio.to_thread(served.client.allocate, "UUID-A")
+
+
+async def test_two_streams_at_once_are_both_told(served: Served) -> None:
+    other = Client(served.endpoint.path)
+    streams = [served.client.watch(), other.watch()]
+    for stream in streams:
+        assert len(await asyncio.to_thread(listed, stream)) == 3
+    await served.streams(2)
+    served.devices.publish(LISTED[:1])
+    for stream in streams:
+        assert await asyncio.to_thread(listed, stream) == [("UUID-A", "Healthy")]
+
+    streams[0].cancel()  # the stream alone
+    await served.streams(1)
+    served.devices.publish(LISTED[:2])
+    assert len(await asyncio.to_thread(listed, streams[1])) == 2
+    await asyncio.to_thread(other.close)  # the whole connection
+    await served.streams(0)
+    assert served.endpoint.plugin.streams.value == Streams(open=0, ever=2)
+
+
+async def test_closed_feed_ends_the_stream_in_order(served: Served) -> None:
+    stream = served.client.watch()
+    await asyncio.to_thread(next, stream)
+    served.devices.close()
+    assert await asyncio.to_thread(list, stream) == []
+    assert stream.code() is grpc.StatusCode.OK
+    await served.streams(0)
+
+
+async def test_a_thousand_devices(served: Served) -> None:
+    many = crowd(1000)
+    served.devices.publish(many)
+    stream = served.client.watch()
+    assert await asyncio.to_thread(next, stream) == encode.device_list(many)
+    fewer = (*LISTED, *many[1:])
+    served.devices.publish(fewer)
+    assert await asyncio.to_thread(next, stream) == encode.device_list(fewer)
+    given = await asyncio.to_thread(served.client.allocate, "UUID-A", *(d.id for d in many[1:]))
+    assert len(given.envs["NPU_DEVNAME"].split(",")) == 1000
+    request = preference([device.id for device in many], 2)
+    answer = await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
+    response = wire.PreferredAllocationResponse().parse(answer)
+    assert response.container_responses[0].device_i_ds == [many[1].id, many[2].id]
+    stream.cancel()
+
+
+async def test_slow_reader_holds_nobody_up_and_skips_what_it_missed(served: Served) -> None:
+    many = crowd(2000)
+    served.devices.publish(many)
+    sleeper = Sleeper(served.endpoint.path)
+    await served.streams(1)
+    published = 50
+    for turn in range(published):
+        served.devices.publish(many[turn:])
+        await asyncio.sleep(0)
+    last = (*LISTED, *many)
+    served.devices.publish(last)
+    assert await asyncio.to_thread(served.client.allocate, "UUID-A")
+
+    messages = sleeper.read()
+    assert await asyncio.to_thread(next, messages) == encode.device_list(many)
+    assert await asyncio.to_thread(next, messages) == encode.device_list(last)
+    sleeper.close()
+    await served.streams(0)
+
+
+async def test_what_was_allocated_and_what_was_refused_is_logged(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "npu_agent.outputs.deviceplugin")
+    await asyncio.to_thread(served.client.allocate, "UUID-B", "UUID-A")
+    await asyncio.to_thread(served.client.refused, "Allocate", allocation("UUID-Z"))
+    request = preference(["UUID-A", "UUID-B"], 1)
+    await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
+    said = {r.message: r.__dict__["fields"] for r in caplog.records if "npu_agent" in r.name}
+    assert said["allocated"] == {"resource": RESOURCE, "devices": "UUID-B,UUID-A"}
+    assert str(said["allocation refused"]["reason"]).startswith("device 'UUID-Z' is not one of")
+    assert said["allocation preferred"] == {
+        "resource": RESOURCE,
+        "devices": "UUID-A",
+        "reason": "one card",
+    }
+
+
+async def test_allocations_are_counted_by_how_they_end(served: Served) -> None:
+    assert await asyncio.to_thread(served.client.allocate, "UUID-A", "UUID-B")
+    assert await asyncio.to_thread(served.client.allocate, "UUID-A")
+    for request in (
+        allocation(),
+        NO_MESSAGE,
+        allocation("UUID-Z"),
+        allocation("UUID-BAD"),
+        b"\x0b",  # what betterproto takes for a message
+    ):
+        await asyncio.to_thread(served.client.refused, "Allocate", request)
+    assert served.counts.allocations == {
+        "granted": 2,
+        "invalid": 2,
+        "unknown": 1,
+        "unhealthy": 1,
+        "failed": 1,
+    }
+    seconds = served.counts.allocation_seconds
+    assert sum(seconds.counts) == 7
+    assert 0 < seconds.total < DEADLINE
+
+
+async def test_lists_are_counted_when_they_are_sent(served: Served) -> None:
+    stream = served.client.watch()
+    await asyncio.to_thread(next, stream)
+    served.devices.publish(tuple(LISTED))  # the same: nothing is sent
+    served.devices.publish(LISTED[:1])
+    await asyncio.to_thread(next, stream)
+    async with asyncio.timeout(DEADLINE):
+        while served.counts.messages < 2:  # it is counted just after it has gone
+            await asyncio.sleep(0.001)
+    stream.cancel()
+    await served.streams(0)
+    assert served.counts.messages == 2
+
+
+async def test_preferred_allocations_are_counted_by_their_reason(served: Served) -> None:
+    for size, available in ((1, ["UUID-A"]), (1, ["UUID-B"]), (2, ["UUID-A", "UUID-B"])):
+        request = preference(available, size)
+        await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
+    await asyncio.to_thread(
+        served.client.refused, "GetPreferredAllocation", preference(["UUID-A"], 2)
+    )
+    assert served.counts.preferred == {"one card": 2, "spread": 1}

@@ -1,0 +1,663 @@
+"""Faults between the agent and the kubelet, each played with the stand-in for the kubelet."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from npu_agent.backoff import Backoff
+from npu_agent.feed import Feed
+from npu_agent.kubelet import ownership
+from npu_agent.kubelet.ownership import Ownership, lock_path
+from npu_agent.outputs.deviceplugin import session
+from npu_agent.outputs.deviceplugin.endpoint import Endpoint
+from npu_agent.outputs.deviceplugin.service import Devices, Streams
+from npu_agent.outputs.deviceplugin.session import Phase, Session, Status
+from npu_agent.simulator.kubelet import Plugin, StandInKubelet
+from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
+
+RESOURCE = "beta.furiosa.ai/npu"
+DEADLINE = 20.0
+"""Seconds; guards against hanging and measures nothing."""
+CARDS = devices(state(index=0, id_="UUID-A"), state(index=1, id_="UUID-B"))
+QUICK = {
+    "_REGISTER_DEADLINE": DEADLINE,
+    "_CONNECT_DEADLINE": DEADLINE,
+    "_LOOK_EVERY": 0.01,
+    "_PROVE_EVERY": 0.02,
+    "_PROVE_AGAIN": 0.01,
+    "_RETRY_FIRST": 0.005,
+    "_RETRY_LONGEST": 0.02,
+    "_FICKLE_LONGEST": 0.1,
+}
+"""Pauses are short, deadlines are not: a test that waits for one to pass makes it short itself."""
+
+
+@dataclass
+class Room:
+    """A plugin directory, a kubelet that can misbehave, and what to serve."""
+
+    directory: Path
+    kubelet: StandInKubelet
+    devices: Feed[Devices] = field(default_factory=lambda: Feed(CARDS))
+    one: Session | None = None
+    offered: dict[str, frozenset[str]] | None = None
+    """What the kubelet says that it can hand out; None: it does not tell."""
+
+    async def ask(self) -> dict[str, frozenset[str]] | None:
+        return self.offered
+
+    def session(self) -> Session:
+        return Session(
+            offered=self.ask,
+            resource=RESOURCE,
+            devices=self.devices,
+            directory=self.directory,
+            socket_name="npu",
+            ownership=Ownership(self.directory),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Session]:
+        one = self.one = self.session()
+        task = asyncio.create_task(one.run())
+        try:
+            yield one
+            assert not task.done()
+            # Else a deadline that passes later would be taken for the end (supervise.py). One that
+            # passes at this very moment takes its mark back by itself.
+            async with asyncio.timeout(DEADLINE):
+                while task.cancelling():
+                    await asyncio.sleep(0)
+        finally:
+            await ended(task)
+
+    async def told(self, condition: Callable[[Plugin], bool] = bool) -> Plugin:
+        """Waits until what the kubelet knows of the resource meets the condition."""
+        return await self.kubelet.until(RESOURCE, condition, DEADLINE)
+
+    async def registered(self, after: str = "") -> Plugin:
+        """Waits until the kubelet has a list, from another socket than `after`, and we know it."""
+        plugin = await self.told(lambda p: p.connected and p.messages > 0 and p.endpoint != after)
+        if self.one:
+            await until(self.one, lambda s: s.phase is Phase.REGISTERED)
+        return plugin
+
+
+@pytest.fixture
+async def room() -> AsyncIterator[Room]:
+    with short_directory() as temporary:
+        directory = temporary / "plugins"
+        directory.mkdir()
+        kubelet = StandInKubelet(directory)
+        yield Room(directory, kubelet)
+        await kubelet.stop()
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in QUICK.items():
+        monkeypatch.setattr(session, name, value)
+    monkeypatch.setattr(ownership, "_TRY_EVERY", 0.005)
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that count registrations: the kubelet has time to put the old stream away.
+
+    It lets go of whichever registration it has when a stream ends (`runClient`).
+    """
+    monkeypatch.setattr(session, "_RETRY_FIRST", 0.3)
+    monkeypatch.setattr(session, "_FICKLE_LONGEST", 0.3)
+    monkeypatch.setattr(ownership, "_SETTLE", 0.3)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The log lines so far, with their reason."""
+    caplog.set_level(logging.INFO, "npu_agent")
+
+    def lines() -> list[str]:
+        return [
+            f"{record.message}: {reason}"
+            if (reason := _fields(record).get("reason"))
+            else record.message
+            for record in caplog.records
+            if record.name.startswith("npu_agent")
+        ]
+
+    return lines
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields: dict[str, object] = record.__dict__["fields"]
+    return fields
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    async with asyncio.timeout(DEADLINE):
+        await asyncio.wait([task])
+
+
+async def until(one: Session, condition: Callable[[Status], bool]) -> Status:
+    async with asyncio.timeout(DEADLINE):
+        async for status in one.status.watch():
+            if condition(status):
+                return status
+    raise AssertionError("the feed was closed")
+
+
+class Tries:
+    """Counts the calls of a method, so that a test can wait for a number of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
+        self._count = Feed(0)
+        real = getattr(owner, method)
+
+        def counted(*args: object) -> object:
+            self._count.publish(self._count.value + 1)
+            return real(*args)
+
+        monkeypatch.setattr(owner, method, counted)
+
+    async def more(self, number: int) -> None:
+        wanted = self._count.value + number
+        async with asyncio.timeout(DEADLINE):
+            async for count in self._count.watch():
+                if count >= wanted:
+                    return
+
+
+async def test_registers_and_lists_the_devices(room: Room, said: Callable[[], list[str]]) -> None:
+    await room.kubelet.start()
+    async with room.running() as one:
+        plugin = await room.registered()
+        assert plugin.devices == (("UUID-A", "Healthy"), ("UUID-B", "Healthy"))
+        assert plugin.endpoint in names(room.directory)
+        status = await until(one, lambda s: s.phase is Phase.REGISTERED)
+        assert status == Status(resource=RESOURCE, phase=Phase.REGISTERED, registrations=1)
+        assert said() == ["registered"]
+
+
+async def test_change_is_sent_and_nothing_else(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Tries(monkeypatch, Endpoint, "exists")
+    await room.kubelet.start()
+    async with room.running():
+        await room.registered()
+        room.devices.publish((replace(CARDS[0], healthy=False, reason="dead"), CARDS[1]))
+        plugin = await room.told(lambda p: p.messages == 2)
+        assert plugin.devices == (("UUID-A", "Unhealthy"), ("UUID-B", "Healthy"))
+        await looks.more(5)
+        assert (await room.told()).messages == 2
+        assert room.kubelet.calls == 1
+
+
+async def test_end_is_in_order(room: Room) -> None:
+    await room.kubelet.start()
+    (room.directory / "kubelet_internal_checkpoint").write_text("{}")
+    async with room.running() as one:
+        plugin = await room.registered()
+    assert one.status.value.phase is Phase.ENDED
+    assert not (await room.told(lambda p: not p.connected)).healthy()
+    assert plugin.endpoint not in names(room.directory)
+    assert names(room.directory) == ["kubelet.sock", "kubelet_internal_checkpoint"]
+
+
+async def test_waits_for_the_kubelet_and_says_so_once(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    tries = Tries(monkeypatch, Session, "_register")
+    async with room.running() as one:
+        await tries.more(10)
+        status = one.status.value
+        missing = f"{room.directory}/kubelet.sock is missing: the kubelet is not running, or not on"
+        assert status.phase is Phase.REGISTERING
+        assert status.reason.startswith(missing)
+        assert said() == [f"not registered: trying again: {status.reason}"]
+        await room.kubelet.start()
+        await room.registered()
+
+
+async def test_socket_that_nobody_listens_on(room: Room) -> None:
+    with socket.socket(socket.AF_UNIX) as left_behind:  # by a kubelet that was killed
+        left_behind.bind(str(room.directory / "kubelet.sock"))
+    async with room.running() as one:
+        status = await until(one, lambda s: bool(s.reason))
+        assert "the kubelet does not answer: " in status.reason
+        assert "Connection refused" in status.reason
+        await room.kubelet.start()
+        await room.registered()
+
+
+async def test_kubelet_restarts(room: Room, said: Callable[[], list[str]]) -> None:
+    await room.kubelet.start()
+    async with room.running() as one:
+        before = await room.registered()
+        await room.kubelet.stop()
+        await room.kubelet.start()  # which sweeps every socket
+        after = await room.registered(after=before.endpoint)
+        assert len(after.healthy()) == 2
+        assert before.endpoint not in names(room.directory)
+        # More than twice where the kubelet is slow to put the old stream away (`runClient`).
+        await until(one, lambda s: s.phase is Phase.REGISTERED and s.registrations >= 2)
+        assert said()[:2] == ["registered", "lost the kubelet: registering again: its stream ended"]
+        assert said()[-1] == "registered"
+
+
+async def test_kubelet_stays_away_for_long(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    tries = Tries(monkeypatch, Session, "_register")
+    await room.kubelet.start()
+    async with room.running():
+        before = await room.registered()
+        await room.kubelet.stop()
+        await tries.more(20)
+        assert len([line for line in said() if "is missing" in line]) == 1
+        await room.kubelet.start()
+        await room.registered(after=before.endpoint)
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_kubelet_hangs_up(room: Room) -> None:
+    await room.kubelet.start()
+    async with room.running():
+        before = await room.registered()
+        room.kubelet.hang_up(RESOURCE)
+        await room.registered(after=before.endpoint)
+        assert room.kubelet.calls == 2
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_own_socket_is_removed(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    looks = Tries(monkeypatch, Endpoint, "exists")
+    await room.kubelet.start()
+    async with room.running():
+        before = await room.registered()
+        (room.directory / before.endpoint).unlink()
+        after = await room.registered(after=before.endpoint)
+        assert after.endpoint in names(room.directory)
+        # The stream of the socket before had ended in time.
+        await looks.more(5)
+        assert room.kubelet.calls == 2
+        assert said() == [
+            "registered",
+            "lost the kubelet: registering again: our socket was removed",
+            "registered",
+        ]
+
+
+async def test_directory_is_wiped(room: Room) -> None:
+    await room.kubelet.start()
+    async with room.running():
+        before = await room.registered()
+        lock = lock_path(room.directory)
+        lock.unlink()
+        (room.directory / before.endpoint).unlink()
+        await room.registered(after=before.endpoint)
+        assert lock.name in names(room.directory)
+
+
+async def test_register_is_refused(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    tries = Tries(monkeypatch, Session, "_register")
+    room.kubelet.refusal = "the ResourceName is invalid"
+    await room.kubelet.start()
+    async with room.running() as one:
+        await tries.more(5)
+        reason = "the kubelet refuses: UNKNOWN: the ResourceName is invalid"
+        assert one.status.value.reason == reason
+        assert said() == [f"not registered: trying again: {reason}"]
+        room.kubelet.refusal = ""
+        await room.registered()
+        assert said()[1:] == ["registered"]
+
+
+async def test_register_is_never_answered(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(session, "_REGISTER_DEADLINE", 0.3)
+    room.kubelet.answers = False
+    await room.kubelet.start()
+    async with room.running() as one:
+        status = await until(one, lambda s: bool(s.reason))
+        assert status.reason == "the kubelet does not answer Register within 0.3 s"
+        monkeypatch.setattr(session, "_REGISTER_DEADLINE", DEADLINE)
+        room.kubelet.answers = True
+        await room.registered()
+        assert said() == [f"not registered: trying again: {status.reason}", "registered"]
+
+
+async def test_kubelet_dies_while_it_is_asked(room: Room, said: Callable[[], list[str]]) -> None:
+    await room.kubelet.start()
+    room.kubelet.answers = False
+    async with room.running() as one:
+        async with asyncio.timeout(DEADLINE):
+            while not room.kubelet.calls:
+                await asyncio.sleep(0.001)
+        await room.kubelet.stop()
+        await until(one, lambda s: "Connection lost" in s.reason)
+        room.kubelet.answers = True
+        await room.kubelet.start()
+        await room.registered()
+    assert "not registered: trying again: the kubelet does not answer: Connection lost" in said()
+
+
+async def test_end_while_register_is_not_answered(room: Room) -> None:
+    room.kubelet.answers = False
+    await room.kubelet.start()
+    async with room.running() as one:
+        async with asyncio.timeout(DEADLINE):
+            while not room.kubelet.calls:
+                await asyncio.sleep(0.001)
+    assert one.status.value.phase is Phase.ENDED
+    assert not [name for name in names(room.directory) if name.startswith("npu-")]
+
+
+async def test_registered_but_nobody_asks(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(session, "_CONNECT_DEADLINE", 0.1)
+    room.kubelet.asks = False
+    await room.kubelet.start()
+    async with room.running() as one:
+        status = await until(one, lambda s: bool(s.reason))
+        assert status.phase is Phase.REGISTERING
+        assert status.reason == "registered, but the kubelet asks for no devices within 0.1 s"
+        assert status.registrations == 0
+        monkeypatch.setattr(session, "_CONNECT_DEADLINE", DEADLINE)
+        room.kubelet.asks = True
+        await room.registered()
+        assert said() == [f"not registered: trying again: {status.reason}", "registered"]
+
+
+async def test_stream_that_opened_and_ended_unseen_counts() -> None:
+    streams = Feed(Streams())
+    waiting = asyncio.create_task(
+        session._until(streams, lambda now: now.ever > 0, deadline=DEADLINE)
+    )
+    await asyncio.sleep(0)
+    streams.publish(Streams(open=1, ever=1))
+    streams.publish(Streams(open=0, ever=1))
+    assert await waiting
+
+
+async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    looks = Tries(monkeypatch, Endpoint, "exists")
+    await room.kubelet.start()
+    async with room.running() as one:
+        before = await room.registered()
+        await until(one, lambda s: s.phase is Phase.REGISTERED)
+        await room.kubelet.renew_socket()
+        await looks.more(10)
+        assert await room.told() == before
+        assert room.kubelet.calls == 1
+        assert said() == ["registered"]
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_kubelet_offers_somebody_elses_devices(
+    room: Room, said: Callable[[], list[str]]
+) -> None:
+    await room.kubelet.start()
+    room.offered = {RESOURCE: frozenset(("UUID-A", "UUID-B", "more"))}
+    async with room.running() as one:
+        first = await room.registered()
+        await more_looks(room, 3)
+        assert one.status.value.registrations == 1  # all that is healthy is offered
+        room.offered = {RESOURCE: frozenset(("vendor-0",)), "other/npu": frozenset(("UUID-A",))}
+        await room.registered(after=first.endpoint)
+        room.offered = None  # it does not tell: no reason to do anything
+        await more_looks(room, 3)
+        assert one.status.value.registrations == 2
+    assert (
+        "lost the kubelet: registering again: it no longer offers 2 of our devices, such as "
+        "UUID-A: has another plugin registered the same resource?"
+    ) in said()
+
+
+async def test_device_that_is_not_offered_for_a_moment_is_nothing(room: Room) -> None:
+    await room.kubelet.start()
+    looks = 0
+
+    async def ask() -> dict[str, frozenset[str]]:
+        nonlocal looks
+        looks += 1
+        return {RESOURCE: frozenset(("UUID-A",) if looks % 2 else ("UUID-B",))}
+
+    room.ask = ask  # type: ignore[method-assign]
+    async with room.running() as one:
+        await room.registered()
+        async with asyncio.timeout(DEADLINE):
+            while looks < 6:
+                await asyncio.sleep(0.001)
+        assert one.status.value.registrations == 1
+
+
+async def more_looks(room: Room, count: int) -> None:
+    """Waits until the kubelet was asked so many times more what it offers."""
+    ask, done = room.ask, asyncio.Event()
+
+    async def counting() -> dict[str, frozenset[str]] | None:
+        nonlocal count
+        count -= 1
+        if count == 0:
+            done.set()
+        return await ask()
+
+    assert room.one
+    room.one._offered = counting
+    async with asyncio.timeout(DEADLINE):
+        await done.wait()
+    room.one._offered = ask
+
+
+async def test_plugin_directory_is_missing_and_appears(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    tries = Tries(monkeypatch, Session, "_trouble")
+    room.directory.rmdir()
+    async with room.running() as one:
+        await tries.more(5)
+        assert one.status.value.phase is Phase.BLOCKED
+        assert one.status.value.reason == (
+            f"{room.directory} does not exist: is this the kubelet's device-plugins directory, and "
+            "is it mounted? (option --plugin-dir)"
+        )
+        assert said() == [f"not registered: trying again: {one.status.value.reason}"]
+        room.directory.mkdir()
+        await room.kubelet.start()
+        await room.registered()
+
+
+async def test_plugin_directory_vanishes_and_appears_again(room: Room) -> None:
+    await room.kubelet.start()
+    async with room.running() as one:
+        before = await room.registered()
+        await room.kubelet.stop()
+        for name in names(room.directory):
+            (room.directory / name).unlink()
+        room.directory.rmdir()
+        await until(one, lambda s: s.phase is Phase.BLOCKED)
+        room.directory.mkdir()
+        await room.kubelet.start()
+        await room.registered(after=before.endpoint)
+
+
+async def test_file_in_the_way_of_the_directory(room: Room) -> None:
+    room.directory.rmdir()
+    room.directory.write_text("")
+    async with room.running() as one:
+        status = await until(one, lambda s: s.phase is Phase.BLOCKED)
+        assert status.reason == f"{lock_path(room.directory)}: Not a directory"
+        room.directory.unlink()
+        room.directory.mkdir()
+        await room.kubelet.start()
+        await room.registered()
+
+
+@pytest.mark.parametrize(
+    ("number", "ending"),
+    [
+        (errno.EACCES, "Permission denied: the agent needs uid 0 and must be able to write there"),
+        (errno.EROFS, "Read-only file system: the agent needs uid 0 and must be able to write"),
+        (errno.ENOSPC, "No space left on device"),
+    ],
+)
+async def test_directory_that_cannot_be_written(
+    room: Room, monkeypatch: pytest.MonkeyPatch, number: int, ending: str
+) -> None:
+    real = os.open
+
+    def refuse(path: str | Path, *args: int) -> int:
+        if str(path).endswith(".lock"):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args)
+
+    monkeypatch.setattr(os, "open", refuse)
+    async with room.running() as one:
+        status = await until(one, lambda s: s.phase is Phase.BLOCKED)
+        assert ending in status.reason
+        assert str(room.directory) in status.reason
+        monkeypatch.setattr(os, "open", real)
+        await room.kubelet.start()
+        await room.registered()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+async def test_directory_without_write_permission(room: Room) -> None:
+    room.directory.chmod(0o500)
+    async with room.running() as one:
+        status = await until(one, lambda s: s.phase is Phase.BLOCKED)
+        assert "Permission denied" in status.reason
+        room.directory.chmod(0o700)
+        await room.kubelet.start()
+        await room.registered()
+
+
+async def test_socket_path_that_is_too_long(room: Room, said: Callable[[], list[str]]) -> None:
+    room.directory = room.directory / ("d" * 100)
+    room.directory.mkdir()
+    async with room.running() as one:
+        status = await until(one, lambda s: s.phase is Phase.BLOCKED)
+        assert (
+            "bytes and Linux takes 107: choose a shorter pluginDir or socketName" in status.reason
+        )
+    assert said() == [f"not registered: trying again: {status.reason}"]
+
+
+async def test_no_cards_at_all_is_quiet_until_one_appears(
+    room: Room, said: Callable[[], list[str]]
+) -> None:
+    room.devices.publish(())
+    await room.kubelet.start()
+    async with room.running() as one:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert one.status.value.phase is Phase.NO_CARDS
+        assert names(room.directory) == ["kubelet.sock"]
+        assert not room.kubelet.plugins.value
+        assert said() == []
+        room.devices.publish(CARDS[:1])
+        plugin = await room.registered()
+        assert plugin.devices == (("UUID-A", "Healthy"),)
+
+
+async def test_all_cards_vanish_and_the_stream_stays(room: Room) -> None:
+    await room.kubelet.start()
+    async with room.running() as one:
+        before = await room.registered()
+        room.devices.publish(())
+        plugin = await room.told(lambda p: p.messages == 2)
+        assert plugin == replace(before, devices=(), messages=2)
+        room.devices.publish(CARDS)
+        await room.told(lambda p: len(p.healthy()) == 2)
+        assert room.kubelet.calls == 1
+        assert one.status.value.registrations == 1
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_second_agent_stands_by_harms_nothing_and_takes_over(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    await room.kubelet.start()
+    first = room.session()
+    running = asyncio.create_task(first.run())
+    before = await room.registered()
+    looks = Tries(monkeypatch, Endpoint, "exists")
+    async with room.running() as second:
+        status = await until(second, lambda s: s.phase is Phase.STANDBY)
+        assert status.reason.startswith("served by npu-agent ")
+        assert f"pid {os.getpid()}" in status.reason
+        await looks.more(5)
+        assert await room.told() == before
+        assert room.kubelet.calls == 1
+        assert said().count("another agent serves this node: waiting for it to end") == 1
+
+        await ended(running)
+        after = await room.registered(after=before.endpoint)
+        assert len(after.healthy()) == 2
+        assert room.kubelet.calls == 2
+        await until(second, lambda s: s.phase is Phase.REGISTERED)
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_fickle_kubelet_is_asked_less_and_less(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    pauses: list[int] = []
+
+    class Recorded(Backoff):
+        def next(self) -> float:
+            if self.longest == session._FICKLE_LONGEST:
+                pauses.append(self.tries)
+            return Backoff.next(self)
+
+    monkeypatch.setattr(session, "Backoff", Recorded)
+    await room.kubelet.start()
+    async with room.running():
+        for _ in range(4):
+            plugin = await room.registered()
+            room.kubelet.hang_up(RESOURCE)
+            plugin = await room.registered(after=plugin.endpoint)
+        assert pauses[:4] == [0, 1, 2, 3]
+        monkeypatch.setattr(session, "_STEADY", 0.0)  # this one lasted: counted anew
+        room.kubelet.hang_up(RESOURCE)
+        await room.registered(after=plugin.endpoint)
+        assert pauses[4:] == [0]
+    assert len(said()) == 2 * room.kubelet.calls - 1
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_our_socket_is_removed_again_and_again(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    class Recorded(Backoff):
+        def next(self) -> float:
+            if self.longest == session._FICKLE_LONGEST:
+                tries.append(self.tries)
+            return Backoff.next(self)
+
+    monkeypatch.setattr(session, "Backoff", Recorded)
+    await room.kubelet.start()
+    async with room.running():
+        plugin = await room.registered()
+        for _ in range(3):
+            (room.directory / plugin.endpoint).unlink()
+            plugin = await room.registered(after=plugin.endpoint)
+    assert tries == [0, 1, 2]

@@ -1,0 +1,286 @@
+"""Which labels which hardware gives: one golden file a host, and rules for any text."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from npu_agent.core.hardware import Card, CardState, Health, Oddity, Snapshot, State
+from npu_agent.outputs.labels.compute import (
+    KEYS,
+    LONGEST,
+    PREFIXES,
+    Machine,
+    explained,
+    labels,
+    unsure,
+    value,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+DOCS = Path(__file__).parents[3] / "docs" / "labels.md"
+SETS = tuple(KEYS)
+
+# Kubernetes, "Labels and Selectors", and apimachinery's IsValidLabelValue.
+VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+KEY = re.compile(
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[a-z][a-z.]*[a-z]"
+)
+
+SERVER = Machine(vendor="Dell Inc.\n", name="PowerEdge R750\n")
+NOBODY = Machine(vendor=None, name=None)
+
+
+def card(family: str = "warboy", index: int = 0, **values: Any) -> CardState:
+    known = {
+        "warboy": ("warboyB0", "1.9.2, 3def9c2", "1.6.0, c1bebfd"),
+        "rngd": ("rngd", "2025.4.0~dev0, 7e25130", "2025.4.0, 9a1f0c3"),
+    }[family]
+    values = (
+        dict(zip(("product", "driver_version", "firmware_version"), known, strict=True)) | values
+    )
+    return CardState(
+        id=f"{family}-{index}",
+        card=Card(family=family, index=index, **values),
+        health=Health(state=State.HEALTHY, reason="works", since=0.0),
+    )
+
+
+def host(*cards: CardState, odd: tuple[Oddity, ...] = ()) -> Snapshot:
+    return Snapshot(cards=cards, odd=odd, complete=True)
+
+
+def versions(*texts: str | None, machine: Machine = SERVER) -> tuple[Snapshot, Machine]:
+    """Warboys whose drivers, and whose firmware, say these."""
+    cards = (card(index=at, driver_version=t, firmware_version=t) for at, t in enumerate(texts))
+    return host(*cards), machine
+
+
+def dmi(vendor: str | None, name: str | None) -> tuple[Snapshot, Machine]:
+    return host(card()), Machine(vendor=vendor, name=name)
+
+
+SICK = Health(state=State.UNHEALTHY, reason="alive says 0", since=0.0)
+SAMPLE = Oddity("/sys/class/npu_mgmt/npu1_mgmt", "an FPGA sample", sample_of="warboy")
+UNREAD = Oddity("/sys/class/npu_mgmt/npu1_mgmt", "no answer within 0.5 s", unread=True)
+FOREIGN = Oddity("/sys/class/npu_mgmt/npu2_mgmt", "platform_type is 'Acme' and not FuriosaAI")
+
+HOSTS: dict[str, tuple[Snapshot, Machine]] = {
+    "one-warboy": (host(card()), SERVER),
+    "one-rngd": (host(card("rngd")), SERVER),
+    "one-sick-of-two": (host(card(), replace(card(index=1), health=SICK)), SERVER),
+    "mixed-products": (
+        host(card(index=0), card(index=1, product="warboy"), card("rngd", 2)),
+        SERVER,
+    ),
+    "mixed-drivers": versions("1.10.0, 3def9c2", "1.9.2, c1bebfd", "1.9.2, c1bebfd"),
+    "driver-of-one-unknown": versions("1.9.2, 3def9c2", None),
+    "no-versions": versions(None),
+    "version-prerelease": versions("2025.4.0~dev0, 7e25130"),
+    "version-no-commit": versions("1.9.2"),
+    "version-commit-alone": versions("3def9c2"),
+    "version-of-two-numbers": versions("1.9, 3def9c2"),
+    "version-of-four-numbers": versions("1.9.2.14, 3def9c2"),
+    "version-with-more": versions("1.9.2rc1, 3def9c2, dirty (root@build)"),
+    "version-punctuation": versions(", ~,"),
+    "version-garbage": versions("driver of the day: 版本/½ \x1b[31m"),
+    "version-very-long": versions("1." + "9" * 80 + ", " + "ab/" * 60),
+    "more-versions-than-fit": versions(*(f"2025.{minor}.0, {minor:07x}" for minor in range(12))),
+    "dmi-absent": dmi(None, None),
+    "dmi-empty": dmi("", " \n"),
+    "dmi-unicode": dmi("Müller & Söhne GmbH — 株式会社\n", "株式会社\n"),
+    "dmi-slashes": dmi("//Acme/Corp.//\n", "kubernetes.io/evil=1\n"),
+    "dmi-long": dmi("x" * 300, "Super Server " * 23),
+    "dmi-symbols": dmi("***", "._-._-"),
+    "dmi-lines": dmi("Acme\nnpu.count=99\nCorp\n", "\0\r\n\tR\0750\x1b[31m\ufffd"),
+    "fpga-sample": (host(odd=(SAMPLE,)), SERVER),
+    "fpga-sample-and-cards": (host(card(), card("rngd", 2), odd=(SAMPLE,)), SERVER),
+    "no-cards": (host(), SERVER),
+    "no-cards-but-odd-ones": (host(odd=(FOREIGN, UNREAD)), SERVER),
+    "unread-beside-a-card": (host(card(), odd=(UNREAD,)), SERVER),
+}
+
+
+def golden(name: str, found: str) -> str:
+    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(found)
+    return path.read_text()
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_labels_are_as_in_their_golden_files(name: str) -> None:
+    snapshot, machine = HOSTS[name]
+    lines = [f"unsure: {unsure(snapshot)}"]
+    for set_ in SETS:
+        lines += ["", f"# {set_}"]
+        for label in explained(snapshot, machine, [set_]):
+            said = "has no label" if label.value is None else f"= {label.value}"
+            lines.append(f"{label.key} {said}  ({label.why})")
+    found = "\n".join(lines) + "\n"
+    assert found == golden(name, found)
+
+
+def test_golden_files_are_all_in_use() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == HOSTS.keys()
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_labels_are_those_explained_that_have_a_value(name: str) -> None:
+    snapshot, machine = HOSTS[name]
+    told = explained(snapshot, machine, SETS)
+    assert tuple(label.key for label in told) == tuple(sorted(sum(KEYS.values(), ())))
+    assert all(label.why for label in told)
+    assert labels(snapshot, machine, SETS) == {x.key: x.value for x in told if x.value is not None}
+
+
+def test_sets_come_together_or_alone_and_twice_is_once() -> None:
+    snapshot, machine = HOSTS["one-warboy"]
+    whole = labels(snapshot, machine, SETS)
+    assert list(whole) == sorted(whole)
+    parts = [labels(snapshot, machine, {name}) for name in SETS]
+    assert {key: text for part in parts for key, text in part.items()} == whole
+    assert all(parts)
+    assert sum(map(len, parts)) == len(whole)
+    assert labels(snapshot, machine, ["beta", "beta"]) == labels(snapshot, machine, ["beta"])
+    assert labels(snapshot, machine, ()) == {}
+
+
+@pytest.mark.parametrize(("length", "kept"), [(31, 2), (32, 1)])
+def test_values_are_joined_as_long_as_they_fit_whole(length: int, kept: int) -> None:
+    commits = ("a" * 31, "b" * length)
+    found = labels(*versions(*(f"1.9.2, {commit}" for commit in commits)), ["beta"])
+    assert found["beta.furiosa.ai/driver.reference"] == "_".join(commits[:kept])
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("1.9.2", ["1", "9", "2"]),
+        ("1.9.2-rc1", ["1", "9", "2"]),
+        ("1.9.2rc1", ["1", "9"]),
+        ("1.9.2\u7248", ["1", "9"]),
+        ("1.9.2\u0663", ["1", "9"]),
+        ("1.9.", ["1", "9"]),
+        ("1..2", ["1"]),
+        ("v1.9.2", []),
+        ("3def9c2", []),
+        ("1234567890", []),
+    ],
+)
+def test_only_whole_numbers_become_parts_of_a_version(text: str, numbers: list[str]) -> None:
+    found = labels(*versions(text), ["beta"])
+    parts = [found.get(f"beta.furiosa.ai/driver.version.{x}") for x in ("major", "minor", "patch")]
+    assert [part for part in parts if part] == numbers
+
+
+def test_only_an_unread_entry_makes_unsure() -> None:
+    assert unsure(host(card(), odd=(SAMPLE, FOREIGN))) is None
+    assert unsure(host(odd=(FOREIGN, UNREAD))) == (
+        "what may be a card cannot be read: /sys/class/npu_mgmt/npu1_mgmt: no answer within 0.5 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("PowerEdge-R750_v1.2", "PowerEdge-R750_v1.2"),
+        ("a--b", "a--b"),
+        ("Dell Inc.", "Dell-Inc"),
+        ("A - B", "A-B"),
+        ("2025.4.0~dev0", "2025.4.0-dev0"),
+        ("-.x._", "x"),
+        ("é", None),
+        ("٣", None),  # a digit, and not ASCII
+        ("_", None),
+        ("", None),
+        ("x" * 63, "x" * 63),
+        ("x" * 64, "x" * 63),
+        ("x" * 62 + ".y", "x" * 62),
+    ],
+)
+def test_a_value_is_made_of_a_text(text: str, made: str | None) -> None:
+    assert value(text) == made
+
+
+@given(st.text() | st.text("aZ0-_. ~/é", max_size=80))
+@example("-" * 70 + "x")
+def test_a_value_is_valid_for_every_text(text: str) -> None:
+    made = value(text)
+    if made is None:
+        assert not re.search(r"[A-Za-z0-9]", text)
+    else:
+        assert len(made) <= LONGEST
+        assert VALUE.fullmatch(made)
+        assert value(made) == made
+
+
+@given(st.from_regex(VALUE, fullmatch=True).filter(lambda text: len(text) <= LONGEST))
+def test_a_valid_value_stays_as_it_is(text: str) -> None:
+    assert value(text) == text
+
+
+TEXT = (
+    st.none() | st.text(max_size=80) | st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,4}){0,3}(~\w*)?,? ?\w*")
+)
+ODD = st.builds(
+    Oddity, st.text(), st.text(), unread=st.booleans(), sample_of=st.sampled_from([None, "rngd"])
+)
+
+
+@settings(max_examples=40)  # a whole host takes a while to draw
+@given(
+    cards=st.lists(
+        st.builds(
+            card,
+            st.sampled_from(["warboy", "rngd"]),
+            st.integers(0, 99),
+            driver_version=TEXT,
+            firmware_version=TEXT,
+        ),
+        max_size=6,
+    ),
+    odd=st.lists(ODD, max_size=2),
+    machine=st.builds(Machine, vendor=TEXT, name=TEXT),
+)
+def test_labels_are_valid_whatever_the_hardware_says(
+    cards: list[CardState], odd: list[Oddity], machine: Machine
+) -> None:
+    found = labels(host(*cards, odd=tuple(odd)), machine, SETS)
+    for key, text in found.items():
+        assert any(key in keys for keys in KEYS.values())
+        assert len(text) <= LONGEST
+        assert VALUE.fullmatch(text), (key, text)
+    if not cards:
+        assert not any(key in found for key in KEYS["beta"] + KEYS["current"])
+    else:
+        assert found["furiosa.ai/npu.count"] == str(len(cards))
+
+
+def test_keys_are_valid_and_ours() -> None:
+    assert PREFIXES.keys() == KEYS.keys()
+    for name, keys in KEYS.items():
+        assert len(set(keys)) == len(keys)
+        for key in keys:
+            assert KEY.fullmatch(key)
+            assert key.startswith(PREFIXES[name])
+            assert len(key.removeprefix(PREFIXES[name])) <= LONGEST
+            assert "kubernetes.io" not in key
+
+
+def test_the_table_in_the_docs_has_every_key_of_every_set() -> None:
+    rows = re.findall(r"^\| `([a-z]+\.[a-z.]+)` \| ([^|]+) \| ", DOCS.read_text(), re.MULTILINE)
+    told = {(set_.strip(), key) for key, sets in rows for set_ in sets.split(",")}
+    assert told == {
+        (name, key.removeprefix(PREFIXES[name])) for name, keys in KEYS.items() for key in keys
+    }
+    for prefix in PREFIXES.values():
+        assert f"`{prefix}`" in DOCS.read_text()

@@ -1,0 +1,237 @@
+"""When the labeller looks and writes, and how it goes on after a failure; against a fake place."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from npu_agent.core.hardware import Card, CardState, Health, Oddity, Snapshot, State
+from npu_agent.feed import Feed
+from npu_agent.outputs.labels import labeller
+from npu_agent.outputs.labels.compute import Machine
+from npu_agent.outputs.labels.labeller import Labeller, UnavailableError
+
+DEADLINE = 20.0
+WELL = Health(state=State.HEALTHY, reason="works", since=0.0)
+
+
+def card(index: int) -> CardState:
+    return CardState(
+        id=f"UUID-{index}",
+        card=Card(family="warboy", index=index, product="warboy", driver_version="1.9.2, 3def9c2"),
+        health=WELL,
+    )
+
+
+def cards(count: int, *odd: Oddity) -> Snapshot:
+    return Snapshot(cards=tuple(map(card, range(count))), odd=odd, complete=True)
+
+
+class Place:
+    """Takes labels as told: each `put` is kept, and may be refused or held up."""
+
+    name: Literal["api", "nfd"] = "api"
+
+    def __init__(self) -> None:
+        self.puts: Feed[tuple[tuple[Mapping[str, str], bool], ...]] = Feed(())
+        self.refusal: UnavailableError | None = None
+        self.answer = Counter(written=1)
+        self.changes = 0
+
+    async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
+        self.puts.publish((*self.puts.value, (dict(labels), careful)))
+        if self.refusal:
+            raise self.refusal
+        return self.answer
+
+    def changed(self) -> None:
+        self.changes += 1
+
+
+@dataclass
+class Room:
+    snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(cards(2)))
+    sets: Feed[Collection[str]] = field(default_factory=lambda: Feed(("beta",)))
+    place: Place = field(default_factory=Place)
+    resync: float = 3600.0
+    machine: Callable[[], Machine] = lambda: Machine(vendor="Acme", name="Box 1")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Labeller]:
+        one = Labeller(
+            snapshots=self.snapshots,
+            sets=self.sets,
+            resync=lambda: self.resync,
+            output=self.place,
+            machine=self.machine,
+        )
+        task = asyncio.create_task(one.run())
+        try:
+            yield one
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def put(self, number: int) -> Mapping[str, str]:
+        """Waits for the so-manieth put, counted from 1; returns its labels."""
+        async with asyncio.timeout(DEADLINE):
+            async for puts in self.place.puts.watch():
+                if len(puts) >= number:
+                    return puts[number - 1][0]
+        raise AssertionError
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Room:
+    for name in ("_RETRY_FIRST", "_RETRY_LONGEST", "_SETTLE"):
+        monkeypatch.setattr(labeller, name, 0.01)
+    return Room()
+
+
+async def test_labels_are_put_once_and_not_again_while_nothing_changes(room: Room) -> None:
+    async with room.running() as one:
+        labels = await room.put(1)
+        assert labels["beta.furiosa.ai/npu.count"] == "2"
+        assert labels["beta.furiosa.ai/machine.vendor"] == "Acme"
+        assert labels["beta.furiosa.ai/machine.name"] == "Box-1"
+        async with asyncio.timeout(DEADLINE):
+            async for state in one.state.watch():
+                if state.in_place:
+                    break
+        assert one.state.value.labels == labels
+        assert one.state.value.applied_at is not None
+        # Readings come and go; the labels are what they were.
+        for _ in range(20):
+            room.snapshots.publish(Snapshot(cards=(*cards(2).cards,), odd=(), complete=True))
+            await asyncio.sleep(0)
+        assert len(room.place.puts.value) == 1
+        assert one.results == {"written": 1}
+
+
+async def test_nothing_is_put_before_the_hardware_is_known(room: Room) -> None:
+    room.snapshots.publish(Snapshot())
+    async with room.running():
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert room.place.puts.value == ()
+        room.snapshots.publish(cards(1))
+        assert (await room.put(1))["beta.furiosa.ai/npu.count"] == "1"
+
+
+async def test_hardware_and_sets_are_followed(room: Room) -> None:
+    async with room.running():
+        await room.put(1)
+        room.snapshots.publish(cards(1))
+        assert (await room.put(2))["beta.furiosa.ai/npu.count"] == "1"
+        room.sets.publish(("alpha", "current"))
+        third = await room.put(3)
+        assert third["furiosa.ai/npu.count"] == "1"
+        assert third["alpha.furiosa.ai/npu.family"] == "warboy"
+        assert not any(key.startswith("beta.") for key in third)
+        room.snapshots.publish(cards(0))
+        assert await room.put(4) == {}
+        assert room.place.changes == 3
+
+
+async def test_a_reload_of_the_driver_is_one_change_or_none(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labeller, "_SETTLE", 0.5)
+    async with room.running():
+        await room.put(1)
+        for count in (1, 0, 1):
+            room.snapshots.publish(cards(count))
+            await asyncio.sleep(0.02)
+        assert (await room.put(2))["beta.furiosa.ai/npu.count"] == "1"
+        assert len(room.place.puts.value) == 2
+
+
+async def test_it_looks_again_after_a_while(room: Room) -> None:
+    room.resync = 0.01
+    async with room.running():
+        assert await room.put(1) == await room.put(5)
+        assert room.place.changes == 0  # looks for drift, all of them
+
+
+async def test_a_refusal_is_told_once_and_tried_until_it_works(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "npu_agent.outputs.labels")
+    room.place.refusal = UnavailableError("no rights: apply k8s/", kind="forbidden")
+    async with room.running() as one:
+        await room.put(5)
+        assert one.state.value.error == "no rights: apply k8s/"
+        assert not one.state.value.in_place
+        assert one.results["forbidden"] >= 4
+        said = [record.message for record in caplog.records]
+        assert said.count("labels not in place: trying again") == 1
+        room.place.refusal = None
+        async with asyncio.timeout(DEADLINE):
+            async for state in one.state.watch():
+                if state.in_place:
+                    break
+        assert state.error is None
+        assert "labels can be put in place again" in [r.message for r in caplog.records]
+
+
+async def test_what_changed_meanwhile_arrives_in_the_end(room: Room) -> None:
+    room.place.refusal = UnavailableError("away", kind="unreachable")
+    async with room.running():
+        await room.put(2)
+        room.snapshots.publish(cards(1))
+        room.place.refusal = None
+        async with asyncio.timeout(DEADLINE):
+            async for puts in room.place.puts.watch():
+                if puts[-1][0].get("beta.furiosa.ai/npu.count") == "1":
+                    break
+
+
+async def test_a_wait_that_is_asked_for_is_kept(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    real = asyncio.sleep
+
+    async def recorded(seconds: float) -> None:
+        waits.append(seconds)
+        await real(0)
+
+    room.place.refusal = UnavailableError("slow down", kind="too_many", retry_after=7.0)
+    monkeypatch.setattr(asyncio, "sleep", recorded)
+    async with room.running():
+        await room.put(3)
+    assert [seconds for seconds in waits if seconds > 1][:2] == [7.0, 7.0]
+
+
+async def test_a_card_that_cannot_be_read_makes_it_careful(room: Room) -> None:
+    room.snapshots.publish(cards(1, Oddity("/sys/x", "no answer within 0.5 s", unread=True)))
+    room.place.answer = Counter(left=2)
+    async with room.running() as one:
+        await room.put(1)
+        assert room.place.puts.value[0][1] is True
+        async with asyncio.timeout(DEADLINE):
+            while not one.results:
+                await asyncio.sleep(0)
+        assert not one.state.value.in_place
+        assert one.results == {"left": 1}
+        room.place.answer = Counter(written=1)
+        room.snapshots.publish(cards(2))
+        await room.put(2)
+        assert room.place.puts.value[1][1] is False
+
+
+async def test_a_machine_that_cannot_be_read_costs_its_labels_only(room: Room) -> None:
+    def refuse() -> Machine:
+        raise OSError(5, "Input/output error")
+
+    room.machine = refuse
+    async with room.running():
+        labels = await room.put(1)
+        assert labels["beta.furiosa.ai/npu.count"] == "2"
+        assert not any("machine" in key for key in labels)

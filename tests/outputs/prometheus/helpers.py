@@ -1,0 +1,148 @@
+"""Cards, holders and pages made in code, and pages taken apart by prometheus_client's parsers."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from npu_agent.config import Config
+from npu_agent.config.poller import State as ConfigState
+from npu_agent.core.hardware import (
+    Card,
+    CardState,
+    CoreReading,
+    Health,
+    Reading,
+    Sensor,
+    SensorKind,
+    Snapshot,
+    State,
+)
+from npu_agent.kubelet.podresources import Assignment
+from npu_agent.outputs.deviceplugin.counts import Counts
+from npu_agent.outputs.deviceplugin.session import Phase, Status
+from npu_agent.outputs.prometheus.lag import LoopLag
+from npu_agent.outputs.prometheus.own import Own
+
+RESOURCE = "beta.furiosa.ai/npu"
+SENSORS = (
+    Sensor(SensorKind.TEMPERATURE, "peak", 45_500),
+    Sensor(SensorKind.TEMPERATURE, "ambient", 30_000),
+    Sensor(SensorKind.POWER, "rms_total", 53_250_000),
+    Sensor(SensorKind.VOLTAGE, "vdd", 750),
+    Sensor(SensorKind.CURRENT, "idd", 1_200),
+)
+
+
+def card(
+    family: str = "rngd",
+    index: int = 0,
+    *,
+    state: State = State.HEALTHY,
+    reason: str = "works",
+    reading: Reading | None = None,
+    **values: Any,
+) -> CardState:
+    """A card that tells no more than its number, and `values` of `Card`."""
+    id_ = values.get("uuid") or f"{family}-{index}"
+    return CardState(
+        id=id_,
+        card=Card(family=family, index=index, product=family, **values),
+        health=Health(state=state, reason=reason, since=0.0),
+        reading=reading,
+    )
+
+
+def reading(at: float | None = None, **values: Any) -> Reading:
+    return Reading(at=time.monotonic() if at is None else at, **values)
+
+
+def full_reading(cores: int = 2, at: float | None = None) -> Reading:
+    """A reading in which the driver says all that it can."""
+    return reading(
+        at,
+        alive=True,
+        uptime=3600,
+        errors=(("axi_post_error", 3), ("device_error", 0)),
+        sensors=SENSORS,
+        cores=tuple(
+            CoreReading(
+                core=core,
+                utilization=12.5 * core,
+                frequency=1000,
+                cycles=10**12 + core,
+                task_cycles=10**11 + core,
+                dram_total=6 << 30,
+                dram_used=core << 20,
+            )
+            for core in range(cores)
+        ),
+    )
+
+
+def snapshot(*cards: CardState) -> Snapshot:
+    return Snapshot(cards=cards, complete=True)
+
+
+def held(device: str, pod: str = "train-0", resource: str = RESOURCE) -> Assignment:
+    return Assignment("ml", pod, "main", resource, device)
+
+
+def own(**values: Any) -> Own:
+    """What a new agent says of itself, but for `values`."""
+    status = Status(resource=RESOURCE, phase=Phase.REGISTERED, registrations=1)
+    defaults: dict[str, Any] = {
+        "version": "1.2.3",
+        "hostname": "node-1",
+        "now": 0.0,
+        "snapshot": Snapshot(complete=True),
+        "sessions": ((status, Counts()),),
+        "config": ConfigState(config=Config(), loaded_at=1_700_000_000.0),
+        "restarts": {},
+        "lag": LoopLag().seconds,
+    }
+    return Own(**{**defaults, **values})
+
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def series(metrics: Iterable[Metric]) -> Series:
+    """The samples by name and labels; fails where one is there twice."""
+    found: Series = {}
+    for metric in metrics:
+        for sample in metric.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found, f"twice: {key}"
+            found[key] = sample.value
+    return found
+
+
+def values(metrics: Iterable[Metric], name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """The values of the samples called `name`, by these of their labels (``-`` where absent)."""
+    found: dict[tuple[str, ...], float] = {}
+    for metric in metrics:
+        for sample in metric.samples:
+            if sample.name == name:
+                key = tuple(sample.labels.get(label, "-") for label in labels)
+                assert key not in found, f"twice: {key}"
+                found[key] = sample.value
+    return found
+
+
+def parsed(page: bytes, *, openmetrics: bool) -> list[Metric]:
+    """A page as prometheus_client reads it; fails where a series is there twice."""
+    parse = parse_openmetrics if openmetrics else parse_text
+    metrics = list(parse(page.decode()))
+    names = [metric.name for metric in metrics]
+    assert len(names) == len(set(names)), "a family is there twice"
+    assert not page or page.endswith(b"\n")
+    # The parser of OpenMetrics drops what is there twice in a row without a word.
+    lines = [line for line in page.decode().split("\n") if line and not line.startswith("#")]
+    assert len(lines) == len(series(metrics))
+    return metrics

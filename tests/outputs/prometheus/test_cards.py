@@ -1,0 +1,357 @@
+"""What is said of cards and of who holds them; whole pages are in test_golden."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.metrics_core import Metric
+
+from npu_agent.core.hardware import (
+    CardState,
+    CoreReading,
+    Sensor,
+    SensorKind,
+    Snapshot,
+    State,
+)
+from npu_agent.kubelet.podresources import Assignment
+from npu_agent.outputs.prometheus import cards
+from npu_agent.outputs.prometheus.text import render
+from tests.outputs.prometheus.helpers import (
+    RESOURCE,
+    card,
+    full_reading,
+    held,
+    parsed,
+    reading,
+    series,
+    snapshot,
+    values,
+)
+from tests.outputs.prometheus.test_text import NUMBERS, TEXTS
+
+POD = ("namespace", "pod", "container")
+FULL = card(uuid="UUID-A", reading=full_reading(cores=8))
+
+
+def families(shown: Snapshot, *assignments: Assignment, **changed: Any) -> list[Metric]:
+    arguments: dict[str, Any] = {
+        "schema": "0.8",
+        "hostname": "node-1",
+        "pod_labels": True,
+        "resources": {RESOURCE},
+    }
+    return cards.families(shown, assignments, **{**arguments, **changed})
+
+
+def names(metrics: list[Metric]) -> list[str]:
+    return [metric.name.removeprefix("furiosa_npu_") for metric in metrics]
+
+
+def test_every_family_is_a_gauge_and_in_both_schemas() -> None:
+    found = {
+        schema: families(snapshot(FULL), held("UUID-A"), schema=schema) for schema in cards.SCHEMAS
+    }
+    assert names(found["0.8"]) == [
+        "alive",
+        "uptime",
+        "error",
+        "hw_temperature",
+        "hw_power",
+        "hw_voltage",
+        "hw_current",
+        "core_utilization",
+        "core_frequency",
+        "dram_total",
+        "dram_usage",
+        "total_cycle_count",
+        "task_execution_cycle",
+        "info",
+        "health",
+        "assigned",
+    ]
+    assert names(found["2025"]) == names(found["0.8"])
+    assert {metric.type for metrics in found.values() for metric in metrics} == {"gauge"}
+    assert all(metric.documentation for metric in found["0.8"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "temperature", "power"),
+    [
+        ("0.8", {("peak",): 45_500, ("ambient",): 30_000}, {("rms_total",): 53_250_000}),
+        ("2025", {("peak",): 45.5, ("ambient",): 30}, {("rms",): 53.25}),
+    ],
+)
+def test_units_and_names_of_sensors_differ_by_schema(
+    schema: str, temperature: dict[tuple[str], float], power: dict[tuple[str], float]
+) -> None:
+    found = families(snapshot(FULL), schema=schema)
+    assert values(found, "furiosa_npu_hw_temperature", "label") == temperature
+    assert values(found, "furiosa_npu_hw_power", "label") == power
+    assert values(found, "furiosa_npu_hw_voltage", "label") == {("vdd",): 750}
+    assert values(found, "furiosa_npu_hw_current", "label") == {("idd",): 1_200}
+    unit = {"0.8": ("m°C", "µW"), "2025": (" °C,", " W,")}[schema]
+    helps = {metric.name: metric.documentation for metric in found}
+    assert unit[0] in helps["furiosa_npu_hw_temperature"]
+    assert unit[1] in helps["furiosa_npu_hw_power"]
+
+
+def test_labels_of_a_card_and_of_a_core() -> None:
+    one = card(
+        index=3,
+        uuid="UUID-A",
+        pci_bus_id="0000:6d:00.0",
+        driver_version="1.9.2, 3def9c2",
+        firmware_version="1.6.0, c1bebfd",
+        reading=full_reading(),
+    )
+    found = families(snapshot(one))
+    common = {
+        "arch": "rngd",
+        "device": "npu3",
+        "uuid": "UUID-A",
+        "pci_bus_id": "0000:6d:00.0",
+        "driver_version": "1.9.2, 3def9c2",
+        "firmware_version": "1.6.0, c1bebfd",
+        "hostname": "node-1",
+    }
+    by_name = {metric.name: metric for metric in found}
+    (alive,) = by_name["furiosa_npu_alive"].samples
+    assert alive.labels == {**common, "core": "0-7"}
+    (_, second) = by_name["furiosa_npu_core_utilization"].samples
+    assert second.labels == {**common, "core": "1"}
+    assert second.value == 12.5
+
+
+def test_what_is_not_known_is_no_series_and_no_label() -> None:
+    bare = card("warboy", reading=reading())
+    found = families(snapshot(bare))
+    assert names(found) == ["info", "health"]
+    (info,) = found[0].samples
+    assert set(info.labels) == {"arch", "device", "core", "hostname", "product"}
+    assert info.labels["core"] == "0-1"
+    assert names(families(snapshot(card("warboy")))) == ["info", "health"]
+    some = reading(alive=False, cores=(CoreReading(core=1, utilization=0.0),))
+    found = families(snapshot(card("warboy", reading=some)))
+    assert values(found, "furiosa_npu_alive") == {(): 0}
+    assert values(found, "furiosa_npu_core_utilization", "core") == {("1",): 0}
+    assert names(found) == ["alive", "core_utilization", "info", "health"]
+
+
+def test_no_card_is_no_family() -> None:
+    assert families(Snapshot(complete=True), held("UUID-A")) == []
+
+
+def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
+    name, labels = "furiosa_npu_health", ("state", "reason")
+    assert values(families(snapshot(card())), name, *labels) == {
+        ("healthy", "-"): 1,
+        ("unhealthy", "-"): 0,
+        ("unknown", "-"): 0,
+    }
+    ill = card(state=State.UNHEALTHY, reason='alive says "no"\n')
+    assert values(families(snapshot(ill)), name, *labels) == {
+        ("healthy", "-"): 0,
+        ("unhealthy", 'alive says "no"\n'): 1,
+        ("unknown", "-"): 0,
+    }
+    silent = card(state=State.UNKNOWN, reason="the driver does not say")
+    assert values(families(snapshot(silent)), name, *labels) == {
+        ("healthy", "-"): 0,
+        ("unhealthy", "-"): 0,
+        ("unknown", "the driver does not say"): 1,
+    }
+
+
+def test_whole_card_names_its_holder_everywhere() -> None:
+    found = families(snapshot(FULL, card(index=1)), held("UUID-A", "train-0"))
+    assert values(found, "furiosa_npu_alive", *POD) == {("ml", "train-0", "main"): 1}
+    cores = values(found, "furiosa_npu_core_utilization", "core", "pod")
+    assert set(cores) == {(str(core), "train-0") for core in range(8)}
+    info = values(found, "furiosa_npu_info", "device", "pod")
+    assert set(info) == {("npu0", "train-0"), ("npu1", "-")}
+    assert values(found, "furiosa_npu_assigned", "device", "core", "resource", *POD) == {
+        ("npu0", "0-7", RESOURCE, "ml", "train-0", "main"): 1
+    }
+
+
+def test_two_pods_on_one_card_are_told_apart_by_core() -> None:
+    two = (held("UUID-A_cores_0", "one"), held("UUID-A_cores_2-3", "two"))
+    found = families(snapshot(FULL), *two)
+    assert values(found, "furiosa_npu_alive", "pod") == {("-",): 1}
+    cores = values(found, "furiosa_npu_core_utilization", "core", "pod")
+    assert [pod for _, pod in cores] == ["one", "-", "two", "two", "-", "-", "-", "-"]
+    assert set(values(found, "furiosa_npu_assigned", "core", "pod")) == {
+        ("0", "one"),
+        ("2-3", "two"),
+    }
+
+
+def test_one_container_on_two_cores_of_a_card_has_the_card_to_itself() -> None:
+    both = (held("UUID-A_cores_0"), held("UUID-A_cores_1"))
+    found = families(snapshot(FULL), *both)
+    assert values(found, "furiosa_npu_alive", "pod") == {("train-0",): 1}
+    assert len(values(found, "furiosa_npu_assigned", "core", "pod")) == 2
+
+
+def test_cores_that_two_claim_name_neither() -> None:
+    found = families(snapshot(FULL), held("UUID-A", "one"), held("UUID-A_cores_0", "two"))
+    cores = values(found, "furiosa_npu_core_utilization", "core", "pod")
+    assert [pod for _, pod in cores] == ["-", *["one"] * 7]
+
+
+def test_who_holds_what_is_told_apart_from_the_series_of_hardware_on_request() -> None:
+    found = families(snapshot(FULL), held("UUID-A"), pod_labels=False)
+    with_pod = {metric.name for metric in found for s in metric.samples if "pod" in s.labels}
+    assert with_pod == {"furiosa_npu_assigned"}
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        held("UUID-A", resource="nvidia.com/gpu"),
+        held("UUID-Z"),
+        held("UUID-Z_cores_0"),
+        held("UUID-A_cores_9"),
+        held("UUID-A_cores_3-2"),
+        held("UUID-A_cores_"),
+        held(""),
+    ],
+    ids=lambda one: f"{one.resource} {one.device}",
+)
+def test_what_is_not_ours_or_not_there_names_nobody(stranger: Assignment) -> None:
+    assert families(snapshot(FULL), stranger) == families(snapshot(FULL))
+
+
+def test_an_id_that_looks_like_a_part_of_a_card_may_be_a_whole_one() -> None:
+    odd = card(uuid="SN_cores_1")
+    found = families(snapshot(odd), held("SN_cores_1"))
+    assert set(values(found, "furiosa_npu_assigned", "core")) == {("0-7",)}
+
+
+def test_cards_with_one_number_are_told_apart_by_arch() -> None:
+    found = families(snapshot(card("rngd", 0), card("warboy", 0)))
+    assert set(values(found, "furiosa_npu_info", "arch", "device")) == {
+        ("rngd", "npu0"),
+        ("warboy", "npu0"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["a", "a", "a"], ["a", "a_2", "a_3"]),
+        (["a", "a", "a_2"], ["a", "a_3", "a_2"]),
+        (["a_2", "a", "a"], ["a_2", "a", "a_3"]),
+        (["\ud800", "?"], ["?", "?_2"]),
+        (["x" * 300, "x" * 400], ["x" * 255 + "…", "x" * 200 + "_2"]),
+    ],
+)
+@pytest.mark.parametrize("schema", cards.SCHEMAS)
+def test_sensors_with_the_same_label_are_numbered(
+    schema: str, labels: list[str], shown: list[str]
+) -> None:
+    sensors = tuple(Sensor(SensorKind.TEMPERATURE, label, 1_000) for label in labels)
+    found = families(snapshot(card(reading=reading(sensors=sensors))), schema=schema)
+    told = values(found, "furiosa_npu_hw_temperature", "label")
+    assert [label for (label,) in told] == shown
+
+
+def test_a_sensor_may_have_the_name_that_another_is_given() -> None:
+    sensors = tuple(Sensor(SensorKind.POWER, label, 1) for label in ("rms", "rms_total"))
+    found = families(snapshot(card(reading=reading(sensors=sensors))), schema="2025")
+    assert set(values(found, "furiosa_npu_hw_power", "label")) == {("rms",), ("rms_2",)}
+
+
+def test_old_readings_are_left_out_of_a_snapshot() -> None:
+    old, new, none = (
+        card(index=0, reading=reading(1.0)),
+        card(index=1, reading=reading(2.0)),
+        card(index=2),
+    )
+    shown = snapshot(old, new, none)
+    assert cards.recent(shown, 1.0) is shown
+    assert cards.recent(shown, 1.5) == snapshot(card(index=0), new, none)
+
+
+def _readings() -> st.SearchStrategy[Any]:
+    whole = st.integers() | st.just(10**400)
+    sensors = st.builds(Sensor, st.sampled_from(SensorKind), TEXTS, whole)
+    numbers = st.one_of(st.none(), NUMBERS)
+    cores = st.builds(
+        CoreReading,
+        core=st.integers(0, 9),
+        utilization=numbers,
+        frequency=numbers,
+        cycles=numbers,
+        task_cycles=numbers,
+        dram_total=numbers,
+        dram_used=numbers,
+    )
+    return st.builds(
+        reading,
+        st.just(0.0),
+        alive=st.sampled_from((None, True, False)),
+        uptime=numbers,
+        errors=st.lists(st.tuples(TEXTS, whole), max_size=4).map(tuple),
+        sensors=st.lists(sensors, max_size=6).map(tuple),
+        cores=st.lists(cores, max_size=4).map(tuple),
+    )
+
+
+def _cards() -> st.SearchStrategy[list[CardState]]:
+    text = st.none() | TEXTS
+    return st.lists(
+        st.builds(
+            card,
+            st.sampled_from(("rngd", "warboy")),
+            st.integers(0, 3),
+            state=st.sampled_from(State),
+            reason=TEXTS,
+            reading=st.none() | _readings(),
+            uuid=text,
+            serial=text,
+            pci_bus_id=text,
+            driver_version=text,
+            firmware_version=text,
+        ),
+        max_size=4,
+        unique_by=lambda state: state.card.key,
+    )
+
+
+@settings(max_examples=50)
+@given(st.data(), _cards(), st.sampled_from(cards.SCHEMAS), TEXTS, st.booleans())
+def test_whatever_the_hardware_says_the_page_stays_readable(
+    data: st.DataObject, found: list[CardState], schema: str, hostname: str, pod_labels: bool
+) -> None:
+    devices = [f"{state.id}{part}" for state in found for part in ("", "_cores_0", "_cores_1")]
+    assignments = data.draw(
+        st.lists(
+            st.builds(
+                Assignment,
+                TEXTS,
+                TEXTS,
+                TEXTS,
+                st.just(RESOURCE),
+                st.sampled_from(devices) if devices else TEXTS,
+            ),
+            max_size=6,
+        )
+    )
+    metrics = families(
+        snapshot(*found),
+        *assignments,
+        schema=schema,
+        hostname=hostname,
+        pod_labels=pod_labels,
+    )
+    page = b"".join(render(metric, openmetrics=False) for metric in metrics)
+    as_openmetrics = b"".join(render(metric, openmetrics=True) for metric in metrics)
+    assert page == as_openmetrics  # `Page` renders the cards once for both
+    told = parsed(page, openmetrics=False)
+    assert series(told) == series(parsed(page + b"# EOF\n", openmetrics=True)) == series(metrics)
+    info = [metric for metric in metrics if metric.name == "furiosa_npu_info"]
+    assert len(series(info)) == len(found)

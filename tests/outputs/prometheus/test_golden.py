@@ -1,0 +1,180 @@
+"""Whole pages for simulated hosts, read by the code that reads real ones: a golden file each.
+
+After a wanted change: UPDATE_GOLDEN=1 python -m pytest tests/outputs/prometheus/test_golden.py, and look at
+what changed.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.inventory.inventory import look_once
+from npu_agent.kubelet.podresources import Assignment
+from npu_agent.outputs.deviceplugin.counts import Counts
+from npu_agent.outputs.deviceplugin.session import Phase, Status
+from npu_agent.outputs.prometheus import cards
+from npu_agent.outputs.prometheus import own as own_families
+from npu_agent.outputs.prometheus.text import render
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.sysfs import Host
+from tests.inventory.helpers import management, tree, write
+from tests.outputs.prometheus.helpers import RESOURCE, held, own, parsed, series
+
+GOLDEN = Path(__file__).parent / "golden"
+NOW = 1_000.0
+
+Edit = Callable[[Path], None]
+Holders = Callable[[tuple[CardState, ...]], list[Assignment]]
+
+
+def _nothing(_root: Path) -> None:
+    pass
+
+
+def _old_driver(root: Path) -> None:
+    for name, content in {
+        "device_uuid": "\n",
+        "fw_version": "",
+        "alive": None,
+        "heartbeat": None,
+        "soc_rev": None,
+    }.items():
+        write(management(root, 0) / name, content)
+
+
+def _no_hwmon(root: Path) -> None:
+    address = (management(root, 0) / "busname").read_text()
+    shutil.rmtree((root / "sys/bus/pci/devices" / address).resolve() / "hwmon")
+
+
+def _fusion(found: tuple[CardState, ...]) -> list[Assignment]:
+    """Every card but the first is one container's."""
+    return [held(state.id, f"fusion-{state.card.index}") for state in found[1:]]
+
+
+def _single(found: tuple[CardState, ...]) -> list[Assignment]:
+    """Cores of the first card are two Pods'; the second card's are one container's."""
+    first, *rest = found
+    return [
+        held(f"{first.id}_cores_0", "single-a"),
+        held(f"{first.id}_cores_1", "single-b"),
+        *(held(f"{state.id}_cores_{core}", "single-c") for state in rest for core in (0, 1)),
+    ]
+
+
+def _nobody(_: tuple[CardState, ...]) -> list[Assignment]:
+    return []
+
+
+HOSTS: dict[str, tuple[str, Edit, Holders]] = {
+    "no-cards": ("warboy=0", _nothing, _nobody),
+    "warboy-single": ("warboy=2", _nothing, _single),
+    "rngd-single": ("rngd=1", _nothing, _single),
+    "mixed-fusion": ("warboy=1,rngd=1", _nothing, _fusion),
+    "old-driver": ("warboy=1", _old_driver, _nobody),
+    "no-hwmon": ("warboy=1", _no_hwmon, _nobody),
+}
+
+
+def golden(name: str, found: str) -> str:
+    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(found)
+    return path.read_text()
+
+
+def _pinned(found: Snapshot) -> Snapshot:
+    """With what differs from look to look made the same."""
+
+    def pinned(state: CardState) -> CardState:
+        assert state.reading is not None
+        # One look cannot tell how much a core does.
+        cores = tuple(replace(core, utilization=12.5 * core.core) for core in state.reading.cores)
+        return replace(state, reading=replace(state.reading, at=NOW - 2.5, cores=cores))
+
+    return replace(found, cards=tuple(map(pinned, found.cards)))
+
+
+def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -> str:
+    """A page as `npu_agent.outputs.prometheus.page` puts it together, but for ``process_*``."""
+    metrics = cards.families(
+        found,
+        [*holders(found.cards), held("GPU-1", "other", "nvidia.com/gpu")],
+        schema=schema,
+        hostname="node-1",
+        pod_labels=True,
+        resources={RESOURCE},
+    )
+    counts = Counts(messages=2)
+    counts.allocated("granted", 0.0007)
+    counts.preferred["one card"] += 1
+    metrics += own_families.families(
+        own(
+            now=NOW,
+            snapshot=found,
+            sessions=((Status(resource=RESOURCE, phase=Phase.REGISTERED), counts),),
+            labels_applied=Counter(written=1),
+            events=Counter(sent=3),
+            reading_failures={("warboy", "npu0", "hung"): 1},
+            restarts=Counter(inventory=0),
+            page_failures=Counter(cards=0),
+        )
+    )
+    text = b"".join(render(metric, openmetrics=openmetrics) for metric in metrics).decode()
+    return re.sub('python="[^"]*"', 'python="3"', text) + ("# EOF\n" if openmetrics else "")
+
+
+@pytest.fixture(scope="module", params=HOSTS)
+def host(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Snapshot, Holders]:
+    name: str = request.param
+    asked_for, edit, holders = HOSTS[name]
+    root = tree(tmp_path_factory.mktemp(name) / "host", asked_for)
+    edit(root)
+    return name, _pinned(asyncio.run(look_once(Host(root), FAMILIES))), holders
+
+
+@pytest.mark.parametrize("schema", cards.SCHEMAS)
+def test_pages_are_as_in_their_golden_files(
+    host: tuple[str, Snapshot, Holders], schema: str
+) -> None:
+    name, found, holders = host
+    text = page(found, holders, schema, openmetrics=False)
+    openmetrics = page(found, holders, schema, openmetrics=True)
+    assert text == golden(f"{name}.{schema}.txt", text)
+    if name == "mixed-fusion":
+        assert openmetrics == golden(f"{name}.{schema}.openmetrics.txt", openmetrics)
+    told = parsed(text.encode(), openmetrics=False)
+    assert series(told) == series(parsed(openmetrics.encode(), openmetrics=True))
+    assert all(metric.documentation for metric in told)
+
+
+VENDOR_NAMES = {
+    f'{name} {kinds} metrics should not have "{suffix}" suffix'
+    for name, kinds, suffix in (
+        ("furiosa_npu_dram_total", "non-counter", "_total"),
+        ("furiosa_npu_total_cycle_count", "non-histogram and non-summary", "_count"),
+    )
+}
+"""What promtool finds fault with: two names that are the vendor's."""
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*[0-9].txt")), ids=lambda path: path.stem)
+def test_promtool_finds_no_fault_but_with_the_vendors_names(path: Path) -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=path.read_bytes(), capture_output=True
+    )
+    assert done.returncode in (0, 3), done.stderr
+    assert set(done.stderr.decode().splitlines()) <= VENDOR_NAMES

@@ -1,0 +1,336 @@
+"""Which Events there are, and how they reach an API server that is slow, away or full."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from npu_agent.config import Config, ConfigState
+from npu_agent.core.hardware import Card, CardState, Health, Snapshot, State
+from npu_agent.feed import Feed
+from npu_agent.kube import Api, ApiError, Kind, NodeMeta
+from npu_agent.outputs import events
+from npu_agent.outputs.events import Event, Events, card_events, config_events
+
+DEADLINE = 20.0
+
+
+def card(index: int, state: State = State.HEALTHY, reason: str = "works") -> CardState:
+    return CardState(
+        id=f"UUID-{index}",
+        card=Card(family="warboy", index=index, product="warboy", pci_bus_id=f"0000:0{index}:00.0"),
+        health=Health(state=state, reason=reason, since=0.0),
+    )
+
+
+def snapshot(*cards: CardState) -> Snapshot:
+    return Snapshot(cards=cards, complete=True)
+
+
+def dead(index: int, reason: str = "alive says 0") -> CardState:
+    return card(index, State.UNHEALTHY, reason)
+
+
+def config(error: str | None = None) -> ConfigState:
+    return ConfigState(config=Config(), loaded_at=0.0, error=error)
+
+
+def shown(before: Snapshot, after: Snapshot) -> list[tuple[str, str]]:
+    return [(event.reason, event.message) for event in card_events(before, after)]
+
+
+# Which there are.
+
+
+def test_the_first_look_adds_no_card() -> None:
+    assert shown(Snapshot(), Snapshot()) == []
+    assert shown(Snapshot(), snapshot(card(0), card(1, State.UNKNOWN))) == []
+    assert shown(Snapshot(), snapshot(card(0), dead(1))) == [
+        ("NPUUnhealthy", "npu1 (UUID-1, 0000:01:00.0) is unhealthy: alive says 0")
+    ]
+
+
+def test_a_card_dies_and_comes_back() -> None:
+    well, sick = snapshot(card(0)), snapshot(dead(0))
+    (died,) = card_events(well, sick)
+    assert died == Event(
+        reason="NPUUnhealthy",
+        message="npu0 (UUID-0, 0000:00:00.0) is unhealthy: alive says 0",
+        warning=True,
+    )
+    (back,) = card_events(sick, well)
+    assert back == Event(
+        reason="NPURecovered",
+        message="npu0 (UUID-0, 0000:00:00.0) can be used again: works",
+        warning=False,
+    )
+    assert shown(sick, snapshot(dead(0, "another reason"))) == []
+    assert shown(sick, snapshot(card(0, State.UNKNOWN, "the driver does not say")))[0][0] == (
+        "NPURecovered"
+    )
+
+
+def test_cards_come_and_go() -> None:
+    both, one = snapshot(card(0), card(1)), snapshot(card(0))
+    assert shown(both, one) == [("NPURemoved", "npu1 (UUID-1, 0000:01:00.0) is gone")]
+    assert shown(one, both) == [
+        ("NPUAdded", "npu1 (UUID-1, 0000:01:00.0) is there: FuriosaAI Warboy")
+    ]
+    assert [reason for reason, _ in shown(one, snapshot(card(0), dead(1)))] == [
+        "NPUAdded",
+        "NPUUnhealthy",
+    ]
+    # Renumbered: the same card.
+    moved = replace(card(1), card=replace(card(1).card, index=4))
+    assert shown(both, snapshot(card(0), moved)) == []
+
+
+def test_a_card_without_any_identity_is_named_once() -> None:
+    bare = replace(card(0), id="npu0", card=replace(card(0).card, pci_bus_id=None))
+    assert shown(snapshot(), snapshot(bare)) == [("NPUAdded", "npu0 is there: FuriosaAI Warboy")]
+
+
+def test_a_refused_config_is_told_and_a_good_one_is_not() -> None:
+    (refused,) = config_events(config(), config("config.yaml:3: interval: must be a number"))
+    assert refused.reason == "ConfigRejected"
+    assert refused.message.endswith("config.yaml:3: interval: must be a number")
+    assert not list(config_events(config("x"), config("x")))
+    assert not list(config_events(config("x"), config()))
+
+
+# How they get there.
+
+
+@dataclass
+class Server:
+    """Stands in for `Api`: keeps Events, and refuses as told."""
+
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    calls: Feed[int] = field(default_factory=lambda: Feed(0))
+    refusal: ApiError | None = None
+
+    def _called(self) -> None:
+        self.calls.publish(self.calls.value + 1)
+        if self.refusal:
+            raise self.refusal
+
+    async def node(self, name: str) -> NodeMeta:
+        self._called()
+        return NodeMeta(
+            name=name, uid="node-uid", resource_version="1", labels={}, applied=frozenset()
+        )
+
+    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> str:
+        self._called()
+        assert namespace == event["metadata"]["namespace"] == "default"
+        name = event["metadata"]["name"]
+        assert name not in self.objects
+        self.objects[name] = dict(event)
+        return str(name)
+
+    async def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        self._called()
+        assert namespace == "default"
+        if name not in self.objects:
+            raise error(Kind.NOT_FOUND)
+        self.objects[name] |= patch
+
+    async def reached(self, number: int) -> None:
+        async with asyncio.timeout(DEADLINE):
+            async for calls in self.calls.watch():
+                if calls >= number:
+                    return
+
+    def table(self) -> list[tuple[str, int]]:
+        return [(each["reason"], each["count"]) for each in self.objects.values()]
+
+
+def error(kind: Kind) -> ApiError:
+    return ApiError(f"it went wrong: {kind.name}", kind=kind)
+
+
+@dataclass
+class Room:
+    server: Server = field(default_factory=Server)
+    snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(snapshot(card(0), card(1))))
+    configs: Feed[ConfigState] = field(default_factory=lambda: Feed(config()))
+    wanted: bool = True
+
+    @asynccontextmanager
+    async def running(self, node_name: str | None = "node-1") -> AsyncIterator[Events]:
+        one = Events(
+            api=cast("Api", self.server),
+            node_name=node_name,
+            snapshots=self.snapshots,
+            configs=self.configs,
+            wanted=lambda: self.wanted,
+        )
+        task = asyncio.create_task(one.run())
+        await self.seen()
+        try:
+            yield one
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def show(self, *cards: CardState) -> None:
+        """The hardware changes, and the change is seen."""
+        self.snapshots.publish(snapshot(*cards))
+        await self.seen()
+
+    async def seen(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Room:
+    for name in ("_RETRY_FIRST", "_RETRY_LONGEST"):
+        monkeypatch.setattr(events, name, 0.01)
+    return Room()
+
+
+async def test_an_event_is_about_the_node_and_says_who_sent_it(room: Room) -> None:
+    async with room.running():
+        await room.show(dead(0), card(1))
+        (event,) = room.server.objects.values()
+    assert event["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "node-1",
+        "uid": "node-uid",
+    }
+    assert (event["type"], event["reason"], event["count"]) == ("Warning", "NPUUnhealthy", 1)
+    assert event["source"] == {"component": "npu-agent", "host": "node-1"}
+    assert event["metadata"]["name"].startswith("node-1.")
+    assert event["firstTimestamp"] == event["lastTimestamp"]
+
+
+async def test_what_repeats_is_counted(room: Room) -> None:
+    async with room.running() as one:
+        for _ in range(3):
+            await room.show(dead(0), card(1))
+            await room.show(card(0), card(1))
+        assert room.server.table() == [("NPUUnhealthy", 3), ("NPURecovered", 3)]
+        assert one.results == {"sent": 2, "repeated": 4}
+
+
+async def test_another_reason_is_another_event(room: Room) -> None:
+    async with room.running():
+        await room.show(dead(0), card(1))
+        await room.show(card(0), card(1))
+        await room.show(dead(0, "too hot"), card(1))
+    assert [reason for reason, _ in room.server.table()].count("NPUUnhealthy") == 2
+
+
+async def test_an_event_that_was_deleted_is_told_anew(room: Room) -> None:
+    async with room.running():
+        await room.show(dead(0), card(1))
+        room.server.objects.clear()
+        await room.show(card(0), card(1))
+        await room.show(dead(0), card(1))
+    assert sorted(room.server.table()) == [("NPURecovered", 1), ("NPUUnhealthy", 1)]
+
+
+async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "npu_agent.outputs.events")
+    room.server.refusal = error(Kind.UNREACHABLE)
+    async with room.running() as one:
+        for _ in range(3):
+            await room.show(dead(0), card(1))
+            await room.show(card(0), card(1))
+        await room.server.reached(5)
+        assert one.error == "it went wrong: UNREACHABLE"
+        room.server.refusal = None
+        async with asyncio.timeout(DEADLINE):
+            while len(room.server.objects) < 2:
+                await asyncio.sleep(0.001)
+        assert sorted(room.server.table()) == [("NPURecovered", 3), ("NPUUnhealthy", 3)]
+        assert one.results["lost"] == 0
+        await room.seen()
+        assert not one.error
+    said = [record.message for record in caplog.records]
+    assert said == ["events cannot be sent: trying again", "events can be sent again"]
+
+
+async def test_what_is_too_old_is_lost_and_counted(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.server.refusal = error(Kind.TIMEOUT)
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        await room.server.reached(2)
+        monkeypatch.setattr(events, "_KEPT_FOR", -1.0)
+        async with asyncio.timeout(DEADLINE):
+            while not one.results["lost"]:
+                await asyncio.sleep(0.001)
+        room.server.refusal = None
+        monkeypatch.setattr(events, "_KEPT_FOR", 600.0)
+        await room.show(dead(0), dead(1))
+        async with asyncio.timeout(DEADLINE):
+            while not room.server.objects:
+                await asyncio.sleep(0.001)
+        (event,) = room.server.objects.values()
+        assert "npu1" in event["message"]
+
+
+async def test_an_event_that_is_refused_for_good_holds_up_no_other(room: Room) -> None:
+    room.server.refusal = error(Kind.REFUSED)
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        async with asyncio.timeout(DEADLINE):
+            while not one.results["lost"]:
+                await asyncio.sleep(0.001)
+        room.server.refusal = None
+        await room.show(dead(0), dead(1))
+        async with asyncio.timeout(DEADLINE):
+            while not room.server.objects:
+                await asyncio.sleep(0.001)
+        (event,) = room.server.objects.values()
+        assert "npu1" in event["message"]
+
+
+async def test_there_is_a_limit_to_requests_and_to_what_waits(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_BURST", 3)
+    monkeypatch.setattr(events, "_EVERY", 3600.0)
+    monkeypatch.setattr(events, "_MOST", 5)
+    many = [card(index) for index in range(12)]
+    room.snapshots.publish(snapshot(*many))
+    async with room.running() as one:
+        await room.show(*(dead(index) for index in range(12)))
+        assert len(room.server.objects) == 3
+        assert one.results == {"sent": 3, "lost": 7}
+
+
+async def test_nothing_is_sent_where_nobody_wants_it(room: Room) -> None:
+    room.wanted = False
+    async with room.running():
+        await room.show(dead(0), card(1))
+        room.wanted = True
+        await room.show(dead(0), dead(1))
+        (event,) = room.server.objects.values()
+        assert "npu1" in event["message"]
+
+
+async def test_without_a_node_name_it_waits_quietly(room: Room) -> None:
+    async with room.running(node_name=None):
+        await room.show(dead(0), card(1))
+        assert room.server.calls.value == 0
+
+
+async def test_a_long_message_is_cut(room: Room) -> None:
+    async with room.running():
+        room.configs.publish(config("x" * 5000))
+        await room.seen()
+        (event,) = room.server.objects.values()
+        assert len(event["message"]) == 1024
+        assert event["message"].endswith("...")

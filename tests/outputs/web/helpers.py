@@ -1,0 +1,295 @@
+"""States of an agent made in code, and a server that shows them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from gzip import compress as zipped
+
+from npu_agent.config.poller import State as ConfigState
+from npu_agent.config.schema import Config, HealthConfig
+from npu_agent.core.hardware import (
+    CardState,
+    CoreRange,
+    CoreReading,
+    Oddity,
+    Reading,
+    Sensor,
+    SensorKind,
+    Snapshot,
+    State,
+)
+from npu_agent.core.offer import advertise, device_id, resources
+from npu_agent.feed import Feed
+from npu_agent.kubelet.podresources import Assignment, Holdings
+from npu_agent.outputs.deviceplugin import session
+from npu_agent.outputs.deviceplugin.publisher import Wanted
+from npu_agent.outputs.deviceplugin.session import Phase
+from npu_agent.outputs.labels.state import LabelState
+from npu_agent.outputs.web import ready
+from npu_agent.outputs.web.history import History
+from npu_agent.outputs.web.pages import Pages
+from npu_agent.outputs.web.server import Server
+from npu_agent.outputs.web.status import Status, status
+from tests.outputs.deviceplugin.helpers import state as card
+
+RESOURCE = "beta.furiosa.ai/npu"
+PROMETHEUS = b"# TYPE furiosa_npu_alive gauge\nfuriosa_npu_alive 1\n"
+
+
+def reading(
+    cores: int = 2,
+    *,
+    temperature: float = 41.0,
+    power: float = 9.5,
+    load: float = 20.0,
+    age: float = 0.0,
+) -> Reading:
+    """As a card gives it, `age` seconds ago; core n has a load n per cent above the first."""
+    return Reading(
+        at=time.monotonic() - age,
+        alive=True,
+        uptime=90_061,
+        sensors=(
+            Sensor(SensorKind.TEMPERATURE, "peak", round(temperature * 1_000)),
+            Sensor(SensorKind.TEMPERATURE, "ambient", 30_000),
+            Sensor(SensorKind.POWER, "rms_total", round(power * 1_000_000)),
+        ),
+        errors=(("axi_post_error", 0),),
+        cores=tuple(
+            CoreReading(core=core, utilization=min(100.0, load + core), frequency=2_000)
+            for core in range(cores)
+        ),
+    )
+
+
+def read(state: CardState, **figures: float) -> CardState:
+    """The card with a reading."""
+    cores = 8 if state.card.family == "rngd" else 2
+    return replace(state, reading=reading(cores, **figures))
+
+
+def fenced(state: CardState, reason: str, ago: float) -> CardState:
+    health = replace(state.health, state=State.UNHEALTHY, reason=reason, since=time.time() - ago)
+    return replace(state, health=health)
+
+
+def held(
+    state: CardState, pod: str, cores: CoreRange | None = None, *, namespace: str = "default"
+) -> Assignment:
+    return Assignment(namespace, pod, "main", RESOURCE, device_id(state.id, cores))
+
+
+@dataclass
+class Scene:
+    """What the agent knows; a test changes it while the pages are served."""
+
+    cards: tuple[CardState, ...] = ()
+    odd: tuple[Oddity, ...] = ()
+    complete: bool = True
+    holdings: Holdings = field(default_factory=lambda: Holdings(asked_at=1.0))
+    config: ConfigState = field(
+        default_factory=lambda: ConfigState(config=Config(), loaded_at=time.time())
+    )
+    phase: Phase = Phase.REGISTERED
+    reason: str = ""
+    registrations: int = 1
+    cores: int | None = None
+    """Cores of a device; None is the whole card."""
+    disabled: frozenset[str] = frozenset()
+    labels: LabelState | None = None
+    node: str | None = "node-7"
+    started: float = field(default_factory=lambda: time.time() - 7_300)
+    heartbeat: str | None = None
+    history: History = field(default_factory=lambda: History(Feed(Snapshot())))
+    metrics: bytes | Exception = PROMETHEUS
+    """What /metrics answers, or how it fails."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(cards=self.cards, odd=self.odd, complete=self.complete)
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(resources(RESOURCE, self.cores), self.disabled)
+
+    @property
+    def sessions(self) -> tuple[session.Status, ...]:
+        return (
+            session.Status(
+                resource=RESOURCE,
+                phase=self.phase,
+                reason=self.reason,
+                registrations=self.registrations,
+            ),
+        )
+
+    def unready(self) -> tuple[str, ...]:
+        return ready.reasons(
+            snapshot=self.snapshot,
+            wanted=self.wanted,
+            sessions=self.sessions,
+            config=self.config,
+        )
+
+    def status(self) -> Status:
+        return status(
+            snapshot=self.snapshot,
+            holdings=self.holdings,
+            config=self.config,
+            sessions=self.sessions,
+            devices={
+                one.name: advertise(self.snapshot, one, self.disabled)
+                for one in self.wanted.resources
+            },
+            labels=self.labels,
+            unready=self.unready(),
+            node=self.node,
+            version="1.2.3",
+            started_at=self.started,
+            now=time.time(),
+            monotonic=time.monotonic(),
+        )
+
+    def pages(self) -> Pages:
+        return Pages(
+            metrics=self._metrics,
+            status=self.status,
+            unready=self.unready,
+            history=self.history,
+            heartbeat=lambda: self.heartbeat,
+        )
+
+    def _metrics(self, *, openmetrics: bool, gzip: bool) -> bytes:
+        if isinstance(self.metrics, Exception):
+            raise self.metrics
+        body = self.metrics + b"# EOF\n" * openmetrics
+        return zipped(body) if gzip else body
+
+
+async def listening(server: Server) -> tuple[str, int]:
+    async with asyncio.timeout(20):
+        async for address in server.listening.watch():
+            if address is not None:
+                return address
+    raise AssertionError("the feed was closed")
+
+
+@asynccontextmanager
+async def serving(
+    scene: Scene, address: tuple[str, int] = ("127.0.0.1", 0)
+) -> AsyncIterator[tuple[str, int]]:
+    """The pages on a port of their own; yields where."""
+    server = Server(address, scene.pages())
+    running = asyncio.create_task(server.run())
+    try:
+        yield await listening(server)
+        assert not running.done(), "the server ended by itself"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def night() -> Scene:
+    """Half past three: eight RNGD cards, and not all is well."""
+    cards = []
+    for index in range(8):
+        one = card(
+            "rngd",
+            index,
+            id_=f"0C5B1E0A-93A1-4C8B-9D2B-4F6E0A7B1C{index:02X}",
+            uuid=f"0C5B1E0A-93A1-4C8B-9D2B-4F6E0A7B1C{index:02X}",
+            serial=f"RNGD0{index}36FH505KREO",
+            pci_bus_id=f"0000:{0x17 + 0x10 * index:02x}:00.0",
+            numa_node=index // 4,
+            driver_version="2025.4.0, 7e25130",
+            firmware_version="2025.4.0, c1bebfd",
+        )
+        one = replace(one, health=replace(one.health, since=time.time() - 266_000))
+        cards.append(
+            read(one, temperature=44 + index * 1.5, power=52 + 9 * index, load=7.0 * index)
+        )
+    cards[2] = fenced(cards[2], "device_state says 0", 754)
+    assert cards[2].reading
+    cards[2] = replace(
+        cards[2],
+        reading=replace(
+            cards[2].reading, at=time.monotonic() - 754, errors=(("pcie_post_error", 17),)
+        ),
+    )
+    cards[5] = fenced(
+        read(cards[5], temperature=97.4, power=148, load=91.0), "97.4 °C, above 95 °C", 41
+    )
+    cards[6] = replace(
+        cards[6],
+        health=replace(cards[6].health, state=State.UNKNOWN, reason="the driver does not say"),
+    )
+    history = History(Feed(Snapshot()))
+    for step in range(60, -1, -1):
+        old = []
+        for index, one in enumerate(cards):
+            assert one.reading
+            if index == 2:
+                continue
+            wave = (step * (7 + index) % 23) / 23 - 0.5
+            hotter = 0 if index != 5 else -0.6 * step
+            now = read(
+                one,
+                temperature=(one.reading.temperature() or 0) + 2 * wave + hotter,
+                power=(one.reading.power() or 0) + 14 * wave,
+                load=max(0.0, 8.0 * index + 30 * wave) if index != 5 else 90 - step / 2,
+                age=step * 5.0,
+            )
+            old.append(now)
+        history.add(Snapshot(cards=tuple(old), complete=True))
+    config = Config(health=HealthConfig(max_temperature=95.0))
+    return Scene(
+        cards=tuple(cards),
+        odd=(
+            Oddity("/sys/class/rngd_mgmt/rngd!npu8mgmt", "platform_type is VITIS: an FPGA sample"),
+        ),
+        holdings=Holdings(
+            asked_at=1.0,
+            assignments=(
+                held(cards[0], "llama-70b-decode-0", namespace="inference"),
+                held(cards[1], "llama-70b-decode-1", namespace="inference"),
+                held(
+                    cards[2], "whisper-large-5c9d7b6f4-x8kzq", CoreRange(0, 3), namespace="speech"
+                ),
+                held(cards[2], "reranker-7d4f9c-qq2lp", CoreRange(4, 7), namespace="search"),
+                held(cards[5], "training-shard-0", namespace="research-team-with-a-long-name"),
+                held(cards[7], "notebook-anna", CoreRange(0, 0), namespace="playground"),
+            ),
+        ),
+        config=ConfigState(
+            config=config,
+            generation=4,
+            loaded_at=time.time() - 5_400,
+            error=(
+                "/etc/npu-agent/config.yaml:14:3: health.maxTemprature: unknown key: did you mean "
+                "maxTemperature?\n/etc/npu-agent/config.yaml:21:13: metrics.interval: must be a "
+                "number of seconds from 1 to 3600, not 0"
+            ),
+            rejected=2,
+            waiting=("metrics.listen", "resourceName"),
+        ),
+        labels=LabelState(
+            output="api",
+            labels={
+                "beta.furiosa.ai/npu.count": "8",
+                "beta.furiosa.ai/npu.product": "rngd",
+                "beta.furiosa.ai/npu.family": "renegade",
+                "beta.furiosa.ai/machine.vendor": "Supermicro",
+                "beta.furiosa.ai/machine.name": "SYS-421GE-TNRT",
+                "beta.furiosa.ai/driver.version": "2025.4.0",
+                "beta.furiosa.ai/driver.reference": "7e25130",
+            },
+            in_place=True,
+            applied_at=time.time() - 266_000,
+        ),
+        cores=None,
+        history=history,
+        node="npu-rack3-node07.dc1.example.com",
+        started=time.time() - 266_020,
+    )

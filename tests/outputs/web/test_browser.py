@@ -1,0 +1,233 @@
+"""The status page as people see it: in Chromium, which is Debian's package `chromium`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from npu_agent.core.hardware import CardState, Oddity
+from npu_agent.kubelet.podresources import Holdings
+from npu_agent.outputs.deviceplugin.session import Phase
+from npu_agent.outputs.labels.state import LabelState
+from npu_agent.outputs.web.server import Server
+from tests.outputs.deviceplugin.helpers import state
+from tests.outputs.web.browser import Tab, program, tab
+from tests.outputs.web.helpers import Scene, fenced, held, listening, night, read, serving
+
+pytestmark = pytest.mark.skipif(
+    program() is None, reason="no Chromium here: apt-get install --no-install-recommends chromium"
+)
+
+
+@pytest.fixture(autouse=True)
+def _always_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look gets a page of its own."""
+    monkeypatch.setattr("npu_agent.outputs.web.pages._FRESH", -1.0)
+
+
+HEADLINE = "document.getElementById('headline').textContent"
+
+# The least contrast of any text with what is behind it: WCAG 2, 1.4.3 asks for 4.5.
+CONTRAST = """(() => {
+  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b]
+    .map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] === 1) return c;
+    }
+    return [255, 255, 255];
+  };
+  let worst = [99, ""];
+  const walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const text = walk.currentNode.data.trim(), e = walk.currentNode.parentElement;
+    if (!text || !e.getClientRects().length) continue;
+    const a = light(parse(getComputedStyle(e).color)), b = light(behind(e));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < worst[0]) worst = [ratio, text];
+  }
+  return worst;
+})()"""
+
+
+@asynccontextmanager
+async def looking(scene: Scene, width: int = 1280, *, dark: bool = False) -> AsyncIterator[Tab]:
+    """The scene's page in a browser of its own."""
+    async with serving(scene) as (host, port), tab() as page:
+        await page.screen(width, dark=dark)
+        await page.open(f"http://{host}:{port}/")
+        yield page
+
+
+def hostile() -> Scene:
+    """Names that nobody could give, long and without a place to break, at every place."""
+    bad = "<script>window.owned = 1</script><img src=x onerror=window.owned=1>" + "W" * 400
+    card: CardState = fenced(state(id_=bad, uuid=bad, serial=bad, driver_version=bad), bad, 1)
+    scene = Scene(
+        cards=(read(card),),
+        odd=(Oddity(bad, bad, unread=True),),
+        holdings=Holdings(assignments=(held(card, bad, namespace=bad),), error=bad),
+        phase=Phase.BLOCKED,
+        reason=bad,
+        labels=LabelState(output="api", labels={bad: bad}, error=bad),
+        node=bad,
+    )
+    scene.config = msgspec.structs.replace(scene.config, error=bad, waiting=(bad,))
+    return scene
+
+
+@pytest.mark.parametrize("make", [night, hostile, Scene])
+async def test_it_fits_a_phone(make: type[Scene]) -> None:
+    async with looking(make(), 360) as page:
+        assert await page.run("document.documentElement.scrollWidth") == 360
+        assert await page.run("innerWidth") == 360
+        assert page.console == []
+
+
+async def test_hostile_names_are_shown_and_not_obeyed() -> None:
+    async with looking(hostile()) as page:
+        assert "<script>window.owned = 1" in await page.run("document.body.textContent")
+        assert await page.run("window.owned === undefined")
+        assert await page.run("document.scripts.length") == 1
+        assert await page.run("document.images.length") == 0
+        assert await page.run("document.documentElement.scrollWidth <= innerWidth")
+        assert page.console == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+async def test_it_can_be_read_by_day_and_by_night(dark: bool) -> None:
+    async with looking(night(), dark=dark) as page:
+        ground = await page.run("getComputedStyle(document.body).backgroundColor")
+        brightness = sum(map(int, re.findall(r"\d+", ground))) / 3
+        assert brightness < 60 if dark else brightness > 200
+        ratio, text = await page.run(CONTRAST)
+        assert ratio >= 4.5, text
+
+
+async def test_it_follows_what_happens_without_being_loaded_again() -> None:
+    scene = Scene(cards=(read(state()), read(state(index=1))))
+    async with looking(scene) as page:
+        assert await page.run(HEADLINE) == "All is well: 2 cards"
+        await page.run("window.same = document.body; document.querySelector('details').open = true")
+        await page.run("document.getElementById('to-json').focus()")
+        scene.cards = (scene.cards[0], fenced(scene.cards[1], "alive says 0", 1))
+        await page.until(f"{HEADLINE} === '1 problem: 1 of 2 cards unhealthy'")
+        assert await page.run("window.same === document.body")
+        assert await page.run("document.title") == "node-7: 1 problem - npu-agent"
+        assert "alive says 0" in await page.run("document.getElementById('warboy-1').innerText")
+        # What the reader had done stays done.
+        assert await page.run("document.querySelector('#warboy-0 details').open")
+        assert await page.run("document.activeElement.id") == "to-json"
+        # And it is said to those who cannot see it.
+        said = "document.querySelector('[role=status]').textContent"
+        assert await page.run(said) == "1 problem: 1 of 2 cards unhealthy"
+        assert page.console == []
+
+
+async def test_what_somebody_marks_is_not_pulled_away() -> None:
+    scene = Scene(cards=(read(state()),))
+    async with looking(scene) as page:
+        await page.run("getSelection().selectAllChildren(document.getElementById('config'))")
+        await page.run("window.main = document.querySelector('main')")
+        scene.cards = (fenced(scene.cards[0], "dead", 1),)
+        await page.run("""new Promise((done) => {
+            const before = performance.getEntriesByType('resource').length;
+            const look = () => performance.getEntriesByType('resource').length > before + 1
+                ? done() : setTimeout(look, 50);
+            look();
+        })""")
+        assert await page.run("window.main === document.querySelector('main')")
+        await page.run("getSelection().removeAllRanges()")
+        await page.until("window.main !== document.querySelector('main')")
+
+
+async def test_it_says_when_the_agent_does_not_answer_and_recovers() -> None:
+    scene = Scene(cards=(read(state()),))
+    server = Server(("127.0.0.1", 0), scene.pages())
+    running = asyncio.create_task(server.run())
+    host, port = await listening(server)
+    async with tab() as page:
+        await page.open(f"http://{host}:{port}/")
+        assert await page.run("document.getElementById('lost').hidden")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await page.until("!document.getElementById('lost').hidden")
+        assert "Connection lost" in await page.run("document.getElementById('lost').innerText")
+        assert await page.run("document.body.classList.contains('old')")
+        scene.cards = (fenced(scene.cards[0], "dead", 1),)
+        async with serving(scene, (host, port)):
+            await page.until("document.getElementById('lost').hidden")
+            assert "1 problem" in await page.run(HEADLINE)
+            assert not await page.run("document.body.classList.contains('old')")
+
+
+async def test_a_hidden_page_asks_for_nothing() -> None:
+    async with looking(Scene()) as page:
+        hidden = "Object.defineProperty(document, 'hidden', {get: () => %s, configurable: true});"
+        event = "document.dispatchEvent(new Event('visibilitychange'));"
+        count = "performance.getEntriesByType('resource').length"
+        # Hidden while an answer is under way. The page asks each 100 ms here, so that it would
+        # have asked five times more.
+        await page.run(
+            "const ask = fetch; window.fetch = (...what) => {"
+            f" window.fetch = ask; {hidden % 'true'} {event} return ask(...what); }}"
+        )
+        await page.until("document.hidden")
+        still = "new Promise((done) => wait(done, 500))"
+        await page.run(still)
+        before = await page.run(count)
+        await page.run(still)
+        assert await page.run(count) == before
+        await page.run((hidden % "false") + event)
+        await page.until(f"{count} > {before}")
+
+
+async def test_a_new_version_of_the_page_is_loaded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with looking(Scene()) as page:
+        await page.run("window.old = true")
+        monkeypatch.setattr("npu_agent.outputs.web.page._BUILD", "another")
+        await page.until("window.old === undefined && document.readyState === 'complete'")
+        assert await page.run("document.documentElement.dataset.build") == "another"
+
+
+async def test_without_a_script_it_is_loaded_again_by_itself() -> None:
+    scene = Scene(cards=(read(state()),))
+    async with serving(scene) as (host, port), tab() as page:
+        await page.say("Emulation.setScriptExecutionDisabled", value=True)
+        await page.open(f"http://{host}:{port}/")
+        scene.cards = (replace(fenced(scene.cards[0], "dead", 1)),)
+        document = (await page.say("DOM.getDocument", depth=-1))["root"]["nodeId"]
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    found = await page.say("DOM.getOuterHTML", nodeId=document)
+                    if "1 problem" in found["outerHTML"]:
+                        break
+                except RuntimeError:  # it is another document by now
+                    document = (await page.say("DOM.getDocument", depth=-1))["root"]["nodeId"]
+                await asyncio.sleep(0.1)
+
+
+async def test_tables_stay_tables_for_who_cannot_see_them() -> None:
+    async with looking(night(), 360) as page:
+        tree = (await page.say("Accessibility.getFullAXTree"))["nodes"]
+        roles = [node["role"]["value"] for node in tree if not node["ignored"]]
+        assert roles.count("table") >= 4
+        assert roles.count("columnheader") >= 8
+        assert roles.count("cell") > 30
+        assert roles.count("article") == 8
+        names = [
+            node["name"]["value"]
+            for node in tree
+            if not node["ignored"] and node["role"]["value"] in ("article", "region")
+        ]
+        assert all(names)

@@ -1,0 +1,210 @@
+"""The status page as a document; how it looks and behaves is for `test_browser`."""
+
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from npu_agent.core.hardware import CoreReading, Oddity
+from npu_agent.kubelet.podresources import Holdings
+from npu_agent.outputs.deviceplugin.session import Phase
+from npu_agent.outputs.labels.state import LabelState
+from npu_agent.outputs.web.markup import curve
+from npu_agent.outputs.web.page import page
+from tests.outputs.deviceplugin.helpers import state
+from tests.outputs.web.helpers import Scene, fenced, held, night, read
+
+_EMPTY = {"meta", "link", "br"}
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"\'><b onclick="alert(1)">&amp;',
+    "</style></main></title><iframe>",
+    "\x00\x1b[31m\r\n\x7f\udcff\ud800",
+    "\u202egnp.evil\u2066",
+    "{{7*7}} ${x} `id`",
+    "x" * 100_000,
+)
+
+
+class Document(HTMLParser):
+    """Text and elements of a page; fails on one that is not well nested."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _EMPTY:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def shown(scene: Scene) -> Document:
+    return Document(page(scene.status(), scene.history.of, time.monotonic()))
+
+
+def headline(scene: Scene) -> str:
+    found = re.search(r'id="headline">.*?<span>(.*?)</span>', html(scene))
+    assert found
+    return found[1]
+
+
+def html(scene: Scene) -> str:
+    return page(scene.status(), scene.history.of, time.monotonic())
+
+
+def test_the_first_line_says_whether_all_is_well() -> None:
+    assert headline(Scene(cards=(read(state()),))) == "All is well: 1 card"
+    assert headline(Scene()) == "All is well: no cards here"
+    assert headline(Scene(complete=False, phase=Phase.REGISTERED)) == "Still looking for cards"
+    assert headline(night()) == "3 problems: 2 of 8 cards unhealthy"
+
+
+def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
+    found = shown(night())
+    anchors = {attrs["id"] for _, attrs in found.elements if "id" in attrs}
+    links = [attrs["href"] for tag, attrs in found.elements if tag == "a"]
+    inside = [href[1:] for href in links if href and href.startswith("#")]
+    assert {"rngd-2", "rngd-5", "config"} <= set(inside)
+    assert set(inside) <= anchors
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "npu2 FuriosaAI RNGD unhealthy device_state says 0 since",
+        "healthy works since 3 d 1 h ago",
+        "the driver does not say",
+        "taken out of service above 95 °C",
+        "Temperature 97 °C",
+        "Power 148.0 W",
+        "cores 0-3 speech / whisper-large-5c9d7b6f4-x8kzq / main",
+        "old figures read 12 min",
+        "errors counted: pcie_post_error 17",
+        "0000:37:00.0 · NUMA 0 · driver 2025.4.0",
+        "Firmware 2025.4.0, c1bebfd",
+        "Serial RNGD0236FH505KREO",
+        "beta.furiosa.ai/npu registered 6 of 8 healthy",
+        "Waits for a restart metrics.listen , resourceName",
+        "metrics.interval: must be a number of seconds from 1 to 3600, not 0",
+        "beta.furiosa.ai/npu.count 8",
+        "/sys/class/rngd_mgmt/rngd!npu8mgmt platform_type is VITIS",
+        "npu-agent 1.2.3 up 3 d 1 h",
+    ],
+)
+def test_it_shows(part: str) -> None:
+    assert part in shown(night()).text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_every_id_is_there_once() -> None:
+    ids = [attrs["id"] for _, attrs in shown(night()).elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+def test_old_figures_are_not_drawn_as_those_of_now() -> None:
+    fresh, old = read(state(), load=80), read(state(), load=80, age=600)
+    assert '<rect width="80.0"' in html(Scene(cards=(fresh,)))
+    assert '<rect width="80.0"' not in html(Scene(cards=(old,)))
+
+
+def test_a_card_of_which_little_is_known() -> None:
+    bare = read(state())
+    assert bare.reading
+    bare = replace(bare, reading=replace(bare.reading, sensors=(), cores=(), uptime=None))
+    found = shown(Scene(cards=(bare, state(index=1)), node=None)).text
+    assert "unknown node" in found
+    assert "nan" not in found
+
+
+def test_a_curve_is_broken_where_nothing_was_read() -> None:
+    ats, nan = [0, 5, 10, 200, 205, 210, 215, 220], float("nan")
+    whole = curve("Load", [5 * n for n in range(8)], [1.0] * 8, 10.0)
+    assert whole.count("<polyline") == 1
+    assert curve("Load", ats, [1.0] * 8, 10.0).count("<polyline") == 2
+    assert curve("Load", ats, [1.0, 2.0, 3.0, *[nan] * 5], 10.0).count("<polyline") == 1
+    assert curve("Load", ats, [1.0, *[nan] * 7], 10.0) == ""
+
+
+@pytest.mark.parametrize("bad", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
+    plain = {tag for tag, _ in shown(night()).elements} | {"bdi", "br"}
+    card = fenced(
+        state(
+            id_=bad,
+            uuid=bad,
+            serial=bad,
+            pci_bus_id=bad,
+            driver_version=bad,
+            firmware_version=bad,
+        ),
+        bad,
+        1,
+    )
+    card = read(replace(card, card=replace(card.card, product=bad)))
+    assert card.reading
+    card = replace(card, reading=replace(card.reading, errors=((bad, 1),)))
+    scene = Scene(
+        cards=(card,),
+        odd=(Oddity(bad, bad, unread=True),),
+        holdings=Holdings(assignments=(held(card, bad, namespace=bad),), error=bad),
+        phase=Phase.BLOCKED,
+        reason=bad,
+        labels=LabelState(output="api", labels={bad: bad}, error=bad),
+        node=bad,
+    )
+    scene.config = msgspec.structs.replace(scene.config, error=bad, waiting=(bad,))
+    text = html(scene)
+    text.encode()
+    found = Document(text)
+    assert {tag for tag, _ in found.elements} <= plain
+    assert not any(name.startswith("on") for _, attrs in found.elements for name in attrs)
+    assert len(text) < 150_000
+    assert not any(char in text for char in "\x00\x1b\r\x7f\u200b")
+
+
+def test_many_of_everything_stay_a_page() -> None:
+    card = state()
+    pods = tuple(held(card, f"pod-{index}") for index in range(5_000))
+    odd = tuple(Oddity(f"/sys/{index}", "odd", unread=True) for index in range(5_000))
+    text = html(Scene(cards=(card,), odd=odd, holdings=Holdings(assignments=pods)))
+    assert len(text) < 200_000
+    assert "and 4900 more" in text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e300, 1e300])
+def test_nonsense_figures_do_not_cost_the_page(value: float) -> None:
+    card = read(state())
+    assert card.reading
+    cores = (CoreReading(core=0, utilization=value),)
+    card = replace(card, reading=replace(card.reading, cores=cores))
+    scene = Scene(cards=(card,))
+    for _ in range(2):
+        scene.history.add(scene.snapshot)
+        assert card.reading
+        card = replace(card, reading=replace(card.reading, at=card.reading.at + 5))
+        scene.cards = (card,)
+    assert "npu0" in html(scene)

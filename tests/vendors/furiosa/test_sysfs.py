@@ -1,0 +1,566 @@
+import errno
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npu_agent import simulator
+from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading
+from npu_agent.vendors.furiosa import sysfs as host_module
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.sysfs import Entry, Host, NotServedError
+from tests.inventory.helpers import bare_card, management, tree, write
+
+ALL = tuple(FAMILIES.values())
+
+
+def entry_of(root: Path) -> Entry:
+    (entry,) = Host(root).entries(ALL)
+    return entry
+
+
+# Damaged trees: whatever a file holds, only the documented errors come out.
+
+MANAGEMENT = (
+    "platform_type",
+    "device_type",
+    "soc_rev",
+    "busname",
+    "dev",
+    "device_sn",
+    "device_uuid",
+    "version",
+    "fw_version",
+    "alive",
+    "heartbeat",
+    "atr_error",
+    "ne_clk_freq_info",
+)
+PCI = (
+    "numa_node",
+    "hwmon/hwmon0/temp1_input",
+    "hwmon/hwmon0/temp1_label",
+    "hwmon/hwmon0/power1_average",
+    "hwmon/hwmon0/temp9999999999999999999999_input",
+    "hwmon/hwmon0/temp_input",
+    "hwmon/hwmon0/in\u0661_input",
+)
+DIRECTORY, CIRCLE, DANGLING = "a directory", "a link to itself", "a link to nothing"
+CONTENT = st.one_of(
+    st.none(),
+    st.binary(max_size=300),
+    st.sampled_from([b"FuriosaAI\n", b"Warboy\n", b"0000:01:00.0", b"1\n", b"x: 1\n" * 20_000]),
+    st.sampled_from([DIRECTORY, CIRCLE, DANGLING]),
+)
+
+
+CORES = (
+    *(f"npu0pe{cores}/perf_regs" for cores in ("0", "1", "0-1")),
+    *(f"rngd!npu1pe{cores}/metrics" for cores in ("0", "1", "0-1")),
+    *(f"rngd!npu1pe{cores}/alloc_status" for cores in ("0", "1", "0-1", "0-3")),
+    "rngd!npu1mgmt/pe_occupancy",
+    "rngd!npu1mgmt/npu_clocks",
+    "npu0_mgmt/ne_clk_freq_info",
+)
+CORE_CONTENT = st.one_of(
+    CONTENT,
+    st.sampled_from(
+        [
+            b"",
+            b"TaskExecutionTime: 0x1\nCycleCount: 0x2\nCycleCountHigh: 0x3\n",
+            b"CycleCount: 0x5\nTaskCycleCount: 0x4\n",
+            b"dram_capacity: 0x9\ndram_usage: 0x7\n",
+            b"0\n1\n" * 4,
+            b"ne tensor (MHz): 2000\n",
+        ]
+    ),
+)
+
+
+def put(path: Path, content: bytes | str | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if content == DIRECTORY:
+        path.mkdir()
+    elif content == CIRCLE:
+        path.symlink_to(path.name)
+    elif content == DANGLING:
+        path.symlink_to("nowhere")
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+
+
+@settings(max_examples=60)
+@given(
+    st.fixed_dictionaries({}, optional=dict.fromkeys(MANAGEMENT, CONTENT)),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(PCI, CONTENT)),
+    st.booleans(),
+)
+def test_damaged_trees_give_values_or_documented_errors(
+    management_files: dict[str, bytes | str | None],
+    pci_files: dict[str, bytes | str | None],
+    circle: bool,
+) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        good: dict[str, bytes | str | None] = {
+            "platform_type": b"FuriosaAI\n",
+            "device_type": b"Warboy\n",
+            "busname": b"0000:01:00.0",
+        }
+        directory = root / "sys/class/npu_mgmt/npu0_mgmt"
+        directory.mkdir(parents=True)
+        for name, content in {**good, **management_files}.items():
+            put(directory / name, content)
+        device = root / "sys/bus/pci/devices/0000:01:00.0"
+        if circle:
+            put(device, CIRCLE)
+        else:
+            for name, content in pci_files.items():
+                put(device / name, content)
+        host, entry = Host(root), entry_of(root)
+        with suppress(NotServedError, OSError):
+            check_card(host.card(entry))
+        with suppress(OSError, ValueError):
+            assert host.liveness(entry).alive in (True, False, None)
+        check_reading(host.reading(entry, "0000:01:00.0"))
+
+
+@settings(max_examples=100)
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(CORES, CORE_CONTENT)))
+def test_damaged_files_of_cores_cost_no_reading(files: dict[str, bytes | str | None]) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        for directory in ("npu_mgmt/npu0_mgmt", "rngd_mgmt/rngd!npu1mgmt"):
+            (root / "sys/class" / directory).mkdir(parents=True)
+        for name, content in files.items():
+            family = "rngd_mgmt" if name.startswith("rngd") else "npu_mgmt"
+            put(root / "sys/class" / family / name, content)
+        for entry in Host(root).entries(ALL):
+            reading = Host(root).reading(entry, None)
+            assert len(reading.cores) <= entry.family.core_count
+            assert [core.core for core in reading.cores] == sorted(c.core for c in reading.cores)
+            for core in reading.cores:
+                assert core.utilization in (None, 0.0)
+                assert (core.cycles is None) == (core.task_cycles is None) == (core.source is None)
+                assert core.source is None or core.core in core.source
+
+
+def check_card(card: Card) -> None:
+    assert card.product in ("warboy", "warboyB0")
+    for text in (card.uuid, card.serial, card.pci_bus_id, card.dev, card.driver_version):
+        assert text is None or (text and text.isprintable())
+    assert card.numa_node is None or card.numa_node >= 0
+
+
+def check_reading(reading: Reading) -> None:
+    assert reading.alive in (True, False, None)
+    assert reading.uptime is None or reading.uptime >= 0
+    assert len(reading.errors) <= 256
+    assert all(sensor.label for sensor in reading.sensors)
+    for highest in (reading.temperature(), reading.power()):
+        assert highest is None or isinstance(highest, float)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1)))
+def test_only_management_entries_are_entries(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary) / "sys/class/npu_mgmt"
+        for name in (*names, "npu7_mgmt"):
+            if len(name.encode()) < 200 and name not in (".", ".."):
+                (directory / name).mkdir(parents=True, exist_ok=True)
+        assert [entry.name for entry in Host(Path(temporary)).entries(ALL)] == ["npu7"]
+
+
+# Entries.
+
+
+def test_entries_are_sorted_by_number_over_all_families(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=2,rngd=1,warboy=9")
+    assert [entry.index for entry in Host(root).entries(ALL)] == list(range(12))
+
+
+def test_two_names_of_one_card_come_in_the_same_order_each_time(tmp_path: Path) -> None:
+    """A later one stands for the card, so it must not depend on the order of a listing."""
+    names = [f"rngd!npu{index}{end}" for index in range(8) for end in ("_mgmt", "mgmt")]
+    for name in reversed(names):
+        (tmp_path / "sys/class/rngd_mgmt" / name).mkdir(parents=True)
+    assert [entry.path.name for entry in Host(tmp_path).entries(ALL)] == names
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["npu0", "npu0pe0", "npu0_mgmt.1", "xnpu0_mgmt", "npu_mgmt", "npu12345_mgmt", "NPU0_mgmt"],
+)
+def test_other_names_are_no_entries(tmp_path: Path, name: str) -> None:
+    (tmp_path / "sys/class/npu_mgmt" / name).mkdir(parents=True)
+    assert Host(tmp_path).entries(ALL) == ()
+
+
+def test_an_entry_that_is_unbound_meanwhile_is_none(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=2")
+    shutil.rmtree(management(root, 0))  # the link in /sys/class still stands
+    assert [entry.name for entry in Host(root).entries(ALL)] == ["npu1"]
+
+
+def test_an_entry_that_cannot_be_followed_does_not_hide_the_others(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=2")
+    link = root / "sys/class/npu_mgmt/npu0_mgmt"
+    link.unlink()
+    link.symlink_to(link.name)
+    host = Host(root)
+    odd, good = host.entries(ALL)
+    assert host.card(good).name == "npu1"
+    with pytest.raises(OSError, match="symbolic links"):
+        host.card(odd)
+
+
+def test_a_class_directory_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "sys/class").mkdir(parents=True)
+    (tmp_path / "sys/class/npu_mgmt").touch()
+    with pytest.raises(OSError, match="npu_mgmt"):
+        Host(tmp_path).entries(ALL)
+
+
+def test_a_driver_that_is_reloaded_makes_another_entry(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    before = entry_of(root)
+    # Side by side, so that the file system cannot give the new one the inode of the old one.
+    fresh = tmp_path / "fresh"
+    shutil.copytree(management(root, 0), fresh)
+    shutil.rmtree(management(root, 0))
+    fresh.rename(management(root, 0))
+    after = entry_of(root)
+    assert (after.key, after.path) == (before.key, before.path)
+    assert after.inode != before.inode
+
+
+# What cannot be read.
+
+
+@pytest.mark.parametrize("name", ["alive", "device_type", "platform_type"])
+def test_an_error_while_reading_names_the_file(tmp_path: Path, name: str) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    file = management(root, 0) / name
+    write(file, None)
+    file.mkdir()  # opens, and fails when read: as a driver that answers EIO
+    host, entry = Host(root), entry_of(root)
+    with pytest.raises(IsADirectoryError) as caught:
+        (host.liveness if name == "alive" else host.card)(entry)
+    assert Path(caught.value.filename).name == name
+
+
+def test_a_file_that_nothing_depends_on_may_be_unreadable(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    for name in ("device_uuid", "version", "soc_rev", "heartbeat", "atr_error"):
+        write(management(root, 0) / name, None)
+        (management(root, 0) / name).mkdir()
+    card = Host(root).card(entry_of(root))
+    assert (card.uuid, card.driver_version, card.product) == (None, None, "warboy")
+    reading = Host(root).reading(entry_of(root), card.pci_bus_id)
+    assert (reading.alive, reading.uptime, reading.errors) == (True, None, ())
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    (management(root, 0) / "alive").unlink()
+    (management(root, 0) / "alive").mkdir()
+    host, entry = Host(root), entry_of(root)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        host.card(entry)
+        host.reading(entry, "0000:01:00.0")
+        with pytest.raises(OSError, match="directory"):
+            host.liveness(entry)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+# Device nodes.
+
+
+def test_only_devices_and_their_plain_stand_ins_are_nodes(tmp_path: Path) -> None:
+    bare_card(tmp_path, 0, "U")
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    (dev / "npu0").touch()
+    (dev / "npu0pe0").mkdir()
+    (dev / "npu0pe1").symlink_to("nowhere")
+    os.mkfifo(dev / "npu0ch0")
+    (dev / "npu1").touch()
+    assert Host(tmp_path).card(entry_of(tmp_path)).nodes == {"npu0"}
+
+
+def _add(dev: Path) -> None:
+    (dev / "npu0pe1").touch()
+
+
+def _remove(dev: Path) -> None:
+    (dev / "npu0pe0").unlink()
+
+
+def _replace(dev: Path) -> None:
+    (dev / "npu0pe0").unlink()
+    (dev / "npu0pe0").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "after"),
+    [(_add, {"npu0pe0", "npu0pe1"}), (_remove, set()), (_replace, set()), (shutil.rmtree, set())],
+)
+def test_a_change_of_nodes_is_seen_in_an_old_directory(
+    tmp_path: Path, change: Callable[[Path], None], after: set[str]
+) -> None:
+    bare_card(tmp_path, 0, "U")
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    (dev / "npu0pe0").touch()
+    os.utime(dev, (1, 1))
+    host, entry = Host(tmp_path), entry_of(tmp_path)
+    for _ in range(2):
+        assert host.liveness(entry).nodes == {"npu0pe0"}
+    change(dev)
+    for _ in range(2):
+        assert host.liveness(entry).nodes == after
+
+
+def test_a_change_within_one_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
+    """A young directory may change once more and keep its time: its nodes are looked at anew."""
+    bare_card(tmp_path, 0, "U")
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    (dev / "npu0pe0").touch()
+    now = time.time_ns()
+    os.utime(dev, ns=(now, now))
+    host, entry = Host(tmp_path), entry_of(tmp_path)
+    assert host.liveness(entry).nodes == {"npu0pe0"}
+    (dev / "npu0pe0").unlink()
+    os.utime(dev, ns=(now, now))
+    assert host.liveness(entry).nodes == set()
+
+
+def test_nodes_are_not_looked_at_one_by_one_while_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path / "host", "rngd=1")
+    os.utime(root / "dev/rngd", (1, 1))
+    host, entry = Host(root), entry_of(root)
+    assert len(host.liveness(entry).nodes) == 35
+
+    def never(path: str) -> bool:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(host_module, "_is_node", never)
+    assert len(host.liveness(entry).nodes) == 35
+
+
+# Telemetry.
+
+
+def test_sensors_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    bare_card(tmp_path, 0, "U")
+    sensors = tmp_path / "sys/bus/pci/devices/0000:01:00.0/hwmon/hwmon3"
+    sensors.mkdir(parents=True)
+    for name, content in {
+        "temp10_input": "10\n",
+        "temp2_input": "-2\n",
+        "temp2_label": "Board\n",
+        "temp2_max": "99\n",
+        "power1_average": "1370000\n",
+        "power1_input": "5\n",
+        "in0_input": "12000\n",
+        "curr1_input": "114\n",
+        "temp3_input": "warm\n",
+    }.items():
+        (sensors / name).write_text(content)
+    reading = Host(tmp_path).reading(entry_of(tmp_path), "0000:01:00.0")
+    assert [(s.kind.value, s.label, s.value) for s in reading.sensors] == [
+        ("mA", "1", 114),
+        ("mV", "0", 12000),
+        ("µW", "1", 1370000),
+        ("m°C", "board", -2),
+        ("m°C", "10", 10),
+    ]
+    assert (reading.temperature(), reading.power()) == (0.01, 1.37)
+
+
+def test_a_card_without_an_address_has_no_sensors(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    reading = Host(root).reading(entry_of(root), None)
+    assert (reading.sensors, reading.temperature(), reading.power()) == ((), None, None)
+
+
+def test_a_driver_that_times_out_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    entry = entry_of(root)
+
+    def read(*_args: object) -> bytes:
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    monkeypatch.setattr(os, "read", read)
+    with pytest.raises(TimeoutError) as caught:
+        Host(root).liveness(entry)
+    assert str(caught.value.filename).endswith("/alive")
+
+
+# Cores.
+
+
+def core_file(root: Path, index: int, cores: str, name: str, family: str = "warboy") -> Path:
+    prefix = "rngd!" if family == "rngd" else ""
+    return management(root, index, family).parent / f"{prefix}npu{index}pe{cores}" / name
+
+
+def registers(cycles: int, task_cycles: int) -> str:
+    return f"TaskExecutionTime: {task_cycles:#x}\nCycleCount: {cycles:#x}\nCycleCountHigh: 0x0\n"
+
+
+def metrics(cycles: int, task_cycles: int) -> str:
+    return f"CycleCount: {cycles:#x}\nTaskCycleCount: {task_cycles:#x}\n"
+
+
+def counted(core: CoreReading) -> tuple[object, ...]:
+    return core.core, core.utilization, core.cycles, core.task_cycles, str(core.source or "")
+
+
+@pytest.mark.parametrize(
+    ("single", "other", "fused", "found"),
+    [
+        ("", "", "", [(0, 0.0, None, None, ""), (1, 0.0, None, None, "")]),
+        ("", "", registers(9, 5), [(0, None, 9, 5, "0-1"), (1, None, 9, 5, "0-1")]),
+        (registers(9, 5), "", "", [(0, None, 9, 5, "0"), (1, 0.0, None, None, "")]),
+        (
+            registers(9, 5),
+            registers(8, 4),
+            registers(7, 3),
+            [(0, None, 9, 5, "0"), (1, None, 8, 4, "1")],
+        ),
+        # Of a core of which one entry tells nonsense it is not known whether it is free.
+        (b"\xff\0", "", "", [(1, 0.0, None, None, "")]),
+        ("", "", "Task", []),
+        (b"\xff", "", registers(9, 5), [(0, None, 9, 5, "0-1"), (1, None, 9, 5, "0-1")]),
+        # Entries that are not there tell nothing.
+        (None, None, "", [(0, 0.0, None, None, ""), (1, 0.0, None, None, "")]),
+        (None, None, None, []),
+    ],
+)
+def test_a_core_has_the_counters_of_the_entry_in_use_that_covers_it(
+    tmp_path: Path,
+    single: bytes | str | None,
+    other: bytes | str | None,
+    fused: bytes | str | None,
+    found: list[tuple[object, ...]],
+) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    for cores, content in (("0", single), ("1", other), ("0-1", fused)):
+        write(core_file(root, 0, cores, "perf_regs"), content)
+    assert list(map(counted, Host(root).cores(entry_of(root)))) == found
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_a_core_that_refuses_is_not_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    write(core_file(root, 0, "0", "perf_regs"), registers(1, 1))
+    entry, real = entry_of(root), getattr(os, call)
+    opened: dict[int, str] = {}
+    refused = str(root / "sys/class/npu_mgmt/npu0pe0/perf_regs")
+
+    def refuse(what: str | int, flags: int) -> object:
+        path = what if isinstance(what, str) else opened.get(what, "")
+        if path == refused:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(what, flags)
+
+    def remember(path: str, flags: int, *, opening: Callable[[str, int], int] = os.open) -> int:
+        opened[descriptor := opening(path, flags)] = path
+        return descriptor
+
+    if call == "read":
+        monkeypatch.setattr(os, "open", remember)
+    monkeypatch.setattr(os, call, refuse)
+    cores = Host(root).cores(entry)
+    assert list(map(counted, cores)) == [(0, 0.0, None, None, ""), (1, 0.0, None, None, "")]
+
+
+def test_a_free_core_of_an_rngd_has_counters_and_no_memory(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "rngd=1")
+    simulator.apply_fault(root, "npu0", "busy-one")
+    reading = Host(root).reading(entry_of(root), None)
+    used, free = reading.cores[0], reading.cores[1]
+    assert (used.utilization, used.dram_total, used.frequency) == (None, 6 << 30, 1000)
+    assert used.dram_used
+    assert used.cycles
+    assert (free.utilization, free.dram_total, free.dram_used, free.task_cycles) == (
+        0.0,
+        None,
+        None,
+        0,
+    )
+
+
+def test_fused_cores_of_an_rngd_share_their_memory_and_counters(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "rngd=1")
+    beside = management(root, 0, "rngd").parent / "rngd!npu0pe0-3"
+    beside.mkdir()
+    (beside / "alloc_status").write_text("dram_capacity: 0x600000000\ndram_usage: 0x100000000\n")
+    (beside / "metrics").write_text(metrics(100, 60))
+    (root / "sys/class/rngd_mgmt/rngd!npu0pe0-3").symlink_to(beside)
+    occupied = management(root, 0, "rngd") / "pe_occupancy"
+    for content in ("1\n1\n1\n1\n0\n0\n0\n0\n", None):  # an old driver has no such file
+        write(occupied, content)
+        cores = Host(root).cores(entry_of(root))
+        for core in cores[:4]:
+            assert counted(core) == (core.core, None, 100, 60, "0-3")
+            assert (core.dram_total, core.dram_used) == (6 << 30, 1 << 30)
+        for core in cores[4:]:
+            assert (core.utilization, core.source) == (0.0, CoreRange(core.core, core.core))
+
+
+@pytest.mark.parametrize(
+    ("occupied", "memory", "utilization"),
+    [
+        ("0\n" * 8, "dram_capacity: 0x2\ndram_usage: 0x1\n", 0.0),
+        ("1\n" * 8, "", None),
+        ("7\n" * 8, "", 0.0),
+        ("0\n", "", 0.0),
+        (None, "", 0.0),
+        (None, "nonsense", None),
+        (None, None, None),
+    ],
+)
+def test_who_says_that_a_core_of_an_rngd_is_free(
+    tmp_path: Path, occupied: str | None, memory: str | None, utilization: float | None
+) -> None:
+    root = tree(tmp_path / "host", "rngd=1")
+    write(management(root, 0, "rngd") / "pe_occupancy", occupied)
+    write(core_file(root, 0, "0", "alloc_status", "rngd"), memory)
+    write(core_file(root, 0, "0", "metrics", "rngd"), metrics(9, 5))
+    core = Host(root).cores(entry_of(root))[0]
+    assert (core.utilization, core.cycles, core.task_cycles) == (utilization, 9, 5)
+
+
+def test_a_free_card_costs_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a free RNGD: who is free, and eight counters; of a Warboy the three that refuse."""
+    real, count = os.open, 0
+
+    def counting(path: str, flags: int) -> int:
+        nonlocal count
+        count += 1
+        return real(path, flags)
+
+    for cards, most in (("rngd=1", 9), ("warboy=1", 3)):
+        root = tree(tmp_path / cards, cards)
+        entry = entry_of(root)
+        with monkeypatch.context() as patched:
+            count = 0
+            patched.setattr(os, "open", counting)
+            Host(root).cores(entry)
+        assert count == most
