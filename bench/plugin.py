@@ -15,11 +15,11 @@ import grpc
 from bench.figure import Figure, quantiles
 from bench.process import DEADLINE, RESOURCE, running
 from npu_agent import simulator
-from npu_agent.core.hardware import Card, CardState, Health, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, Snapshot, State
 from npu_agent.core.offer import advertise, resources
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
-from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.families import FAMILIES, core_counts
 
 
 def calls(socket: Path, method: str, request: bytes, count: int = 1000) -> str:
@@ -148,9 +148,8 @@ async def crowded() -> AsyncIterator[Figure]:
     cards = tuple(
         CardState(
             id=f"{index:032}",
-            card=Card(
-                family="rngd",
-                index=index,
+            card=FAMILIES["rngd"].card(
+                index,
                 product="rngd",
                 nodes=frozenset(FAMILIES["rngd"].nodes(index)),
             ),
@@ -158,7 +157,7 @@ async def crowded() -> AsyncIterator[Figure]:
         )
         for index in range(125)
     )
-    (resource,) = resources(RESOURCE, 1)
+    (resource,) = resources(RESOURCE, 1, core_counts=core_counts())
     encode.device_list(advertise(Snapshot(cards=cards, complete=True), resource))
     taken = []
     for turn in range(100):

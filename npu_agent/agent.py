@@ -13,8 +13,8 @@ from pathlib import Path
 
 from npu_agent import __version__, logs
 from npu_agent.config import Config, Effective, Poller, disabled_for
+from npu_agent.config.resources import resources_of
 from npu_agent.core import health
-from npu_agent.core.offer import Resource, resources
 from npu_agent.feed import Feed
 from npu_agent.inventory import inventory
 from npu_agent.inventory.inventory import Inventory
@@ -39,13 +39,10 @@ from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.status import Status, status
 from npu_agent.supervise import keep_running
-from npu_agent.vendors.furiosa.families import FAMILIES, widths
+from npu_agent.vendors.furiosa.families import FAMILIES, core_counts, widths
 from npu_agent.vendors.furiosa.sysfs import Host
 
 log = logger(__name__)
-
-_CORES = {"Fusion": None, "Single": 1}
-"""Cores of a device for each defaultPe; None is the whole card."""
 
 _SHUTDOWN = 0.8
 """Seconds for the sessions to end in order; with the rest the process is gone within 1 s."""
@@ -203,7 +200,7 @@ class Agent:
                 logs.setup(log_config.level, log_config.format)
 
     def _wants(self, config: Config) -> Wanted:
-        return Wanted(resources_of(config), disabled_for(config, self._node_name))
+        return Wanted(resources_of(config, core_counts()), disabled_for(config, self._node_name))
 
     def _shows(self, config: Config) -> page.Settings:
         return page.Settings(
@@ -281,12 +278,6 @@ async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
         return None
 
 
-def resources_of(config: Config) -> tuple[Resource, ...]:
-    """The resources that a config asks for."""
-    overrides = tuple((spec.name, spec.family, spec.cores_per_device) for spec in config.resources)
-    return resources(config.resource_name, _CORES[config.default_pe], overrides)
-
-
 async def run(
     effective: Effective, *, host_root: Path, node_name: str | None, config_file: Path | None
 ) -> None:
@@ -298,7 +289,7 @@ async def run(
         node=node_name or "unknown (NODE_NAME is not set)",
         host_root=host_root,
         plugin_dir=config.plugin_dir,
-        resources=",".join(resource.name for resource in resources_of(config)),
+        resources=",".join(resource.name for resource in resources_of(config, core_counts())),
     )
     agent = Agent(effective, host_root=host_root, node_name=node_name, config_file=config_file)
     stop = asyncio.Event()

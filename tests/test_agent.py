@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from npu_agent import simulator
-from npu_agent.agent import Agent, resources_of
+from npu_agent.agent import Agent
 from npu_agent.config import (
     Config,
     DisabledDevice,
@@ -25,8 +25,9 @@ from npu_agent.config import (
     ResourceSpec,
     load,
 )
+from npu_agent.config.resources import resources_of
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
-from npu_agent.vendors.furiosa.families import widths
+from npu_agent.vendors.furiosa.families import core_counts, widths
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
 from tests.processes import Process, started
@@ -179,11 +180,11 @@ async def test_host_without_cards_registers_nothing_until_one_comes(node: Node) 
 def test_resources_of_a_config() -> None:
     spec = ResourceSpec(name="furiosa.ai/rngd", family="rngd")
     single = Config(default_pe="Single", resource_name="a.b/c", resources=(spec,))
-    assert [(r.name, r.widths) for r in resources_of(single)] == [
+    assert [(r.name, r.widths) for r in resources_of(single, core_counts())] == [
         ("furiosa.ai/rngd", (("rngd", 1),)),
         ("a.b/c", (("warboy", 1),)),
     ]
-    assert [(r.name, r.widths) for r in resources_of(Config())] == [
+    assert [(r.name, r.widths) for r in resources_of(Config(), core_counts())] == [
         (NPU, (("warboy", 2), ("rngd", 8)))
     ]
 

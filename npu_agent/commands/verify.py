@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from npu_agent.core.hardware import Card, CardState, CoreRange, Health, Snapshot, State
+from npu_agent.core.hardware import CardState, CoreRange, Health, Snapshot, State
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.doctor.check import Check
 from npu_agent.doctor.check import State as Found
@@ -161,8 +161,9 @@ def devices_of(
     left = list(cores)
     found = []
     for device in _possible(family, index):
-        parts = [part for part in left if f"npu{index}pe{part}" in device.devnames]
-        if len(parts) == len(device.devnames):
+        names = dict(device.environment)["NPU_DEVNAME"]
+        parts = [part for part in left if f"npu{index}pe{part}" in names]
+        if len(parts) == len(names):
             found.append(device)
             left = [part for part in left if part not in parts]
     return found, left
@@ -170,12 +171,7 @@ def devices_of(
 
 def _possible(family: Family, index: int) -> list[Device]:
     """Every device that the agent could make of such a card."""
-    card = Card(
-        family=family.name,
-        index=index,
-        product=family.name,
-        nodes=frozenset(family.nodes(index)),
-    )
+    card = family.card(index, product=family.name, nodes=frozenset(family.nodes(index)))
     health = Health(state=State.HEALTHY, reason="", since=0.0)
     snapshot = Snapshot((CardState(id=card.name, card=card, health=health),), complete=True)
     return [

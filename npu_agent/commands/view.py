@@ -9,7 +9,6 @@ from npu_agent.core.hardware import CardState, Snapshot, State
 from npu_agent.core.offer import split_id
 from npu_agent.kubelet.podresources import Assignment
 from npu_agent.outputs.labels.compute import Explained
-from npu_agent.vendors.furiosa.families import FAMILIES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +24,7 @@ def cards_as_json(snapshot: Snapshot) -> list[dict[str, Any]]:
             "uuid": state.card.uuid,
             "serial": state.card.serial,
             "pci_bus_id": state.card.pci_bus_id,
-            "cores": FAMILIES[state.card.family].core_count,
+            "cores": state.card.core_count,
             "driver_version": state.card.driver_version,
             "firmware_version": state.card.firmware_version,
             "numa_node": state.card.numa_node,
@@ -63,12 +62,12 @@ def _cells(state: CardState) -> list[str]:
         health += f": {state.health.reason}"
     return [
         card.name,
-        FAMILIES[card.family].title,
+        card.title,
         "-" if temperature is None else f"{temperature:.0f}°C",
         "-" if power is None else f"{power:.2f} W",
         card.pci_bus_id or "-",
         card.dev or "-",
-        str(FAMILIES[card.family].core_count),
+        str(card.core_count),
         health,
     ]
 

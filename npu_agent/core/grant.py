@@ -1,19 +1,32 @@
-"""What the kubelet's questions are answered with: devices and a request in, bytes or a Refusal out.
+"""What a container is given: devices and a request in, a Grant or a refusal out.
 
-Pure, and quick enough for the event loop: nothing here opens a file, takes a lock or waits.
+Quick enough for the event loop: nothing here opens a file, takes a lock or waits. The device plugin
+encodes a Grant as Allocate's answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from npu_agent.core.offer import Device
-from npu_agent.outputs.deviceplugin import encode
 
 
-class Wrong(Enum):
-    """What kind of wrong a request is; the service turns it into a gRPC status."""
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one container is given."""
+
+    environment: tuple[tuple[str, str], ...]
+    """Variables and their values: ``("NPU_DEVNAME", "npu0pe0-1,npu1pe0-1")``."""
+    nodes: tuple[str, ...]
+    """Device nodes below /dev, ``rw``, at the same path in the container; each once."""
+    cdi_names: tuple[str, ...]
+    """The same nodes as names for the container runtime: ``furiosa.ai/npu=<device ID>``."""
+
+
+class Refusal(Enum):
+    """Why a request is refused; the service turns it into a gRPC status."""
 
     INVALID = "invalid argument"
     """No agent could answer it."""
@@ -26,57 +39,67 @@ class Wrong(Enum):
 class RefusalError(Exception):
     """A request that is not granted. The user reads the message in the events of the Pod."""
 
-    def __init__(self, wrong: Wrong, message: str) -> None:
+    def __init__(self, kind: Refusal, message: str) -> None:
         super().__init__(message)
-        self.wrong = wrong
+        self.kind = kind
 
 
-def allocate(
-    requests: Sequence[Sequence[str]],
-    devices: Mapping[str, Device],
-    resource: str,
-    *,
-    by_cdi: bool = False,
-) -> bytes:
-    """An AllocateResponse for containers that ask for these device IDs.
+def grant(devices: Iterable[Device]) -> Grant:
+    """What a container with these devices is given, in the order of the cards."""
+    ordered = sorted(devices, key=lambda device: device.order)
+    environment: dict[str, list[str]] = {}
+    for device in ordered:
+        for variable, texts in device.environment:
+            environment.setdefault(variable, []).extend(texts)
+    return Grant(
+        environment=tuple((variable, ",".join(texts)) for variable, texts in environment.items()),
+        nodes=tuple(dict.fromkeys(node for device in ordered for node in device.nodes)),
+        cdi_names=tuple(cdi_name(device) for device in ordered),
+    )
 
-    With `by_cdi` it names CDI devices and lists no device nodes.
+
+def cdi_name(device: Device) -> str:
+    """The name by which a container runtime finds the nodes of a device."""
+    return f"{device.card.access.cdi_kind}={device.id}"
+
+
+def requested(
+    requests: Sequence[Sequence[str]], devices: Mapping[str, Device], resource: str
+) -> list[list[Device]]:
+    """The devices of containers that ask for these device IDs.
 
     Raises:
         RefusalError: an ID is unknown, unhealthy or asked for twice, or there is none.
     """
     if not requests:
-        raise RefusalError(Wrong.INVALID, f"Allocate for {resource} names no container")
+        raise RefusalError(Refusal.INVALID, f"Allocate for {resource} names no container")
     taken: set[str] = set()
-    return b"".join(
-        encode.container_response(_granted(ids, devices, resource, taken), by_cdi=by_cdi)
-        for ids in requests
-    )
+    return [_requested(ids, devices, resource, taken) for ids in requests]
 
 
-def _granted(
+def _requested(
     ids: Sequence[str], devices: Mapping[str, Device], resource: str, taken: set[str]
 ) -> list[Device]:
     if not ids:
-        raise RefusalError(Wrong.INVALID, f"Allocate for {resource} names no device")
-    granted = []
+        raise RefusalError(Refusal.INVALID, f"Allocate for {resource} names no device")
+    found = []
     for id_ in ids:
         if id_ in taken:
-            raise RefusalError(Wrong.INVALID, f"device {shown(id_)} is asked for twice")
+            raise RefusalError(Refusal.INVALID, f"device {shown(id_)} is asked for twice")
         taken.add(id_)
         device = devices.get(id_)
         if device is None:
             raise RefusalError(
-                Wrong.UNKNOWN,
+                Refusal.UNKNOWN,
                 f"device {shown(id_)} is not one of {resource} on this node now: "
                 f"it was removed, disabled, or cut into other parts ({len(devices)} are listed)",
             )
         if not device.healthy:
             raise RefusalError(
-                Wrong.UNFIT, f"device {shown(id_)} ({device.name}) is unhealthy: {device.reason}"
+                Refusal.UNFIT, f"device {shown(id_)} ({device.name}) is unhealthy: {device.reason}"
             )
-        granted.append(device)
-    return granted
+        found.append(device)
+    return found
 
 
 def shown(id_: str) -> str:

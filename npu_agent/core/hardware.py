@@ -42,14 +42,45 @@ class CoreRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How a container is given a card: device nodes, environment and CDI kind of its vendor.
+
+    Paths of nodes are relative to /dev. They are the nodes that a card of this family and number
+    may have; `Card.nodes` are those that exist.
+    """
+
+    shared_nodes: tuple[str, ...]
+    """What every holder of a core needs."""
+    whole_nodes: tuple[str, ...]
+    """What only the holder of the whole card gets."""
+    core_nodes: tuple[tuple[CoreRange, str], ...]
+    """The nodes of single and of fused cores, the narrow ones first."""
+    environment: tuple[tuple[str, str], ...]
+    """Variables, each with the text for one range of cores: ``("NPU_DEVNAME", "npu0pe{cores}")``.
+    The texts of several ranges are joined by commas."""
+    cdi_kind: str
+    """``furiosa.ai/npu``: the kind of the card's CDI devices."""
+
+    def nodes(self) -> tuple[str, ...]:
+        """Every node that the card may have."""
+        return (*self.shared_nodes, *self.whole_nodes, *(node for _, node in self.core_nodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What a card is: everything about it that does not change while it is bound to its driver.
 
     Texts are as the driver gives them, stripped; None stands for absent, empty or unreadable.
     """
 
+    vendor: str
+    """``furiosa``: the name of its vendor's folder in `npu_agent.vendors`."""
     family: str
-    """Name of the family, a key of `npu_agent.vendors.furiosa.families.FAMILIES`."""
+    """``warboy``: as in config files; unique among all vendors."""
+    title: str
+    """For people: ``FuriosaAI Warboy``."""
+    core_count: int
+    access: Access
     index: int
     """The host's number of the card, N of ``npuN``."""
     product: str
@@ -73,6 +104,11 @@ class Card:
     def name(self) -> str:
         """``npu0``: what people and the driver call it."""
         return f"npu{self.index}"
+
+    @property
+    def all_cores(self) -> CoreRange:
+        """Every core of the card."""
+        return CoreRange(0, self.core_count - 1)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -211,7 +247,7 @@ def identify(cards: tuple[Card, ...]) -> tuple[str, ...]:
 
     An identity that two cards claim is nobody's: both fall back to the next one. Device IDs are
     derived from it, so it holds only characters that the kubelet, CDI and file names all take
-    (`npu_agent.vendors.furiosa.parse.identifier` sees to that).
+    (a vendor's parsers see to that).
     """
     claims = [
         (card.uuid, card.serial, card.pci_bus_id, "-".join(map(str, card.key))) for card in cards

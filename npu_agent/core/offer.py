@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Health, Snapshot, State
-from npu_agent.vendors.furiosa.families import FAMILIES, Family
 
 LONGEST_ID = 63
 """The kubelet's limit for a device ID."""
@@ -28,38 +27,40 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What the kubelet sees: some neighbouring cores of one card, all of them by default."""
+    """What an output hands out: some neighbouring cores of one card, all of them by default."""
 
     id: str
     card_id: str
+    card: Card
     cores: CoreRange
     name: str
     """For people: ``npu0`` or ``npu0pe0-3``."""
     healthy: bool
     reason: str
     """Why it is healthy or not, for people."""
-    numa_node: int | None
-    switches: tuple[str, ...]
-    """As `Card.switches`."""
-    order: tuple[int, str, int]
-    """Sorts devices as their cards are numbered."""
-    devnames: tuple[str, ...]
-    """The PE nodes that cover the cores, as ``NPU_DEVNAME`` names them: ``npu0pe0-1``."""
-    selectors: tuple[str, ...]
-    """The same as ``FURIOSA_DEVICES`` names them: ``npu:0:0-1``."""
+    environment: tuple[tuple[str, tuple[str, ...]], ...]
+    """For each variable the texts of the nodes that cover the cores:
+    ``("NPU_DEVNAME", ("npu0pe0-1",))``."""
     nodes: tuple[str, ...]
     """Device nodes of a holder, relative to /dev; existing ones only."""
 
     @property
     def family(self) -> str:
         """The family of its card."""
-        return self.order[1]
+        return self.card.family
+
+    @property
+    def order(self) -> tuple[int, str, int]:
+        """Sorts devices as their cards are numbered."""
+        return (self.card.index, self.card.family, self.cores.first)
 
 
 def resources(
     name: str,
     cores_per_device: int | None,
     overrides: tuple[tuple[str, str, int | None], ...] = (),
+    *,
+    core_counts: Mapping[str, int],
 ) -> tuple[Resource, ...]:
     """The resources that a config asks for.
 
@@ -67,14 +68,15 @@ def resources(
         name: the resource of every family that `overrides` does not name.
         cores_per_device: of that resource; None is the whole card.
         overrides: (resource name, family, cores per device or None for the default above).
+        core_counts: every family there is, and how many cores its cards have.
 
     A family with an override is not in the default resource: no core is offered twice.
     """
     widths: dict[str, dict[str, int]] = {}
     overridden = {family for _, family, _ in overrides}
-    rest = [(name, family, None) for family in FAMILIES if family not in overridden]
+    rest = [(name, family, None) for family in core_counts if family not in overridden]
     for resource, family, width in (*overrides, *rest):
-        cores = width or cores_per_device or FAMILIES[family].core_count
+        cores = width or cores_per_device or core_counts[family]
         widths.setdefault(resource, {})[family] = cores
     return tuple(Resource(name=n, widths=tuple(w.items())) for n, w in widths.items())
 
@@ -122,50 +124,47 @@ def _devices(card_id: str, card: Card, health: Health, width: int) -> tuple[Devi
     Kept, because a Snapshot differs from the one before in one card or, mostly, in readings only:
     so one change among many devices costs that card's.
     """
-    family = FAMILIES[card.family]
     return tuple(
-        _device(card_id, card, health, family, CoreRange(first, first + width - 1))
-        for first in range(0, family.core_count - width + 1, width)
+        _device(card_id, card, health, CoreRange(first, first + width - 1))
+        for first in range(0, card.core_count - width + 1, width)
     )
 
 
-def _device(card_id: str, card: Card, health: Health, family: Family, cores: CoreRange) -> Device:
-    whole = len(cores) == family.core_count
-    covering, uncovered = cover(card, family, cores)
+def _device(card_id: str, card: Card, health: Health, cores: CoreRange) -> Device:
+    whole = cores == card.all_cores
+    covering, uncovered = cover(card, cores)
     healthy, reason = health.state is not State.UNHEALTHY, health.reason
     if healthy and uncovered:
-        node = family.core_node(card.index, CoreRange(uncovered[0], uncovered[0]))
+        node = dict(card.access.core_nodes)[CoreRange(uncovered[0], uncovered[0])]
         healthy, reason = False, f"no device node for core {uncovered[0]}: /dev/{node} is missing"
     granted = (
-        *(family.whole(card.index) if whole else ()),
-        *family.shared(card.index),
-        *(family.core_node(card.index, r) for r in family.core_ranges if cores.includes(r)),
+        *(card.access.whole_nodes if whole else ()),
+        *card.access.shared_nodes,
+        *(node for covered, node in card.access.core_nodes if cores.includes(covered)),
     )
     return Device(
         id=device_id(card_id, None if whole else cores),
         card_id=card_id,
+        card=card,
         cores=cores,
         name=card.name if whole else f"{card.name}pe{cores}",
         healthy=healthy,
         reason=reason,
-        numa_node=card.numa_node,
-        switches=card.switches,
-        order=(card.index, card.family, cores.first),
-        devnames=tuple(f"{card.name}pe{r}" for r in covering),
-        selectors=tuple(f"npu:{card.index}:{r}" for r in covering),
+        environment=tuple(
+            (variable, tuple(text.replace("{cores}", str(covered)) for covered in covering))
+            for variable, text in card.access.environment
+        ),
         nodes=tuple(node for node in granted if node in card.nodes),
     )
 
 
-def cover(
-    card: Card, family: Family, cores: CoreRange
-) -> tuple[tuple[CoreRange, ...], tuple[int, ...]]:
-    """The fewest existing PE nodes that cover `cores` without overlap, and the cores left over.
+def cover(card: Card, cores: CoreRange) -> tuple[tuple[CoreRange, ...], tuple[int, ...]]:
+    """The fewest existing core nodes that cover `cores` without overlap, and the cores left over.
 
-    A whole RNGD has no node of its own and is ``0-3`` and ``4-7``.
+    A card without a node for all of its cores is covered by several: ``0-3`` and ``4-7``.
     """
     existing = sorted(
-        (r for r in family.core_ranges if family.core_node(card.index, r) in card.nodes),
+        (covered for covered, node in card.access.core_nodes if node in card.nodes),
         key=len,
         reverse=True,
     )

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from npu_agent.core.grant import RefusalError, Wrong, shown
+from npu_agent.core.grant import Refusal, RefusalError, shown
 from npu_agent.core.offer import Device
 
 _BELOW_A_SWITCH = 4
@@ -93,20 +93,21 @@ def prefer(
 
 def _check(free: Sequence[str], must: Sequence[str], size: int) -> None:
     if size <= 0:
-        raise RefusalError(Wrong.INVALID, f"allocation_size is {size}: must be at least 1")
+        raise RefusalError(Refusal.INVALID, f"allocation_size is {size}: must be at least 1")
     if size > len(free):
         raise RefusalError(
-            Wrong.INVALID, f"allocation_size is {size}, but only {len(free)} devices are available"
+            Refusal.INVALID,
+            f"allocation_size is {size}, but only {len(free)} devices are available",
         )
     strange = [id_ for id_ in must if id_ not in set(free)]
     if strange:
         raise RefusalError(
-            Wrong.INVALID,
+            Refusal.INVALID,
             f"must_include_deviceIDs names {shown(strange[0])}, which is not available",
         )
     if len(set(must)) > size:
         raise RefusalError(
-            Wrong.INVALID, f"{len(set(must))} devices must be included in an allocation of {size}"
+            Refusal.INVALID, f"{len(set(must))} devices must be included in an allocation of {size}"
         )
 
 
@@ -116,8 +117,8 @@ def _place(id_: str, devices: Mapping[str, Device]) -> _Place:
         return _Place(id_, id_, id_, (0, "", 0))
     # Root complex, root port, then for each switch its upstream port and the downstream port that
     # is the card's alone. A card right below a root port shares no switch.
-    switch = device.switches[-2] if len(device.switches) > 2 else device.card_id
-    numa = device.card_id if device.numa_node is None else str(device.numa_node)
+    switch = device.card.switches[-2] if len(device.card.switches) > 2 else device.card_id
+    numa = device.card_id if device.card.numa_node is None else str(device.card.numa_node)
     return _Place(device.card_id, switch, numa, device.order)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from npu_agent.agent import resources_of
+from npu_agent.config.resources import resources_of
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Resource
 from npu_agent.doctor.check import Check, State, Unseen
@@ -23,6 +23,7 @@ from npu_agent.outputs.events import NAMESPACE
 from npu_agent.outputs.labels import compute, nfd
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.machine import read_machine
+from npu_agent.vendors.furiosa.families import core_counts
 
 _RULES = {
     ("get", "nodes"): "labels and Events are about its own Node",
@@ -149,7 +150,7 @@ def checks(
         for right in found.wanted:
             yield _of_right(found, right)
         yield _of_node(situation, found)
-        for resource in resources_of(situation.config):
+        for resource in resources_of(situation.config, core_counts()):
             yield _of_allocatable(situation, found, kubelet, snapshot, resource)
     yield _of_labels(situation, found, snapshot, places)
 

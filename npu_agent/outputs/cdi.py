@@ -21,11 +21,6 @@ _VERSION = "0.5.0"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
-def qualified(device_id: str) -> str:
-    """The name that the kubelet is given for a device."""
-    return f"{KIND}={device_id}"
-
-
 def spec(devices: Iterable[Device]) -> bytes | None:
     """The spec file for these devices, None if there are none.
 

@@ -19,7 +19,6 @@ from npu_agent.core.hardware import CardState, Snapshot, State
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.logs import logger
-from npu_agent.vendors.furiosa.families import FAMILIES
 
 log = logger(__name__)
 
@@ -65,7 +64,7 @@ def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
     for id_, state in new.items():
         previous = old.get(id_)
         if previous is None and before.complete:
-            title = FAMILIES[state.card.family].title
+            title = state.card.title
             yield Event(
                 reason="NPUAdded", message=f"{_named(state)} is there: {title}", warning=False
             )

@@ -18,13 +18,12 @@ from pathlib import Path
 import pytest
 
 from npu_agent.commands import verify as room
-from npu_agent.core import grant as answer
 from npu_agent.core.hardware import CardState
 from npu_agent.doctor.check import Check, State
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.simulator.tree import STATE_DIR
 from npu_agent.vendors.furiosa.families import FAMILIES
-from tests.outputs.deviceplugin.helpers import devices, state
+from tests.outputs.deviceplugin.helpers import allocate, devices, state
 from tests.processes import ran
 
 WARBOYS = (state("warboy", 0), state("warboy", 1))
@@ -60,7 +59,7 @@ class Container:
 def given(root: Path, *ids: str, cards: tuple[CardState, ...], cores: int | None) -> Container:
     """A container that Allocate gave these devices."""
     listed = {device.id: device for device in devices(*cards, cores=cores)}
-    raw = answer.allocate([ids], listed, "r")
+    raw = allocate([ids], listed, "r")
     (granted,) = wire.AllocateResponse().parse(raw).container_responses
     container = Container(root, dict(granted.envs))
     # As in a simulated tree, where plain files stand for nodes: not only root can run this.

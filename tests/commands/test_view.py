@@ -6,7 +6,6 @@ import pytest
 
 from npu_agent.commands import view
 from npu_agent.core.hardware import (
-    Card,
     CardState,
     Health,
     Reading,
@@ -16,10 +15,11 @@ from npu_agent.core.hardware import (
     State,
 )
 from npu_agent.kubelet.podresources import Assignment
+from npu_agent.vendors.furiosa.families import FAMILIES
 
 CARD = CardState(
     id="UUID-0",
-    card=Card(family="warboy", index=0, product="warboyB0", pci_bus_id="0000:01:00.0", dev="509:0"),
+    card=FAMILIES["warboy"].card(0, product="warboyB0", pci_bus_id="0000:01:00.0", dev="509:0"),
     health=Health(state=State.HEALTHY, reason="works", since=0.0),
     reading=Reading(
         at=0.0,
@@ -51,7 +51,7 @@ def test_a_card_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_not_known_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     bare = replace(
         CARD,
-        card=Card(family="rngd", index=12, product="rngd"),
+        card=FAMILIES["rngd"].card(12, product="rngd"),
         health=Health(state=State.UNKNOWN, reason="the driver does not say", since=0.0),
         reading=None,
     )

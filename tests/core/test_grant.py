@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from npu_agent.core.grant import RefusalError, Wrong, allocate
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import State
 from npu_agent.kubelet.wire import v1beta1 as wire
-from tests.outputs.deviceplugin.helpers import devices, state
+from tests.outputs.deviceplugin.helpers import allocate, devices, state
 
 BAD = "UUID-BAD"
 KNOWN = {
@@ -55,35 +55,35 @@ def test_each_container_has_an_answer_of_its_own_in_the_order_asked() -> None:
 @pytest.mark.parametrize(
     ("requests", "wrong", "message"),
     [
-        ([], Wrong.INVALID, "Allocate for beta.furiosa.ai/npu names no container"),
-        ([[]], Wrong.INVALID, "Allocate for beta.furiosa.ai/npu names no device"),
-        ([["UUID-A"], []], Wrong.INVALID, "Allocate for beta.furiosa.ai/npu names no device"),
-        ([["UUID-A", "UUID-A"]], Wrong.INVALID, "device 'UUID-A' is asked for twice"),
-        ([["UUID-A"], ["UUID-A"]], Wrong.INVALID, "device 'UUID-A' is asked for twice"),
+        ([], Refusal.INVALID, "Allocate for beta.furiosa.ai/npu names no container"),
+        ([[]], Refusal.INVALID, "Allocate for beta.furiosa.ai/npu names no device"),
+        ([["UUID-A"], []], Refusal.INVALID, "Allocate for beta.furiosa.ai/npu names no device"),
+        ([["UUID-A", "UUID-A"]], Refusal.INVALID, "device 'UUID-A' is asked for twice"),
+        ([["UUID-A"], ["UUID-A"]], Refusal.INVALID, "device 'UUID-A' is asked for twice"),
         (
             [["UUID-Z"]],
-            Wrong.UNKNOWN,
+            Refusal.UNKNOWN,
             f"device 'UUID-Z' {NOT_LISTED}",
         ),
-        ([["UUID-A", BAD]], Wrong.UNFIT, "device 'UUID-BAD' (npu2) is unhealthy: alive says 0"),
+        ([["UUID-A", BAD]], Refusal.UNFIT, "device 'UUID-BAD' (npu2) is unhealthy: alive says 0"),
         (
             [["x" * 5000]],
-            Wrong.UNKNOWN,
+            Refusal.UNKNOWN,
             f"device '{'x' * 80}'... {NOT_LISTED}",
         ),
         (
             [["\x1b[2J\n"]],
-            Wrong.UNKNOWN,
+            Refusal.UNKNOWN,
             rf"device '\x1b[2J\n' {NOT_LISTED}",
         ),
     ],
 )
 def test_wrong_request_is_refused_with_the_id_and_the_reason(
-    requests: list[list[str]], wrong: Wrong, message: str
+    requests: list[list[str]], wrong: Refusal, message: str
 ) -> None:
     with pytest.raises(RefusalError) as refusal:
         allocate(requests, KNOWN, RESOURCE)
-    assert (refusal.value.wrong, str(refusal.value)) == (wrong, message)
+    assert (refusal.value.kind, str(refusal.value)) == (wrong, message)
 
 
 def test_device_that_fell_ill_is_refused_and_one_that_recovered_is_granted() -> None:

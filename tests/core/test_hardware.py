@@ -9,8 +9,8 @@ from npu_agent.vendors.furiosa.families import FAMILIES
 
 
 def warboy(index: int, uuid: str | None, serial: str | None, pci: str | None) -> Card:
-    return Card(
-        family="warboy", index=index, product="warboy", uuid=uuid, serial=serial, pci_bus_id=pci
+    return FAMILIES["warboy"].card(
+        index, product="warboy", uuid=uuid, serial=serial, pci_bus_id=pci
     )
 
 

@@ -5,9 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, Snapshot, State
-from npu_agent.core.offer import LONGEST_ID, Device, Resource, advertise, resources
+from npu_agent.core.offer import LONGEST_ID, Device, Resource, advertise
 from npu_agent.vendors.furiosa.families import FAMILIES
-from tests.outputs.deviceplugin.helpers import devices, golden, snapshot, state
+from tests.outputs.deviceplugin.helpers import (
+    devices,
+    devnames,
+    golden,
+    resources,
+    selectors,
+    snapshot,
+    state,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -19,9 +27,9 @@ def shown(device: Device) -> str:
         (
             f"{device.id} ({device.name})",
             f"  {'Healthy' if device.healthy else 'Unhealthy'}: {device.reason}",
-            f"  NUMA node {device.numa_node}, switches {' '.join(device.switches)}",
-            f"  NPU_DEVNAME={','.join(device.devnames)}",
-            f"  FURIOSA_DEVICES={','.join(device.selectors)}",
+            f"  NUMA node {device.card.numa_node}, switches {' '.join(device.card.switches)}",
+            f"  NPU_DEVNAME={','.join(devnames(device))}",
+            f"  FURIOSA_DEVICES={','.join(selectors(device))}",
             f"  {' '.join(device.nodes)}",
         )
     )
@@ -37,8 +45,8 @@ def test_devices_of_a_card_are_the_golden_ones(family: str, cores: int | None) -
 
 def test_whole_rngd_is_its_two_halves() -> None:
     (device,) = devices(state("rngd", 0))
-    assert device.devnames == ("npu0pe0-3", "npu0pe4-7")
-    assert device.selectors == ("npu:0:0-3", "npu:0:4-7")
+    assert devnames(device) == ("npu0pe0-3", "npu0pe4-7")
+    assert selectors(device) == ("npu:0:0-3", "npu:0:4-7")
 
 
 def test_whole_warboy_has_every_node_of_the_card_and_a_core_only_its_own() -> None:
@@ -61,7 +69,7 @@ def test_part_of_an_rngd_has_every_pe_node_inside_it_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "devnames"),
+    ("missing", "covering"),
     [
         (("pe0-3",), ("npu0pe0-1", "npu0pe2-3", "npu0pe4-7")),
         (("pe0-3", "pe0-1"), ("npu0pe0", "npu0pe1", "npu0pe2-3", "npu0pe4-7")),
@@ -70,11 +78,11 @@ def test_part_of_an_rngd_has_every_pe_node_inside_it_and_no_other() -> None:
     ],
 )
 def test_missing_pe_nodes_are_made_up_for_by_narrower_ones(
-    missing: tuple[str, ...], devnames: tuple[str, ...]
+    missing: tuple[str, ...], covering: tuple[str, ...]
 ) -> None:
     (device,) = devices(state("rngd", 0, missing=missing))
     assert device.healthy
-    assert device.devnames == devnames
+    assert devnames(device) == covering
     assert not {f"rngd/npu0{gone}" for gone in missing} & set(device.nodes)
 
 
@@ -118,8 +126,8 @@ def test_disabled_word_that_names_no_card_changes_nothing() -> None:
 
 
 def test_no_numa_node_is_none() -> None:
-    assert devices(state())[0].numa_node is None
-    assert devices(state(numa_node=0))[0].numa_node == 0
+    assert devices(state())[0].card.numa_node is None
+    assert devices(state(numa_node=0))[0].card.numa_node == 0
 
 
 def test_id_follows_the_card_and_not_its_number() -> None:
@@ -127,7 +135,7 @@ def test_id_follows_the_card_and_not_its_number() -> None:
         before = devices(state(index=0, id_="UUID-A"), cores=cores)
         after = devices(state(index=5, id_="UUID-A"), cores=cores)
         assert [d.id for d in before] == [d.id for d in after]
-        assert [d.devnames for d in before] != [d.devnames for d in after]
+        assert [devnames(d) for d in before] != [devnames(d) for d in after]
 
 
 def test_devices_are_sorted_by_number_and_not_by_text() -> None:
@@ -215,7 +223,7 @@ def test_no_core_is_in_two_devices_and_none_is_lost(
     for device in found:
         card = next(s.card for s in host.cards if s.id == device.card_id)
         assert set(device.nodes) <= card.nodes
-        assert len(device.devnames) == len(device.selectors)
+        assert len(devnames(device)) == len(selectors(device))
 
 
 def _count(card: CardState) -> int:

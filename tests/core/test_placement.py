@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_agent import simulator
-from npu_agent.core.grant import RefusalError, Wrong
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.offer import Device
 from npu_agent.core.placement import prefer
 from tests.outputs.deviceplugin.helpers import devices, state
@@ -176,7 +176,7 @@ def test_request_that_contradicts_itself(
 ) -> None:
     with pytest.raises(RefusalError) as refusal:
         prefer(available, must, size, EIGHT)
-    assert (refusal.value.wrong, str(refusal.value)) == (Wrong.INVALID, message)
+    assert (refusal.value.kind, str(refusal.value)) == (Refusal.INVALID, message)
 
 
 @st.composite

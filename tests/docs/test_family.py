@@ -12,6 +12,7 @@ from npu_agent.core import offer as advertise
 from npu_agent.inventory.inventory import look_once
 from npu_agent.vendors.furiosa.families import FAMILIES, Family
 from npu_agent.vendors.furiosa.sysfs import Host
+from tests.outputs.deviceplugin.helpers import devnames
 
 from .pages import ROOT, page
 
@@ -54,7 +55,7 @@ def test_a_card_of_it_is_found_and_offered(
     monkeypatch.setitem(FAMILIES, "wren", family)
     whole = advertise.Resource(name="d/npu", widths=(("wren", 4),))
     [device] = advertise.advertise(snapshot, whole)
-    assert (device.healthy, device.devnames) == (True, ("npu0pe0-3",))
+    assert (device.healthy, devnames(device)) == (True, ("npu0pe0-3",))
     assert set(device.nodes) == set(family.nodes(0))
     halves = advertise.Resource(name="d/npu", widths=(("wren", 2),))
     assert [device.name for device in advertise.advertise(snapshot, halves)] == [

@@ -18,8 +18,8 @@ import pytest
 from aiohttp import web
 
 from npu_agent import simulator
-from npu_agent.agent import resources_of
 from npu_agent.config import Config, MetricsConfig
+from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import advertise
 from npu_agent.doctor.check import Check
 from npu_agent.doctor.examine import examine
@@ -32,7 +32,7 @@ from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.families import FAMILIES, core_counts
 from npu_agent.vendors.furiosa.sysfs import Host
 from tests.kube.helpers import kubeconfig, serving
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -198,7 +198,7 @@ async def good_node(
         (proc / "self/mounts").write_text("overlay / overlay ro,relatime 0 0\n")
         simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
         snapshot = await look_once(Host(root), FAMILIES)
-        (resource,) = resources_of(Config())
+        (resource,) = resources_of(Config(), core_counts())
         ids = [device.id for device in advertise(snapshot, resource)]
         registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
         write_checkpoint(directory, registered)

@@ -781,7 +781,7 @@ async def test_an_inventory_that_is_started_again_watches_again_and_does_not_fli
 def card_state(id_: str, index: int, state: State = HEALTHY) -> CardState:
     return CardState(
         id=id_,
-        card=Card(family="warboy", index=index, product="warboy"),
+        card=FAMILIES["warboy"].card(index, product="warboy"),
         health=Health(state=state, reason="why", since=1.0),
     )
 

@@ -10,11 +10,12 @@ from typing import Any, cast
 import pytest
 
 from npu_agent.config import Config, ConfigState
-from npu_agent.core.hardware import Card, CardState, Health, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, Snapshot, State
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError, Kind, NodeMeta
 from npu_agent.outputs import events
 from npu_agent.outputs.events import Event, Events, card_events, config_events
+from npu_agent.vendors.furiosa.families import FAMILIES
 
 DEADLINE = 20.0
 
@@ -22,7 +23,7 @@ DEADLINE = 20.0
 def card(index: int, state: State = State.HEALTHY, reason: str = "works") -> CardState:
     return CardState(
         id=f"UUID-{index}",
-        card=Card(family="warboy", index=index, product="warboy", pci_bus_id=f"0000:0{index}:00.0"),
+        card=FAMILIES["warboy"].card(index, product="warboy", pci_bus_id=f"0000:0{index}:00.0"),
         health=Health(state=state, reason=reason, since=0.0),
     )
 

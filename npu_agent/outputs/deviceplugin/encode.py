@@ -8,11 +8,11 @@ protos/deviceplugin.proto.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
+from npu_agent.core.grant import Grant
 from npu_agent.core.offer import Device
-from npu_agent.outputs import cdi
 
 _CACHED = 1 << 16
 """Pieces kept for each kind: 1,000 RNGD cards have 35,000 nodes."""
@@ -49,7 +49,7 @@ def _device(id_: str, healthy: bool, numa_node: int | None) -> bytes:
 
 def device_list(devices: Iterable[Device]) -> bytes:
     """A ListAndWatchResponse. Without a NUMA node there is no TopologyInfo at all."""
-    return b"".join(_device(d.id, d.healthy, d.numa_node) for d in devices)
+    return b"".join(_device(d.id, d.healthy, d.card.numa_node) for d in devices)
 
 
 @lru_cache(_CACHED)
@@ -59,25 +59,19 @@ def _node(path: str) -> bytes:
     return _field(3, _field(1, where) + _field(2, where) + _field(3, b"rw"))
 
 
-def _cdi_device(id_: str) -> bytes:
-    """A CDIDevice."""
-    return _field(5, _field(1, cdi.qualified(id_).encode()))
+def container_response(given: Grant, *, by_cdi: bool = False) -> bytes:
+    """An AllocateResponse's part for one container.
 
-
-def container_response(devices: Sequence[Device], *, by_cdi: bool = False) -> bytes:
-    """An AllocateResponse's part for one container, which gets `devices`.
-
-    Nodes that several devices of one card share are listed once; with `by_cdi` the devices' CDI
-    names take their place.
+    With `by_cdi` the CDI names take the place of the device nodes.
     """
-    ordered = sorted(devices, key=lambda d: d.order)
-    nodes = dict.fromkeys(node for device in ordered for node in device.nodes)
-    given = (_cdi_device(d.id) for d in ordered) if by_cdi else (_node(node) for node in nodes)
     body = b"".join(
         (
-            _entry(1, "NPU_DEVNAME", ",".join(n for d in ordered for n in d.devnames)),
-            _entry(1, "FURIOSA_DEVICES", ",".join(s for d in ordered for s in d.selectors)),
-            *given,
+            *(_entry(1, variable, value) for variable, value in given.environment),
+            *(
+                (_field(5, _field(1, name.encode())) for name in given.cdi_names)
+                if by_cdi
+                else map(_node, given.nodes)
+            ),
         )
     )
     return _field(1, body)

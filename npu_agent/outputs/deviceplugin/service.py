@@ -15,8 +15,8 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.server import Stream
 
-from npu_agent.core import grant as answer
 from npu_agent.core import placement
+from npu_agent.core.grant import Refusal, RefusalError, grant, requested
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
 from npu_agent.kubelet.wire import v1beta1 as wire
@@ -30,9 +30,9 @@ Request = TypeVar("Request")
 Devices = tuple[Device, ...]
 
 _STATUS = {
-    answer.Wrong.INVALID: Status.INVALID_ARGUMENT,
-    answer.Wrong.UNKNOWN: Status.NOT_FOUND,
-    answer.Wrong.UNFIT: Status.FAILED_PRECONDITION,
+    Refusal.INVALID: Status.INVALID_ARGUMENT,
+    Refusal.UNKNOWN: Status.NOT_FOUND,
+    Refusal.UNFIT: Status.FAILED_PRECONDITION,
 }
 _RESULT = {
     Status.INVALID_ARGUMENT: "invalid",
@@ -183,10 +183,13 @@ class DevicePlugin:
         ids = [container.devices_ids for container in request.container_requests]
         with _refusals_as_status():
             try:
-                body = answer.allocate(ids, self._known(), self._resource, by_cdi=self._by_cdi)
-            except answer.RefusalError as error:
+                devices = requested(ids, self._known(), self._resource)
+            except RefusalError as error:
                 log.warning("allocation refused", resource=self._resource, reason=error)
                 raise
+        body = b"".join(
+            encode.container_response(grant(each), by_cdi=self._by_cdi) for each in devices
+        )
         granted = [id_ for container in ids for id_ in container]
         self._allocated(self._resource, granted)
         await stream.send_message(_Ready(body))
@@ -205,8 +208,8 @@ class _refusals_as_status:  # noqa: N801 (reads as a statement)
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, answer.RefusalError):
-            raise GRPCError(_STATUS[error.wrong], str(error)) from error
+        if isinstance(error, RefusalError):
+            raise GRPCError(_STATUS[error.kind], str(error)) from error
 
 
 async def _received(stream: Stream[Request, _Ready]) -> Request:

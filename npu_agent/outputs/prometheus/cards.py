@@ -26,7 +26,6 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.offer import split_id
 from npu_agent.outputs.prometheus.text import Definition, Labels, Samples, clean, finite
-from npu_agent.vendors.furiosa.families import FAMILIES
 
 SCHEMAS = ("0.8", "2025")
 """Generations of names and units, as the config key metrics.schema has them."""
@@ -132,10 +131,7 @@ def recent(snapshot: Snapshot, since: float) -> Snapshot:
 
 def _holds(snapshot: Snapshot, assignments: Iterable[Assignment]) -> dict[str, tuple[Hold, ...]]:
     """Who holds which cores, by card ID; of cards that are in the Snapshot."""
-    every = {
-        state.id: CoreRange(0, FAMILIES[state.card.family].core_count - 1)
-        for state in snapshot.cards
-    }
+    every = {state.id: state.card.all_cores for state in snapshot.cards}
     found: dict[str, list[Hold]] = {}
     for one in assignments:
         # An ID of a whole card may look like one of a part; the cards that there are decide.
@@ -180,7 +176,7 @@ def _labels(
         firmware_version=card.firmware_version,
         hostname=hostname,
     )
-    all_cores = CoreRange(0, FAMILIES[card.family].core_count - 1)
+    all_cores = card.all_cores
     return (
         identity,
         identity.plus(core=str(all_cores), **_holder(named)),

@@ -15,7 +15,6 @@ from npu_agent.core.offer import Device, split_id
 from npu_agent.kubelet.podresources import Assignment, Holdings
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.state import LabelState
-from npu_agent.vendors.furiosa.families import FAMILIES
 
 _LATE = 3
 """Intervals between readings (metrics.interval) after which the last one is called old."""
@@ -269,13 +268,12 @@ def _card(
     late_after: float,
 ) -> CardStatus:
     card, reading = state.card, state.reading
-    family = FAMILIES[card.family]
     names = {name.lower() for name in (card.name, card.uuid, card.pci_bus_id, state.id) if name}
     age = None if reading is None else max(0.0, monotonic - reading.at)
     return CardStatus(
         state=state,
-        title=family.title,
-        core_count=family.core_count,
+        title=card.title,
+        core_count=card.core_count,
         disabled=bool(names & disabled),
         read_at=None if age is None else now - age,
         late=age is not None and age > late_after,

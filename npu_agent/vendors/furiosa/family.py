@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from npu_agent.core.hardware import Access, Card
+
+VENDOR = "furiosa"
+CDI_KIND = "furiosa.ai/npu"
 
 if TYPE_CHECKING:
     import re
@@ -84,7 +90,39 @@ class Family:
             *(self.core_node(index, cores) for cores in self.core_ranges),
         )
 
+    def access(self, index: int) -> Access:
+        """How containers are given card `index`."""
+        return _access(self, index)
+
+    def card(self, index: int, *, product: str, **facts: Any) -> Card:
+        """Card `index` of this family; `facts` are further fields of `Card`."""
+        return Card(
+            vendor=VENDOR,
+            family=self.name,
+            title=self.title,
+            core_count=self.core_count,
+            access=self.access(index),
+            index=index,
+            product=product,
+            **facts,
+        )
+
     @property
     def widths(self) -> tuple[int, ...]:
         """How many cores a device of this family can have: those with nodes, and the whole card."""
         return tuple(sorted({len(cores) for cores in self.core_ranges} | {self.core_count}))
+
+
+@lru_cache(1024)
+def _access(family: Family, index: int) -> Access:
+    """Kept, so that all readings of a card share one value."""
+    return Access(
+        shared_nodes=family.shared(index),
+        whole_nodes=family.whole(index),
+        core_nodes=tuple((cores, family.core_node(index, cores)) for cores in family.core_ranges),
+        environment=(
+            ("NPU_DEVNAME", f"npu{index}pe{{cores}}"),
+            ("FURIOSA_DEVICES", f"npu:{index}:{{cores}}"),
+        ),
+        cdi_kind=CDI_KIND,
+    )

@@ -142,9 +142,8 @@ class Host:
         if product is None:
             raise NotServedError(f"device_type {device_type!r} is not known for {family.title}")
         address = parse.pci_address(_optional(f"{directory}/busname"))
-        return Card(
-            family=family.name,
-            index=entry.index,
+        return family.card(
+            entry.index,
             product=product,
             uuid=parse.identifier(_optional(f"{directory}/device_uuid")),
             serial=parse.identifier(_optional(f"{directory}/device_sn")),

@@ -3,15 +3,47 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npu_agent.core.hardware import Card, CardState, Health, Snapshot, State
-from npu_agent.core.offer import Device, advertise, resources
-from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.core.grant import grant, requested
+from npu_agent.core.hardware import CardState, Health, Snapshot, State
+from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.core.offer import resources as _resources
+from npu_agent.outputs.deviceplugin import encode
+from npu_agent.vendors.furiosa.families import FAMILIES, core_counts
+
+
+def resources(
+    name: str, cores: int | None, overrides: tuple[tuple[str, str, int | None], ...] = ()
+) -> tuple[Resource, ...]:
+    """`npu_agent.core.offer.resources` of the known families."""
+    return _resources(name, cores, overrides, core_counts=core_counts())
+
+
+def devnames(device: Device) -> tuple[str, ...]:
+    return dict(device.environment)["NPU_DEVNAME"]
+
+
+def selectors(device: Device) -> tuple[str, ...]:
+    return dict(device.environment)["FURIOSA_DEVICES"]
+
+
+def allocate(
+    requests: Sequence[Sequence[str]],
+    known: Mapping[str, Device],
+    resource: str,
+    *,
+    by_cdi: bool = False,
+) -> bytes:
+    """An AllocateResponse for containers that ask for these device IDs."""
+    return b"".join(
+        encode.container_response(grant(each), by_cdi=by_cdi)
+        for each in requested(requests, known, resource)
+    )
 
 
 def state(
@@ -34,7 +66,7 @@ def state(
     }
     return CardState(
         id=id_ or f"{family.upper()}-{index}",
-        card=Card(family=family, index=index, product=family, nodes=frozenset(nodes), **card),
+        card=FAMILIES[family].card(index, product=family, nodes=frozenset(nodes), **card),
         health=Health(state=health, reason=reason, since=0.0),
     )
 

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from npu_agent.core.grant import grant
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.offer import Device
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
-from tests.outputs.deviceplugin.helpers import devices, state
+from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.deviceplugin.helpers import devices, devnames, selectors, state
 
 # Lengths on both sides of where a varint needs one more byte, and text of more than one byte.
 LONG = ["", "a", "é", "x" * 127, "x" * 128, "ü" * 64, "x" * 16_383, "x" * 16_384]
@@ -22,7 +24,7 @@ def made(
     id_: str,
     healthy: bool,
     numa: int | None,
-    devnames: tuple[str, ...],
+    names: tuple[str, ...],
     nodes: tuple[str, ...],
     index: int,
 ) -> Device:
@@ -33,11 +35,8 @@ def made(
         name="npu0",
         healthy=healthy,
         reason="",
-        numa_node=numa,
-        switches=(),
-        order=(index, "warboy", 0),
-        devnames=devnames,
-        selectors=devnames,
+        card=FAMILIES["warboy"].card(index, product="warboy", numa_node=numa),
+        environment=(("NPU_DEVNAME", names), ("FURIOSA_DEVICES", names)),
         nodes=nodes,
     )
 
@@ -61,8 +60,8 @@ def listed(devices: list[Device]) -> wire.ListAndWatchResponse:
                 id=device.id,
                 health="Healthy" if device.healthy else "Unhealthy",
                 topology=None  # type: ignore[arg-type]
-                if device.numa_node is None
-                else wire.TopologyInfo(nodes=[wire.NumaNode(id=device.numa_node)]),
+                if device.card.numa_node is None
+                else wire.TopologyInfo(nodes=[wire.NumaNode(id=device.card.numa_node)]),
             )
             for device in devices
         ]
@@ -76,8 +75,8 @@ def allocated(granted: list[Device]) -> wire.AllocateResponse:
         container_responses=[
             wire.ContainerAllocateResponse(
                 envs={
-                    "NPU_DEVNAME": ",".join(n for d in ordered for n in d.devnames),
-                    "FURIOSA_DEVICES": ",".join(s for d in ordered for s in d.selectors),
+                    "NPU_DEVNAME": ",".join(n for d in ordered for n in devnames(d)),
+                    "FURIOSA_DEVICES": ",".join(s for d in ordered for s in selectors(d)),
                 },
                 devices=[
                     wire.DeviceSpec(
@@ -92,7 +91,7 @@ def allocated(granted: list[Device]) -> wire.AllocateResponse:
 
 @settings(max_examples=30)
 @given(st.lists(some_device, max_size=8))
-@example([made("Ä" * 70, healthy=True, numa=0, devnames=(), nodes=(), index=0)])
+@example([made("Ä" * 70, healthy=True, numa=0, names=(), nodes=(), index=0)])
 def test_device_list_is_byte_for_byte_what_betterproto_writes(found: list[Device]) -> None:
     encoded = encode.device_list(found)
     assert encoded == bytes(listed(found))
@@ -102,10 +101,10 @@ def test_device_list_is_byte_for_byte_what_betterproto_writes(found: list[Device
 @settings(max_examples=30)
 @given(st.lists(some_device, min_size=1, max_size=5))
 def test_container_response_is_what_betterproto_writes(granted: list[Device]) -> None:
-    encoded = encode.container_response(granted)
+    encoded = encode.container_response(grant(granted))
     parsed = wire.AllocateResponse().parse(encoded)
     assert parsed.to_dict() == allocated(granted).to_dict()
-    if all(device.devnames for device in granted):  # betterproto leaves an empty value out
+    if all(devnames(device) for device in granted):  # betterproto leaves an empty value out
         assert encoded == bytes(allocated(granted))
 
 
@@ -139,7 +138,7 @@ def test_many_devices() -> None:
 def test_several_devices_are_told_in_card_order_and_shared_nodes_once() -> None:
     first, second = devices(state(index=10), state(index=2), cores=1)[:2]
     assert first.name == "npu10pe0"
-    encoded = encode.container_response([second, first, devices(state(index=2), cores=1)[0]])
+    encoded = encode.container_response(grant([second, first, devices(state(index=2), cores=1)[0]]))
     (given_,) = wire.AllocateResponse().parse(encoded).container_responses
     assert given_.envs == {
         "NPU_DEVNAME": "npu2pe0,npu10pe0,npu10pe1",

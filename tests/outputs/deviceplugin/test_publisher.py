@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.offer import resources
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Assignment, Holdings
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import RECORD, Publisher, Wanted
-from tests.outputs.deviceplugin.helpers import state
+from tests.outputs.deviceplugin.helpers import resources, state
 
 NPU = "beta.furiosa.ai/npu"
 FUSION = Wanted(resources(NPU, None), frozenset())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import Card, CardState, Health, Oddity, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, Oddity, Snapshot, State
 from npu_agent.outputs.labels.compute import (
     KEYS,
     LONGEST,
@@ -23,6 +23,7 @@ from npu_agent.outputs.labels.compute import (
     unsure,
     value,
 )
+from npu_agent.vendors.furiosa.families import FAMILIES
 
 GOLDEN = Path(__file__).parent / "golden"
 DOCS = Path(__file__).parents[3] / "docs" / "labels.md"
@@ -48,7 +49,7 @@ def card(family: str = "warboy", index: int = 0, **values: Any) -> CardState:
     )
     return CardState(
         id=f"{family}-{index}",
-        card=Card(family=family, index=index, **values),
+        card=FAMILIES[family].card(index, **values),
         health=Health(state=State.HEALTHY, reason="works", since=0.0),
     )
 

@@ -10,11 +10,12 @@ from typing import Literal
 
 import pytest
 
-from npu_agent.core.hardware import Card, CardState, Health, Oddity, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, Oddity, Snapshot, State
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, UnavailableError
+from npu_agent.vendors.furiosa.families import FAMILIES
 
 DEADLINE = 20.0
 WELL = Health(state=State.HEALTHY, reason="works", since=0.0)
@@ -23,7 +24,7 @@ WELL = Health(state=State.HEALTHY, reason="works", since=0.0)
 def card(index: int) -> CardState:
     return CardState(
         id=f"UUID-{index}",
-        card=Card(family="warboy", index=index, product="warboy", driver_version="1.9.2, 3def9c2"),
+        card=FAMILIES["warboy"].card(index, product="warboy", driver_version="1.9.2, 3def9c2"),
         health=WELL,
     )
 

@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from npu_agent.config import Config
 from npu_agent.config.poller import State as ConfigState
 from npu_agent.core.hardware import (
-    Card,
     CardState,
     CoreReading,
     Health,
@@ -28,6 +27,7 @@ from npu_agent.outputs.deviceplugin.counts import Counts
 from npu_agent.outputs.deviceplugin.session import Phase, Status
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.own import Own
+from npu_agent.vendors.furiosa.families import FAMILIES
 
 RESOURCE = "beta.furiosa.ai/npu"
 SENSORS = (
@@ -52,7 +52,7 @@ def card(
     id_ = values.get("uuid") or f"{family}-{index}"
     return CardState(
         id=id_,
-        card=Card(family=family, index=index, product=family, **values),
+        card=FAMILIES[family].card(index, product=family, **values),
         health=Health(state=state, reason=reason, since=0.0),
         reading=reading,
     )

@@ -1,7 +1,6 @@
 """Whole pages for simulated hosts, read by the code that reads real ones: a golden file each.
 
-After a wanted change: UPDATE_GOLDEN=1 python -m pytest tests/outputs/prometheus/test_golden.py, and look at
-what changed.
+After a wanted change, with UPDATE_GOLDEN=1 in the environment; then read the difference.
 """
 
 import asyncio

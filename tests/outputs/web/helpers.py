@@ -20,7 +20,7 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
-from npu_agent.core.offer import advertise, device_id, resources
+from npu_agent.core.offer import advertise, device_id
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Assignment, Holdings
 from npu_agent.outputs.deviceplugin import session
@@ -32,6 +32,7 @@ from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.status import Status, status
+from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
 
 RESOURCE = "beta.furiosa.ai/npu"
