@@ -7,7 +7,7 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -86,10 +86,9 @@ class Agent:
         self.publisher = Publisher(
             snapshots=self.inventory.snapshots,
             wanted=self._wanted,
-            holdings=self.pod_resources.holdings,
-            ask=self.pod_resources.ask,
+            pod_resources=self.pod_resources,
             directory=directory,
-            cdi_file=host_root / cdi.FILE if by_cdi else None,
+            cdi_root=host_root / cdi.DIRECTORY if by_cdi else None,
         )
         self._api = Api()
         self._sets: Feed[Collection[str]] = Feed(config.labels.sets)
@@ -140,7 +139,8 @@ class Agent:
                 socket_name=config.socket_name,
                 ownership=ownership,
                 prepare=self.publisher.renew,
-                allocated=self._allocated,
+                note=self.publisher.grant,
+                kubelet_lost=self.publisher.kubelet_lost,
                 offered=partial(_offered, socket_beside(directory)),
                 by_cdi=by_cdi,
             )
@@ -251,10 +251,6 @@ class Agent:
             reading_failures=self.inventory.failures,
             page_failures=self._page.failures,
         )
-
-    def _allocated(self, resource: str, ids: Sequence[str]) -> None:
-        self.publisher.allocated(resource, ids)
-        self.pod_resources.ask_soon()
 
     def _inventory_settings(self) -> inventory.Settings:
         config = self._config

@@ -20,7 +20,7 @@ from npu_agent import __version__, config, logs
 from npu_agent.vendors.furiosa.families import widths
 
 if TYPE_CHECKING:
-    from npu_agent.kubelet.podresources import Assignment
+    from npu_agent.core.ledger import Assignment
 
 FAILED, WRONG = 1, 2
 

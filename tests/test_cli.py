@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from npu_agent import __version__, cli, config, simulator
+from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
-from npu_agent.kubelet.podresources import Assignment
 from npu_agent.kubelet.rpc import UnixServer
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
 from tests.outputs.deviceplugin.helpers import short_directory

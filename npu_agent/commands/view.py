@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import split_id
-from npu_agent.kubelet.podresources import Assignment
 from npu_agent.outputs.labels.compute import Explained
 
 if TYPE_CHECKING:

@@ -1,47 +1,425 @@
-"""No core to two containers, also where devices were cut otherwise before: pure.
+"""The ledger: who holds which cores. The one answer to that question, whoever asks.
 
-The kubelet counts devices by resource and ID. When `defaultPe` changes, it knows nothing of a new
-device's having cores in common with an old one that a Pod still holds; and when a resource is
-renamed, not even that it is the same device.
+No core, and no device node, may ever belong to two living holders. The kubelet knows devices by
+resource and ID only. It does not know that a device of another shape or resource has the same
+cores, that a card was renumbered, or that two cards say the same UUID. So the ledger keeps for
+everything that was handed out what it stood for at that time: whose cores, and by which nodes. What
+is about to be handed out is compared with that.
+
+Start reading at `Ledger`. Three sources tell of holders:
+
+- what was granted here (`Ledger.granted`), known at the moment of the grant;
+- the kubelet's pod-resources API (`Ledger.answered`), which is late, absent after a restart of the
+  kubelet, and silent about init containers;
+- the record on disk (`Ledger.record`, `Ledger.recovered`), written before anything is offered, so
+  that it covers every grant that an agent can have made before it was killed.
+
+Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from npu_agent.core.hardware import CoreRange
-from npu_agent.core.offer import Device, split_id
+from npu_agent.core.hardware import Card, CardState, CoreRange
+from npu_agent.core.offer import Device, device_id
+
+SETTLED = 1.0
+"""Seconds after an Allocate from which on an answer of pod-resources includes it: the kubelet notes
+a device when it has the plugin's answer. Also between the two answers that end a hold."""
+UNSEEN = 60.0
+"""Seconds for which a grant that pod-resources never showed counts as held: the kubelet does not
+list init containers, and lists a Pod only once it was admitted."""
+
+_VERSION = 1
+_UNKNOWN = ("", "")
+"""Stands for whatever was handed out before, where no record says what that was."""
+
+Name = tuple[str, str]
+"""Resource and device ID: what the kubelet knows a device by."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Assignment:
+    """A device that a container holds, in the kubelet's words."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device: str
+    """The device's ID, as the plugin advertised it."""
+
+    @property
+    def name(self) -> Name:
+        """What the kubelet knows the device by."""
+        return (self.resource, self.device)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A device in use, maybe under a shape or a resource of before."""
+class Footprint:
+    """What a device ID stood for when it was offered."""
 
-    resource: str
-    device: str
-    by: str
-    """For people: ``Pod namespace/name``."""
-
-
-def reserve(
-    devices: tuple[Device, ...], resource: str, held: Collection[Held]
-) -> tuple[Device, ...]:
-    """The same devices of `resource`; those with cores that another's holder has are unfit."""
-    by_card: dict[str, list[tuple[CoreRange | None, Held]]] = {}
-    for one in held:
-        card, cores = split_id(one.device)
-        by_card.setdefault(card, []).append((cores, one))
-    return tuple(_checked(device, resource, by_card) for device in devices)
+    keys: frozenset[str]
+    """Everything that identified the card: see `keys_of`."""
+    cores: CoreRange
+    nodes: frozenset[str]
+    """Device nodes, relative to /dev."""
 
 
-def _checked(
-    device: Device, resource: str, by_card: Mapping[str, list[tuple[CoreRange | None, Held]]]
-) -> Device:
-    for cores, one in by_card.get(device.card_id, ()):
-        if one.device == device.id and one.resource == resource:
-            continue  # the kubelet knows
-        if cores is None or cores.overlaps(device.cores):
-            reason = f"{one.by} still holds its cores as {one.device} of {one.resource}"
-            return replace(device, healthy=False, reason=reason)
-    return device
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A device that somebody holds, or may hold."""
+
+    footprints: tuple[Footprint, ...]
+    """What it may stand for; none: nobody knows, so it may be anything."""
+    containers: tuple[Assignment, ...] = ()
+    """The holders that pod-resources named last; none: see `by`."""
+    by: str = "a container that starts"
+    """The holder, for people, as long as pod-resources names none."""
+    since: float
+    """An answer that was asked for earlier says nothing of this hold."""
+    kept_until: float = 0.0
+    """An answer that was asked for earlier does not end it, even if it lacks it."""
+    missed: float | None = None
+    """When the first answer without it was asked for. It takes a second one to end the hold: a
+    kubelet that has just started does not list its Pods yet."""
+
+    @property
+    def holder(self) -> str:
+        """For people: ``Pod default/train``."""
+        if not self.containers:
+            return self.by
+        return f"Pod {self.containers[0].namespace}/{self.containers[0].pod}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Cores of a present card that a container holds: what metrics, pages and tables show."""
+
+    card_id: str
+    cores: CoreRange
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Who holds what at one moment. Every method returns a new value."""
+
+    offered: Mapping[Name, Footprint] = field(default_factory=dict)
+    """What can be handed out now. Some of it may be held without anybody's having said so."""
+    holds: Mapping[Name, Hold] = field(default_factory=dict)
+    cards: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The keys of each card by its ID: a card keeps its ID over restarts."""
+
+    def granted(self, resource: str, devices: Iterable[Device], now: float) -> Ledger:
+        """After an Allocate. The kubelet gives a device away only once its last holder has gone."""
+        holds = {
+            (resource, device.id): Hold(
+                footprints=(footprint(device),), since=now + SETTLED, kept_until=now + UNSEEN
+            )
+            for device in devices
+        }
+        return replace(self, holds={**self.holds, **holds})
+
+    def answered(
+        self,
+        assignments: Iterable[Assignment],
+        asked_at: float,
+        *,
+        cards: Iterable[Card],
+        resources: Collection[str],
+    ) -> Ledger:
+        """After an answer of pod-resources that was asked for at `asked_at`.
+
+        Args:
+            assignments: all that it lists.
+            asked_at: when it was asked for.
+            cards: those present now; IDs that no record explains are matched against theirs.
+            resources: the names under which cards are handed out. What has another name concerns
+                us only if its ID is one that a card of ours can have.
+        """
+        listed: dict[Name, list[Assignment]] = {}
+        for one in assignments:
+            listed.setdefault(one.name, []).append(one)
+        present = tuple(cards)
+        holds: dict[Name, Hold] = {}
+        for name, containers in listed.items():
+            hold = self.holds.get(name)
+            if hold is not None and asked_at < hold.since:
+                continue  # granted meanwhile: this names the holder before
+            known = set(hold.footprints if hold else ())
+            if not known:
+                known = footprints_of(name[1], present)
+                if name in self.offered:
+                    known.add(self.offered[name])
+            if known or name[0] in resources:
+                holds[name] = Hold(
+                    footprints=tuple(sorted(known, key=_order)),
+                    containers=tuple(sorted(containers)),
+                    since=asked_at,
+                )
+        for name, hold in self.holds.items():
+            if name in holds:
+                continue
+            if asked_at < max(hold.since, hold.kept_until):
+                holds[name] = hold
+            elif hold.missed is None:
+                holds[name] = replace(hold, missed=asked_at)
+            elif asked_at < hold.missed + SETTLED:
+                holds[name] = hold
+        return self if holds == self.holds else replace(self, holds=holds)
+
+    def doubted(self, until: float) -> Ledger:
+        """After a restart of the kubelet: no answer asked for before `until` ends a hold."""
+        holds = {
+            name: replace(hold, missed=None, kept_until=max(hold.kept_until, until))
+            for name, hold in self.holds.items()
+        }
+        return replace(self, holds=holds)
+
+    def offering(
+        self, devices: Mapping[str, Iterable[Device]], cards: Iterable[CardState]
+    ) -> Ledger:
+        """With these devices, by resource, as what can be handed out, and these cards present."""
+        offered = {
+            (resource, device.id): footprint(device)
+            for resource, listed in devices.items()
+            for device in listed
+        }
+        known = {state.id: keys_of(state.card) for state in cards}
+        if offered == self.offered and known == self.cards:
+            return self
+        return replace(self, offered=offered, cards=known)
+
+    def recovered(self, record: bytes | None, now: float) -> Ledger:
+        """With what an agent before this one may have handed out: `record` is what it wrote.
+
+        Until two answers of pod-resources, asked for from `now` on, lack it, all of it counts as
+        held. None: there was no agent before.
+        """
+        if record is None:
+            return self
+        try:
+            found = _decoded(record)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            by = "whoever was given devices before (the agent's record of that cannot be read)"
+            return replace(
+                self, holds={**self.holds, _UNKNOWN: Hold(footprints=(), by=by, since=now)}
+            )
+        holds = dict(self.holds)
+        for name, footprints in found.footprints.items():
+            ours = holds.get(name)
+            holds[name] = Hold(
+                footprints=tuple(
+                    sorted({*footprints, *(ours.footprints if ours else ())}, key=_order)
+                ),
+                containers=ours.containers if ours else (),
+                by="a container from before the agent's start",
+                since=max(now, ours.since if ours else now),
+                kept_until=ours.kept_until if ours else 0.0,
+            )
+        return replace(self, holds=holds, cards={**found.cards, **self.cards})
+
+    def record(self) -> bytes:
+        """What an agent after this one has to know, as `recovered` takes it."""
+        footprints = {name: {one} for name, one in self.offered.items()}
+        for name, hold in self.holds.items():
+            footprints.setdefault(name, set()).update(hold.footprints)
+        return _encoded(footprints, self.cards)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether another answer of pod-resources, soon, would end a hold."""
+        return any(hold.missed is not None for hold in self.holds.values())
+
+    def claims(self, cards: Iterable[Card]) -> Claims:
+        """What is not to be handed out while these cards are present."""
+        return Claims(self.holds, cards)
+
+    def holdings(self, cards: Iterable[CardState]) -> tuple[Holding, ...]:
+        """The cores of present cards that containers hold, as pod-resources said last."""
+        present = [(keys_of(state.card), state) for state in cards]
+        found = []
+        for hold in self.holds.values():
+            if hold.missed is not None or not hold.containers:
+                continue
+            alike = (
+                (len(held.keys & keys), held.cores, state)
+                for held in hold.footprints
+                for keys, state in present
+                if held.keys & keys and state.card.all_cores.includes(held.cores)
+            )
+            best = max(alike, key=lambda one: one[0], default=None)
+            if best is not None:
+                found += [Holding(best[2].id, best[1], one) for one in hold.containers]
+        return tuple(sorted(found, key=lambda one: one.assignment))
+
+
+class Claims:
+    """The holds of a Ledger, arranged so that a device is compared with few of them."""
+
+    def __init__(self, holds: Mapping[Name, Hold], cards: Iterable[Card]) -> None:
+        self._by_mark: dict[str, list[tuple[Name, Hold, Footprint]]] = {}
+        """By each key and each node of what is held."""
+        self._anything: list[tuple[Name, Hold]] = []
+        """What nobody knows the cores of."""
+        self._cards: dict[str, set[int]] = {}
+        """Which of the cards say each key."""
+        for number, card in enumerate(cards):
+            for key in keys_of(card):
+                self._cards.setdefault(key, set()).add(number)
+        for name, hold in holds.items():
+            self.add(name, hold)
+
+    def add(self, name: Name, hold: Hold) -> None:
+        """Takes one more hold into account."""
+        if not hold.footprints:
+            self._anything.append((name, hold))
+        for held in hold.footprints:
+            for mark in (*held.keys, *held.nodes):
+                self._by_mark.setdefault(mark, []).append((name, hold, held))
+
+    def against(self, resource: str, device: Device) -> str | None:
+        """Why `device` must not be handed out as one of `resource`; None: nobody holds any of it.
+
+        That the device itself is held is no conflict: the kubelet knows.
+        """
+        for name, hold in self._anything:
+            if name == _UNKNOWN:
+                return f"{hold.holder} may hold its cores"
+            if name != (resource, device.id):
+                return f"{hold.holder} holds {name[1]} of {name[0]}, and no card here has that ID"
+        wanted = footprint(device)
+        for mark in (*sorted(wanted.keys), *sorted(wanted.nodes)):
+            for name, hold, held in self._by_mark.get(mark, ()):
+                if name == (resource, device.id):
+                    continue
+                what = self._shared(wanted, held)
+                if what is not None:
+                    return f"{hold.holder} still holds {what} as {name[1]} of {name[0]}"
+        return None
+
+    def _shared(self, wanted: Footprint, held: Footprint) -> str | None:
+        """What two footprints have in common that only one holder may have, for people."""
+        if wanted.keys & held.keys:
+            if wanted.cores.overlaps(held.cores):
+                return "its cores"
+            # The cores of one card share nodes. That it is one card is sure only if no other card
+            # says the same of itself, and nothing speaks against it.
+            alike = {card for key in held.keys for card in self._cards.get(key, ())}
+            if len(alike) == 1 and not _contradict(wanted.keys, held.keys):
+                return None
+        nodes = wanted.nodes & held.nodes
+        return f"/dev/{min(nodes)}" if nodes else None
+
+
+def keys_of(card: Card) -> frozenset[str]:
+    """Everything that identifies a card: ``uuid:…``, ``serial:…``, ``pci:…``.
+
+    A card that says nothing of itself is known by its number.
+    """
+    said = (("uuid", card.uuid), ("serial", card.serial), ("pci", card.pci_bus_id))
+    keys = frozenset(f"{kind}:{text}" for kind, text in said if text)
+    return keys or frozenset({f"number:{card.family}-{card.index}"})
+
+
+def footprint(device: Device) -> Footprint:
+    """What `device` stands for now."""
+    return Footprint(keys_of(device.card), device.cores, frozenset(device.nodes))
+
+
+def footprints_of(id_: str, cards: Iterable[Card]) -> set[Footprint]:
+    """What a device ID can stand for, matched against every ID that these cards can have."""
+    return {found for card in cards if (found := _ids(card).get(id_))}
+
+
+@lru_cache(1024)
+def _ids(card: Card) -> dict[str, Footprint]:
+    """Every device ID that a card can have, under whatever shape and whatever part of its identity.
+
+    A whole card's ID wins over a part's: which of two cards is meant, `footprints_of` leaves open.
+    """
+    keys, access = keys_of(card), card.access
+    ranges = [
+        CoreRange(first, last)
+        for first in range(card.core_count)
+        for last in range(first, card.core_count)
+    ]
+    found = {}
+    for id_ in (card.uuid, card.serial, card.pci_bus_id, f"{card.family}-{card.index}"):
+        if not id_:
+            continue
+        for cores in ranges:
+            nodes = frozenset(
+                (
+                    *access.shared_nodes,
+                    *(access.whole_nodes if cores == card.all_cores else ()),
+                    *(node for covered, node in access.core_nodes if cores.includes(covered)),
+                )
+            )
+            found[device_id(id_, cores)] = Footprint(keys, cores, nodes)
+        found[id_] = Footprint(keys, card.all_cores, frozenset(access.nodes()))
+    return found
+
+
+def _contradict(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether both say something of one kind, and not the same."""
+    mine = dict(key.split(":", 1) for key in one)
+    its = dict(key.split(":", 1) for key in other)
+    return any(mine[kind] != its[kind] for kind in mine.keys() & its.keys())
+
+
+def _order(one: Footprint) -> tuple[object, ...]:
+    return sorted(one.keys), one.cores, sorted(one.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    footprints: Mapping[Name, tuple[Footprint, ...]]
+    cards: Mapping[str, frozenset[str]]
+
+
+def _encoded(
+    footprints: Mapping[Name, Collection[Footprint]], cards: Mapping[str, frozenset[str]]
+) -> bytes:
+    devices = [
+        {
+            "resource": resource,
+            "device": device,
+            "footprints": [
+                {
+                    "keys": sorted(one.keys),
+                    "cores": [one.cores.first, one.cores.last],
+                    "nodes": sorted(one.nodes),
+                }
+                for one in sorted(footprints[resource, device], key=_order)
+            ],
+        }
+        for resource, device in sorted(footprints)
+    ]
+    ids = {id_: sorted(keys) for id_, keys in sorted(cards.items())}
+    return json.dumps({"version": _VERSION, "devices": devices, "cards": ids}).encode() + b"\n"
+
+
+def _decoded(record: bytes) -> _Record:
+    """What `_encoded` wrote; raises one of several errors if it did not write that."""
+    found = json.loads(record)
+    if found["version"] != _VERSION:
+        raise ValueError(f"version {found['version']}, and only {_VERSION} is known")
+    footprints = {
+        (str(device["resource"]), str(device["device"])): tuple(
+            Footprint(
+                keys=frozenset(map(str, one["keys"])),
+                cores=CoreRange(*(int(core) for core in one["cores"])),
+                nodes=frozenset(map(str, one["nodes"])),
+            )
+            for one in device["footprints"]
+        )
+        for device in found["devices"]
+    }
+    cards = {str(id_): frozenset(map(str, keys)) for id_, keys in found["cards"].items()}
+    return _Record(footprints, cards)

@@ -20,7 +20,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.config.resources import resources_of
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Held, reserve
+from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, split_id
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.host import offered
@@ -29,7 +29,6 @@ from npu_agent.doctor.places import of_writing
 from npu_agent.doctor.situation import Situation
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.ownership import lock_path, owner_of
-from npu_agent.kubelet.podresources import Assignment
 from npu_agent.kubelet.rpc import apart
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin.session import KUBELET_SOCKET
@@ -391,8 +390,10 @@ def expected(
 ) -> frozenset[str]:
     """The IDs that can be handed out, by the agent's own reckoning; those in use among them."""
     if isinstance(held, tuple):
-        kept = [Held(one.resource, one.device, f"Pod {one.pod}") for one in held]
-        devices = reserve(devices, resource, kept)
+        cards = {device.card for device in devices}
+        ledger = Ledger().answered(held, 0.0, cards=cards, resources=[resource])
+        claims = ledger.claims(cards)
+        devices = tuple(one for one in devices if claims.against(resource, one) is None)
     return frozenset(device.id for device in devices if device.healthy)
 
 

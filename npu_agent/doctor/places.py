@@ -31,7 +31,7 @@ async def places(situation: Situation) -> Places:
     """Looks at those that the configuration uses."""
     config, root = situation.config, situation.host_root
     by_cdi, by_nfd = config.allocation.method == "cdi", config.labels.output == "nfd"
-    specs, features = root / cdi.FILE, root / nfd.FILE
+    specs, features = root / f"{cdi.DIRECTORY}/furiosa.ai-npu.json", root / nfd.FILE
 
     async def none() -> None:
         return None

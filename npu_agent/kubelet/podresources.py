@@ -19,6 +19,7 @@ from grpclib.client import Channel, Stream
 from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
+from npu_agent.core.ledger import SETTLED, Assignment
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as podresources
 from npu_agent.kubelet.rpc import apart
@@ -29,9 +30,6 @@ log = logger(__name__)
 _LIST = "/v1.PodResourcesLister/List"
 _ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 _DEADLINE = 5.0
-SETTLED = 1.0
-"""Seconds after an Allocate from which on an answer knows of it: the kubelet notes a device as held
-when it has the plugin's answer."""
 _AT_LEAST = 0.1
 """Seconds between two times, whoever asks: the kubelet takes 100 a second from all of a node."""
 
@@ -53,18 +51,6 @@ _RUN = 256
 
 class UnavailableError(Exception):
     """The kubelet did not say who holds what; the message says why, and how to mend it."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Assignment:
-    """A device that a container holds."""
-
-    namespace: str
-    pod: str
-    container: str
-    resource: str
-    device: str
-    """The device's ID, as the plugin advertised it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

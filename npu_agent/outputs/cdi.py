@@ -14,11 +14,17 @@ from collections.abc import Iterable
 from npu_agent.core.offer import Device
 
 KIND = "furiosa.ai/npu"
-FILE = "var/run/cdi/furiosa.ai-npu.json"
+DIRECTORY = "var/run/cdi"
 """Below the host's root: where container runtimes look for specs that change while they run."""
 _VERSION = "0.5.0"
 """The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+
+
+def specs(devices: Iterable[Device]) -> dict[str, bytes]:
+    """The spec files for these devices by name, one for each kind that has any."""
+    content = spec(devices)
+    return {f"{KIND.replace('/', '-')}.json": content} if content else {}
 
 
 def spec(devices: Iterable[Device]) -> bytes | None:

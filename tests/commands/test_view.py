@@ -14,7 +14,7 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
-from npu_agent.kubelet.podresources import Assignment
+from npu_agent.core.ledger import Assignment
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 CARD = CardState(

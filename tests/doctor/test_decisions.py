@@ -22,11 +22,11 @@ from npu_agent.config import (
     MetricsConfig,
 )
 from npu_agent.core.hardware import Oddity
+from npu_agent.core.ledger import Assignment
 from npu_agent.doctor import cluster, host, kubelet, look, places, privileges, serving
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.look import Directory
 from npu_agent.doctor.situation import Situation
-from npu_agent.kubelet.podresources import Assignment
 from npu_agent.outputs.labels import nfd
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
 from tests.kube.helpers import hangs

@@ -11,9 +11,9 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
+from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.podresources import (
-    Assignment,
     Holdings,
     UnavailableError,
     decode,

@@ -1,21 +1,25 @@
-"""Decides what each session advertises: Snapshot, Config and Assignments in, devices out."""
+"""Decides what each session advertises: Snapshot, config and ledger in, devices out.
+
+The ledger of the node is kept here: it is asked before anything is offered and again before
+anything is granted, and it is on disk before anything new is offered.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent import files
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Held, reserve
-from npu_agent.core.offer import Resource, advertise, split_id
+from npu_agent.core.ledger import Holding, Ledger, keys_of
+from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kubelet.podresources import SETTLED, Assignment, Holdings
+from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.service import Devices
@@ -32,25 +36,26 @@ class Wanted:
     """Names of cards that are not offered on this node, as `advertise` takes them."""
 
 
-Shape = tuple[str, int]
-"""How a family's cards are offered: under which resource, and in devices of how many cores."""
-
-RECORD = ".npu-agent.shapes.json"
-"""In the plugin directory: the shapes under which devices were handed out last."""
+RECORD = ".npu-agent.ledger.json"
+"""In the plugin directory: `Ledger.record`. The kubelet removes sockets there and nothing else."""
+OLD_RECORD = ".npu-agent.shapes.json"
+"""What versions before 0.9 wrote. It does not say which cores were handed out."""
 
 _ANSWER = 11.0
 """Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
 _LAST_ANSWER = 0.2
 """Seconds of the one that the agent has for its end."""
+_RESTART = 30.0
+"""Seconds after a restart of the kubelet for which it may list fewer Pods than run: it asks the API
+server which Pods it has."""
 
 
 class Publisher:
-    """Keeps `devices`, a feed for each resource, true.
+    """Keeps `devices`, a feed for each resource, true, and `holdings`, who holds which cores.
 
-    A change of shape (defaultPe, resources) is made in two steps, so that no core is ever in two
-    containers: first nothing of the family is offered, then the kubelet is asked who holds what,
-    and then all that nobody holds is offered in the new shape. Without an answer nothing of the
-    family is offered, unless the shape is the one that was in force before.
+    After a change of shape (defaultPe, resources), of a card's number or of its identity, a device
+    is offered as unhealthy for as long as somebody holds, or may hold, any of its cores or device
+    nodes under another name.
     """
 
     def __init__(
@@ -58,58 +63,85 @@ class Publisher:
         *,
         snapshots: Feed[Snapshot],
         wanted: Feed[Wanted],
-        holdings: Feed[Holdings],
-        ask: Callable[[], None],
+        pod_resources: PodResources,
         directory: Path,
-        cdi_file: Path | None,
+        cdi_root: Path | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ask` has the kubelet asked who holds what, soon; `holdings` has the answers.
+        """Reads what an agent before this one has left in `directory`, the plugin directory.
 
-        With a `cdi_file` the devices are written there as a CDI spec before they are offered.
+        With a `cdi_root` the devices are written there as CDI specs before they are offered. The
+        `clock` is the one of `Holdings.asked_at`.
         """
         self.devices: Mapping[str, Feed[Devices]] = {
             resource.name: Feed(()) for resource in wanted.value.resources
         }
+        self.holdings: Feed[tuple[Holding, ...]] = Feed(())
         self._snapshots = snapshots
         self._wanted = wanted
-        self._holdings = holdings
-        self._ask = ask
-        self._record_path = directory / RECORD
-        self._record = _load(self._record_path)
+        self._pod_resources = pod_resources
+        self._directory = directory
+        self._clock = clock
+        self._on_disk = _left_behind(directory)
+        self._ledger = Ledger().recovered(self._on_disk, self._clock())
+        self._claims = self._ledger.claims(())
+        self._answered_at = 0.0
+        """When the answer was asked for that the ledger has."""
         self._owner = False
-        self._shapes: dict[str, Shape] = {}
-        self._contested: set[str] = set()
-        """Families of which somebody holds a device of another shape."""
-        self._since = 0.0
-        """When the shapes or the owner changed last; seconds of `time.monotonic`."""
-        self._spec_trouble: str | None = None
-        self._missing: set[Assignment] = set()
-        self._starting: dict[tuple[str, str], float] = {}
-        """When (resource, device) was allocated, for those that pod-resources may not show yet."""
-        self._cdi_file = cdi_file
+        self._missing: set[tuple[str, str]] = set()
+        self._cdi_root = cdi_root
+        self._specs: Mapping[str, bytes | None] = {}
+        """The CDI specs on disk, by file name."""
+        self._trouble: dict[str, str] = {}
+        """What could not be written last, by what it is for."""
         self._publishing = asyncio.Lock()
 
+    @property
+    def known_cards(self) -> Mapping[str, frozenset[str]]:
+        """The keys of each card by its ID, as the agent before this one knew them."""
+        return self._ledger.cards
+
     async def run(self) -> None:
-        """Follows hardware, config and assignments until cancelled."""
-        async for _ in changes_of(self._snapshots, self._wanted, self._holdings):
-            await self._publish()
+        """Follows hardware, config and pod-resources until cancelled."""
+        async for _ in changes_of(self._snapshots, self._wanted, self._pod_resources.holdings):
+            await self.publish()
 
     async def renew(self) -> None:
         """Called when the resources have just become this agent's, maybe from another one's hands.
 
-        What is known of who holds what may be older than the other one's last Allocate: the
-        kubelet is asked again before anything is offered.
+        What is known of who holds what may be older than the other one's last Allocate: its record
+        is read, and the kubelet is asked again before anything is offered.
         """
         self._owner = True
-        self._record = _load(self._record_path)  # the one before us may have noted something
-        self._since = time.monotonic()
-        await self._told(_ANSWER)
-        await self._publish()
+        self._on_disk = _left_behind(self._directory)
+        self._ledger = self._ledger.recovered(self._on_disk, self._clock())
+        await self._answer(_ANSWER)
+        await self.publish()
 
-    def allocated(self, resource: str, ids: Sequence[str]) -> None:
-        """Called when a container was given these devices."""
-        now = time.monotonic()
-        self._starting |= {(resource, id_): now for id_ in ids}
+    def grant(self, resource: str, devices: Sequence[Device]) -> None:
+        """Notes that a container is given these devices; called before it is.
+
+        Raises:
+            RefusalError: somebody holds cores or nodes of one of them.
+        """
+        present = {(state.card.key, keys_of(state.card)) for state in self._snapshots.value.cards}
+        for device in devices:
+            reason = self._claims.against(resource, device)
+            if (device.card.key, keys_of(device.card)) not in present:
+                reason = "its card has just gone, or got another number"
+            if reason:
+                raise RefusalError(
+                    Refusal.UNFIT, f"device {device.id!r} ({device.name}) is not free: {reason}"
+                )
+        self._ledger = self._ledger.granted(resource, devices, self._clock())
+        for device in devices:
+            name = (resource, device.id)
+            self._claims.add(name, self._ledger.holds[name])
+        self._pod_resources.ask_soon()
+
+    def kubelet_lost(self) -> None:
+        """Called when the kubelet dropped our devices: it may have been restarted."""
+        self._ledger = self._ledger.doubted(self._clock() + _RESTART)
 
     async def end(self) -> None:
         """Called when the agent is about to end, while the resources are still its own.
@@ -119,157 +151,145 @@ class Publisher:
         """
         if not self._owner:
             return
-        now = time.monotonic()
-        holdings = await self._told(_LAST_ANSWER)
-        in_use = any(one.resource in self.devices for one in holdings.assignments)
-        if in_use or self._starting or holdings.error or holdings.asked_at < now:
-            return
-        self._owner = False  # else it would be noted again
-        for path in (self._record_path, self._cdi_file):
-            if path is not None:
+        now = self._clock()
+        answer = await self._answer(_LAST_ANSWER)
+        async with self._publishing:  # which would write them again
+            self._owner = False
+            held = any(one.resource in self.devices for one in answer.assignments)
+            starting = any(hold.kept_until > now for hold in self._ledger.holds.values())
+            if held or starting or answer.error or answer.asked_at < now:
+                return
+            root, self._cdi_root = self._cdi_root, None
+            left = [root / name for name in self._specs] if root else []
+            for path in (self._directory / RECORD, *left):
                 with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
-                    path.unlink()
-        self._cdi_file = None
+                    path.unlink(missing_ok=True)
 
-    async def _told(self, deadline: float) -> Holdings:
-        """Who holds what, asked anew; or what is known if there is no answer within `deadline`."""
-        now = time.monotonic()
-        self._ask()
+    async def _answer(self, deadline: float) -> Holdings:
+        """What pod-resources says now; the last known if there is no answer within `deadline`."""
+        now, holdings = self._clock(), self._pod_resources.holdings
+        self._pod_resources.ask()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline):
-                async for holdings in self._holdings.watch():
-                    if holdings.asked_at >= now:
+                async for answer in holdings.watch():
+                    if answer.asked_at >= now:
                         break
-        return self._holdings.value
+        return holdings.value
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
+        """Publishes what is to be offered now."""
         async with self._publishing:
-            snapshot, wanted = self._snapshots.value, self._wanted.value
-            holdings = self._holdings.value
-            if not snapshot.complete or not holdings.asked_at:
-                return  # never an empty list, or a list of doubts, before the real one
-            shapes = {
-                family: (resource.name, width)
-                for resource in wanted.resources
-                for family, width in resource.widths
-            }
-            if shapes != self._shapes:
-                if self._shapes:
-                    self._since = time.monotonic()
-                    self._ask()
-                self._shapes = shapes
-            lists = self._lists(snapshot, wanted, holdings)
-            self._report_missing(lists, holdings)
-            lists = await self._with_specs(lists)
-            for name, devices in lists.items():
-                self.devices[name].publish(devices)
-            if self._owner:
-                await self._remember(holdings)
+            while (lists := self._lists()) is not None:
+                # A grant or a change may come while a file is written: then all is decided again.
+                wrote = await self._write_record() | await self._write_specs(lists)
+                if not wrote:
+                    self._put(lists)
+                    break
 
-    def _lists(self, snapshot: Snapshot, wanted: Wanted, holdings: Holdings) -> dict[str, Devices]:
-        """The devices of each resource, fenced where somebody holds, or may hold, their cores."""
-        known = self._knows(holdings)
-        held = [
-            Held(one.resource, one.device, f"Pod {one.namespace}/{one.pod}")
-            for one in holdings.assignments
-        ]
-        # Until the kubelet was asked long enough after an Allocate, the device counts as held.
-        if holdings.error is None:
-            told = holdings.asked_at - SETTLED
-            self._starting = {key: at for key, at in self._starting.items() if at > told}
-        held += [Held(*key, "a container that starts") for key in self._starting]
-        lists = {}
-        self._contested = set()
-        reason = (
-            "its card was cut otherwise before, and the kubelet has not said yet who holds what"
-            + (f": {holdings.error}" if holdings.error else "")
-        )
-        for resource in wanted.resources:
-            offered = advertise(snapshot, resource, wanted.disabled)
-            devices = reserve(offered, resource.name, held)
-            self._contested |= {
-                before.family
-                for before, after in zip(offered, devices, strict=True)
-                if before is not after
-            }
-            shapes = {family: (resource.name, width) for family, width in resource.widths}
-            doubtful = {
-                family
-                for family, shape in shapes.items()
-                if not known and self._record.get(family, shape) != shape
-            }
-            lists[resource.name] = tuple(
-                replace(device, healthy=False, reason=reason)
-                if device.family in doubtful
-                else device
-                for device in devices
+    def _lists(self) -> dict[str, Devices] | None:
+        """The devices of each resource as of now; None as long as nothing should be offered."""
+        snapshot, wanted = self._snapshots.value, self._wanted.value
+        answer = self._pod_resources.holdings.value
+        if not snapshot.complete or not answer.asked_at:
+            return None  # never an empty list, or a list of doubts, before the real one
+        cards = [state.card for state in snapshot.cards]
+        if answer.error is None and answer.asked_at > self._answered_at:
+            self._answered_at = answer.asked_at
+            self._ledger = self._ledger.answered(
+                answer.assignments, answer.asked_at, cards=cards, resources=self.devices
             )
-        return lists
-
-    def _report_missing(self, lists: Mapping[str, Devices], holdings: Holdings) -> None:
-        """Tells of cards that went from under a running Pod, and of their return."""
-        cards = {device.card_id for devices in lists.values() for device in devices}
-        missing = {
-            one
-            for one in holdings.assignments
-            if one.resource in lists and split_id(one.device)[0] not in cards
+            if self._ledger.doubtful:
+                self._pod_resources.ask_soon()
+        offered = {
+            resource.name: advertise(snapshot, resource, wanted.disabled)
+            for resource in wanted.resources
         }
-        for one in sorted(missing - self._missing):
-            pod = f"{one.namespace}/{one.pod}"
+        if self._owner:
+            self._ledger = self._ledger.offering(offered, snapshot.cards)
+        self._claims = self._ledger.claims(cards)
+        return {
+            resource: tuple(self._fenced(resource, device) for device in devices)
+            for resource, devices in offered.items()
+        }
+
+    def _fenced(self, resource: str, device: Device) -> Device:
+        reason = self._claims.against(resource, device)
+        return replace(device, healthy=False, reason=reason) if reason else device
+
+    def _put(self, lists: Mapping[str, Devices]) -> None:
+        """Publishes; nothing may wait between the last look at the ledger and this."""
+        self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards))
+        self._report_missing(lists)
+        for name, devices in lists.items():
+            if trouble := self._trouble.get("CDI specs"):
+                devices = tuple(  # noqa: PLW2901
+                    replace(device, healthy=False, reason=trouble) for device in devices
+                )
+            self.devices[name].publish(devices)
+
+    def _report_missing(self, lists: Mapping[str, Devices]) -> None:
+        """Logs devices that vanished from under a running Pod, and their return."""
+        here = {one.assignment.name for one in self.holdings.value}
+        here |= {(name, device.id) for name, devices in lists.items() for device in devices}
+        gone = {
+            name: hold
+            for name, hold in self._ledger.holds.items()
+            if hold.containers and name[0] in lists and name not in here
+        }
+        for name in sorted(gone.keys() - self._missing):
+            pod = gone[name].holder.removeprefix("Pod ")
             log.warning(
-                "a running Pod holds a device that is no longer listed", pod=pod, device=one.device
+                "a running Pod holds a device that is no longer listed", pod=pod, device=name[1]
             )
-        for one in sorted(self._missing - missing):
-            log.info("the device is listed again, or its Pod has ended", device=one.device)
-        self._missing = missing
+        for name in sorted(self._missing - gone.keys()):
+            log.info("the device is listed again, or its Pod has ended", device=name[1])
+        self._missing = set(gone)
 
-    def _knows(self, holdings: Holdings) -> bool:
-        """Whether the kubelet has said who holds what since the shapes, or the owner, changed."""
-        return holdings.error is None and holdings.asked_at >= self._since
+    async def _write_record(self) -> bool:
+        """Writes the ledger if the disk has another one; returns whether it did."""
+        if not self._owner or (record := self._ledger.record()) == self._on_disk:
+            return False
+        await self._replace("record of who holds what", self._directory / RECORD, record)
+        self._on_disk = record  # even if it cannot be written: the next change tries again
+        with contextlib.suppress(OSError):
+            (self._directory / OLD_RECORD).unlink(missing_ok=True)
+        return True
 
-    async def _with_specs(self, lists: dict[str, Devices]) -> dict[str, Devices]:
-        """Writes the CDI specs first: a device without one could be allocated and not started."""
-        if self._cdi_file is None:
-            return lists
-        content = cdi.spec(device for devices in lists.values() for device in devices)
+    async def _write_specs(self, lists: Mapping[str, Devices]) -> bool:
+        """As `_write_record`, for the CDI specs: a container cannot start without the device's."""
+        if self._cdi_root is None:
+            return False
+        specs = cdi.specs(device for devices in lists.values() for device in devices)
+        wanted: dict[str, bytes | None] = {**dict.fromkeys(self._specs), **specs}
+        if wanted == self._specs and "CDI specs" not in self._trouble:
+            return False
+        good = True
+        for name, content in wanted.items():
+            good &= await self._replace("CDI specs", self._cdi_root / name, content)
+        self._specs = {name: content for name, content in wanted.items() if content or not good}
+        return good
+
+    async def _replace(self, what: str, path: Path, content: bytes | None) -> bool:
+        """Writes a file, and logs once if that fails; returns whether it went well."""
         try:
-            await asyncio.to_thread(files.replace, self._cdi_file, content)
+            await asyncio.to_thread(files.replace, path, content)
         except OSError as error:
-            reason = f"its CDI spec {self._cdi_file} cannot be written: {error.strerror}"
-            if reason != self._spec_trouble:
-                log.error("the CDI specs cannot be written", reason=reason)
-            self._spec_trouble = reason
-            return {
-                name: tuple(replace(device, healthy=False, reason=reason) for device in devices)
-                for name, devices in lists.items()
-            }
-        self._spec_trouble = None
-        return lists
+            trouble = f"its {what} ({path}) cannot be written: {error.strerror or error}"
+            if trouble != self._trouble.get(what):
+                log.error(f"the {what} cannot be written", file=path, error=error)  # noqa: G004
+            self._trouble[what] = trouble
+            return False
+        self._trouble.pop(what, None)
+        return True
 
-    async def _remember(self, holdings: Holdings) -> None:
-        """Notes the shapes in force, once nobody holds anything of the ones before.
 
-        So that an agent that starts while the kubelet does not say who holds what can tell
-        whether devices of another shape may be in use.
-        """
-        record = dict(self._record)
-        for family, shape in self._shapes.items():
-            if family not in record or (self._knows(holdings) and family not in self._contested):
-                record[family] = shape
-        if record == self._record:
-            return
+def _left_behind(directory: Path) -> bytes | None:
+    """What an agent before this one wrote; None if there is nothing."""
+    for name in (RECORD, OLD_RECORD):
         try:
-            content = json.dumps(record).encode() + b"\n"
-            await asyncio.to_thread(files.replace, self._record_path, content)
-        except OSError as error:
-            log.warning("the shapes of devices cannot be noted", error=error)
-        self._record = record
-
-
-def _load(path: Path) -> dict[str, Shape]:
-    """The record; empty if there is none, or none that can be read."""
-    try:
-        found = json.loads(path.read_bytes())
-        return {str(family): (str(name), int(width)) for family, (name, width) in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+            return (directory / name).read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return b""  # it is there, and nobody knows what it says
+    return None

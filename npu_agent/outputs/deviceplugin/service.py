@@ -75,7 +75,7 @@ class DevicePlugin:
         resource: str,
         devices: Feed[Devices],
         *,
-        allocated: Callable[[str, Sequence[str]], None] = lambda *_: None,
+        note: Callable[[str, Sequence[Device]], None] = lambda *_: None,
         by_cdi: bool = False,
         counts: Counts | None = None,
     ) -> None:
@@ -84,14 +84,15 @@ class DevicePlugin:
         Args:
             resource: its name, as Pods ask for it.
             devices: the list to serve; closing it ends the streams, and the kubelet sees it.
-            allocated: told the resource and the IDs of each Allocate before it is answered.
+            note: notes the resource and the devices of each Allocate before it is answered; raises
+                RefusalError if one of them is not free.
             by_cdi: whether containers get their device nodes by CDI names.
             counts: where to count what it does; without them, in ones of its own.
         """
         self.streams: Feed[Streams] = Feed(Streams())
         self._resource = resource
         self._devices = devices
-        self._allocated = allocated
+        self._note = note
         self._by_cdi = by_cdi
         self._counts = counts if counts is not None else Counts()
         self._by_id: tuple[Devices, dict[str, Device]] = ((), {})
@@ -183,18 +184,17 @@ class DevicePlugin:
         ids = [container.devices_ids for container in request.container_requests]
         with _refusals_as_status():
             try:
-                devices = requested(ids, self._known(), self._resource)
+                containers = requested(ids, self._known(), self._resource)
+                self._note(self._resource, [one for each in containers for one in each])
             except RefusalError as error:
                 log.warning("allocation refused", resource=self._resource, reason=error)
                 raise
         body = b"".join(
-            encode.container_response(grant(each), by_cdi=self._by_cdi) for each in devices
+            encode.container_response(grant(devices), by_cdi=self._by_cdi) for devices in containers
         )
-        granted = [id_ for container in ids for id_ in container]
-        self._allocated(self._resource, granted)
         await stream.send_message(_Ready(body))
         await stream.send_trailing_metadata()  # a Pod waits for it; the log can wait
-        return granted
+        return [id_ for container in ids for id_ in container]
 
     async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, _Ready]) -> None:
         await _received(stream)

@@ -18,6 +18,7 @@ from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.backoff import Backoff
+from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.rpc import apart
@@ -100,7 +101,8 @@ class Session:
         socket_name: str,
         ownership: Ownership,
         prepare: Callable[[], Awaitable[None]] = _nothing,
-        allocated: Callable[[str, Sequence[str]], None] = lambda *_: None,
+        note: Callable[[str, Sequence[Device]], None] = lambda *_: None,
+        kubelet_lost: Callable[[], None] = lambda: None,
         offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _untold,
         by_cdi: bool = False,
     ) -> None:
@@ -113,7 +115,8 @@ class Session:
             socket_name: what the name of our socket begins with.
             ownership: the agent's, shared by its sessions.
             prepare: awaited when the devices are ours, before any is offered.
-            allocated: told of each Allocate that is about to be granted.
+            note: as of `DevicePlugin`.
+            kubelet_lost: called whenever the kubelet has dropped our devices.
             offered: asks the kubelet for the IDs that it can hand out of each resource; None if it
                 does not tell.
             by_cdi: whether containers get their device nodes by CDI names.
@@ -126,7 +129,8 @@ class Session:
         self._socket_name = socket_name
         self._ownership = ownership
         self._prepare = prepare
-        self._allocated = allocated
+        self._note = note
+        self._kubelet_lost = kubelet_lost
         self._offered = offered
         self._by_cdi = by_cdi
         self._kubelet = directory / KUBELET_SOCKET
@@ -173,6 +177,7 @@ class Session:
                 since = loop.time()
                 lost = await self._until_lost(endpoint)
                 self._lost = True
+                self._kubelet_lost()
                 log.warning(
                     "lost the kubelet: registering again", resource=self._resource, reason=lost
                 )
@@ -190,7 +195,7 @@ class Session:
         plugin = DevicePlugin(
             self._resource,
             served,
-            allocated=self._allocated,
+            note=self._note,
             by_cdi=self._by_cdi,
             counts=self.counts,
         )

@@ -14,8 +14,9 @@ from typing import TypeVar
 from prometheus_client.process_collector import ProcessCollector
 
 from npu_agent.core.hardware import Snapshot
+from npu_agent.core.ledger import Assignment
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kubelet.podresources import Assignment, Holdings
+from npu_agent.kubelet.podresources import Holdings
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own
 from npu_agent.outputs.prometheus.own import Own

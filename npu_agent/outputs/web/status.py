@@ -11,8 +11,9 @@ from npu_agent.config.poller import State
 from npu_agent.config.schema import disabled_for
 from npu_agent.core import hardware as model
 from npu_agent.core.hardware import CardState, CoreRange, CoreReading, Oddity, Snapshot
+from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import Device, split_id
-from npu_agent.kubelet.podresources import Assignment, Holdings
+from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.state import LabelState
 

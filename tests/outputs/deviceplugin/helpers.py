@@ -64,8 +64,10 @@ def state(
             node in (gone, f"{FAMILIES[family].dev_dir}npu{index}{gone}") for gone in missing
         )
     }
+    id_ = id_ or f"{family.upper()}-{index}"
+    card.setdefault("uuid", id_)
     return CardState(
-        id=id_ or f"{family.upper()}-{index}",
+        id=id_,
         card=FAMILIES[family].card(index, product=family, nodes=frozenset(nodes), **card),
         health=Health(state=health, reason=reason, since=0.0),
     )

@@ -5,22 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from npu_agent.core.hardware import Snapshot
+from npu_agent import files
+from npu_agent.core.grant import RefusalError
+from npu_agent.core.hardware import CoreRange, Snapshot
+from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.offer import advertise
 from npu_agent.feed import Feed
-from npu_agent.kubelet.podresources import Assignment, Holdings
-from npu_agent.outputs import cdi
-from npu_agent.outputs.deviceplugin.publisher import RECORD, Publisher, Wanted
+from npu_agent.kubelet.podresources import Holdings, PodResources
+from npu_agent.outputs.deviceplugin.publisher import OLD_RECORD, RECORD, Publisher, Wanted
 from tests.outputs.deviceplugin.helpers import resources, state
 
 NPU = "beta.furiosa.ai/npu"
+SPEC = "furiosa.ai-npu.json"
 FUSION = Wanted(resources(NPU, None), frozenset())
 SINGLE = Wanted(resources(NPU, 1), frozenset())
+
+
+class Kubelet(PodResources):
+    """Its pod-resources API: answers when the room has it answer."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), lambda: 1e9)
+        self.asked = 0
+        self.asked_soon = 0
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def ask_soon(self) -> None:
+        self.asked_soon += 1
 
 
 class Room:
@@ -30,28 +49,34 @@ class Room:
         self.card = state()
         self.snapshots: Feed[Snapshot] = Feed(Snapshot((self.card,), complete=True))
         self.wanted: Feed[Wanted] = Feed(wanted)
-        self.holdings: Feed[Holdings] = Feed(Holdings())
-        self.asked = 0
-        self.spec = directory / "cdi" / "spec.json"
+        self.kubelet = Kubelet()
+        self.now = 1000.0
+        self.spec = directory / "cdi" / SPEC
         self.publisher = Publisher(
             snapshots=self.snapshots,
             wanted=self.wanted,
-            holdings=self.holdings,
-            ask=self.ask,
+            pod_resources=self.kubelet,
             directory=directory,
-            cdi_file=self.spec if by_cdi else None,
+            cdi_root=directory / "cdi" if by_cdi else None,
+            clock=self.clock,
         )
         self.messages: list[tuple[tuple[str, bool], ...]] = []
 
-    def ask(self) -> None:
-        self.asked += 1
+    def clock(self) -> float:
+        self.now += 0.001
+        return self.now
 
     def says(self, *held: str, resource: str = NPU, error: str | None = None) -> None:
-        """The kubelet answers: these devices are held."""
+        """The kubelet answers, two seconds later: these devices are held."""
+        self.now += 2.0
         assignments = tuple(Assignment("team", "train", "main", resource, id_) for id_ in held)
-        self.holdings.publish(
-            Holdings(assignments=assignments, asked_at=time.monotonic(), error=error)
+        self.kubelet.holdings.publish(
+            Holdings(assignments=assignments, asked_at=self.now, error=error)
         )
+
+    def granted(self) -> None:
+        """The whole list is allocated."""
+        self.publisher.grant(NPU, self.publisher.devices[NPU].value)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -75,22 +100,22 @@ class Room:
                     return offered
         raise AssertionError
 
-    async def owned(self) -> None:
-        """This agent gets the node: the kubelet is asked, and answers that nothing is held."""
+    async def owned(self, *held: str) -> None:
+        """This agent gets the node: the kubelet is asked, and answers that these are held."""
         renewing = asyncio.create_task(self.publisher.renew())
-        before = self.asked
+        before = self.kubelet.asked
         async with asyncio.timeout(10):
-            while self.asked == before:
+            while self.kubelet.asked == before:
                 await asyncio.sleep(0)
-        self.says()
+        self.says(*held)
         await renewing
 
     async def ended(self, *held: str, error: str | None = None) -> None:
         """The agent ends: the kubelet is asked once more, and answers so."""
         ending = asyncio.create_task(self.publisher.end())
-        before = self.asked
+        before = self.kubelet.asked
         async with asyncio.timeout(10):
-            while self.asked == before:
+            while self.kubelet.asked == before:
                 await asyncio.sleep(0)
         self.says(*held, error=error)
         await ending
@@ -108,22 +133,14 @@ async def test_nothing_is_said_before_all_is_known(tmp_path: Path) -> None:
     assert room.messages == [(), ((room.card.id, True),)]
 
 
-async def test_a_change_of_shape_waits_for_the_kubelets_word(tmp_path: Path) -> None:
+async def test_a_change_of_shape_takes_effect_where_nobody_holds_anything(tmp_path: Path) -> None:
     room = Room(tmp_path)
     card = room.card.id
     async with room.running():
         room.says()
-        await room.owned()
         await room.until(lambda d: d == {card: True})
-        asked = room.asked
         room.wanted.publish(SINGLE)
-        parts = {f"{card}_cores_0": False, f"{card}_cores_1": False}
-        await room.until(lambda d: d == parts)
-        assert room.asked == asked + 1
-        reason = room.publisher.devices[NPU].value[0].reason
-        assert "the kubelet has not said yet who holds what" in reason
-        room.says()
-        await room.until(lambda d: d == dict.fromkeys(parts, True))
+        await room.until(lambda d: d == {f"{card}_cores_0": True, f"{card}_cores_1": True})
 
 
 async def test_what_a_pod_holds_in_the_old_shape_keeps_the_new_one_back(tmp_path: Path) -> None:
@@ -134,9 +151,13 @@ async def test_what_a_pod_holds_in_the_old_shape_keeps_the_new_one_back(tmp_path
         room.says(card)
         await room.until(lambda d: d == {card: True})
         room.wanted.publish(SINGLE)
-        await room.until(lambda d: d == parts)
-        room.says(card)
         await room.until(lambda d: d == parts and _reason(room).startswith("Pod team/train"))
+        asked = room.kubelet.asked_soon
+        room.says()
+        async with asyncio.timeout(10):
+            while room.kubelet.asked_soon == asked:  # one answer is not enough
+                await asyncio.sleep(0)
+        assert await room.until(len) == parts
         room.says()
         await room.until(lambda d: d == dict.fromkeys(parts, True))
 
@@ -147,12 +168,56 @@ async def test_a_device_just_allocated_counts_before_the_kubelet_shows_it(tmp_pa
     async with room.running():
         room.says()
         await room.until(lambda d: d == {card: True})
-        room.publisher.allocated(NPU, [card])
+        room.granted()
         room.wanted.publish(SINGLE)
-        await room.until(len)
-        room.says()
         await room.until(lambda d: len(d) == 2 and _reason(room).startswith("a container"))
         assert not any(d.healthy for d in room.publisher.devices[NPU].value)
+
+
+async def test_what_is_held_is_not_granted_whatever_the_list_says(tmp_path: Path) -> None:
+    """A grant may come while the list is still the one of before."""
+    room = Room(tmp_path)
+    async with room.running():
+        room.says()
+        await room.until(lambda d: d == {room.card.id: True})
+        (whole,) = room.publisher.devices[NPU].value
+        room.granted()
+        other = replace(whole, id=f"{whole.id}_cores_0", cores=CoreRange(0, 0))
+        with pytest.raises(RefusalError, match="is not free: a container that starts still holds"):
+            room.publisher.grant(NPU, [other])
+
+
+async def test_a_card_that_has_just_been_renumbered_is_not_granted(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.running():
+        room.says()
+        await room.until(lambda d: d == {room.card.id: True})
+        room.snapshots.publish(Snapshot((state(index=1, id_=room.card.id),), complete=True))
+        with pytest.raises(RefusalError, match="its card has just gone, or got another number"):
+            room.granted()
+
+
+async def test_a_grant_while_a_file_is_written_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    write, writing, go_on = files.replace, asyncio.Event(), asyncio.Event()
+
+    async def slow(path: Path, content: bytes | None) -> None:
+        writing.set()
+        await go_on.wait()
+        await write(path, content)
+
+    async with room.running():
+        await room.owned()
+        await room.until(lambda d: d == {room.card.id: True})
+        monkeypatch.setattr(files, "replace", slow)
+        room.wanted.publish(SINGLE)
+        async with asyncio.timeout(10):
+            await writing.wait()
+        room.granted()  # of the old list, which is still the one that is offered
+        go_on.set()
+        assert not any((await room.until(lambda d: len(d) == 2)).values())
 
 
 async def test_another_resources_holder_keeps_even_the_same_device_back(tmp_path: Path) -> None:
@@ -162,17 +227,23 @@ async def test_another_resources_holder_keeps_even_the_same_device_back(tmp_path
         await room.until(lambda d: d == {room.card.id: False})
 
 
+def record(wanted: Wanted) -> bytes:
+    """What an agent has left that offered this, and granted none of it as far as it is known."""
+    cards = Snapshot((state(),), complete=True)
+    offered = {one.name: advertise(cards, one) for one in wanted.resources}
+    return Ledger().offering(offered, cards.cards).record()
+
+
 async def test_a_new_owner_asks_before_it_offers(tmp_path: Path) -> None:
     """What it knew may be older than the last Allocate of the agent before it."""
-    Room(tmp_path)  # nothing was recorded yet
-    (tmp_path / RECORD).write_text(json.dumps({"warboy": [NPU, 2]}))
+    (tmp_path / RECORD).write_bytes(record(FUSION))
     room = Room(tmp_path, SINGLE)
     card = room.card.id
     async with room.running():
         room.says()
         await room.until(lambda d: len(d) == 2)
         renewing = asyncio.create_task(room.publisher.renew())
-        while not room.asked:
+        while not room.kubelet.asked:
             await asyncio.sleep(0)
         assert not renewing.done()
         room.says(card)
@@ -181,47 +252,80 @@ async def test_a_new_owner_asks_before_it_offers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "offered"),
+    ("left", "name", "offered"),
     [
-        (None, True),  # nothing was ever handed out here
-        ({"warboy": [NPU, 2]}, True),  # the shape of before: the kubelet counts for itself
-        ({"warboy": [NPU, 1]}, False),
-        ({"warboy": ["furiosa.ai/warboy", 2]}, False),
+        (None, RECORD, True),  # nothing was ever handed out here
+        (record(FUSION), RECORD, True),  # the same devices: the kubelet counts for itself
+        (record(SINGLE), RECORD, False),
+        (record(Wanted(resources("furiosa.ai/warboy", None), frozenset())), RECORD, False),
+        (b"damaged", RECORD, False),
+        (b"{}", OLD_RECORD, False),  # it does not say what was handed out
     ],
 )
 async def test_doubt_at_the_start(
-    tmp_path: Path, recorded: dict[str, object] | None, offered: bool
+    tmp_path: Path, left: bytes | None, name: str, offered: bool
 ) -> None:
-    """The kubelet does not say who holds what: only the shape of before is safe."""
-    if recorded is not None:
-        (tmp_path / RECORD).write_text(json.dumps(recorded))
+    """The kubelet does not say who holds what: only what was offered before is safe."""
+    if left is not None:
+        (tmp_path / name).write_bytes(left)
     room = Room(tmp_path)
     async with room.running():
         room.says(error="kubelet.sock is missing")
         assert await room.until(len) == {room.card.id: offered}
-        if not offered:
-            assert "kubelet.sock is missing" in _reason(room)
-            room.says()
-            await room.until(lambda d: d == {room.card.id: True})
-
-
-async def test_the_shape_is_recorded_once_nobody_holds_the_old_one(tmp_path: Path) -> None:
-    record = tmp_path / RECORD
-    record.write_text(json.dumps({"warboy": [NPU, 2]}))
-    room = Room(tmp_path, SINGLE)
-    async with room.running():
-        room.says(room.card.id)
-        renewing = asyncio.create_task(room.publisher.renew())
-        while not room.asked:
-            await asyncio.sleep(0)
-        room.says(room.card.id)
-        await renewing
-        assert json.loads(record.read_text())["warboy"] == [NPU, 2]
-        room.says()
-        await room.until(lambda d: all(d.values()))
         async with asyncio.timeout(10):
-            while json.loads(record.read_text())["warboy"] != [NPU, 1]:
+            while not room.publisher.devices[NPU].value[0].healthy:
+                room.says()
                 await asyncio.sleep(0.001)
+
+
+async def test_the_record_says_what_was_offered_and_what_is_held(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_bytes(record(FUSION))
+    room = Room(tmp_path, SINGLE)
+    whole = room.card.id
+
+    def recorded() -> set[str]:
+        found = json.loads((tmp_path / RECORD).read_bytes())
+        return {device["device"] for device in found["devices"]}
+
+    async with room.running():
+        room.says(whole)
+        await room.owned(whole)
+        assert recorded() == {whole, f"{whole}_cores_0", f"{whole}_cores_1"}
+        async with asyncio.timeout(10):
+            while recorded() != {f"{whole}_cores_0", f"{whole}_cores_1"}:
+                room.says()
+                await asyncio.sleep(0.001)
+
+
+async def test_nothing_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+
+    async def watch() -> None:
+        async for devices in room.publisher.devices[NPU].watch():
+            if len(devices) == 2:
+                found = json.loads((tmp_path / RECORD).read_bytes())
+                assert {d.id for d in devices} <= {one["device"] for one in found["devices"]}
+                return
+
+    async with room.running():
+        await room.owned()
+        watching = asyncio.create_task(watch())
+        room.wanted.publish(SINGLE)
+        async with asyncio.timeout(10):
+            await watching
+
+
+async def test_a_disk_that_cannot_be_written_is_logged_once_and_holds_up_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / RECORD).mkdir()
+    room = Room(tmp_path)
+    async with room.running():
+        await room.owned()
+        room.wanted.publish(SINGLE)
+        await room.until(lambda d: len(d) == 2)
+    messages = [record.message for record in caplog.records]
+    assert messages == ["the record of who holds what cannot be written"]
 
 
 async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
@@ -251,7 +355,7 @@ async def test_cdi_specs_are_there_before_the_device_is_offered(tmp_path: Path) 
         room.says()
         await room.until(lambda d: d == {room.card.id: True})
         spec = json.loads(room.spec.read_text())
-        assert spec["kind"] == cdi.KIND
+        assert spec["kind"] == "furiosa.ai/npu"
         assert [device["name"] for device in spec["devices"]] == [room.card.id]
         room.snapshots.publish(Snapshot((), complete=True))
         await room.until(lambda d: not d)
@@ -303,7 +407,7 @@ async def test_what_the_next_agent_needs_is_left(tmp_path: Path, why: str) -> No
             case "held":
                 await room.ended(card)
             case "just allocated":
-                room.publisher.allocated(NPU, [card])
+                room.granted()
                 await room.ended()
             case "not said":
                 await room.ended(error="no answer")
@@ -317,15 +421,13 @@ async def test_what_the_next_agent_needs_is_left(tmp_path: Path, why: str) -> No
 
 async def test_a_record_of_the_one_before_us_is_read_when_the_node_is_ours(tmp_path: Path) -> None:
     room = Room(tmp_path)
-    record = tmp_path / RECORD
     async with room.running():  # it stands by
-        record.write_text(json.dumps({"warboy": [NPU, 1]}))
+        (tmp_path / RECORD).write_bytes(record(SINGLE))
         renewing = asyncio.create_task(room.publisher.renew())
         async with asyncio.timeout(10):
-            while not room.asked:
+            while not room.kubelet.asked:
                 await asyncio.sleep(0)
         room.says(error="no answer")
         await renewing
-        offered = await room.until(bool)
-        assert offered == {room.card.id: False}
-        assert "cut otherwise before" in _reason(room)
+        assert await room.until(bool) == {room.card.id: False}
+        assert "a container from before the agent's start" in _reason(room)

@@ -22,7 +22,7 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
-from npu_agent.kubelet.podresources import Assignment
+from npu_agent.core.ledger import Assignment
 from npu_agent.outputs.deviceplugin.counts import Counts
 from npu_agent.outputs.deviceplugin.session import Phase, Status
 from npu_agent.outputs.prometheus.lag import LoopLag

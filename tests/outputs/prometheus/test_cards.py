@@ -15,7 +15,7 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
-from npu_agent.kubelet.podresources import Assignment
+from npu_agent.core.ledger import Assignment
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.text import render
 from tests.outputs.prometheus.helpers import (

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.ledger import Assignment
 from npu_agent.inventory.inventory import look_once
-from npu_agent.kubelet.podresources import Assignment
 from npu_agent.outputs.deviceplugin.counts import Counts
 from npu_agent.outputs.deviceplugin.session import Phase, Status
 from npu_agent.outputs.prometheus import cards

@@ -20,9 +20,10 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
+from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise, device_id
 from npu_agent.feed import Feed
-from npu_agent.kubelet.podresources import Assignment, Holdings
+from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.publisher import Wanted
 from npu_agent.outputs.deviceplugin.session import Phase

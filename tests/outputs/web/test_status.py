@@ -7,7 +7,8 @@ import msgspec
 
 from npu_agent.config.schema import Config, DisabledDevice
 from npu_agent.core.hardware import CoreRange, Oddity, State
-from npu_agent.kubelet.podresources import Assignment, Holdings
+from npu_agent.core.ledger import Assignment
+from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.deviceplugin.session import Phase
 from npu_agent.outputs.labels.state import LabelState
 from npu_agent.outputs.web.status import as_json

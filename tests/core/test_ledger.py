@@ -1,0 +1,274 @@
+"""What the ledger says of cards that change under a holder, case by case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from npu_agent.core.hardware import Card, CardState, CoreRange, Health, State
+from npu_agent.core.ledger import SETTLED, UNSEEN, Assignment, Holding, Ledger
+from npu_agent.core.offer import Device, advertise
+from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.deviceplugin.helpers import resources, snapshot
+
+NPU = "beta.furiosa.ai/npu"
+
+
+def card(index: int = 0, family: str = "warboy", **identity: Any) -> Card:
+    nodes = frozenset(FAMILIES[family].nodes(index))
+    return FAMILIES[family].card(index, product=family, nodes=nodes, **identity)
+
+
+A = card(0, uuid="U0", serial="S0", pci_bus_id="0000:01:00.0")
+B = card(1, uuid="U1", serial="S1", pci_bus_id="0000:02:00.0")
+
+
+def state(of: Card, id_: str | None = None) -> CardState:
+    health = Health(state=State.HEALTHY, reason="works", since=0.0)
+    return CardState(id=id_ or of.uuid or of.serial or "", card=of, health=health)
+
+
+def offered(*cards: Card, cores: int | None = None) -> tuple[Device, ...]:
+    (resource,) = resources(NPU, cores)
+    return advertise(snapshot(*map(state, cards)), resource)
+
+
+def pod(device: str, name: str = "train", resource: str = NPU) -> Assignment:
+    return Assignment("team", name, "main", resource, device)
+
+
+def answered(ledger: Ledger, *held: Assignment, at: float, cards: Iterable[Card] = ()) -> Ledger:
+    return ledger.answered(held, at, cards=cards, resources=[NPU])
+
+
+def against(ledger: Ledger, *cards: Card, cores: int | None = None) -> dict[str, str | None]:
+    """What speaks against each device of these cards."""
+    claims = ledger.claims(cards)
+    return {one.id: claims.against(NPU, one) for one in offered(*cards, cores=cores)}
+
+
+def held(*cards: Card, by: str, cores: int | None = None) -> Ledger:
+    """A ledger of an agent that granted one device, which a Pod holds."""
+    devices = offered(*cards, cores=cores)
+    ledger = Ledger().offering({NPU: devices}, map(state, cards))
+    ledger = ledger.granted(NPU, [one for one in devices if one.id == by], 0.0)
+    return answered(ledger, pod(by), at=10.0, cards=cards)
+
+
+def test_the_held_device_itself_is_the_kubelets_business() -> None:
+    assert against(held(A, B, by="U0"), A, B) == {"U0": None, "U1": None}
+
+
+def test_another_shape_of_the_held_cores_is_not_free() -> None:
+    assert against(held(A, B, by="U0"), A, B, cores=1) == {
+        "U0_cores_0": "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu",
+        "U0_cores_1": "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu",
+        "U1_cores_0": None,
+        "U1_cores_1": None,
+    }
+
+
+def test_other_cores_of_the_card_are_free_although_they_share_nodes() -> None:
+    assert against(held(A, by="U0_cores_0", cores=1), A, cores=1)["U0_cores_1"] is None
+
+
+def test_another_resource_of_the_held_cores_is_not_free() -> None:
+    ledger = answered(Ledger(), pod("U0", resource="furiosa.ai/warboy"), at=1.0, cards=[A, B])
+    assert against(ledger, A, B) == {
+        "U0": "Pod team/train still holds its cores as U0 of furiosa.ai/warboy",
+        "U1": None,
+    }
+
+
+def test_a_second_card_with_the_uuid_of_a_held_one_is_not_free() -> None:
+    newcomer = card(1, uuid="U0", serial="S1", pci_bus_id="0000:02:00.0")
+    claims = held(A, by="U0").claims([A, newcomer])
+    (resource,) = resources(NPU, None)
+    devices = advertise(snapshot(state(A, "U0"), state(newcomer, "S1")), resource)
+    assert [claims.against(NPU, one) for one in devices] == [
+        None,  # U0 itself: the kubelet does not give it away twice
+        "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu",
+    ]
+    # Had the known card lost its ID to the newcomer, it would not be free either.
+    fallen_back = advertise(snapshot(state(A, "S0"), state(newcomer, "S1")), resource)
+    assert all(claims.against(NPU, one) for one in fallen_back)
+
+
+def test_cores_beside_held_ones_are_not_free_once_another_card_says_the_same() -> None:
+    newcomer = card(1, uuid="U0", serial="S1", pci_bus_id="0000:02:00.0")
+    claims = held(A, by="U0_cores_0", cores=1).claims([A, newcomer])
+    other = offered(A, cores=1)[1]
+    assert claims.against(NPU, other) == (
+        "Pod team/train still holds /dev/npu0_mgmt as U0_cores_0 of beta.furiosa.ai/npu"
+    )
+
+
+@pytest.mark.parametrize("lost", ["uuid", "serial", "pci_bus_id"])
+def test_a_held_card_is_known_by_whatever_is_left_of_its_identity(lost: str) -> None:
+    """Over a restart, too: `device_uuid` may not be readable then."""
+    before = held(A, by="U0")
+    after = Ledger().recovered(before.record(), 100.0)
+    identity: dict[str, Any] = {"uuid": "U0", "serial": "S0", "pci_bus_id": "0000:01:00.0", lost: None}
+    changed = card(4, **identity)  # and it has another number
+    for ledger in (before, answered(after, pod("U0"), at=101.0, cards=[changed])):
+        reason = ledger.claims([changed]).against("other/name", offered(changed)[0])
+        assert reason == "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu"
+
+
+def test_a_card_that_took_the_number_of_a_held_one_is_not_free() -> None:
+    ledger = held(A, B, by="U0")
+    a, b = (
+        card(1, uuid="U0", serial="S0", pci_bus_id="0000:01:00.0"),
+        card(0, uuid="U1", serial="S1", pci_bus_id="0000:02:00.0"),
+    )
+    assert against(ledger, b, a) == {
+        "U0": None,
+        "U1": "Pod team/train still holds /dev/npu0 as U0 of beta.furiosa.ai/npu",
+    }
+    assert against(ledger, A, B) == {"U0": None, "U1": None}
+
+
+def test_a_serial_that_looks_like_a_part_of_a_card() -> None:
+    odd = card(0, serial="WBY_cores_0")
+    ledger = held(odd, by="WBY_cores_0")
+    assert all(against(ledger, odd, cores=1).values())
+    # Nobody wrote down what was handed out: the ID alone says enough.
+    ledger = answered(Ledger(), pod("WBY_cores_0"), at=1.0, cards=[odd])
+    assert all(against(ledger, odd, cores=1).values())
+
+
+def test_an_id_that_no_card_can_have_may_be_any_card() -> None:
+    ledger = answered(Ledger(), pod("strange"), at=1.0, cards=[A])
+    assert against(ledger, A)["U0"] == (
+        "Pod team/train holds strange of beta.furiosa.ai/npu, and no card here has that ID"
+    )
+    # It is understood as soon as the card says its UUID again.
+    hidden = card(0, serial="S0")
+    ledger = answered(Ledger(), pod("U0"), at=1.0, cards=[hidden])
+    assert against(ledger, hidden)["S0"]
+    ledger = answered(ledger, pod("U0"), at=2.0, cards=[A, B])
+    assert against(ledger, A, B) == {"U0": None, "U1": None}
+
+
+def test_devices_of_other_plugins_do_not_matter() -> None:
+    ledger = answered(Ledger(), pod("GPU-1", resource="nvidia.com/gpu"), at=1.0, cards=[A])
+    assert ledger == Ledger()
+
+
+def test_a_grant_is_held_until_two_answers_lack_it() -> None:
+    ledger = Ledger().offering({NPU: offered(A)}, [state(A)]).granted(NPU, offered(A), 100.0)
+
+    def free() -> bool:
+        return not any(against(ledger, A, cores=1).values())
+
+    ledger = answered(ledger, at=100.0 + SETTLED / 2, cards=[A])
+    assert not free()
+    ledger = answered(ledger, pod("U0"), at=102.0, cards=[A])
+    ledger = answered(ledger, at=110.0, cards=[A])
+    assert ledger.doubtful
+    ledger = answered(ledger, at=110.0 + SETTLED / 2, cards=[A])
+    assert not free()
+    ledger = answered(ledger, at=110.0 + SETTLED, cards=[A])
+    assert free()
+    assert not ledger.doubtful
+
+
+def test_an_answer_that_contradicts_itself_ends_nothing() -> None:
+    ledger = held(A, by="U0")
+    ledger = answered(ledger, at=20.0, cards=[A])
+    ledger = answered(ledger, pod("U0"), at=25.0, cards=[A])
+    ledger = answered(ledger, at=30.0, cards=[A])
+    assert all(against(ledger, A, cores=1).values())
+
+
+def test_a_grant_that_is_never_shown_is_held_for_a_while() -> None:
+    """The kubelet does not list init containers."""
+    ledger = Ledger().granted(NPU, offered(A), 100.0)
+    for at in (102.0, 104.0, 100.0 + UNSEEN - 1):
+        ledger = answered(ledger, at=at, cards=[A])
+    assert all(against(ledger, A, cores=1).values())
+    ledger = answered(ledger, at=100.0 + UNSEEN, cards=[A])
+    ledger = answered(ledger, at=100.0 + UNSEEN + SETTLED, cards=[A])
+    assert not ledger.holds
+
+
+def test_an_answer_from_before_a_grant_names_the_holder_before() -> None:
+    ledger = held(A, by="U0").granted(NPU, offered(A), 100.0)
+    ledger = answered(ledger, pod("U0", "the one before"), at=99.0, cards=[A])
+    assert against(ledger, A, cores=1)["U0_cores_0"] == (
+        "a container that starts still holds its cores as U0 of beta.furiosa.ai/npu"
+    )
+
+
+def test_a_kubelet_that_has_just_started_ends_nothing() -> None:
+    ledger = held(A, by="U0").doubted(50.0)
+    for at in (30.0, 40.0, 49.0):
+        ledger = answered(ledger, at=at, cards=[A])
+    assert all(against(ledger, A, cores=1).values())
+    for at in (50.0, 55.0):
+        ledger = answered(ledger, at=at, cards=[A])
+    assert not ledger.holds
+
+
+def test_after_a_restart_all_that_was_offered_may_be_held() -> None:
+    """A SIGKILL may come between an Allocate and anything that could have been noted of it."""
+    before = Ledger().offering({NPU: offered(A)}, [state(A)])
+    ledger = Ledger().recovered(before.record(), 100.0)
+    ledger = answered(ledger, at=99.0, cards=[A])  # asked for before: it says nothing of the end
+    assert against(ledger, A) == {"U0": None}
+    assert against(ledger, A, cores=1)["U0_cores_1"] == (
+        "a container from before the agent's start still holds its cores as U0 of "
+        "beta.furiosa.ai/npu"
+    )
+    for at in (100.0, 101.0):
+        ledger = answered(ledger, at=at, cards=[A])
+    assert not ledger.holds
+
+
+def test_what_was_held_is_known_over_two_restarts() -> None:
+    """The first of the two agents never offered what the one before it had granted."""
+    record = held(A, by="U0").record()
+    for _ in range(2):
+        ledger = Ledger().recovered(record, 100.0)
+        record = ledger.offering({NPU: offered(B)}, [state(B)]).record()
+    assert all(against(Ledger().recovered(record, 200.0), A, cores=1).values())
+
+
+def test_a_card_keeps_its_id_over_a_restart() -> None:
+    record = Ledger().offering({NPU: offered(A)}, [state(A)]).record()
+    assert Ledger().recovered(record, 0.0).cards == {
+        "U0": {"uuid:U0", "serial:S0", "pci:0000:01:00.0"}
+    }
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b"{", b"[]", b'{"version": 2}', b'{"version": 1}', b"\xff", b"null"]
+)
+def test_a_record_that_cannot_be_read_means_that_anything_may_be_held(damaged: bytes) -> None:
+    ledger = Ledger().recovered(damaged, 100.0)
+    assert "may hold its cores" in (against(ledger, A)["U0"] or "")
+    for at in (100.0, 101.0):
+        ledger = answered(ledger, at=at, cards=[A])
+    assert against(ledger, A) == {"U0": None}
+
+
+def test_no_record_means_that_nothing_was_handed_out() -> None:
+    assert Ledger().recovered(None, 0.0) == Ledger()
+
+
+def test_the_record_is_the_same_for_the_same_ledger() -> None:
+    ledger = held(A, B, by="U0")
+    assert ledger.record() == held(A, B, by="U0").record()
+    assert json.loads(ledger.record())["version"] == 1
+
+
+def test_holdings_name_the_card_and_its_cores() -> None:
+    ledger = held(A, B, by="U0_cores_1", cores=1)
+    assert ledger.holdings(map(state, (A, B))) == (
+        Holding("U0", CoreRange(1, 1), pod("U0_cores_1")),
+    )
+    assert ledger.holdings([state(B)]) == ()
+    assert answered(ledger, at=20.0, cards=[A, B]).holdings(map(state, (A, B))) == ()

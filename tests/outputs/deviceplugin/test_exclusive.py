@@ -1,0 +1,384 @@
+"""No core, and no device node, to two living holders: whatever happens, in whatever order.
+
+A state machine plays hardware, kubelet, config and the agent's own restarts against the real ledger
+and the real publisher. It knows which physical cores each container was given, and by which nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from npu_agent.core.grant import RefusalError, requested
+from npu_agent.core.hardware import CardState, Health, Snapshot, State, identify
+from npu_agent.core.ledger import Assignment
+from npu_agent.feed import Feed
+from npu_agent.kubelet.podresources import Holdings, PodResources
+from npu_agent.outputs.deviceplugin.publisher import RECORD, Publisher, Wanted
+from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.deviceplugin.helpers import resources
+
+NAMES = ("beta.furiosa.ai/npu", "furiosa.ai/npu")
+WIDTHS = (None, 1, 2, 4)
+"""Of a resource's devices; what a family has no nodes for falls back to the whole card."""
+
+
+@dataclass
+class Physical:
+    """A card as it is, whatever it says of itself."""
+
+    slot: int
+    family: str
+    index: int
+    uuid: str | None
+    serial: str | None
+    pci: str | None
+    present: bool = True
+
+    def state(self) -> CardState:
+        card = FAMILIES[self.family].card(
+            self.index,
+            product=self.family,
+            uuid=self.uuid,
+            serial=self.serial,
+            pci_bus_id=self.pci,
+            nodes=frozenset(FAMILIES[self.family].nodes(self.index)),
+        )
+        return CardState(
+            id="", card=card, health=Health(state=State.HEALTHY, reason="works", since=0.0)
+        )
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a running container really has."""
+
+    assignment: Assignment
+    cores: frozenset[tuple[int, int]]
+    """Slot of the physical card, and core."""
+    nodes: frozenset[tuple[str, int]]
+    """Each node, and the slot of the card that it is shared within; -1: it is not to be shared."""
+
+
+class Kubelet(PodResources):
+    """Answers when the machine has it answer; while it is down, only with errors."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(Path("/nowhere"), lambda: 1e9)
+        self.machine = machine
+
+    def ask(self) -> None:
+        self.machine.answer(self)
+
+    def ask_soon(self) -> None:
+        pass
+
+
+@dataclass
+class Agent:
+    publisher: Publisher
+    pod_resources: Kubelet
+    wanted: Feed[Wanted]
+    name: str
+    known: dict[str, frozenset[str]] = field(default_factory=dict)
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.directory = Path(tempfile.mkdtemp(prefix="npu-"))
+        self.now = 1000.0
+        self.containers: dict[tuple[str, str], Container] = {}
+        self.count = 0
+        self.up = True
+        self.wrong = False
+        """Whether the last answer of pod-resources left holders out."""
+        self.young_until = 0.0
+        """Until then the kubelet may leave out as many as it likes: it was just restarted."""
+        self.snapshots: Feed[Snapshot] = Feed(Snapshot())
+        self.standby: Agent | None = None
+
+    def teardown(self) -> None:
+        self.runner.close()
+        shutil.rmtree(self.directory)
+
+    # Hardware
+
+    @initialize(
+        warboys=st.integers(2, 3),
+        odd=st.sampled_from(("", "SER0_cores_0", "UUID-1_cores_0-1")),
+        pci=st.booleans(),
+        cores=st.sampled_from(WIDTHS),
+    )
+    def begin(self, warboys: int, odd: str, pci: bool, cores: int | None) -> None:
+        self.cards = [
+            Physical(
+                slot=slot,
+                family="warboy" if slot < warboys else "rngd",
+                index=slot if slot < warboys else 0,
+                uuid=f"UUID-{slot}",
+                serial=f"SER{slot}",
+                pci=f"0000:0{slot}:00.0" if pci else None,
+            )
+            for slot in range(warboys + 1)
+        ]
+        if odd:
+            self.cards[0].serial = odd
+            self.cards[0].uuid = None
+        self.seen()
+        self.agent = self.start(NAMES[0], cores)
+        self.own(self.agent)
+
+    def seen(self) -> None:
+        """The inventory has seen all that has changed."""
+        states = sorted(
+            (c.state() for c in self.cards if c.present), key=lambda s: s.card.key[::-1]
+        )
+        ids = identify(tuple(state.card for state in states))
+        self.snapshots.publish(
+            Snapshot(
+                tuple(replace(s, id=id_) for s, id_ in zip(states, ids, strict=True)), complete=True
+            )
+        )
+
+    def settles(self, data: st.DataObject) -> None:
+        """Mostly the publisher comes to know of a change before anything else happens."""
+        self.seen()
+        if data.draw(st.integers(0, 3), "published"):
+            self.publishes()
+
+    def card(self, data: st.DataObject) -> Physical:
+        return data.draw(st.sampled_from(self.cards), "card")
+
+    @rule(data=st.data())
+    def renumbered(self, data: st.DataObject) -> None:
+        first, second = data.draw(st.sampled_from(((0, 1), (0, 2), (1, 2))), "which two")
+        cards = [card for card in self.cards if card.family == "warboy"]
+        if second < len(cards):
+            cards[first].index, cards[second].index = cards[second].index, cards[first].index
+        self.settles(data)
+
+    @rule(data=st.data(), what=st.sampled_from(("back", "unreadable", "doubled", "new")))
+    def uuid_changes(self, data: st.DataObject, what: str) -> None:
+        card = self.card(data)
+        if not (card.serial or card.pci):
+            what = "back"  # it always says something by which it can be known
+        match what:
+            case "back":
+                card.uuid = f"UUID-{card.slot}"
+            case "unreadable":
+                card.uuid = None
+            case "doubled":
+                card.uuid = self.cards[card.slot - 1].uuid
+            case "new":
+                self.count += 1
+                card.uuid = f"UUID-new-{self.count}"
+        self.settles(data)
+
+    @rule(data=st.data())
+    def comes_or_goes(self, data: st.DataObject) -> None:
+        card = self.card(data)
+        card.present = not card.present
+        self.settles(data)
+
+    # Config
+
+    @rule(data=st.data(), cores=st.sampled_from(WIDTHS), disabled=st.sampled_from(("", "npu0")))
+    def configured(self, data: st.DataObject, cores: int | None, disabled: str) -> None:
+        self.agent.wanted.publish(wanted(self.agent.name, cores, disabled))
+        self.settles(data)
+
+    # The agent
+
+    def start(self, name: str, cores: int | None) -> Agent:
+        feed = Feed(wanted(name, cores))
+        kubelet = Kubelet(self)
+        publisher = Publisher(
+            snapshots=self.snapshots,
+            wanted=feed,
+            pod_resources=kubelet,
+            directory=self.directory,
+            cdi_root=None,
+            clock=lambda: self.now,
+        )
+        return Agent(publisher, kubelet, feed, name)
+
+    def own(self, agent: Agent) -> None:
+        self.agent, self.standby = agent, None
+        self.answer(agent.pod_resources)
+        self.runner.run(agent.publisher.renew())
+
+    @rule()
+    def publishes(self) -> None:
+        self.runner.run(self.agent.publisher.publish())
+
+    @rule(name=st.sampled_from(NAMES), cores=st.sampled_from(WIDTHS))
+    def killed_and_started(self, name: str, cores: int | None) -> None:
+        """By SIGKILL, at whatever moment; its config may have changed meanwhile."""
+        self.own(self.start(name, cores))
+
+    @rule(name=st.sampled_from(NAMES), cores=st.sampled_from(WIDTHS))
+    def stands_by(self, name: str, cores: int | None) -> None:
+        self.standby = self.start(name, cores)
+        self.answer(self.standby.pod_resources)
+        self.runner.run(self.standby.publisher.publish())
+
+    @precondition(lambda self: self.standby)
+    @rule()
+    def takes_over(self) -> None:
+        assert self.standby
+        self.own(self.standby)
+
+    @rule()
+    def ends_and_starts(self) -> None:
+        self.runner.run(self.agent.publisher.end())
+        self.own(self.start(self.agent.name, None))
+
+    @rule(what=st.sampled_from(("", "{", '{"version": 2}')))
+    def record_damaged(self, what: str) -> None:
+        """Only while no agent runs: it would write it again."""
+        (self.directory / RECORD).write_text(what)
+        self.own(self.start(self.agent.name, None))
+
+    # The kubelet
+
+    def answer(self, kubelet: Kubelet, without: frozenset[tuple[str, str]] = frozenset()) -> None:
+        error = None if self.up else "kubelet.sock is missing"
+        held = tuple(one.assignment for name, one in self.containers.items() if name not in without)
+        if error:
+            held = kubelet.holdings.value.assignments
+        kubelet.holdings.publish(
+            Holdings(asked_at=self.now, assignments=tuple(sorted(held)), error=error)
+        )
+
+    @rule(seconds=st.sampled_from((0.0, 0.1, 0.5, 1.5, 10.0, 100.0)))
+    def answers(self, seconds: float) -> None:
+        self.now += seconds
+        self.wrong = False
+        self.answer(self.agent.pod_resources)
+        self.publishes()
+
+    @rule(seconds=st.sampled_from((0.5, 3.0)), data=st.data())
+    def answers_late(self, seconds: float, data: st.DataObject) -> None:
+        """What it says is of the moment when it was asked."""
+        pod_resources = self.agent.pod_resources
+        held = tuple(sorted(one.assignment for one in self.containers.values()))
+        asked_at = self.now
+        self.now += seconds
+        if data.draw(st.booleans(), "grant meanwhile"):
+            self.allocate(data)
+        if self.up:
+            pod_resources.holdings.publish(Holdings(asked_at=asked_at, assignments=held))
+            self.wrong = False
+        self.publishes()
+
+    @precondition(lambda self: not self.wrong or self.now < self.young_until)
+    @rule(data=st.data())
+    def answers_wrongly(self, data: st.DataObject) -> None:
+        """It leaves out some of those that run, but not twice in a row unless just restarted."""
+        without = data.draw(st.sets(st.sampled_from([*self.containers, ("", "")])), "left out")
+        self.wrong = True
+        self.answer(self.agent.pod_resources, frozenset(without))
+        self.publishes()
+
+    @rule()
+    def kubelet_restarts(self) -> None:
+        self.up, self.wrong = True, False
+        self.young_until = self.now + 25.0
+        self.agent.publisher.kubelet_lost()
+
+    @rule()
+    def kubelet_goes(self) -> None:
+        self.up = False
+        self.answer(self.agent.pod_resources)
+        self.publishes()
+
+    @rule(data=st.data())
+    def allocate(self, data: st.DataObject) -> None:
+        """The kubelet knows devices by resource and ID, and gives none away twice."""
+        resource = self.agent.name
+        devices = self.agent.publisher.devices[resource].value
+        free = [
+            device.id
+            for device in devices
+            if device.healthy and (resource, device.id) not in self.containers
+        ]
+        if not free:
+            return
+        id_ = data.draw(st.sampled_from(free), "device")
+        try:
+            ((device,),) = requested([[id_]], {one.id: one for one in devices}, resource)
+            self.agent.publisher.grant(resource, [device])
+        except RefusalError:
+            return
+        self.count += 1
+        # The nodes are opened now: whose they are is decided by the number of now.
+        (physical,) = [
+            card
+            for card in self.cards
+            if card.present and (card.family, card.index) == device.card.key
+        ]
+        shared = device.card.access.shared_nodes
+        self.containers[resource, id_] = Container(
+            Assignment("team", f"pod-{self.count}", "main", resource, id_),
+            frozenset((physical.slot, core) for core in device.cores),
+            frozenset((node, physical.slot if node in shared else -1) for node in device.nodes),
+        )
+
+    @rule(data=st.data())
+    def allocate_more(self, data: st.DataObject) -> None:
+        """What this is all about, so it happens more often than the rest."""
+        self.allocate(data)
+        self.allocate(data)
+
+    @precondition(lambda self: self.containers)
+    @rule(data=st.data())
+    def pod_ends(self, data: st.DataObject) -> None:
+        self.containers.pop(data.draw(st.sampled_from(sorted(self.containers)), "Pod"))
+
+    @invariant()
+    def no_core_and_no_node_twice(self) -> None:
+        cores: dict[tuple[int, int], Container] = {}
+        nodes: dict[str, tuple[int, Container]] = {}
+        for container in self.containers.values():
+            for core in container.cores:
+                assert core not in cores, f"{container} and {cores[core]}"
+                cores[core] = container
+            for node, within in container.nodes:
+                before = nodes.setdefault(node, (within, container))
+                assert before[1] is container or before[0] == within >= 0, (
+                    f"{node}: {container} and {before[1]}"
+                )
+
+
+def wanted(name: str, cores: int | None, disabled: str = "") -> Wanted:
+    overrides: tuple[tuple[str, str, int | None], ...] = ()
+    if cores and cores > 2:
+        overrides = ((name, "warboy", 2),)
+    elif cores == 2:
+        overrides = ((name, "warboy", 1),)
+    return Wanted(resources(name, cores, overrides), frozenset(filter(None, [disabled])))
+
+
+TestExclusive: Any = Machine.TestCase
+TestExclusive.settings = settings(
+    max_examples=150,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
