@@ -233,7 +233,7 @@ class Publisher:
             return lists
         content = cdi.spec(device for devices in lists.values() for device in devices)
         try:
-            await asyncio.to_thread(files.replace, self._cdi_file, content)
+            await files.replace(self._cdi_file, content)
         except OSError as error:
             reason = f"its CDI spec {self._cdi_file} cannot be written: {error.strerror}"
             if reason != self._spec_trouble:
@@ -260,7 +260,7 @@ class Publisher:
             return
         try:
             content = json.dumps(record).encode() + b"\n"
-            await asyncio.to_thread(files.replace, self._record_path, content)
+            await files.replace(self._record_path, content)
         except OSError as error:
             log.warning("the shapes of devices cannot be noted", error=error)
         self._record = record
