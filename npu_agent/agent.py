@@ -297,6 +297,6 @@ async def run(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, partial(end, number))
-    loop.add_signal_handler(signal.SIGHUP, agent.poller.look)
+    loop.add_signal_handler(signal.SIGHUP, agent.poller.read_now)
     await agent.run(stop)
     log.info("ended")

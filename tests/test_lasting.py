@@ -71,7 +71,7 @@ async def test_a_part_that_fails_comes_back_and_takes_no_other_down(
         async with asyncio.timeout(DEADLINE):
             while agent.restarts[part] < 3:
                 node.fault("npu0", "ok" if agent.restarts[part] % 2 else "dead")
-                agent.poller.look()
+                agent.poller.read_now()
                 agent.pod_resources.ask()
                 if where == "session" and node.kubelet.plugins.value[NPU].connected:
                     node.kubelet.hang_up(NPU)
@@ -196,7 +196,7 @@ async def test_an_edit_is_followed_and_no_core_is_doubled(tmp_path: Path, node: 
         grant = await node.kubelet.allocate(NPU, 1)
         (whole,) = grant.ids
         config.write_text(text + "defaultPe: Single\n")
-        agent.poller.look()
+        agent.poller.read_now()
         plugin = await node.told(lambda p: len(p.devices) == 4 and len(p.healthy()) == 2)
         assert not any(id_.startswith(whole) for id_ in plugin.healthy())
         node.kubelet.release(NPU, grant.ids)

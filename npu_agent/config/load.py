@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
-import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import inspect as mi
 
+from npu_agent import files
 from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.rules import any_of, broken_rules, did_you_mean
 from npu_agent.config.schema import KEYS, ROOT, Config, plain
@@ -20,7 +20,7 @@ from npu_agent.config.text import shown
 from npu_agent.config.tree import List, Map, Node, Scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 MAX_BYTES = 1 << 18
 """The largest file that is read: room for 5,000 disabled cards, and loaded in about a second."""
@@ -65,25 +65,33 @@ def read(path: Path) -> bytes:
     Raises:
         ConfigError: it cannot be read, is no regular file, or is larger than `MAX_BYTES`.
     """
+    with refusals(path), open(path, "rb", opener=files.regular) as file:
+        return of_allowed_size(path, file.read(MAX_BYTES + 1))
+
+
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Raises what the operating system has against the file at `path` as a ConfigError."""
     try:
-        # A named pipe without a writer would hold up a plain open() for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            mode = os.fstat(descriptor).st_mode
-            if not stat.S_ISREG(mode):
-                what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-                raise _refused(path, f"this is {what}: name a YAML file")
-            with open(descriptor, "rb", closefd=False) as file:
-                data = file.read(MAX_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        yield
     except FileNotFoundError:
         raise _refused(path, "no such file: create it, or mount the ConfigMap there") from None
     except PermissionError:
         raise _refused(path, f"may not be read by uid {os.geteuid()}: chmod a+r") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise _refused(path, f"cannot be read: {reason}") from None
+    except files.IrregularError as error:
+        raise _refused(path, f"{error.strerror}: name a YAML file") from None
+    except OSError as error:
+        raise _refused(path, f"cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the path
+        raise _refused(path, f"cannot be read: {error}") from None
+
+
+def of_allowed_size(path: Path, data: bytes) -> bytes:
+    """What was read of the file at `path`, unless it is larger than `MAX_BYTES`.
+
+    Raises:
+        ConfigError: it is.
+    """
     if len(data) > MAX_BYTES:
         raise _refused(path, "larger than 256 KiB: this is no configuration of npu-agent")
     return data

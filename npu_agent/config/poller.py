@@ -1,31 +1,39 @@
-"""Follows the config file while the agent runs: the good changes are applied, the bad ones told."""
+"""Follows the config file while the agent runs: good changes are applied, bad ones reported."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from npu_agent import files
 from npu_agent.config.compare import changes, in_force
 from npu_agent.config.errors import ConfigError
-from npu_agent.config.load import Effective, parse, read
+from npu_agent.config.load import MAX_BYTES, Effective, of_allowed_size, parse, refusals
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import Config
 from npu_agent.feed import Feed
-from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.logs import logger
+from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
-_LOOK_EVERY = 1.0
-"""Seconds. The content is compared, not the inode: a ConfigMap swaps symlinks."""
+_POLL_EVERY = 1.0
+"""Seconds."""
+_READ_EVERY = 10
+"""Polls after which the content is read even if the file seems to be the same one."""
 _SETTLE = 0.1
-"""Seconds that new content has to stand still before it is believed: a file that is written in
-place is seen half done, and half a YAML file may be good YAML."""
+"""Seconds that new content has to stay the same before it is parsed: a file that is written in
+place may be read half written, and half a YAML file may be good YAML."""
 _DEADLINE = 2.0
+
+_Version = tuple[int, int, int, int] | None
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,46 +66,63 @@ class Poller:
         self.states: Feed[State] = Feed(State(config=start.config, loaded_at=time.time()))
         self._path = path
         self._families = families
-        self._at_once = asyncio.Event()
+        self._now = threading.Event()
         self._judged: bytes | None = None
         """The content that was judged last; None when the file could not be read since then."""
         self._followed = False
 
-    def look(self) -> None:
-        """Looks at the file now: what SIGHUP asks for."""
-        self._at_once.set()
+    def read_now(self) -> None:
+        """Reads the file without waiting for the next poll: what SIGHUP asks for."""
+        self._now.set()
 
     async def run(self) -> None:
         """Follows the file until cancelled."""
-        if self._path is None:
+        path = self._path
+        if path is None:
             await asyncio.Event().wait()
             return
-        reader = Reader("npu-config")
+        thread = DaemonThread("npu-config")
+        longest = _READ_EVERY * _POLL_EVERY + _DEADLINE
         try:
             while True:
-                await self._once(reader, self._path)
-                try:
-                    async with asyncio.timeout(_LOOK_EVERY):
-                        await self._at_once.wait()
-                except TimeoutError:
-                    continue
-                self._at_once.clear()
+                self._now.clear()
+                version: _Version = None
+                with suppress(TimeoutError):  # the read reports that
+                    version = await thread.call(partial(_version, path), deadline=_DEADLINE)
+                await self._read_and_judge(path)
+                with suppress(TimeoutError):
+                    await thread.call(partial(self._wait, path, version), deadline=longest)
         finally:
-            reader.close()
+            self._now.set()
 
-    async def _once(self, reader: Reader, path: Path) -> None:
-        try:
-            data = await reader.call(lambda: read(path), deadline=_DEADLINE)
-            if data == self._judged:
+    def _wait(self, path: Path, version: _Version) -> None:
+        """On a thread, so that the event loop sleeps: until the file should be read again.
+
+        The links of a ConfigMap lead to another file after each change, and a file that is edited
+        gets another time or length. What these do not show, a read now and then does.
+        """
+        for _ in range(_READ_EVERY):
+            if self._now.wait(_POLL_EVERY) or _version(path) != version:
                 return
-            await asyncio.sleep(_SETTLE)
-            if data != await reader.call(lambda: read(path), deadline=_DEADLINE):
-                return  # still being written: the next look sees it
-        except (ConfigError, HungError) as error:
+
+    async def _read_and_judge(self, path: Path) -> None:
+        try:
+            with refusals(path):
+                data = await self._read(path)
+                if data == self._judged:
+                    return
+                await asyncio.sleep(_SETTLE)
+                if data != await self._read(path):
+                    return  # still being written: the next poll finds it complete
+        except ConfigError as error:
             self._judged = None
             self._reject(str(error))
             return
         self._judge(data, path)
+
+    async def _read(self, path: Path) -> bytes:
+        data = await files.read(path, MAX_BYTES + 1, deadline=_DEADLINE)
+        return of_allowed_size(path, data)
 
     def _judge(self, data: bytes, path: Path) -> None:
         self._judged = data
@@ -148,3 +173,16 @@ class Poller:
         self.states.publish(
             msgspec.structs.replace(before, error=error, rejected=before.rejected + 1)
         )
+
+
+def _version(path: Path) -> _Version:
+    """What is another one when the file was replaced or written; None if it cannot be found.
+
+    A write of the same length within one step of the file system's clock, a few milliseconds, does
+    not show.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

@@ -17,8 +17,8 @@ from npu_agent.doctor.kubelet import Kubelet, expected
 from npu_agent.doctor.look import DEADLINE, look
 from npu_agent.doctor.places import Places
 from npu_agent.doctor.situation import Situation
-from npu_agent.kube import FIELD_MANAGER, Api, ApiError, Kind
-from npu_agent.kube.node import NodeMeta, node_meta
+from npu_agent.kube import FIELD_MANAGER, Api, ApiError, Kind, access
+from npu_agent.kube.node import NodeMeta, node_meta, read_whole
 from npu_agent.outputs.events import NAMESPACE
 from npu_agent.outputs.labels import compute, nfd
 from npu_agent.outputs.labels.compute import Machine
@@ -109,7 +109,7 @@ async def _asked(
     node: dict[str, Any] | ApiError | None = None
     if situation.node_name:
         try:
-            node = await api.whole_node(situation.node_name)
+            node = await read_whole(api, situation.node_name)
         except ApiError as error:
             node = error
     return Cluster(wanted=rights, known_as=known_as, allowed=allowed, node=node, machine=machine)
@@ -117,8 +117,8 @@ async def _asked(
 
 async def _may(api: Api, right: Right, situation: Situation) -> bool:
     if right.resource == "events":
-        return await api.may(right.verb, right.resource, namespace=NAMESPACE)
-    return await api.may(right.verb, right.resource, name=situation.node_name or "")
+        return await access.allowed(api, right.verb, right.resource, namespace=NAMESPACE)
+    return await access.allowed(api, right.verb, right.resource, name=situation.node_name or "")
 
 
 def unseen(situation: Situation, why: Unseen) -> Cluster:
@@ -128,7 +128,7 @@ def unseen(situation: Situation, why: Unseen) -> Cluster:
 
 
 def _credentials_expected(situation: Situation) -> bool:
-    default = os.path.expanduser("~/.kube/config")  # noqa: PTH111 (see npu_agent/kube/credentials.py)
+    default = os.path.expanduser("~/.kube/config")  # noqa: PTH111 (see npu_agent/kube/client.py)
     return situation.in_pod or "KUBECONFIG" in os.environ or os.path.exists(default)  # noqa: PTH110
 
 

@@ -1,4 +1,8 @@
-"""The Kubernetes API server: the agent's one client, and what can go wrong with it."""
+"""The Kubernetes API server: the agent's one client, and a module for each kind of object.
+
+Start with `client`. The kinds: `node`, `event`, `access`; where credentials come from:
+`serviceaccount`, `kubeconfig`.
+"""
 
 from npu_agent.kube.client import USER_AGENT, Api
 from npu_agent.kube.errors import ApiError, Kind

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
-import ssl
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from npu_agent import __version__
-from npu_agent.kube import credentials, errors, lean
-from npu_agent.kube.credentials import CredentialsError
+from npu_agent.kube import errors, serviceaccount
+from npu_agent.kube.credentials import Credentials, CredentialsError, tls_context
 from npu_agent.kube.errors import ApiError, Attempt, Kind
-from npu_agent.kube.node import FIELD_MANAGER, NodeMeta, node_meta
+from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse
-    from kubernetes_asyncio.client.api_client import ApiClient
-    from kubernetes_asyncio.client.configuration import Configuration
+    from aiohttp import ClientSession
+
+P = TypeVar("P")
+T = TypeVar("T")
 
 USER_AGENT = f"npu-agent/{__version__}"
 
-_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _LARGEST = 2 * 2**20
 """Bytes: etcd takes no object of more than 1.5 MiB."""
 _LARGEST_ERROR = 64 * 2**10
 """Bytes: a Status is small, and a proxy's page may not be."""
+_REREAD = 60.0
+"""Seconds until the token is read again. The kubelet replaces it long before it expires, so that a
+401 is rare; client-go waits as long."""
 _CLOSING = 1.0
 """Seconds."""
 _CLOSED_MEANWHILE = (AssertionError, RuntimeError)
@@ -36,30 +42,23 @@ _CLOSED_MEANWHILE = (AssertionError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class Request:
+    """A request for one object, which is the answer."""
+
     attempt: Attempt
     method: str
     path: str
-    names: Mapping[str, str]
-    """What goes into the path."""
     kind: str
     """The kind of object that answers it."""
     accept: str = "application/json"
     content_type: str = "application/json"
-    query: tuple[tuple[str, str], ...] = ()
+    query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
 
 
-def _get_node(name: str) -> _Request:
-    """For the whole Node; resourceVersion 0 is the API server's cache."""
-    return _Request(
-        attempt=Attempt(doing=f"get Node {name}", verb="get", resource="nodes"),
-        method="GET",
-        path="/api/v1/nodes/{name}",
-        names={"name": name},
-        kind="Node",
-        query=(("resourceVersion", "0"),),
-    )
+def path(*parts: str) -> str:
+    """The path of an object; nothing in a name leaves its place in it."""
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,6 @@ class Api:
     Connects at the first call; the credentials are read then, again when the API server no longer
     accepts them, and after each failure to reach it. Calls are made one at a time: there are few,
     and one connection is enough.
-
-    Every call has the deadline, which includes connecting and waiting for another call to end, and
-    raises ApiError and nothing else.
     """
 
     def __init__(self, *, kubeconfig: Path | None = None, deadline: float = 10.0) -> None:
@@ -95,133 +91,27 @@ class Api:
         self._kubeconfig = kubeconfig
         self._deadline = deadline
         self._calling = asyncio.Lock()
-        self._client: ApiClient | None = None
-        self._source = "no credentials"
+        self._session: ClientSession | None = None
+        self._credentials: Credentials | None = None
+        self._token_read_at = 0.0
 
-    async def node(self, name: str) -> NodeMeta:
-        """The Node's metadata, from the API server's cache: it may be a moment old.
-
-        Raises:
-            ApiError: of any kind.
-        """
-        request = _get_node(name)
-        return await self._node(
-            replace(request, kind="PartialObjectMetadata", accept=_METADATA_ONLY)
-        )
-
-    async def apply_labels(self, node: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
-        """Makes `labels` what the agent owns on this Node; returns the Node after that.
-
-        Keys that it applied before and that are not among them are removed; a key that somebody
-        else set is taken over; all other keys stay as they are. An apply that changes nothing
-        writes nothing. No Node is made: the uid has to be that of a Node that is there.
+    async def ask(self, request: Request) -> dict[str, Any]:
+        """The object that answers a request.
 
         Raises:
-            ApiError: of any kind; CONFLICT if the Node was deleted or made anew.
+            ApiError: of any kind, and nothing else. TIMEOUT at the deadline, which includes
+                connecting and waiting for another call to end.
         """
-        metadata: dict[str, Any] = {"name": node.name, "uid": node.uid}
-        if labels:  # an empty object would be owned too, and would stay behind
-            metadata["labels"] = dict(labels)
-        return await self._node(
-            _Request(
-                attempt=Attempt(
-                    doing=f"apply labels to Node {node.name}", verb="patch", resource="nodes"
-                ),
-                method="PATCH",
-                path="/api/v1/nodes/{name}",
-                names={"name": node.name},
-                kind="PartialObjectMetadata",
-                accept=_METADATA_ONLY,
-                content_type="application/apply-patch+yaml",
-                query=(("fieldManager", FIELD_MANAGER), ("force", "true")),
-                body={"apiVersion": "v1", "kind": "Node", "metadata": metadata},
-            )
-        )
-
-    async def create_event(self, namespace: str, event: dict[str, Any]) -> str:
-        """Creates a core/v1 Event; returns its name, which the API server makes of generateName.
-
-        Raises:
-            ApiError: of any kind.
-        """
-        attempt = Attempt(
-            doing=f"create an Event in namespace {namespace}", verb="create", resource="events"
-        )
-        request = _Request(
-            attempt=attempt,
-            method="POST",
-            path="/api/v1/namespaces/{namespace}/events",
-            names={"namespace": namespace},
-            kind="Event",
-            query=(("fieldManager", FIELD_MANAGER),),
-            body=event,
-        )
-        metadata = (await self._ask(request)).get("metadata")
-        name = metadata.get("name") if isinstance(metadata, dict) else None
-        if not isinstance(name, str) or not name:
-            raise attempt.failed(Kind.GARBAGE, "the API server answered an Event without a name")
-        return name
-
-    async def patch_event(self, namespace: str, name: str, patch: dict[str, Any]) -> None:
-        """Changes a core/v1 Event by a JSON merge patch.
-
-        Raises:
-            ApiError: of any kind; NOT_FOUND if it has expired, which Events do after an hour.
-        """
-        await self._ask(
-            _Request(
-                attempt=Attempt(
-                    doing=f"patch Event {namespace}/{name}", verb="patch", resource="events"
-                ),
-                method="PATCH",
-                path="/api/v1/namespaces/{namespace}/events/{name}",
-                names={"namespace": namespace, "name": name},
-                kind="Event",
-                content_type="application/merge-patch+json",
-                query=(("fieldManager", FIELD_MANAGER),),
-                body=patch,
-            )
-        )
-
-    async def may(self, verb: str, resource: str, *, namespace: str = "", name: str = "") -> bool:
-        """Whether these credentials have this right on a resource of the core group.
-
-        Every authenticated user may ask (ClusterRole system:basic-user).
-
-        Raises:
-            ApiError: of any kind.
-        """
-        attributes = {"verb": verb, "group": "", "resource": resource}
-        attributes |= {"namespace": namespace} if namespace else {}
-        attributes |= {"name": name} if name else {}
-        answer = await self._ask(
-            _Request(
-                attempt=Attempt(
-                    doing="ask what we are allowed",
-                    verb="create",
-                    resource="selfsubjectaccessreviews",
-                ),
-                method="POST",
-                path="/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
-                names={},
-                kind="SelfSubjectAccessReview",
-                body={
-                    "apiVersion": "authorization.k8s.io/v1",
-                    "kind": "SelfSubjectAccessReview",
-                    "spec": {"resourceAttributes": attributes},
-                },
-            )
-        )
-        status = answer.get("status")
-        return isinstance(status, Mapping) and status.get("allowed") is True
-
-    async def whole_node(self, name: str) -> dict[str, Any]:
-        """The Node with its status, from the API server's cache.
-
-        Raises:
-            ApiError: of any kind.
-        """
-        return await self._ask(_get_node(name))
+        try:
+            async with asyncio.timeout(self._deadline), self._calling:
+                return await self._ask_once_or_twice(request)
+        except TimeoutError:
+            attempt = self._named(request.attempt)
+            raise attempt.failed(
+                Kind.TIMEOUT,
+                f"{attempt.server} has not answered within {self._deadline:g} s",
+                "is it overloaded, or does a firewall or NetworkPolicy drop what is sent to it?",
+            ) from None
 
     @property
     def known_as(self) -> str:
@@ -231,34 +121,13 @@ class Api:
 
     async def close(self) -> None:
         """Closes the connection; takes a second at most. To be called when no call is under way."""
-        client, self._client = self._client, None
-        if client is not None:
+        session, self._session, self._credentials = self._session, None, None
+        if session is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSING):
-                    await client.close()
+                    await session.close()
 
-    async def _node(self, request: _Request) -> NodeMeta:
-        answer = await self._ask(request)
-        try:
-            return node_meta(answer)
-        except ValueError as error:
-            raise request.attempt.failed(
-                Kind.GARBAGE, f"the API server's answer is of no use: {error}"
-            ) from error
-
-    async def _ask(self, request: _Request) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(self._deadline), self._calling:
-                return await self._ask_once_or_twice(request)
-        except TimeoutError:
-            attempt = self._named(request.attempt)
-            raise attempt.failed(
-                Kind.TIMEOUT,
-                f"{attempt.server} has not answered within {self._deadline:g} s: is it overloaded, "
-                "or does a firewall or NetworkPolicy drop what is sent to it?",
-            ) from None
-
-    async def _ask_once_or_twice(self, request: _Request) -> dict[str, Any]:
+    async def _ask_once_or_twice(self, request: Request) -> dict[str, Any]:
         try:
             answer = await self._exchange(request)
             if answer.status == 401:
@@ -274,94 +143,110 @@ class Api:
                 await self.close()  # the next call reads address, CA and credentials again
             raise
 
-    async def _exchange(self, request: _Request) -> _Answer:
-        client = await self._connected()
+    async def _exchange(self, request: Request) -> _Answer:
+        session, credentials = await self._connected()
         import aiohttp
 
         again = request.method == "PATCH"  # which can be repeated here; aiohttp repeats a GET
         while True:
             try:
-                return await _send(client, request)
+                return await _send(session, credentials, request)
             except (aiohttp.ClientError, OSError, ValueError, *_CLOSED_MEANWHILE) as error:
                 if not (again and _dropped(error)):
                     raise errors.failed(self._named(request.attempt), error) from error
                 again = False
 
-    async def _connected(self) -> ApiClient:
-        if self._client is None:
-            # Brings aiohttp, which takes longer than all the rest.
-            module = await asyncio.to_thread(lean.module, "kubernetes_asyncio.client.api_client")
-            import aiohttp
+    async def _connected(self) -> tuple[ClientSession, Credentials]:
+        if self._session is None or self._credentials is None:
+            found = await _credentials(self._kubeconfig)
+            self._token_read_at = time.monotonic()
+            await _on_thread(importlib.import_module, "aiohttp")  # 0.2 to 0.4 s the first time
+            context = await _on_thread(tls_context, found)
+            from aiohttp import ClientSession, TCPConnector
 
-            made, self._source = await credentials.configuration(self._kubeconfig)
-            try:
-                client, context = await asyncio.to_thread(_prepared, module.ApiClient, made)
-            except OSError as error:
-                raise credentials.certificates_error(made, self._source, error) from error
-            # Of its own, since the library's would take proxies and ~/.netrc from the environment.
-            # `proxy_for` has chosen the proxy; and a line for this server in ~/.netrc, which
-            # kubectl does not read either, would break every call.
-            client.rest_client.pool_manager = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=context), trust_env=False
+            # Not with proxies and ~/.netrc from the environment: `proxy_for` has chosen the proxy,
+            # and a line for this server in ~/.netrc, which kubectl does not read either, would
+            # break every call.
+            self._session = ClientSession(
+                connector=TCPConnector(ssl=context),
+                headers={"User-Agent": USER_AGENT},
+                trust_env=False,
             )
-            client.user_agent = USER_AGENT
-            self._client = client
-        return self._client
+            self._credentials = found
+        elif self._credentials.token_file and time.monotonic() - self._token_read_at >= _REREAD:
+            self._token_read_at = time.monotonic()
+            # The one we have may still be good; if not, a 401 has all read again, and reports it.
+            with contextlib.suppress(CredentialsError):
+                token = await serviceaccount.authorization(self._credentials.token_file)
+                self._credentials = replace(self._credentials, authorization=token)
+        return self._session, self._credentials
 
     def _named(self, attempt: Attempt) -> Attempt:
         """With what is known of the connection."""
-        if self._client is None:
+        if self._credentials is None:
             return attempt
-        made = self._client.configuration
+        found = self._credentials
         return replace(
             attempt,
-            server=str(made.host),
-            source=self._source,
-            ca=made.ssl_ca_cert,
-            proxy=made.proxy and made.proxy.rpartition("://")[2].rpartition("@")[2],
+            server=found.server,
+            source=found.source,
+            ca=found.ca,
+            proxy=found.proxy and found.proxy.rpartition("://")[2].rpartition("@")[2],
         )
 
 
-def _prepared(api_client: type[ApiClient], made: Configuration) -> tuple[ApiClient, ssl.SSLContext]:
-    """A client without a session, and how it is to speak TLS. To be called on a thread.
-
-    Reading the system's certificate authorities takes up to a third of a second. The library does
-    that when it makes a client, and wants a running loop for it.
+async def _credentials(given: Path | None) -> Credentials:
+    """By precedence: `given`; in a Pod its service account; $KUBECONFIG; ~/.kube/config.
 
     Raises:
-        OSError: a file with a certificate or key is missing or damaged.
+        CredentialsError: there are none that can be used.
     """
+    found = await serviceaccount.load() if given is None else None
+    if found:
+        return found
+    paths, exists = await _on_thread(_kubeconfig, given)
+    if not exists:
+        if given:
+            raise CredentialsError(f"the kubeconfig {given} is missing: give another one")
+        raise CredentialsError(
+            "no credentials for the API server: there is neither a service account "
+            f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
+            f"environment) nor a kubeconfig ({paths}): in a Pod mount its token as "
+            "k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do without by labels.output: "
+            "none and events: false"
+        )
+    module = await _on_thread(importlib.import_module, "npu_agent.kube.kubeconfig")
+    loaded: Credentials = await module.load(paths)
+    return loaded
 
-    async def without_session() -> ApiClient:
-        client = api_client(made)
-        await client.rest_client.pool_manager.close()
-        return client
 
-    context = ssl.create_default_context(cafile=made.ssl_ca_cert)
-    if made.cert_file:
-        context.load_cert_chain(made.cert_file, made.key_file)
-    if not made.verify_ssl:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    # CAs that lack an extension which Go does not ask for are common, and Python 3.13 refuses them.
-    # The chain, the host name and the dates are checked all the same.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return asyncio.run(without_session()), context
-
-
-async def _send(client: ApiClient, request: _Request) -> _Answer:
-    response: ClientResponse = await client.call_api(
-        request.path,
-        request.method,
-        path_params=dict(request.names),
-        query_params=list(request.query),
-        header_params={"Accept": request.accept, "Content-Type": request.content_type},
-        body=request.body,
-        auth_settings=["BearerToken"],
-        # Not read and not decoded there: without a bound, and with errors of three kinds.
-        _preload_content=False,
+async def _on_thread(function: Callable[[P], T], argument: P) -> T:
+    """For what takes long or may hang; the call's deadline holds for it too."""
+    return await asyncio.get_running_loop().run_in_executor(
+        DaemonThread("npu-api"), function, argument
     )
-    async with response:
+
+
+def _kubeconfig(given: Path | None) -> tuple[str, bool]:
+    """The kubeconfig's paths, with a colon between two, and whether any of them exists."""
+    expand = os.path.expanduser  # Path.expanduser raises for a user without a home
+    paths = str(given or os.environ.get("KUBECONFIG") or expand("~/.kube/config"))
+    return paths, any(os.path.exists(expand(each)) for each in paths.split(os.pathsep) if each)  # noqa: PTH110
+
+
+async def _send(session: ClientSession, credentials: Credentials, request: Request) -> _Answer:
+    headers = {"Accept": request.accept, "Content-Type": request.content_type}
+    if credentials.authorization:
+        headers["Authorization"] = credentials.authorization
+    async with session.request(
+        request.method,
+        f"{credentials.server}{request.path}",
+        params=request.query,
+        headers=headers,
+        data=None if request.body is None else json.dumps(request.body),
+        proxy=credentials.proxy,
+        server_hostname=credentials.server_name,
+    ) as response:
         good = 200 <= response.status < 300
         limit = _LARGEST if good else _LARGEST_ERROR
         body = bytearray()
@@ -391,16 +276,16 @@ def _dropped(error: Exception) -> bool:
     ) and not isinstance(error, aiohttp.ClientConnectorError)
 
 
-def _object(attempt: Attempt, request: _Request, answer: _Answer) -> dict[str, Any]:
+def _object(attempt: Attempt, request: Request, answer: _Answer) -> dict[str, Any]:
     """The object that an answer holds.
 
     Raises:
-        ApiError: it says no, or holds none of the kind asked for.
+        ApiError: it is a refusal, or holds none of the kind asked for.
     """
     if not 200 <= answer.status < 300:
         raise errors.answered(attempt, answer.status, answer.headers, answer.body, answer.reason)
-    trouble = None
     found: object = None
+    trouble = None
     if answer.method != request.method:
         trouble = f"a redirect has made a {answer.method} of the {request.method}"
     elif not answer.whole:
@@ -409,16 +294,15 @@ def _object(attempt: Attempt, request: _Request, answer: _Answer) -> dict[str, A
         try:
             found = json.loads(answer.body)
         except (ValueError, RecursionError):
-            trouble = (
-                f"no JSON, but {errors.one_line(answer.body[:100].decode('utf-8', 'replace'))!r}"
-            )
+            beginning = answer.body[:100].decode("utf-8", "replace")
+            trouble = f"no JSON, but {errors.one_line(beginning)!r}"
     if isinstance(found, dict) and found.get("kind") == request.kind:
         return found
     kind = found.get("kind") if isinstance(found, dict) else type(found).__name__
     trouble = trouble or f"{errors.one_line(kind)} instead of {request.kind}"
     raise attempt.failed(
         Kind.GARBAGE,
-        f"{attempt.server} answered {answer.status} with {trouble}: is that a Kubernetes API "
-        "server, or a proxy's page?",
+        f"{attempt.server} answered {answer.status} with {trouble}",
+        "is that a Kubernetes API server, or a proxy's page?",
         status=answer.status,
     )

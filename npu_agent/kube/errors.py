@@ -51,9 +51,11 @@ class Kind(enum.Enum):
 class ApiError(Exception):
     """A call to the API server failed.
 
-    ``str(error)`` is one line that names what was tried, what came back, and the remedy.
+    ``str(error)`` is one line: `what`, and the remedy.
 
     Attributes:
+        what: what was tried, and what came back.
+        remedy: what to do about it; empty where `what` has it all.
         kind: see Kind.
         status: the HTTP status; None if there was none.
         retry_after: the seconds to wait that the server asks for, 300 at most; None if it does not.
@@ -61,13 +63,16 @@ class ApiError(Exception):
 
     def __init__(
         self,
-        message: str,
+        what: str,
+        remedy: str = "",
         *,
         kind: Kind,
         status: int | None = None,
         retry_after: float | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(": ".join(filter(None, (what, remedy))))
+        self.what = what
+        self.remedy = remedy
         self.kind = kind
         self.status = status
         self.retry_after = retry_after
@@ -75,7 +80,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What was tried, as messages say it."""
+    """What was tried, for messages."""
 
     doing: str
     """Such as ``get Node n1``."""
@@ -96,13 +101,14 @@ class Attempt:
         self,
         kind: Kind,
         why: str,
+        remedy: str = "",
         *,
         status: int | None = None,
         retry_after: float | None = None,
     ) -> ApiError:
-        """The error that says so."""
-        message = f"cannot {self.doing}: {why}"
-        return ApiError(message, kind=kind, status=status, retry_after=retry_after)
+        """The error for this."""
+        what = f"cannot {self.doing}: {why}"
+        return ApiError(what, remedy, kind=kind, status=status, retry_after=retry_after)
 
 
 def one_line(words: object) -> str:
@@ -164,17 +170,17 @@ def answered(
         403: (Kind.FORBIDDEN, _forbidden(attempt, said)),
         404: (Kind.NOT_FOUND, _not_found(attempt, official)),
         409: (Kind.CONFLICT, _conflict(attempt)),
-        429: (Kind.TOO_MANY, "it has too much to do; this is tried again later"),
+        429: (Kind.TOO_MANY, "it has too much to do; the agent retries later"),
     }
     if status in for_status:
         kind, remedy = for_status[status]
     elif status >= 500:
-        kind, remedy = Kind.SERVER, "look at the API server's log, or at the proxy before it"
+        kind, remedy = Kind.SERVER, "see the API server's log, or that of a proxy before it"
     elif status >= 400:
         kind, remedy = Kind.REFUSED, "an admission policy, or a version that does not know this"
     else:
         kind, remedy = Kind.GARBAGE, "is that a Kubernetes API server?"
-    return attempt.failed(kind, f"{came}: {remedy}", status=status, retry_after=wait)
+    return attempt.failed(kind, came, remedy, status=status, retry_after=wait)
 
 
 def _said(body: bytes) -> tuple[bool, str]:
@@ -206,7 +212,7 @@ def _unauthorized(attempt: Attempt) -> str:
 
 def _forbidden(attempt: Attempt, said: str) -> str:
     if "cannot" not in said and said:
-        return "that is not RBAC's refusal: look at the admission policy or webhook it names"
+        return "that is not RBAC's refusal: see the admission policy or webhook it names"
     who = attempt.source
     if found := re.search(r'User "system:serviceaccount:([^":]+):([^":]+)"', said):
         who = "the service account " + "/".join(found.groups())
@@ -231,7 +237,7 @@ def _not_found(attempt: Attempt, official: bool) -> str:
 
 def _conflict(attempt: Attempt) -> str:
     if attempt.resource == "nodes":
-        return "the Node was deleted or made anew since it was read; it is read again"
+        return "the Node was deleted or created again since it was read; it is read again"
     return "an Event of this name exists, or its namespace is being deleted"
 
 
@@ -241,57 +247,59 @@ def failed(attempt: Attempt, error: Exception) -> ApiError:
 
     at = attempt.server
     if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
-        return attempt.failed(Kind.CREDENTIALS, f"{at}: {_certificate(attempt, error)}")
+        why, remedy = _certificate(attempt, error)
+        return attempt.failed(Kind.CREDENTIALS, f"{at}: {why}", remedy)
     if isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError):
         status = getattr(error, "status", None)
         came = f"answered {status}" if status else one_line(getattr(error, "os_error", error))
         return attempt.failed(
             Kind.UNREACHABLE,
-            f"{at}: the proxy {attempt.proxy} does not lead there ({came}): should NO_PROXY name "
-            "the API server's address?",
+            f"{at}: the proxy {attempt.proxy} does not lead there ({came})",
+            "should NO_PROXY name the API server's address?",
         )
     if isinstance(error, aiohttp.ClientResponseError):
         what = f"does not speak HTTP ({one_line(error.message or error)})"
         if isinstance(error, aiohttp.TooManyRedirects):
             what = "redirects in a circle"
-        return attempt.failed(
-            Kind.GARBAGE, f"{at} {what}: is that a Kubernetes API server?", status=None
-        )
+        return attempt.failed(Kind.GARBAGE, f"{at} {what}", "is that a Kubernetes API server?")
     if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
         by = f", by the proxy {attempt.proxy}" if attempt.proxy else ""
         return attempt.failed(
             Kind.CREDENTIALS,
-            f"{at}{by}: that is no URL of a server: look at {attempt.source}, and at HTTPS_PROXY",
+            f"{at}{by}: that is no URL of a server",
+            f"check {attempt.source}, and HTTPS_PROXY",
         )
     if isinstance(error, aiohttp.ClientConnectorSSLError | ssl.SSLError):
-        why = f"no TLS connection ({one_line(error)}): is that port one for https?"
+        why, remedy = f"no TLS connection ({one_line(error)})", "is that port one for https?"
     elif isinstance(error, aiohttp.ClientConnectorDNSError):
-        why = f"its name cannot be resolved ({one_line(error.os_error)}): look at this host's DNS"
+        why = f"its name cannot be resolved ({one_line(error.os_error)})"
+        remedy = "check this host's DNS"
     elif isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno  # asyncio's own words say less
         cause = os.strerror(number) if number else one_line(error.os_error)
-        why = f"no connection ({cause}): is it up, and is the network?"
+        why, remedy = f"no connection ({cause})", "is it up, and is the network?"
     elif isinstance(error, ConnectionError | aiohttp.ClientError):
-        why = f"the connection broke ({one_line(error)}): is it up, or is a proxy before it?"
+        why = f"the connection broke ({one_line(error)})"
+        remedy = "is it up, or is a proxy before it?"
     else:
-        why = f"{type(error).__name__}: {one_line(error)}"
-    return attempt.failed(Kind.UNREACHABLE, f"{at}: {why}")
+        why, remedy = f"{type(error).__name__}: {one_line(error)}", ""
+    return attempt.failed(Kind.UNREACHABLE, f"{at}: {why}", remedy)
 
 
-def _certificate(attempt: Attempt, error: Exception) -> str:
+def _certificate(attempt: Attempt, error: Exception) -> tuple[str, str]:
     cause = getattr(error, "certificate_error", error)
     why = one_line(getattr(cause, "verify_message", cause) or cause)
     code = getattr(cause, "verify_code", None)
     if code in (62, 64):  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
         remedy = (
-            "reach it by a name that its certificate has, or say which one in the kubeconfig's "
+            "reach it by a name that its certificate has, or give that name as the kubeconfig's "
             "tls-server-name"
         )
     elif code in (9, 10):  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
-        remedy = "renew it, and look at this host's clock"
+        remedy = "renew it, and check this host's clock"
     else:
         remedy = (
             f"{attempt.ca or 'no certificate authority that this system trusts'} has not signed "
-            "it: take the CA of this very cluster, and look for a proxy that breaks TLS open"
+            "it: take the CA of this very cluster, and look for a proxy that intercepts TLS"
         )
-    return f"its certificate is not good ({why}): {remedy}"
+    return f"its certificate is not valid ({why})", remedy

@@ -1,4 +1,4 @@
-"""What the agent knows of a Node: the part of its metadata that labels need."""
+"""Our Node: read from the API server's cache, and its labels by server-side apply."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from npu_agent.kube.client import Api, Request, path
+from npu_agent.kube.errors import Attempt, Kind
+
 FIELD_MANAGER = "npu-agent"
 """Who owns the labels, in the Node's managedFields."""
+
+_METADATA = "PartialObjectMetadata"
+_METADATA_ONLY = f"application/json;as={_METADATA};g=meta.k8s.io;v=v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +23,79 @@ class NodeMeta:
 
     name: str
     uid: str
-    """Another one if the Node was deleted and made anew."""
+    """Another one if the Node was deleted and created again."""
     resource_version: str
     labels: Mapping[str, str]
-    """All of them, whoever put them there."""
+    """All of them, whoever applied them."""
     applied: frozenset[str]
-    """The keys of labels that the agent put there by server-side apply, now or in a life before."""
+    """The keys of labels that this agent, or one before it, put there by server-side apply."""
+
+
+async def read(api: Api, name: str) -> NodeMeta:
+    """The Node's metadata, from the API server's cache: it may be a moment old.
+
+    Raises:
+        ApiError: of any kind.
+    """
+    return await _meta(api, _get(name, _METADATA, _METADATA_ONLY))
+
+
+async def read_whole(api: Api, name: str) -> dict[str, Any]:
+    """The Node with its status, from the API server's cache.
+
+    Raises:
+        ApiError: of any kind.
+    """
+    return await api.ask(_get(name, "Node"))
+
+
+async def apply_labels(api: Api, node: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
+    """Makes `labels` what the agent owns on this Node; returns the Node after that.
+
+    Keys that it applied before and that are not among them are removed; a key that somebody else
+    set is taken over; all other keys stay as they are. An apply that changes nothing writes
+    nothing. It never creates a Node: the uid has to be that of an existing one.
+
+    Raises:
+        ApiError: of any kind; CONFLICT if the Node was deleted or created again.
+    """
+    metadata: dict[str, Any] = {"name": node.name, "uid": node.uid}
+    if labels:  # an empty object would be owned too, and would stay behind
+        metadata["labels"] = dict(labels)
+    request = Request(
+        attempt=Attempt(doing=f"apply labels to Node {node.name}", verb="patch", resource="nodes"),
+        method="PATCH",
+        path=path("api", "v1", "nodes", node.name),
+        kind=_METADATA,
+        accept=_METADATA_ONLY,
+        content_type="application/apply-patch+yaml",
+        query={"fieldManager": FIELD_MANAGER, "force": "true"},
+        body={"apiVersion": "v1", "kind": "Node", "metadata": metadata},
+    )
+    return await _meta(api, request)
+
+
+def _get(name: str, kind: str, accept: str = "application/json") -> Request:
+    return Request(
+        attempt=Attempt(doing=f"get Node {name}", verb="get", resource="nodes"),
+        method="GET",
+        path=path("api", "v1", "nodes", name),
+        query={
+            "resourceVersion": "0"
+        },  # any version will do: the API server answers from its cache
+        kind=kind,
+        accept=accept,
+    )
+
+
+async def _meta(api: Api, request: Request) -> NodeMeta:
+    answer = await api.ask(request)
+    try:
+        return node_meta(answer)
+    except ValueError as error:
+        raise request.attempt.failed(
+            Kind.GARBAGE, f"the API server's answer cannot be used: {error}"
+        ) from error
 
 
 def node_meta(answer: Mapping[str, Any]) -> NodeMeta:

@@ -1,4 +1,4 @@
-"""Events on the Node: what `kubectl describe node` tells of cards that fail, recover, come or go.
+"""Events on the Node: what `kubectl describe node` shows of cards that fail, recover, come or go.
 
 Format: core/v1 Event. Those about a Node live in the namespace ``default``, as the kubelet's do.
 """
@@ -18,6 +18,8 @@ from npu_agent.config import ConfigState
 from npu_agent.core.hardware import CardState, Snapshot, State
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube import event as events
+from npu_agent.kube import node as nodes
 from npu_agent.logs import logger
 
 log = logger(__name__)
@@ -27,13 +29,13 @@ COMPONENT = "npu-agent"
 _LONGEST = 1024
 """Characters of a message: the API server's limit."""
 _SAME_FOR = 600.0
-"""Seconds in which an Event of the same kind, card and words is counted and not told anew."""
+"""Seconds in which the same Event again is counted and not created a second time."""
 _KEPT_FOR = 600.0
-"""Seconds that an Event waits for an API server that is away; then it is lost, and counted."""
+"""Seconds that an Event waits for an API server that does not answer; then it counts as lost."""
 _MOST = 256
 """Events that wait, at most."""
 _BURST, _EVERY = 25, 10.0
-"""As many requests at once, and then one each so many seconds."""
+"""So many Events without a pause, and then one each so many seconds."""
 _RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
 
 
@@ -44,15 +46,15 @@ class Event:
     reason: str
     """``NPUUnhealthy``: one word, for programs."""
     message: str
-    """For people. The same words for the same thing: they tell whether it is a repetition."""
+    """For people. Two Events with the same words are one that repeats."""
     warning: bool
 
 
 def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
-    """What became of the cards from one Snapshot to the next.
+    """What happened to the cards from one Snapshot to the next.
 
-    The first complete Snapshot adds no card, as they were there all along; one that is unhealthy is
-    told at once.
+    The first complete Snapshot adds no card, as they were there before; one that is unhealthy in it
+    is an Event.
     """
     if not after.complete:
         return
@@ -79,14 +81,14 @@ def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
 
 
 def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:
-    """What became of the config file."""
+    """What happened to the config file."""
     if after.error is not None and after.error != before.error:
         message = f"the config file is refused and the last good one stays: {after.error}"
         yield Event(reason="ConfigRejected", message=message, warning=True)
 
 
 def _named(state: CardState) -> str:
-    """``npu0 (UUID, 0000:01:00.0)``: the number may change, the rest tells which card it was."""
+    """``npu0 (UUID, 0000:01:00.0)``: the number may change, the rest identifies the card."""
     known = dict.fromkeys(filter(None, (state.id, state.card.pci_bus_id)))
     known.pop(state.card.name, None)
     return f"{state.card.name} ({', '.join(known)})" if known else state.card.name
@@ -94,7 +96,7 @@ def _named(state: CardState) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """An Event on its way: how often it happened since it was told last, first and last when."""
+    """An Event to be sent: how often it has happened since it was sent last, and when."""
 
     count: int
     first: float
@@ -102,7 +104,7 @@ class _Waiting:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Told:
+class _Sent:
     """An Event that the API server has."""
 
     name: str
@@ -111,10 +113,10 @@ class _Told:
 
 
 class Events:
-    """Tells the API server what happens. `results` counts ``sent``, ``repeated`` and ``lost``.
+    """Reports to the API server. `results` counts ``sent``, ``repeated`` and ``lost``.
 
-    What happens while the API server is away, or faster than it should be told, waits, and what
-    repeats meanwhile is counted: nothing grows, and nobody waits for it.
+    What happens while the API server does not answer, or faster than the limit allows, waits, and
+    what repeats meanwhile is counted: nothing grows, and nobody waits for it.
     """
 
     def __init__(
@@ -126,23 +128,23 @@ class Events:
         configs: Feed[ConfigState],
         wanted: Callable[[], bool],
     ) -> None:
-        """`wanted` says whether Events are to be sent; it is asked at each change."""
+        """`wanted` is whether Events are to be sent; it is called at each change."""
         self.results: Counter[str] = Counter()
         self.error: str | None = None
-        """Why what waits cannot be told; None while nothing is wrong."""
+        """Why Events cannot be sent; None while nothing is wrong."""
         self._api = api
         self._node_name = node_name
         self._snapshots = snapshots
         self._configs = configs
         self._wanted = wanted
         self._waiting: dict[Event, _Waiting] = {}
-        self._told: dict[Event, _Told] = {}
+        self._sent: dict[Event, _Sent] = {}
         self._more = asyncio.Event()
 
     async def run(self) -> None:
         """Follows hardware and config until cancelled."""
         if not self._node_name:
-            await asyncio.Event().wait()  # the labeller says that NODE_NAME is missing
+            await asyncio.Event().wait()  # the labeller reports that NODE_NAME is missing
             return
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._follow())
@@ -204,21 +206,21 @@ class Events:
             await self._more.wait()
 
     def _put_back(self, event: Event, waiting: _Waiting) -> None:
-        """It was not told: it goes back to the head, with what happened meanwhile."""
+        """It was not sent: it goes back to the head, with what happened meanwhile."""
         since = self._waiting.pop(event, None)
         if since:
             waiting = replace(waiting, count=waiting.count + since.count, last=since.last)
         self._waiting = {event: waiting, **self._waiting}
 
     def _forget(self, now: float) -> None:
-        """Lets go of what is too old to be told, or to be counted as a repetition."""
+        """Drops what is too old to be sent, or to be counted as a repetition."""
         for event, waiting in list(self._waiting.items()):
             if now - waiting.last > _KEPT_FOR:
                 del self._waiting[event]
                 self.results["lost"] += 1
-        for event, told in list(self._told.items()):
-            if now - told.last > _SAME_FOR:
-                del self._told[event]
+        for event, sent in list(self._sent.items()):
+            if now - sent.last > _SAME_FOR:
+                del self._sent[event]
 
     def _trouble(self, error: ApiError) -> None:
         if str(error) != self.error:
@@ -226,23 +228,23 @@ class Events:
             log.warning("events cannot be sent: trying again", reason=error)
 
     async def _send(self, node: str, event: Event, waiting: _Waiting) -> None:
-        told = self._told.get(event)
-        if told:
-            told = replace(told, count=told.count + waiting.count, last=waiting.last)
-            patch = {"count": told.count, "lastTimestamp": _stamp(told.last)}
+        sent = self._sent.get(event)
+        if sent:
+            sent = replace(sent, count=sent.count + waiting.count, last=waiting.last)
+            patch = {"count": sent.count, "lastTimestamp": _stamp(sent.last)}
             try:
-                await self._api.patch_event(NAMESPACE, told.name, patch)
+                await events.patch(self._api, NAMESPACE, sent.name, patch)
             except ApiError as error:
                 if error.kind is not Kind.NOT_FOUND:
                     raise
-                del self._told[event]  # it was deleted, or its hour was over: told anew
+                del self._sent[event]  # it was deleted, or its hour was over: it is created again
             else:
-                self._told[event] = told
+                self._sent[event] = sent
                 self.results["repeated"] += 1
                 return
-        uid = (await self._api.node(node)).uid  # a Node of this name may have been made anew
-        name = await self._api.create_event(NAMESPACE, _as_object(event, waiting, node, uid))
-        self._told[event] = _Told(name=name, count=waiting.count, last=waiting.last)
+        uid = (await nodes.read(self._api, node)).uid  # a Node may be created again by its old name
+        name = await events.create(self._api, NAMESPACE, _as_object(event, waiting, node, uid))
+        self._sent[event] = _Sent(name=name, count=waiting.count, last=waiting.last)
         self.results["sent"] += 1
 
 

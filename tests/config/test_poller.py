@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from npu_agent import files
 from npu_agent.config import load, poller
-from npu_agent.config import read as read_file
 from npu_agent.config.poller import Poller, State
 
 from .families import FAMILIES
@@ -22,7 +23,7 @@ GOOD = "defaultPe: Fusion\ninterval: 10\n"
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(poller, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(poller, "_POLL_EVERY", 0.01)
     monkeypatch.setattr(poller, "_SETTLE", 0.005)
     path = tmp_path / "config.yaml"
     path.write_text(GOOD)
@@ -126,9 +127,8 @@ async def test_a_bad_edit_is_told_once(file: Path, caplog: pytest.LogCaptureFixt
     async with following(file) as followed:
         replace(file, "interval: 0\n")
         await until(followed, lambda s: s.error)
-        looked = followed.look
         for _ in range(20):
-            looked()
+            followed.read_now()
             await asyncio.sleep(0.005)
         assert followed.states.value.rejected == 1
         replace(file, "interval: -1\n")
@@ -188,31 +188,70 @@ async def test_a_file_written_piece_by_piece_is_seen_only_whole(
     assert seen == [(10, "Fusion", None), (10, "Single", None)]
 
 
-async def test_sighup_looks_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poller, "_LOOK_EVERY", 1000.0)
+async def test_sighup_has_it_read_now(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller, "_POLL_EVERY", 1000.0)
     async with following(file) as followed:
         replace(file, "interval: 3\n")
-        followed.look()
+        followed.read_now()
         await until(followed, lambda s: s.config.interval == 3)
 
 
 async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    read = read_file
+    release = threading.Event()
+    opened = files.regular
+    before = threading.active_count()
+
+    def hang(path: str, flags: int) -> int:
+        release.wait(10)
+        return opened(path, flags)
+
     async with following(file) as followed:
-        monkeypatch.setattr(poller, "_DEADLINE", 0.02)
-
-        def hang(path: Path) -> bytes:
-            asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
-            return read(path)
-
-        monkeypatch.setattr(poller, "read", hang)
+        monkeypatch.setattr(poller, "_DEADLINE", 0.05)
+        monkeypatch.setattr(files, "regular", hang)
+        replace(file, "interval: 7\n")
         state = await until(followed, lambda s: s.error)
-        assert state.error is not None
-        assert "no answer" in state.error
-        monkeypatch.setattr(poller, "read", read)
+        assert state.error == f"{file}: cannot be read: no answer within 0.05 s"
+        await asyncio.sleep(0.3)  # several polls
+        assert threading.active_count() <= before + 2
+        monkeypatch.setattr(files, "regular", opened)
         release.set()
-        await until(followed, lambda s: s.error is None)
+        await until(followed, lambda s: s.error is None and s.config.interval == 7)
+
+
+async def test_a_change_that_does_not_show_is_read_now_and_then(file: Path) -> None:
+    async with following(file) as followed:
+        before = file.stat()
+        file.write_text(GOOD.replace("10", "20"))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        await until(followed, lambda s: s.config.interval == 20)
+
+
+async def test_an_unchanged_file_is_not_read_at_each_poll(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+    opened = files.regular
+
+    def count(path: str, flags: int) -> int:
+        nonlocal read
+        read += 1
+        return opened(path, flags)
+
+    async with following(file) as followed:
+        monkeypatch.setattr(files, "regular", count)
+        polled = 0
+        version = poller._version
+
+        def poll(path: Path) -> object:
+            nonlocal polled
+            polled += 1
+            return version(path)
+
+        monkeypatch.setattr(poller, "_version", poll)
+        async with asyncio.timeout(10):
+            while polled < 55:
+                await asyncio.sleep(0.01)
+        assert 1 <= read <= polled / 10 + 1
+        assert followed.states.value.generation == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -20,8 +21,11 @@ from npu_agent.kube import (
     ApiError,
     Kind,
     NodeMeta,
-    credentials,
-    lean,
+    access,
+    client,
+    event,
+    node,
+    serviceaccount,
 )
 from tests.kube.helpers import (
     DEADLINE,
@@ -51,7 +55,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trusted: 
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(credentials, "SERVICE_ACCOUNT", tmp_path / "serviceaccount")
+    monkeypatch.setattr(serviceaccount, "DIRECTORY", tmp_path / "serviceaccount")
     # What this system trusts: reading its own 140 authorities takes OpenSSL most of a test.
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted.ca))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
@@ -83,7 +87,7 @@ async def api(server: Server, tmp_path: Path) -> AsyncIterator[Api]:
 async def trouble(api: Api, name: str = "n1") -> ApiError:
     """What `node` raises; its line is one line, and of bounded length."""
     with pytest.raises(ApiError) as caught:
-        await api.node(name)
+        await node.read(api, name)
     said = str(caught.value)
     assert said.isprintable()
     assert len(said) < 1000
@@ -94,7 +98,7 @@ def in_pod(
     monkeypatch: pytest.MonkeyPatch, server: Server, ca: Path, token: str | None = "first"
 ) -> Path:
     """Makes this a Pod of that API server; returns the token's file."""
-    directory = credentials.SERVICE_ACCOUNT
+    directory = serviceaccount.DIRECTORY
     directory.mkdir()
     (directory / "ca.crt").write_bytes(ca.read_bytes())
     if token is not None:
@@ -109,8 +113,7 @@ def in_pod(
 
 
 async def test_node_is_asked_for_from_the_cache_as_metadata_only(server: Server, api: Api) -> None:
-    node = await api.node("n1")
-    assert node == NodeMeta(
+    assert await node.read(api, "n1") == NodeMeta(
         "n1",
         "7b0c",
         "42",
@@ -128,9 +131,9 @@ async def test_node_is_asked_for_from_the_cache_as_metadata_only(server: Server,
 
 
 async def test_labels_are_applied_to_this_very_node(server: Server, api: Api) -> None:
-    node = await api.apply_labels(META, {"npu.count": "2"})
-    assert node.resource_version == "42"
-    assert node.applied == {"npu.count"}
+    after = await node.apply_labels(api, META, {"npu.count": "2"})
+    assert after.resource_version == "42"
+    assert after.applied == {"npu.count"}
     (asked,) = server.asked
     assert (asked.method, asked.path) == ("PATCH", "/api/v1/nodes/n1")
     assert asked.query == [("fieldManager", "npu-agent"), ("force", "true")]
@@ -147,18 +150,18 @@ async def test_labels_are_applied_to_this_very_node(server: Server, api: Api) ->
 
 
 async def test_no_labels_is_no_field_at_all(server: Server, api: Api) -> None:
-    await api.apply_labels(META, {})
+    await node.apply_labels(api, META, {})
     assert json.loads(server.asked[0].body)["metadata"] == {"name": "n1", "uid": "7b0c"}
 
 
 async def test_events(server: Server, api: Api) -> None:
     server.replies = [says(EVENT, 201)]
-    event = {"metadata": {"generateName": "n1."}, "reason": "NPUUnhealthy"}
-    assert await api.create_event("default", event) == "n1.17"
-    await api.patch_event("default", "n1.17", {"count": 2})
+    unhealthy = {"metadata": {"generateName": "n1."}, "reason": "NPUUnhealthy"}
+    assert await event.create(api, "default", unhealthy) == "n1.17"
+    await event.patch(api, "default", "n1.17", {"count": 2})
     created, patched = server.asked
     assert (created.method, created.path) == ("POST", "/api/v1/namespaces/default/events")
-    assert json.loads(created.body) == event
+    assert json.loads(created.body) == unhealthy
     assert created.headers["Content-Type"] == "application/json"
     assert (patched.method, patched.path) == (
         "PATCH",
@@ -169,13 +172,13 @@ async def test_events(server: Server, api: Api) -> None:
 
 
 async def test_a_name_cannot_leave_its_place_in_the_path(server: Server, api: Api) -> None:
-    await api.node("a/b?c#d")
+    await node.read(api, "a/b?c#d")
     assert server.asked[0].path == "/api/v1/nodes/a/b?c#d"
     assert server.asked[0].query == [("resourceVersion", "0")]
 
 
 async def test_calls_share_a_connection(server: Server, api: Api) -> None:
-    await asyncio.gather(*(api.node("n1") for _ in range(5)))
+    await asyncio.gather(*(node.read(api, "n1") for _ in range(5)))
     assert len({id(asked.connection) for asked in server.asked}) == 1
 
 
@@ -185,29 +188,51 @@ async def test_nothing_is_done_before_the_first_call() -> None:
 
 
 async def test_after_close_it_connects_again(server: Server, api: Api) -> None:
-    await api.node("n1")
+    await node.read(api, "n1")
     await api.close()
     await api.close()
-    await api.node("n1")
+    await node.read(api, "n1")
     assert len(server.asked) == 2
 
 
-async def test_the_library_is_loaded_on_a_thread(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    first: dict[str, threading.Thread] = {}
-    original = lean.module
+async def test_what_takes_long_is_loaded_on_a_thread(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by: dict[str, threading.Thread] = {}
+    original = importlib.import_module
 
-    def module(name: str) -> ModuleType:
-        first.setdefault(name, threading.current_thread())
+    def import_module(name: str) -> ModuleType:
+        by[name] = threading.current_thread()
         return original(name)
 
-    monkeypatch.setattr(lean, "module", module)
-    await api.node("n1")
-    assert set(first) == {
-        "kubernetes_asyncio.client.api_client",
-        "kubernetes_asyncio.client.configuration",
-        "kubernetes_asyncio.config.kube_config",
-    }
-    assert threading.main_thread() not in first.values()
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    await node.read(api, "n1")
+    assert set(by) == {"aiohttp", "npu_agent.kube.kubeconfig"}
+    assert all(thread.daemon for thread in by.values())
+
+
+async def test_rights_are_asked_for(server: Server, api: Api) -> None:
+    review = {"kind": "SelfSubjectAccessReview", "status": {"allowed": True}}
+    server.replies = [says(review, 201), says({**review, "status": {"allowed": False}}, 201)]
+    assert await access.allowed(api, "get", "nodes", name="n1")
+    assert not await access.allowed(api, "create", "events", namespace="default")
+    first, second = server.asked
+    assert (first.method, first.path) == (
+        "POST",
+        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+    )
+    right = json.loads(first.body)["spec"]["resourceAttributes"]
+    assert right == {"verb": "get", "group": "", "resource": "nodes", "namespace": "", "name": "n1"}
+    right = json.loads(second.body)["spec"]["resourceAttributes"]
+    assert (right["namespace"], right["name"]) == ("default", "")
+
+
+async def test_the_whole_node(server: Server, api: Api) -> None:
+    server.replies = [says({"kind": "Node", "status": {"allocatable": {}}})]
+    assert (await node.read_whole(api, "n1"))["status"] == {"allocatable": {}}
+    (asked,) = server.asked
+    assert asked.headers["Accept"] == "application/json"
+    assert asked.query == [("resourceVersion", "0")]
 
 
 # Answers that say no
@@ -232,10 +257,10 @@ POLICY = "nodes \"n1\" is forbidden: ValidatingAdmissionPolicy 'own-node' denied
         (403, 'User "bob" cannot get resource "nodes"', Kind.FORBIDDEN, ["the user bob has no"]),
         (403, POLICY, Kind.FORBIDDEN, ["own-node", "not RBAC's refusal"]),
         (404, 'nodes "n1" not found', Kind.NOT_FOUND, ["NODE_NAME may be wrong", "spec.nodeName"]),
-        (409, "uid mismatch", Kind.CONFLICT, ["uid mismatch", "deleted or made anew"]),
+        (409, "uid mismatch", Kind.CONFLICT, ["uid mismatch", "deleted or created again"]),
         (410, "gone", Kind.REFUSED, ["410 Gone"]),
         (422, POLICY, Kind.REFUSED, ["own-node", "admission policy"]),
-        (429, "too many requests", Kind.TOO_MANY, ["429", "tried again"]),
+        (429, "too many requests", Kind.TOO_MANY, ["429", "the agent retries"]),
         (500, "etcdserver: no leader", Kind.SERVER, ["500", "no leader"]),
         (503, "", Kind.SERVER, ["503 Service Unavailable:"]),
         (599, "what", Kind.SERVER, ["599"]),
@@ -251,22 +276,22 @@ async def test_statuses(
     for word in ["cannot get Node n1", server.url, *words]:
         assert word in str(error)
     server.replies = [says(NODE)]
-    assert (await api.node("n1")).name == "n1"
+    assert (await node.read(api, "n1")).name == "n1"
 
 
 async def test_what_is_forbidden_is_named(server: Server, api: Api) -> None:
     server.replies = [status(403, RBAC.replace("get", "patch"))]
     with pytest.raises(ApiError, match=r"apply labels to Node n1.*no right to patch nodes"):
-        await api.apply_labels(META, {})
+        await node.apply_labels(api, META, {})
     server.replies = [status(403, 'User "u" cannot create resource "events"')]
     with pytest.raises(ApiError, match=r"in namespace default.*no right to create events"):
-        await api.create_event("default", {})
+        await event.create(api, "default", {})
     server.replies = [status(404, "gone")]
     with pytest.raises(ApiError, match=r"cannot patch Event default/e: .*the Event has expired"):
-        await api.patch_event("default", "e", {})
+        await event.patch(api, "default", "e", {})
     server.replies = [status(409, "AlreadyExists")]
     with pytest.raises(ApiError, match=r"an Event of this name exists"):
-        await api.create_event("default", {})
+        await event.create(api, "default", {})
 
 
 @pytest.mark.parametrize(
@@ -310,13 +335,13 @@ async def test_garbage(server: Server, api: Api, reply: Reply, words: str) -> No
     assert error.kind is Kind.GARBAGE
     assert words in str(error)
     server.replies = [says(NODE)]
-    await api.node("n1")
+    await node.read(api, "n1")
 
 
 async def test_an_event_without_a_name_is_garbage(server: Server, api: Api) -> None:
     server.replies = [says({"kind": "Event"}, 201)]
     with pytest.raises(ApiError) as caught:
-        await api.create_event("default", {})
+        await event.create(api, "default", {})
     assert caught.value.kind is Kind.GARBAGE
 
 
@@ -348,7 +373,7 @@ async def test_no_more_than_the_beginning_of_an_error_is_read(server: Server, ap
 
 async def test_redirects(server: Server, api: Api) -> None:
     server.replies = [says("", 307, {"Location": "/elsewhere"}), says(NODE)]
-    assert (await api.node("n1")).name == "n1"
+    assert (await node.read(api, "n1")).name == "n1"
     assert server.asked[-1].path == "/elsewhere"
     server.replies = [says("", 307, {"Location": "/elsewhere"})]
     error = await trouble(api)
@@ -356,13 +381,13 @@ async def test_redirects(server: Server, api: Api) -> None:
     assert "redirects in a circle" in str(error)
     server.replies = [says("", 303, {"Location": "/login"}), says(NODE)]
     with pytest.raises(ApiError, match="a redirect has made a GET of the PATCH"):
-        await api.apply_labels(META, {})
+        await node.apply_labels(api, META, {})
 
 
 async def test_a_redirect_does_not_take_the_token_elsewhere(server: Server, api: Api) -> None:
     async with serving(says(NODE)) as elsewhere:
         server.replies = [says("", 307, {"Location": f"{elsewhere.url}/there"})]
-        await api.node("n1")
+        await node.read(api, "n1")
         assert server.tokens == ["Bearer secret"]
         assert elsewhere.tokens == [None]
 
@@ -417,7 +442,7 @@ async def test_a_body_that_never_ends_ends_at_the_deadline(server: Server, tmp_p
 
 async def test_a_call_can_be_cancelled(server: Server, api: Api) -> None:
     server.replies = [hangs]
-    call = asyncio.create_task(api.node("n1"))
+    call = asyncio.create_task(node.read(api, "n1"))
     async with asyncio.timeout(DEADLINE):
         while not server.asked:
             await asyncio.sleep(0.01)
@@ -425,7 +450,7 @@ async def test_a_call_can_be_cancelled(server: Server, api: Api) -> None:
     with pytest.raises(asyncio.CancelledError):
         await call
     server.replies = [says(NODE)]
-    assert (await api.node("n1")).name == "n1"
+    assert (await node.read(api, "n1")).name == "n1"
 
 
 async def test_close_is_quick_while_a_call_hangs(server: Server, api: Api) -> None:
@@ -469,14 +494,14 @@ async def test_a_server_that_is_no_url(tmp_path: Path, url: str) -> None:
 
 async def test_a_dropped_connection_is_tried_once_more(server: Server, api: Api) -> None:
     server.replies = [drops, says(NODE)]
-    assert (await api.node("n1")).name == "n1"
+    assert (await node.read(api, "n1")).name == "n1"
     server.replies = [drops, says(NODE)]
-    assert (await api.apply_labels(META, {})).name == "n1"
+    assert (await node.apply_labels(api, META, {})).name == "n1"
     server.replies = [drops, says(EVENT)]
-    await api.patch_event("default", "e", {})
+    await event.patch(api, "default", "e", {})
     server.replies = [drops, says(EVENT)]  # might be there twice
     with pytest.raises(ApiError) as caught:
-        await api.create_event("default", {})
+        await event.create(api, "default", {})
     assert caught.value.kind is Kind.UNREACHABLE
 
 
@@ -485,7 +510,7 @@ async def test_one_that_is_dropped_each_time_is_reported(server: Server, api: Ap
     assert (await trouble(api)).kind is Kind.UNREACHABLE
     assert len(server.asked) == 2
     with pytest.raises(ApiError, match="the connection broke"):
-        await api.apply_labels(META, {})
+        await node.apply_labels(api, META, {})
     assert len(server.asked) == 4
 
 
@@ -504,7 +529,7 @@ async def test_in_a_pod(trusted: Authority, monkeypatch: pytest.MonkeyPatch) -> 
         in_pod(monkeypatch, server, trusted.ca, "abc\n")  # client-go takes the line's end off too
         monkeypatch.setenv("KUBECONFIG", "/nonexistent")
         api = Api(deadline=DEADLINE)
-        assert (await api.node("n1")).name == "n1"
+        assert (await node.read(api, "n1")).name == "n1"
         await api.close()
     assert server.tokens == ["Bearer abc"]
 
@@ -513,7 +538,7 @@ async def test_a_given_kubeconfig_counts_more_than_the_pod(
     server: Server, api: Api, trusted: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_pod(monkeypatch, server, trusted.ca)
-    await api.node("n1")
+    await node.read(api, "n1")
     assert server.tokens == ["Bearer secret"]
 
 
@@ -528,7 +553,7 @@ async def test_kubeconfig_of_the_environment_or_the_home(
         (tmp_path / ".kube").mkdir()
         path.rename(tmp_path / ".kube" / "config")
     api = Api(deadline=DEADLINE)
-    assert (await api.node("n1")).name == "n1"
+    assert (await node.read(api, "n1")).name == "n1"
     await api.close()
 
 
@@ -538,7 +563,7 @@ async def test_kubeconfig_with_tls(trusted: Authority, tmp_path: Path, given: bo
         cluster = {"certificate-authority": str(trusted.ca)} if given else {}
         path = kubeconfig(tmp_path, server.url, cluster=cluster)
         api = Api(kubeconfig=path, deadline=DEADLINE)
-        assert (await api.node("n1")).name == "n1"
+        assert (await node.read(api, "n1")).name == "n1"
         await api.close()
 
 
@@ -550,7 +575,7 @@ async def test_no_credentials_at_all(
     assert error.kind is Kind.CREDENTIALS
     for words in (
         "cannot get Node n1: no credentials",
-        str(credentials.SERVICE_ACCOUNT / "token"),
+        str(serviceaccount.DIRECTORY / "token"),
         str(tmp_path / ".kube/config"),
         "k8s/daemonset.yaml",
         "KUBECONFIG",
@@ -558,7 +583,7 @@ async def test_no_credentials_at_all(
     ):
         assert words in str(error)
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
-    assert (await api.node("n1")).name == "n1"  # the next call tries again
+    assert (await node.read(api, "n1")).name == "n1"  # the next call tries again
     await api.close()
 
 
@@ -617,7 +642,7 @@ async def test_a_bad_token(
         assert str(path) in str(error)
         assert not server.asked
         path.write_text("good")
-        await api.node("n1")
+        await node.read(api, "n1")
         await api.close()
 
 
@@ -629,7 +654,7 @@ async def test_a_missing_token(trusted: Authority, monkeypatch: pytest.MonkeyPat
         assert error.kind is Kind.CREDENTIALS
         assert str(path) in str(error)
         path.write_text("good")
-        await api.node("n1")
+        await node.read(api, "n1")
         await api.close()
 
 
@@ -649,7 +674,7 @@ async def test_a_bad_ca(
         assert str(ca) in str(error)
         assert "kube-root-ca.crt" in str(error)
         ca.write_bytes(trusted.ca.read_bytes())
-        await api.node("n1")
+        await node.read(api, "n1")
         await api.close()
 
 
@@ -663,7 +688,7 @@ async def test_a_ca_that_has_not_signed_the_servers_certificate(
         assert error.kind is Kind.CREDENTIALS
         assert f"{ca} has not signed it" in str(error)
         ca.write_bytes(trusted.ca.read_bytes())  # the CA was changed on disk
-        await api.node("n1")
+        await node.read(api, "n1")
         await api.close()
 
 
@@ -676,7 +701,7 @@ async def test_a_certificate_for_another_name(other: Authority, tmp_path: Path) 
         assert "tls-server-name" in str(error)
         cluster["tls-server-name"] = "kubernetes.example"
         kubeconfig(tmp_path, server.url, cluster=cluster)
-        await api.node("n1")
+        await node.read(api, "n1")
         await api.close()
 
 
@@ -699,10 +724,10 @@ async def test_a_token_that_was_rotated(
     async with serving(reply, tls=trusted.context()) as server:
         path = in_pod(monkeypatch, server, trusted.ca, "first")
         api = Api(deadline=DEADLINE)
-        await api.node("n1")
+        await node.read(api, "n1")
         path.write_text("second")
-        await api.node("n1")
-        await api.node("n1")
+        await node.read(api, "n1")
+        await node.read(api, "n1")
         await api.close()
     assert server.tokens == ["Bearer first", "Bearer first", "Bearer second", "Bearer second"]
 
@@ -713,12 +738,12 @@ async def test_the_token_is_read_again_before_it_expires(
     async with serving(says(NODE), tls=trusted.context()) as server:
         path = in_pod(monkeypatch, server, trusted.ca, "first")
         api = Api(deadline=DEADLINE)
-        await api.node("n1")
+        await node.read(api, "n1")
         path.write_text("second")
-        monkeypatch.setattr(credentials, "_REREAD", 0.0)
-        await api.node("n1")
+        monkeypatch.setattr(client, "_REREAD", 0.0)
+        await node.read(api, "n1")
         path.unlink()  # for a moment: the one we have is still good
-        await api.node("n1")
+        await node.read(api, "n1")
         await api.close()
     assert server.tokens == ["Bearer first", "Bearer second", "Bearer second"]
 
@@ -732,11 +757,11 @@ async def test_a_token_that_is_no_good(server: Server, api: Api, tmp_path: Path)
         assert "expired" in str(error)
     assert len(server.asked) == 4
     server.replies = [says(NODE)]
-    await api.node("n1")
+    await node.read(api, "n1")
 
 
 async def test_credentials_that_are_gone_at_a_401(server: Server, api: Api, tmp_path: Path) -> None:
-    await api.node("n1")
+    await node.read(api, "n1")
     (tmp_path / "kubeconfig").unlink()
     server.replies = [status(401, "Unauthorized")]
     assert (await trouble(api)).kind is Kind.CREDENTIALS
@@ -754,7 +779,7 @@ async def test_a_login_program_runs_again_at_a_401(server: Server, tmp_path: Pat
     user = {"exec": {"apiVersion": version, "command": str(login)}}
     server.replies = [status(401, "Unauthorized"), says(NODE)]
     api = Api(kubeconfig=kubeconfig(tmp_path, server.url, user=user), deadline=DEADLINE)
-    await api.node("n1")
+    await node.read(api, "n1")
     await api.close()
     assert server.tokens == ["Bearer token-1", "Bearer token-2"]
 
@@ -764,7 +789,7 @@ async def test_a_login_program_runs_again_at_a_401(server: Server, tmp_path: Pat
 
 async def test_netrc_is_not_read(server: Server, api: Api, tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text("default login a password b\n")
-    await api.node("n1")
+    await node.read(api, "n1")
     assert server.tokens == ["Bearer secret"]
 
 
@@ -773,7 +798,7 @@ async def test_a_proxy_of_the_environment(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", server.url)
     api = Api(kubeconfig=kubeconfig(tmp_path, "http://10.96.0.1"), deadline=DEADLINE)
-    assert (await api.node("n1")).name == "n1"
+    assert (await node.read(api, "n1")).name == "n1"
     assert server.asked[0].headers["Host"] == "10.96.0.1"
     await api.close()
 

@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from npu_agent.config import Config, ConfigState
 from npu_agent.core.hardware import CardState, Health, Snapshot, State
 from npu_agent.feed import Feed
-from npu_agent.kube import Api, ApiError, Kind, NodeMeta
+from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube.client import Request
 from npu_agent.outputs import events
 from npu_agent.outputs.events import Event, Events, card_events, config_events
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -107,38 +108,35 @@ def test_a_refused_config_is_told_and_a_good_one_is_not() -> None:
 
 
 @dataclass
-class Server:
-    """Stands in for `Api`: keeps Events, and refuses as told."""
+class Server(Api):
+    """Answers as the API server would: keeps Events, and refuses as it is set to."""
 
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: Feed[int] = field(default_factory=lambda: Feed(0))
     refusal: ApiError | None = None
 
-    def _called(self) -> None:
+    async def ask(self, request: Request) -> dict[str, Any]:
         self.calls.publish(self.calls.value + 1)
         if self.refusal:
             raise self.refusal
-
-    async def node(self, name: str) -> NodeMeta:
-        self._called()
-        return NodeMeta(
-            name=name, uid="node-uid", resource_version="1", labels={}, applied=frozenset()
-        )
-
-    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> str:
-        self._called()
-        assert namespace == event["metadata"]["namespace"] == "default"
-        name = event["metadata"]["name"]
-        assert name not in self.objects
-        self.objects[name] = dict(event)
-        return str(name)
-
-    async def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
-        self._called()
-        assert namespace == "default"
-        if name not in self.objects:
-            raise error(Kind.NOT_FOUND)
-        self.objects[name] |= patch
+        if request.method == "GET":
+            assert request.path == "/api/v1/nodes/node-1"
+            metadata = {"name": "node-1", "uid": "node-uid", "resourceVersion": "1"}
+            return {"kind": "PartialObjectMetadata", "metadata": metadata}
+        events_of_default, _, name = request.path.partition("/events")
+        assert events_of_default == "/api/v1/namespaces/default"
+        body: dict[str, Any] = dict(request.body or {})
+        if request.method == "POST":
+            assert body["metadata"]["namespace"] == "default"
+            name = body["metadata"]["name"]
+            assert name not in self.objects
+            self.objects[name] = body
+        else:
+            name = name.removeprefix("/")
+            if name not in self.objects:
+                raise error(Kind.NOT_FOUND)
+            self.objects[name] |= body
+        return self.objects[name]
 
     async def reached(self, number: int) -> None:
         async with asyncio.timeout(DEADLINE):
@@ -164,7 +162,7 @@ class Room:
     @asynccontextmanager
     async def running(self, node_name: str | None = "node-1") -> AsyncIterator[Events]:
         one = Events(
-            api=cast("Api", self.server),
+            api=self.server,
             node_name=node_name,
             snapshots=self.snapshots,
             configs=self.configs,

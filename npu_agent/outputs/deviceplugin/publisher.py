@@ -272,7 +272,7 @@ class Publisher:
     async def _replace(self, what: str, path: Path, content: bytes | None) -> bool:
         """Writes a file, and logs once if that fails; returns whether it went well."""
         try:
-            await asyncio.to_thread(files.replace, path, content)
+            await files.replace(path, content)
         except OSError as error:
             trouble = f"its {what} ({path}) cannot be written: {error.strerror or error}"
             if trouble != self._trouble.get(what):

@@ -1,4 +1,4 @@
-"""The labels on the Node: what they say, and the two ways to put them there."""
+"""The labels on the Node: their values (`compute`), and the two ways to write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def output_of(
     output: str, *, api: Api, node_name: str | None, host_root: Path
 ) -> NodeOutput | NfdOutput | None:
-    """Where the config's labels.output says that labels go; None: nowhere."""
+    """The place that the config's labels.output names; None for none."""
     if output == "api":
         from npu_agent.outputs.labels.node import NodeOutput
 

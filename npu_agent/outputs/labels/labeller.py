@@ -1,4 +1,4 @@
-"""Keeps the labels as they should be: decides when to look and when to write, and how to go on."""
+"""Keeps the labels as they should be: when to check, when to write, and how to retry."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Literal, Protocol
 from npu_agent.backoff import Backoff
 from npu_agent.core.hardware import Snapshot
 from npu_agent.feed import Feed, changes_of
-from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.logs import logger
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.state import LabelState
+from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
@@ -25,15 +25,15 @@ _RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
 """Seconds between tries while the labels cannot be put in place."""
 _MACHINE_DEADLINE = 2.0
 _SETTLE = 1.0
-"""Seconds that the labels to put in place have to stay the same once they are known: a driver that
-is reloaded takes its cards away one by one, and each step would be a write."""
+"""Seconds that new labels have to stay the same before they are written: a driver that is reloaded
+removes its cards one by one, and each step would be a write."""
 
 
 class UnavailableError(Exception):
-    """The labels cannot be put in place now. The message says why, and how to mend it.
+    """The labels cannot be written now. The message has the reason and the remedy.
 
     Attributes:
-        retry_after: seconds that whoever refused wants us to wait; None if it did not say.
+        retry_after: seconds to wait that the server asked for; None if it did not.
         kind: one word for the metric, such as ``forbidden``.
     """
 
@@ -49,9 +49,9 @@ class Output(Protocol):
     name: Literal["api", "nfd"]
 
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
-        """Makes `labels` ours in that place, and nothing else; writes only what differs.
+        """Makes `labels`, and nothing else, ours in that place; writes only what differs.
 
-        With `careful`, labels of ours that are there stay as they are, as `labels` may be wrong.
+        With `careful`, labels of ours that are there stay as they are: `labels` may be incomplete.
         Returns what was done, as counts of ``written``, ``put_back``, ``removed`` and ``left``
         labels; all 0 where everything was in place.
 
@@ -60,11 +60,11 @@ class Output(Protocol):
         """
 
     def changed(self) -> None:
-        """Tells that the next `put` has other labels than the last one: do not trust a cache."""
+        """Called when the next `put` has other labels than the last one: do not trust a cache."""
 
 
 class Labeller:
-    """Keeps the labels in one place; `state` says how they stand, `results` counts what is done."""
+    """Keeps the labels in one place; `state` has their status, `results` counts what was done."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class Labeller:
         output: Output,
         machine: Callable[[], Machine],
     ) -> None:
-        """A labeller that has not begun.
+        """Starts nothing yet.
 
         Args:
             snapshots: the hardware.
             sets: the generations of label names that are wanted.
-            resync: seconds between two looks whether somebody else changed our labels.
+            resync: seconds between two checks whether somebody else changed our labels.
             output: where they go.
             machine: reads what the machine is called; may block.
         """
@@ -92,7 +92,7 @@ class Labeller:
         self._output = output
         self._read_machine = machine
         self._machine: Machine | None = None
-        self._told = ""
+        self._reported = ""
 
     async def run(self) -> None:
         """Follows hardware and config until cancelled."""
@@ -111,16 +111,14 @@ class Labeller:
                 wanted.publish((labels, compute.unsure(snapshot) is not None))
 
     async def _machine_once(self) -> Machine:
-        """What the machine is called; it does not change while it runs."""
+        """The machine's vendor and name; they do not change while it runs."""
         if self._machine is None:
-            reader = Reader("npu-dmi")
+            thread = DaemonThread("npu-dmi")
             try:
-                self._machine = await reader.call(self._read_machine, deadline=_MACHINE_DEADLINE)
-            except (OSError, HungError) as error:
+                self._machine = await thread.call(self._read_machine, deadline=_MACHINE_DEADLINE)
+            except OSError as error:
                 log.warning("the machine's vendor and name cannot be read", error=error)
                 self._machine = Machine(vendor=None, name=None)
-            finally:
-                reader.close()
         return self._machine
 
     async def _keep(self, wanted: Feed[tuple[Mapping[str, str], bool] | None]) -> None:
@@ -144,20 +142,20 @@ class Labeller:
                 continue
             before = labels
             pause.reset()
-            # With jitter, so that the agents of thousands of nodes do not ask all at once.
+            # With jitter, so that the agents of thousands of nodes do not ask at the same moment.
             await _within(changed, self._resync() * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> None:
         self.state.publish(replace(self.state.value, labels=labels))
         done = await self._output.put(labels, careful=careful)
-        if self._told:
-            self._told = ""
+        if self._reported:
+            self._reported = ""
             log.info("labels can be put in place again")
         self.results.update({what: 1 for what, count in done.items() if count})
         written = done.total() - done["left"]
         if written:
-            said = ", ".join(f"{count} {what}" for what, count in done.items() if count)
-            log.info("labels written", output=self._output.name, labels=said.replace("_", " "))
+            counts = ", ".join(f"{count} {what}" for what, count in done.items() if count)
+            log.info("labels written", output=self._output.name, labels=counts.replace("_", " "))
         self.state.publish(
             LabelState(
                 output=self._output.name,
@@ -170,8 +168,8 @@ class Labeller:
     def _trouble(self, labels: Mapping[str, str], error: UnavailableError) -> None:
         self.results[error.kind] += 1
         reason = str(error)
-        if reason != self._told:
-            self._told = reason
+        if reason != self._reported:
+            self._reported = reason
             log.warning("labels not in place: trying again", reason=reason)
         self.state.publish(replace(self.state.value, labels=labels, in_place=False, error=reason))
 

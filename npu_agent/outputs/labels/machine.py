@@ -1,4 +1,4 @@
-"""Reads what the firmware calls the machine."""
+"""Reads the machine's vendor and name, as the firmware has them."""
 
 from __future__ import annotations
 

@@ -1,24 +1,26 @@
-"""Labels by way of Node Feature Discovery: a feature file that its worker on this node reads.
+"""Labels through Node Feature Discovery: a feature file that its worker on this node reads.
 
-Format: the "local" feature source of NFD, docs/labels.md tells which of its settings matter. Lines
-of ``key=value`` and nothing else: before 0.14 NFD took comments for labels.
+Format: the "local" feature source of NFD; docs/labels.md lists the settings of NFD that matter.
+Lines of ``key=value`` and nothing else: before 0.14 NFD took comments for labels.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
 from npu_agent import files
-from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.outputs.labels.labeller import UnavailableError
 
 FILE = Path("etc/kubernetes/node-feature-discovery/features.d/npu-agent")
 """Below the host root."""
 
 _DEADLINE = 5.0
+_LARGEST = 2**16
+"""Bytes: NFD ignores larger files."""
 
 
 class NfdOutput:
@@ -28,38 +30,33 @@ class NfdOutput:
 
     def __init__(self, host_root: Path) -> None:
         self.path = host_root / FILE
-        self._reader = Reader("npu-nfd")
         self._last: Mapping[str, str] | None = None
         """What was put last by this process."""
 
     def changed(self) -> None:
-        """See `Output.changed`. The file itself is looked at each time: there is no cache."""
+        """See `Output.changed`. The file itself is read each time: there is no cache."""
 
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
         """See `Output.put`."""
-        done = await self._blocking(lambda: self._put(labels, careful=careful))
+        async with self._explained():
+            done = await self._put(labels, careful=careful)
         if not done["left"]:
             self._last = dict(labels)
         return done
 
     async def clear(self) -> frozenset[str]:
-        """Takes the file away; returns the keys that were in it.
+        """Removes the file; returns the keys that were in it.
 
         Raises:
             UnavailableError: it could not be done.
         """
-        before: list[str] = []
-
-        def clear() -> Counter[str]:
-            before.extend(parse(_content(self.path)))
-            files.replace(self.path, None)
-            return Counter()
-
-        await self._blocking(clear)
+        async with self._explained():
+            before = parse(await self._content())
+            await files.replace(self.path, None, deadline=_DEADLINE)
         return frozenset(before)
 
-    def _put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
-        wanted, there = render(labels), _content(self.path)
+    async def _put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
+        wanted, there = render(labels), await self._content()
         if wanted == there:
             return Counter()
         before = parse(there)
@@ -67,29 +64,37 @@ class NfdOutput:
         gone = before.keys() - labels.keys()
         if careful and before:
             return Counter(left=len(wrong | gone))
-        if wanted is not None and not self.path.parent.is_dir():
+        try:
+            await files.replace(self.path, wanted, make_directory=False, deadline=_DEADLINE)
+        except FileNotFoundError:
             raise UnavailableError(
                 f"{self.path.parent} is missing: install Node Feature Discovery on this node and "
                 "mount that directory here, or set labels.output to api",
                 kind="no_directory",
-            )
-        files.replace(self.path, wanted)
+            ) from None
         how = "put_back" if labels == self._last else "written"
         if not wrong and not gone:
             wrong = set(labels)  # the lines were in disorder
         return Counter({how: len(wrong), "removed": len(gone)})
 
-    async def _blocking(self, work: Callable[[], Counter[str]]) -> Counter[str]:
+    async def _content(self) -> bytes | None:
         try:
-            return await self._reader.call(work, deadline=_DEADLINE)
-        except HungError as error:
+            return await files.read(self.path, _LARGEST, deadline=_DEADLINE)
+        except FileNotFoundError:
+            return None
+
+    @asynccontextmanager
+    async def _explained(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
             raise UnavailableError(
-                f"{self.path}: {error}: does that file system still work?", kind="timeout"
+                f"{self.path}: {error.strerror}: does that file system still work?", kind="timeout"
             ) from error
         except OSError as error:
             raise UnavailableError(
                 f"{self.path} cannot be replaced: {error.strerror or error}: mount its directory "
-                "here and let us write there, or set labels.output to api",
+                "here and make it writable for the agent, or set labels.output to api",
                 kind="unwritable",
             ) from error
 
@@ -108,10 +113,3 @@ def parse(content: bytes | None) -> dict[str, str]:
         if key and not key.startswith("#"):
             found[key] = text if equals else "true"
     return found
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
-from npu_agent.kube import Api, ApiError, Kind, NodeMeta
+from npu_agent.kube import Api, ApiError, Kind, NodeMeta, node
 from npu_agent.outputs.labels.labeller import UnavailableError
 
 NO_NODE_NAME = (
@@ -14,16 +14,16 @@ NO_NODE_NAME = (
     "downward API as k8s/daemonset.yaml does, or set labels.output to none"
 )
 _SELDOM = 3600.0
-"""Seconds between two reminders of what only a restart can mend."""
+"""Seconds between two log lines about what only a restart can change."""
 
 
 class NodeOutput:
-    """Puts labels on one Node. What others put there is theirs: only keys of ours are written."""
+    """Applies labels to one Node. What others put there is theirs: only our keys are written."""
 
     name: Literal["api", "nfd"] = "api"
 
     def __init__(self, api: Api, node_name: str | None) -> None:
-        """`node_name` None: nothing can be put anywhere, and each `put` says so."""
+        """`node_name` None: each `put` fails and names the remedy."""
         self._api = api
         self._node_name = node_name
         self._known: NodeMeta | None = None
@@ -31,7 +31,7 @@ class NodeOutput:
         self._trust = False
 
     def changed(self) -> None:
-        """The next `put` is not a look for drift.
+        """The next `put` does not check for drift.
 
         The API server's cache may be a moment behind our own last write, and with labels that
         change back and forth it would show what is wanted and is no longer there.
@@ -45,39 +45,37 @@ class NodeOutput:
         try:
             return await self._put(self._node_name, labels, careful=careful)
         except ApiError as error:
-            # Whose uid is another one now, that is refused as a change of what cannot change (422).
+            # A uid that is another one now is refused as a change of what cannot change (422).
             if error.kind in (Kind.NOT_FOUND, Kind.CONFLICT, Kind.REFUSED):
-                self._known, self._trust = None, False  # the Node may have been made anew
-            raise UnavailableError(
-                str(error), kind=error.kind.value, retry_after=error.retry_after
-            ) from error
+                self._known, self._trust = None, False
+            raise _unavailable(error) from error
 
     async def _put(self, name: str, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
         drift = self._known is not None and not self._trust
-        node = self._known if self._trust and self._known else await self._api.node(name)
-        wrong = {key for key, value in labels.items() if node.labels.get(key) != value}
-        gone = node.applied - labels.keys()
+        meta = self._known if self._trust and self._known else await node.read(self._api, name)
+        wrong = {key for key, value in labels.items() if meta.labels.get(key) != value}
+        gone = meta.applied - labels.keys()
         # The right value in somebody else's hands would stay behind when it no longer applies.
-        theirs = labels.keys() - node.applied - wrong
+        theirs = labels.keys() - meta.applied - wrong
         if not (wrong or gone or theirs):
             self._trust = False
             return Counter()
-        if careful and node.applied:
+        if careful and meta.applied:
             return Counter(left=len(wrong | gone))
-        self._known = await self._api.apply_labels(node, labels)
+        self._known = await node.apply_labels(self._api, meta, labels)
         self._trust = False
         refused = sorted(k for k, v in labels.items() if self._known.labels.get(k) != v)
         if refused:
             raise UnavailableError(
-                f"the API server took the labels of Node {name}, and {', '.join(refused)} differ "
-                "all the same: does an admission webhook change them?",
+                f"the API server accepted the labels of Node {name}, but {', '.join(refused)} "
+                "differ: does an admission webhook change them?",
                 kind="overruled",
             )
         how = "put_back" if drift else "written"
         return Counter({how: len(wrong | theirs), "removed": len(gone)})
 
     async def clear(self) -> frozenset[str]:
-        """Takes away every label that was put there by us, now or by an agent before; returns them.
+        """Removes every label that this agent, or one before it, applied; returns their keys.
 
         Raises:
             UnavailableError: it could not be done.
@@ -85,8 +83,12 @@ class NodeOutput:
         if not self._node_name:
             raise UnavailableError(NO_NODE_NAME, kind="no_node_name")
         try:
-            node = await self._api.node(self._node_name)
-            after = await self._api.apply_labels(node, {}) if node.applied else node
+            meta = await node.read(self._api, self._node_name)
+            after = await node.apply_labels(self._api, meta, {}) if meta.applied else meta
         except ApiError as error:
-            raise UnavailableError(str(error), kind=error.kind.value) from error
-        return node.applied - after.applied
+            raise _unavailable(error) from error
+        return meta.applied - after.applied
+
+
+def _unavailable(error: ApiError) -> UnavailableError:
+    return UnavailableError(str(error), kind=error.kind.value, retry_after=error.retry_after)

@@ -1,4 +1,4 @@
-"""How the labels stand, for people: the status page, metrics and `npu-agent doctor`."""
+"""The status of the labels, for the status page, metrics and `npu-agent doctor`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class LabelState:
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What should be there, by key."""
     in_place: bool = False
-    """Whether that was so when it was looked at last."""
+    """Whether that was so at the last check."""
     error: str | None = None
-    """Why it is not, with the remedy; None while nothing is wrong."""
+    """Why they are not, with the remedy; None while nothing is wrong."""
     applied_at: float | None = None
     """When they were last written; seconds of the wall clock. None: not by this process."""

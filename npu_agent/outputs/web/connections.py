@@ -2,7 +2,6 @@
 
 Loaded only when the server starts: aiohttp costs the command line too much.
 """
-# ruff: noqa: E402  (aiohttp comes by `lean`, and only then parts of it)
 
 from __future__ import annotations
 
@@ -12,10 +11,6 @@ import logging
 import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
-
-from npu_agent import lean
-
-lean.aiohttp()
 
 # Not by `aiohttp.web`, which brings applications, routes and file serving along: 1 MB.
 from aiohttp.http_exceptions import HttpProcessingError

@@ -4,13 +4,13 @@ The rules of server-side apply are the API server's; the same is seen on a real 
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any
 
 import pytest
 
-from npu_agent.kube import Api, ApiError, Kind, NodeMeta
+from npu_agent.kube import FIELD_MANAGER, Api, ApiError, Kind, NodeMeta
+from npu_agent.kube.client import Request
 from npu_agent.outputs.labels.labeller import UnavailableError
 from npu_agent.outputs.labels.node import NodeOutput
 
@@ -18,8 +18,8 @@ WANTED = {"beta.furiosa.ai/npu.count": "2", "beta.furiosa.ai/npu.family": "warbo
 
 
 @dataclass
-class Server:
-    """Stands in for `Api`, with one Node and server-side apply's rules for labels."""
+class Server(Api):
+    """Answers as the API server would, with one Node and server-side apply's rules for labels."""
 
     now: NodeMeta = field(
         default_factory=lambda: NodeMeta(
@@ -27,23 +27,23 @@ class Server:
         )
     )
     seen: NodeMeta | None = None
-    """What the cache still says; None: what is."""
+    """What the cache still has; None: what is."""
     gets: int = 0
     writes: int = 0
     refusal: ApiError | None = None
     webhook: dict[str, str] = field(default_factory=dict)
 
-    async def node(self, name: str) -> NodeMeta:
-        self.gets += 1
+    async def ask(self, request: Request) -> dict[str, Any]:
+        assert request.path == "/api/v1/nodes/n1"
+        self.gets += request.method == "GET"
         if self.refusal:
             raise self.refusal
-        assert name == "n1"
-        return self.seen or self.now
-
-    async def apply_labels(self, node: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
-        if self.refusal:
-            raise self.refusal
-        if node.uid != self.now.uid:
+        if request.method == "GET":
+            return answer(self.seen or self.now)
+        assert request.body
+        metadata = request.body["metadata"]
+        labels = metadata.get("labels", {})
+        if metadata["uid"] != self.now.uid:
             raise ApiError("another uid", kind=Kind.CONFLICT, status=409)
         kept = {k: v for k, v in self.now.labels.items() if k not in self.now.applied - set(labels)}
         after = replace(
@@ -51,7 +51,7 @@ class Server:
         )
         self.writes += after != self.now
         self.now = after
-        return after
+        return answer(after)
 
     def by_hand(self, **labels: str) -> None:
         """Somebody else sets labels, and so takes them over."""
@@ -61,6 +61,24 @@ class Server:
         )
 
 
+def answer(node: NodeMeta) -> dict[str, Any]:
+    """The Node as the API server answers it."""
+    applied: dict[str, Any] = {f"f:{key}": {} for key in node.applied}
+    ours = {
+        "manager": FIELD_MANAGER,
+        "operation": "Apply",
+        "fieldsV1": {"f:metadata": {"f:labels": applied}},
+    }
+    metadata = {
+        "name": node.name,
+        "uid": node.uid,
+        "resourceVersion": node.resource_version,
+        "labels": dict(node.labels),
+        "managedFields": [ours],
+    }
+    return {"kind": "PartialObjectMetadata", "metadata": metadata}
+
+
 @pytest.fixture
 def server() -> Server:
     return Server()
@@ -68,7 +86,7 @@ def server() -> Server:
 
 @pytest.fixture
 def output(server: Server) -> NodeOutput:
-    return NodeOutput(cast("Api", server), "n1")
+    return NodeOutput(server, "n1")
 
 
 async def test_labels_are_written_once(server: Server, output: NodeOutput) -> None:
@@ -80,16 +98,16 @@ async def test_labels_are_written_once(server: Server, output: NodeOutput) -> No
 
 
 async def test_a_new_agent_finds_them_and_writes_nothing(server: Server) -> None:
-    await NodeOutput(cast("Api", server), "n1").put(WANTED, careful=False)
-    assert not (await NodeOutput(cast("Api", server), "n1").put(WANTED, careful=False)).total()
+    await NodeOutput(server, "n1").put(WANTED, careful=False)
+    assert not (await NodeOutput(server, "n1").put(WANTED, careful=False)).total()
     assert server.writes == 1
 
 
 async def test_what_the_agent_before_put_and_no_longer_applies_goes(server: Server) -> None:
     old = {**WANTED, "alpha.furiosa.ai/npu.family": "warboy"}
-    await NodeOutput(cast("Api", server), "n1").put(old, careful=False)
+    await NodeOutput(server, "n1").put(old, careful=False)
     server.now = replace(server.now, labels={**server.now.labels, "example.com/rack": "a7"})
-    done = await NodeOutput(cast("Api", server), "n1").put(WANTED, careful=False)
+    done = await NodeOutput(server, "n1").put(WANTED, careful=False)
     assert done == Counter(removed=1, written=0)
     assert server.now.labels == {**WANTED, "example.com/rack": "a7"}
 
@@ -164,7 +182,7 @@ async def test_a_webhook_that_changes_labels_is_told(server: Server, output: Nod
 
 
 async def test_without_a_node_name_it_says_what_to_set(server: Server) -> None:
-    output = NodeOutput(cast("Api", server), None)
+    output = NodeOutput(server, None)
     with pytest.raises(UnavailableError, match="NODE_NAME is not set") as refused:
         await output.put(WANTED, careful=False)
     assert refused.value.retry_after == 3600

@@ -1,0 +1,38 @@
+"""SelfSubjectAccessReview: which rights these credentials have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from npu_agent.kube.client import Api, Request, path
+from npu_agent.kube.errors import Attempt
+
+
+async def allowed(
+    api: Api, verb: str, resource: str, *, namespace: str = "", name: str = ""
+) -> bool:
+    """Whether these credentials have this right on a resource of the core group.
+
+    Every authenticated user may ask (ClusterRole system:basic-user).
+
+    Raises:
+        ApiError: of any kind.
+    """
+    right = {"verb": verb, "group": "", "resource": resource, "namespace": namespace, "name": name}
+    answer = await api.ask(
+        Request(
+            attempt=Attempt(
+                doing="ask what we are allowed", verb="create", resource="selfsubjectaccessreviews"
+            ),
+            method="POST",
+            path=path("apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"),
+            kind="SelfSubjectAccessReview",
+            body={
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": right},
+            },
+        )
+    )
+    status = answer.get("status")
+    return isinstance(status, Mapping) and status.get("allowed") is True

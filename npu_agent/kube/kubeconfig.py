@@ -1,0 +1,56 @@
+"""Credentials of a kubeconfig, by kubernetes_asyncio: contexts, login programs, certificates.
+
+For the commands that people run, and for hosts without a service account. Importing the library
+takes half a second and 37 MB (all of Kubernetes' models), so this module is imported only when
+there is a kubeconfig to load; in the agent's Pod there is none.
+"""
+
+from __future__ import annotations
+
+from kubernetes_asyncio.client import Configuration
+from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+
+from npu_agent.kube.credentials import Credentials, CredentialsError, checked
+from npu_agent.kube.errors import one_line
+from npu_agent.kube.proxy import proxy_for
+from npu_agent.threads import DaemonThread
+
+_DEADLINE = 5.0
+"""Seconds for reading the files."""
+
+
+async def load(paths: str) -> Credentials:
+    """The credentials of a kubeconfig's current context; may run a login program.
+
+    Args:
+        paths: with a colon between two, as in $KUBECONFIG.
+
+    Raises:
+        CredentialsError: it cannot be used.
+    """
+    source = f"the kubeconfig {paths}"
+    made = Configuration()
+    made.host = ""
+    try:
+        thread = DaemonThread("npu-kubeconfig")
+        merged = await thread.call(lambda: KubeConfigMerger(paths).config, deadline=_DEADLINE)
+        # Not on a thread: it may run a login program, whose wait has to be cancellable.
+        await KubeConfigLoader(config_dict=merged, config_base_path=None).load_and_set(made)
+    except Exception as error:  # the library has no error of its own for a malformed file
+        raise CredentialsError(
+            f"{source} cannot be used: {one_line(error)}: does kubectl work with it?"
+        ) from error
+    if not made.host:
+        raise CredentialsError(f"{source} cannot be used: its cluster has no server")
+    token = made.api_key.get("BearerToken")
+    return Credentials(
+        server=made.host,
+        source=source,
+        authorization=checked(token, source) if token else None,
+        ca=made.ssl_ca_cert,
+        certificate=made.cert_file,
+        key=made.key_file,
+        verify=made.verify_ssl,
+        server_name=made.tls_server_name,
+        proxy=made.proxy or proxy_for(made.host),
+    )

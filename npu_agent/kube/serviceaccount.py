@@ -1,0 +1,60 @@
+"""The service account of the agent's Pod: a token that the kubelet replaces in its file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from npu_agent import files
+from npu_agent.kube.credentials import Credentials, CredentialsError, checked
+from npu_agent.kube.errors import one_line
+from npu_agent.kube.proxy import proxy_for
+
+DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_LONGEST = 2**16
+"""Bytes; tokens have about 1,000."""
+
+
+async def load() -> Credentials | None:
+    """The service account's credentials; None outside of a Pod, or in one that has none.
+
+    Raises:
+        CredentialsError: its token cannot be used.
+    """
+    token = DIRECTORY / "token"
+    server = _server(token)
+    if server is None:
+        return None
+    return Credentials(
+        server=server,
+        source=f"the service account ({token})",
+        authorization=await authorization(token),
+        token_file=token,
+        ca=str(DIRECTORY / "ca.crt"),
+        proxy=proxy_for(server),
+    )
+
+
+def _server(token: Path) -> str | None:
+    """The API server's URL if this is a Pod with a service account."""
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT")
+    if not (host and port and os.path.lexists(token)):
+        return None
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+async def authorization(token: Path) -> str:
+    """The header for the token that is in its file now.
+
+    Raises:
+        CredentialsError: it cannot be read, or is no token.
+    """
+    try:
+        text = (await files.read(token, _LONGEST)).decode("ascii")
+    except (OSError, ValueError) as error:
+        raise CredentialsError(
+            f"the service account's token {token} cannot be read: {one_line(error)}: does the "
+            "volume mount of the Pod have it, and may this user read it?"
+        ) from error
+    return checked(f"Bearer {text.strip()}", f"the service account's token {token}")

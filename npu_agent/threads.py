@@ -1,0 +1,106 @@
+"""Blocking calls on a daemon thread, for what may hang: a file system, a device, a name look-up."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
+from functools import partial
+from io import IOBase
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Call(Future[T]):
+    """A call on its way. A file that it opens when nobody waits any more is closed."""
+
+    given_up = False
+
+    def cancel(self) -> bool:
+        """Called when whoever waits gives up, which a call that runs does not notice."""
+        self.given_up = True
+        return super().cancel()
+
+    def run(self, function: Callable[[], T]) -> None:
+        """On the thread."""
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            result = function()
+        except BaseException as error:  # the caller's to handle
+            self.set_exception(error)
+            return
+        if self.given_up and isinstance(result, IOBase):
+            result.close()
+        self.set_result(result)
+
+
+class DaemonThread(Executor):
+    """Runs calls in order on one daemon thread, which ends when there are none left.
+
+    An executor, so that aiofiles and `loop.run_in_executor` take it. Not asyncio's default one: a
+    call that hangs would take one of its few threads for good, and `asyncio.run` and the
+    interpreter wait for those at exit. A daemon thread is left behind. While a call hangs, the ones
+    after it wait their turn; those whose caller has given up meanwhile never run.
+    """
+
+    def __init__(self, name: str) -> None:
+        """`name` is the thread's, seen in stack dumps."""
+        self._name = name
+        self._lock = threading.Lock()
+        self._calls: deque[tuple[_Call[Any], Callable[[], Any]]] = deque()
+        self._runs = False
+
+    def submit(
+        self, function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs
+    ) -> Future[T]:
+        """See `concurrent.futures.Executor`."""
+        future: _Call[T] = _Call()
+        with self._lock:
+            waiting = (call for call in self._calls if not call[0].cancelled())
+            self._calls = deque([*waiting, (future, partial(function, *arguments, **named))])
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        return future
+
+    async def call(self, function: Callable[[], T], *, deadline: float) -> T:
+        """Returns what `function` returns, or raises what it raises.
+
+        Raises:
+            TimeoutError: it has not returned within `deadline` seconds. An OSError, with strerror.
+        """
+        async with within(deadline):
+            return await asyncio.get_running_loop().run_in_executor(self, function)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._runs = False
+                    return
+                future, function = self._calls.popleft()
+            future.run(function)
+            del future, function  # not kept until the next call
+
+
+@asynccontextmanager
+async def within(deadline: float) -> AsyncIterator[None]:
+    """`asyncio.timeout` of `deadline` seconds, with an error that has words for people.
+
+    The words stay the same for as long as something hangs: they are shown, and what is shown is
+    compared.
+    """
+    try:
+        async with asyncio.timeout(deadline) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise  # of the operating system
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {deadline:g} s") from error

@@ -1,0 +1,94 @@
+"""Libraries are imported whole, and late: by whom, when, and which never in the agent's Pod."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npu_agent.outputs.prometheus import page
+from tests.kube.helpers import DEADLINE, NODE, Authority, authority, kubeconfig, says, serving
+
+HEAVY = (
+    "aiohttp.web",
+    "kubernetes_asyncio",
+    "multiprocessing",
+    "npu_agent.simulator",
+    "rich",
+    "urllib3",
+)
+"""Each is, with what it brings along, at least half a megabyte."""
+LOADED = f"print(*(name for name in {HEAVY} if name in sys.modules))"
+CALLS = """
+import asyncio, pathlib
+from npu_agent.kube import Api, node, serviceaccount
+assert "aiohttp" not in sys.modules
+serviceaccount.DIRECTORY = pathlib.Path(sys.argv[1])
+async def main():
+    api = Api(deadline=60)
+    await node.apply_labels(api, await node.read(api, "n1"), {"a": "b"})
+    await api.close()
+asyncio.run(main())
+assert "aiohttp" in sys.modules
+"""
+
+
+async def python(code: str, *arguments: object, **environment: object) -> list[str]:
+    """Runs it in a process of its own; the words it prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        f"import sys\n{code}",
+        *map(str, arguments),
+        env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    async with asyncio.timeout(3 * DEADLINE):
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode().split()
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("tls"))
+
+
+async def test_the_agent_loads_nothing_heavy_that_it_has_no_use_for(
+    tmp_path: Path, signed: Authority
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "ca.crt").write_bytes(signed.ca.read_bytes())
+    code = f"import npu_agent.cli, npu_agent.agent\n{CALLS}"
+    code += f"import npu_agent.outputs.web.connections\n{LOADED}"
+    async with serving(says(NODE), tls=signed.context()) as server:
+        _, _, port = server.url.rpartition(":")
+        pod = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+        assert await python(code, tmp_path, **pod) == []
+        assert len(server.asked) == 2
+
+
+async def test_a_kubeconfig_is_what_kubernetes_asyncio_is_for(tmp_path: Path) -> None:
+    async with serving(says(NODE)) as server:
+        path = kubeconfig(tmp_path, server.url)
+        loaded = await python(f"{CALLS}\n{LOADED}", tmp_path / "none", KUBECONFIG=path)
+    assert "kubernetes_asyncio" in loaded
+
+
+async def test_without_credentials_it_is_not_loaded_either(tmp_path: Path) -> None:
+    code = CALLS.replace("    await node.apply", "    try: await node.apply").replace(
+        "    await api.close()", "    except Exception as error: print(error.kind.value)"
+    )
+    code = code.replace('assert "aiohttp" in sys.modules', "")
+    printed = await python(f"{code}\n{LOADED}", tmp_path, KUBECONFIG=tmp_path / "missing")
+    assert printed == ["credentials"]
+
+
+def test_content_types_are_those_of_prometheus_client() -> None:
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+    from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
+
+    assert (page.TEXT, page.OPENMETRICS) == (CONTENT_TYPE_PLAIN_0_0_4, CONTENT_TYPE_LATEST)
