@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.outputs.labels.compute import PREFIXES
 from tests.e2e.node import NAMESPACE, PROJECT, RESOURCE, SOON, WORKLOAD, Node
@@ -360,10 +361,10 @@ def static_pod() -> dict[str, Any]:
     }
 
 
-def wait_held(node: Node, condition: Any) -> tuple[assignments.Assignment, ...]:
+def wait_held(node: Node, condition: Any) -> tuple[Assignment, ...]:
     """Asks the kubelet itself, past agent and API server."""
     socket = node.cluster.kubelet_dir / "pod-resources" / "kubelet.sock"
-    found: list[tuple[assignments.Assignment, ...]] = []
+    found: list[tuple[Assignment, ...]] = []
 
     def so() -> bool:
         held = tuple(a for a in asyncio.run(assignments.fetch(socket)) if a.resource == RESOURCE)
