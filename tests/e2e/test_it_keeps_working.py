@@ -8,8 +8,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +111,72 @@ def test_the_driver_is_reloaded(node: Node) -> None:
     assert node.held()["steady"] == held
     node.run("next", 1)
     assert node.held()["next"] != held
+
+
+def entry(node: Node, card: str) -> Path:
+    """Where the driver describes a card."""
+    return node.cluster.host_root / f"sys/class/npu_mgmt/{card}_mgmt"
+
+
+@contextlib.contextmanager
+def rewritten(files: Mapping[Path, str]) -> Iterator[None]:
+    """Files with another content for a while."""
+    before = {path: path.read_text() for path in files}
+    try:
+        for path, text in files.items():
+            path.write_text(text)
+        yield
+    finally:
+        for path, text in before.items():
+            path.write_text(text)
+
+
+def fenced_by(node: Node, pod: str) -> bool:
+    """Whether the status page names the Pod as the reason why a device is not offered."""
+    page = (
+        "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/status.json').read())"
+    )
+    said = node.in_agent("python3", "-c", page)
+    assert f"Pod default/{pod} still holds" in said, said
+    return True
+
+
+def test_a_second_card_says_the_uuid_of_a_held_one(node: Node) -> None:
+    node.run("holder", 1)
+    held, mine = node.held()["holder"], node.environment("holder", "NPU_DEVNAME")[:4]
+    newcomer = entry(node, "npu1" if mine == "npu0" else "npu0") / "device_uuid"
+    with rewritten({newcomer: held}):
+        # The known card keeps its ID, and the newcomer might be the card that is held.
+        node.wait_allocatable(1)
+        node.cluster.wait_for("the reason", lambda: fenced_by(node, "holder"), SOON)
+        node.create("late", 1)
+        unschedulable(node, "late")
+        assert node.held() == {"holder": held}
+        node.delete_pods("holder")
+        node.wait_phase("late", "Running")
+        node.wait_allocatable(2)
+    node.delete_pods()
+    node.wait_allocatable(2)
+
+
+def test_cards_are_renumbered_under_a_pod(node: Node) -> None:
+    node.run("holder", 1)
+    held = node.held()["holder"]
+    identity = ("device_uuid", "device_sn", "busname")
+    files = [(entry(node, "npu0") / name, entry(node, "npu1") / name) for name in identity]
+    swapped = {one: other.read_text() for pair in files for one, other in (pair, pair[::-1])}
+    with rewritten(swapped):
+        # The other card now has the nodes that the Pod was given.
+        node.wait_allocatable(1)
+        node.cluster.wait_for("the reason", lambda: fenced_by(node, "holder"), SOON)
+        node.create("late", 1)
+        unschedulable(node, "late")
+        assert node.held() == {"holder": held}
+        node.delete_pods("holder")
+        node.wait_phase("late", "Running")
+        node.wait_allocatable(2)
+    node.delete_pods()
+    node.wait_allocatable(2)
 
 
 def test_a_card_is_disabled_by_an_edit(node: Node) -> None:
