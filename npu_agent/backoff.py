@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Backoff:
     """The pauses between tries, in seconds: `first`, doubling up to `longest`, each +-20 %.
 
-    Jitter, so that the agents of many nodes do not come back all at once.
+    Jitter, so that the agents of many nodes do not retry all at the same time.
     """
 
     first: float

@@ -1,7 +1,8 @@
 """Words at which a reader from the field would stop, and what to say instead.
 
 ``python -m tests.words``, a part of ``make lint``, searches the package (names, comments,
-docstrings, messages), the manifests and the English pages. The terms that each mean one thing everywhere are in docs/architecture.md.
+docstrings, messages), the manifests and the English pages. The terms
+that each mean one thing everywhere are in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ def found(text: str) -> list[tuple[int, str, str]]:
             r"\b(" + words.replace(" ", r"[\s#]+") + r")\b", text, re.IGNORECASE
         )
     ]
+
+
+def _spaced(words: str) -> str:
+    """A line may end between two words, and the next one begin with the sign of a comment."""
+    return words.replace(" ", r"[\s#]+")
 
 
 def main() -> int:

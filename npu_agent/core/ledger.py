@@ -6,7 +6,7 @@ cores, that a card was renumbered, or that two cards say the same UUID. So the l
 everything that was handed out what it stood for at that time: whose cores, and by which nodes. What
 is about to be handed out is compared with that.
 
-Start reading at `Ledger`. Three sources tell of holders:
+Start reading at `Ledger`. There are three sources:
 
 - what was granted here (`Ledger.granted`), known at the moment of the grant;
 - the kubelet's pod-resources API (`Ledger.answered`), which is late, absent after a restart of the
@@ -139,8 +139,8 @@ class Ledger:
             assignments: all that it lists.
             asked_at: when it was asked for.
             cards: those present now; IDs that no record explains are matched against theirs.
-            resources: the names under which cards are handed out. What has another name concerns
-                us only if its ID is one that a card of ours can have.
+            resources: the names under which cards are handed out. An assignment of another
+                resource matters only if its ID is one that a present card can have.
         """
         listed: dict[Name, list[Assignment]] = {}
         for one in assignments:

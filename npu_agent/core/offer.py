@@ -1,4 +1,4 @@
-"""Snapshot -> the devices of a resource: what the kubelet is told there is. Pure."""
+"""Snapshot -> the devices of a resource: how cards are cut. Pure."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 An answer may have megabytes, and betterproto takes seconds for them (`python -m
 bench.podresources`); on a thread it shares the interpreter's lock with the event loop, which then
-waits 5 ms for each turn. Here only five texts of each device are read; all else is passed over by
-its length, unseen.
+waits 5 ms for each turn. Here only five texts of each device are read; everything else is skipped
+by its length.
 
 Message and field numbers: protos/podresources.proto. The wire format:
-https://protobuf.dev/programming-guides/encoding/. What contradicts it is refused, and so are fields
-of ours with another wire type than theirs, and groups, which proto3 does not have.
+https://protobuf.dev/programming-guides/encoding/. What contradicts it is refused, and so are known
+fields of another wire type, and groups, which proto3 does not have.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Reader:
                 self._pause = at + _BREATH
                 yield None
         for container, held in containers:
-            while held:  # freed one by one: thousands at once take milliseconds
+            while held:  # freed one by one: thousands together take milliseconds
                 yield namespace, name, container, *held.pop()
 
     def _container(self, at: int, end: int) -> Generator[None, None, tuple[str, _Held]]:

@@ -4,8 +4,8 @@ Why a lock: the kubelet lets anyone register a resource again, and drops the new
 registrations when the older one's stream ends (k8s.io/kubernetes, device manager, `runClient`). Two
 agents would take it from each other for ever; and under two resource names they would hand out
 the same cards twice. With the lock the second one waits, says who owns the node, and takes over
-within a blink of the first one's end, however that came: the kernel lets go of a dead process's
-lock. So a rolling update with maxSurge has no gap worth the name.
+within milliseconds of the first one's end, however it ended: the kernel releases the lock of a
+dead process. So a rolling update with maxSurge has no gap worth the name.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Ownership:
     ) -> AsyncIterator[Callable[[], bool]]:
         """Owns the node's devices while the context is open; waits for it as long as it takes.
 
-        `waiting` is told who owns them meanwhile, and None once they are ours. Yields a function
-        that tells whether the lock still counts: somebody may have wiped the directory.
+        `waiting` is called with the present owner, and with None once they are ours. Yields a
+        function that returns whether the lock still counts: the directory may have been wiped.
 
         Raises:
             OSError: the lock cannot be made.

@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import struct
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.core.ledger import SETTLED, Assignment
 from npu_agent.feed import Feed
-from npu_agent.kubelet import decode as podresources
+from npu_agent.kubelet import decode as decoder
 from npu_agent.kubelet.rpc import apart
 from npu_agent.logs import logger
 
@@ -37,27 +36,25 @@ _LARGEST = 8 << 20
 """Bytes of an answer; 250 Pods with 8 devices each are 0.2 MiB.
 
 The container may use 128 MiB, of which the agent needs up to 50. Answer after answer of this size,
-with `podresources.MOST` devices in each, take 60 more at their peak (measured): two answers 16,
+with `decode.MOST` devices in each, take 60 more at their peak (measured): two answers 16,
 what grpclib holds of one at a time 4 (its window), the devices before and after they are sorted,
-together with those of before, 15, and the rest is memory in use only in part.
+together with the previous ones, 15, and the rest is memory in use only in part.
 """
 _PIECE = 1 << 16
 """Bytes of an answer that are taken from grpclib at a time."""
 _SLICE = 0.0005
 """Seconds of decoding before the loop gets a turn."""
-_RUN = 256
-"""Rows that are sorted at a time, in a fraction of a millisecond."""
 
 
 class UnavailableError(Exception):
-    """The kubelet did not say who holds what; the message says why, and how to mend it."""
+    """The kubelet did not say who holds what; the message says why, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
     """What is known of who holds what."""
 
-    # First, so that two values are told apart by it, and not by a look at each assignment.
+    # First: it differs between any two values, so that comparing them is cheap.
     asked_at: float = 0.0
     """When the kubelet was asked last, `time.monotonic`; 0 before the first answer or failure."""
     assignments: tuple[Assignment, ...] = ()
@@ -100,13 +97,13 @@ async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
     """
     answer = await _answer(socket, _ALLOCATABLE)
     try:
-        return podresources.allocatable(answer)
+        return decoder.allocatable(answer)
     except ValueError as error:
         raise UnavailableError(f"{socket}: {error}") from error
 
 
 class PodResources:
-    """Keeps `holdings` up to date by asking the kubelet now and then, and when told to."""
+    """Keeps `holdings` up to date by asking the kubelet now and then, and on request."""
 
     def __init__(self, socket: Path, interval: Callable[[], float]) -> None:
         """`interval` says how many seconds to wait between two times; it is asked each time."""
@@ -230,11 +227,11 @@ async def _message(stream: Stream[_Raw, _Raw]) -> bytearray | None:
 
 
 async def _decoded(socket: Path, answer: bytearray) -> tuple[Assignment, ...]:
-    found: list[Assignment] = []
+    rows: set[decoder.Row] = set()
     until = time.perf_counter() + _SLICE
     try:
         async with asyncio.timeout(_DEADLINE):  # 8 MiB of nothing but empty fields take seconds
-            for _ in _assign(answer, found):
+            for _ in _collect(answer, rows):
                 if time.perf_counter() >= until:
                     await asyncio.sleep(0)
                     until = time.perf_counter() + _SLICE
@@ -244,7 +241,7 @@ async def _decoded(socket: Path, answer: bytearray) -> tuple[Assignment, ...]:
         ) from None
     except ValueError as error:
         raise UnavailableError(f"{socket}: {error}") from error
-    return tuple(found)
+    return _assignments(rows)
 
 
 def decode(answer: bytes | bytearray) -> tuple[Assignment, ...]:
@@ -253,53 +250,24 @@ def decode(answer: bytes | bytearray) -> tuple[Assignment, ...]:
     Raises:
         ValueError: it is none.
     """
-    found: list[Assignment] = []
-    for _ in _assign(answer, found):
+    rows: set[decoder.Row] = set()
+    for _ in _collect(answer, rows):
         pass
-    return tuple(found)
+    return _assignments(rows)
 
 
-def _assign(answer: bytes | bytearray, found: list[Assignment]) -> Iterator[None]:
-    """Puts the assignments of `answer` into `found`, and yields every fraction of a millisecond."""
-    before = None
-    for part in _from_the_last(podresources.rows(answer)):
-        for row in part:
-            if row != before:
-                found.append(Assignment(*row))
-            before = row
-        yield
-    found.reverse()
-
-
-def _from_the_last(rows: Iterator[podresources.Row | None]) -> Iterator[list[podresources.Row]]:
-    """Sorts rows: yields them from the last to the first in lists of about `_RUN`, and empty ones.
-
-    In one go, 30,000 rows would take tens of milliseconds to be sorted, and some more to be freed.
-    """
-    runs: list[list[podresources.Row]] = [[]]
-    samples = []
+def _collect(answer: bytes | bytearray, rows: set[decoder.Row]) -> Iterator[None]:
+    """Puts the rows of `answer` into `rows`, and yields every fraction of a millisecond."""
     try:
-        for row in rows:
+        for row in decoder.rows(answer):
             if row is None:
-                yield []
-                continue
-            run = runs[-1]
-            if len(run) % (_RUN // 4) == 0:
-                samples.append(row)
-            run.append(row)
-            if len(run) == _RUN:
-                run.sort()
-                runs.append([])
-                yield []
+                yield
+            else:
+                rows.add(row)
     except ValueError as error:
         raise ValueError(f"not a ListPodResourcesResponse: {error}") from error
-    runs[-1].sort()
-    samples.sort()
-    for first in (*reversed(samples[4::4]), ("", "", "", "", "")):
-        part = []
-        for run in runs:
-            place = bisect_left(run, first)
-            part += run[place:]
-            del run[place:]
-        part.sort(reverse=True)
-        yield part
+
+
+def _assignments(rows: Iterable[decoder.Row]) -> tuple[Assignment, ...]:
+    """Sorted: the kubelet lists everything in an order that changes each time."""
+    return tuple(Assignment(*row) for row in sorted(rows))

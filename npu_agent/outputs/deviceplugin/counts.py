@@ -46,7 +46,7 @@ class Counts:
     preferred: Counter[str] = field(default_factory=Counter)
     """Answers to GetPreferredAllocation, by `placement.Choice.reason`."""
     returns: int = 0
-    """Times that the kubelet let go of us and took us on again."""
+    """Times that the kubelet dropped us and was registered with again."""
 
     def allocated(self, result: str, seconds: float) -> None:
         """Counts an Allocate call that ended."""

@@ -1,4 +1,4 @@
-"""Encodes what the kubelet is told in bulk: protobuf, written straight from our own values.
+"""Encodes what goes to the kubelet in bulk: protobuf, written straight from our own values.
 
 betterproto needs about 0.1 ms for each device and 5 ms for an Allocate of 8 cards, on the event
 loop (bench/). The messages here are nothing but nested strings, so they are put together from

@@ -187,7 +187,7 @@ class Publisher:
                     break
 
     def _lists(self) -> dict[str, Devices] | None:
-        """The devices of each resource as of now; None as long as nothing should be offered."""
+        """The devices of each resource; None as long as nothing should be offered."""
         snapshot, wanted = self._snapshots.value, self._wanted.value
         answer = self._pod_resources.holdings.value
         if not snapshot.complete or not answer.asked_at:
@@ -217,7 +217,7 @@ class Publisher:
         return replace(device, healthy=False, reason=reason) if reason else device
 
     def _put(self, lists: Mapping[str, Devices]) -> None:
-        """Publishes; nothing may wait between the last look at the ledger and this."""
+        """Publishes; there must be no await between the last use of the ledger and this."""
         self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards))
         self._report_missing(lists)
         for name, devices in lists.items():

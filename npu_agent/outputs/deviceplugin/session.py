@@ -1,4 +1,4 @@
-"""One resource's life at the kubelet: own it, serve it, register it, notice each loss, start anew.
+"""One resource's life at the kubelet: own it, serve it, register it, and again after each loss.
 
 The kubelet never dials again: after any loss only a new Register brings a resource back. Facts on
 its behaviour: docs/kubelet.md.
@@ -38,17 +38,17 @@ _REGISTER_DEADLINE = 15.0
 _CONNECT_DEADLINE = 5.0
 """Seconds from Register's answer to the kubelet's ListAndWatch; it takes milliseconds."""
 _LOOK_EVERY = 0.5
-"""Seconds between looks at our socket while all is well; a stat, and no inotify instance."""
+"""Seconds between checks of our socket while registered; a stat, and no inotify instance."""
 _PROVE_EVERY, _PROVE_AGAIN = 20.0, 10.0
-"""Seconds between looks at whether the kubelet still offers what we serve, and until the second
-look, when it does not. It takes moments to bring a new list into force."""
+"""Seconds between checks that the kubelet still offers what we serve, and until the second check
+when it does not: it takes moments to apply a new list."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
-"""Seconds between tries while the kubelet is away; it is back in the list within 2 s of its
-return. A try is a stat while its socket is missing."""
+"""Seconds between attempts while the kubelet is away: we are registered within 2 s of its return.
+An attempt is a stat while its socket is missing."""
 _FICKLE_LONGEST = 1.5
 _STEADY = 5.0
-"""Seconds a registration has to last to count as a success. A kubelet that takes us on and lets go
-over and over is asked less and less often, but is never away for longer than 2 s because of us."""
+"""Seconds a registration has to last to count as a success. A kubelet that keeps dropping us is
+registered with less and less often, but never more than 2 s after a loss."""
 
 
 class Phase(enum.Enum):
@@ -75,7 +75,7 @@ class Status:
     phase: Phase
     reason: str = ""
     registrations: int = 0
-    """Times that the kubelet took us on since the start."""
+    """Successful registrations since the start."""
 
 
 async def _nothing() -> None:
@@ -136,7 +136,7 @@ class Session:
         self._kubelet = directory / KUBELET_SOCKET
         self._registrations = 0
         self._lost = False
-        """Whether the kubelet has let go of us and not taken us on again."""
+        """Whether a registration was lost and there has been no new one yet."""
         self._told = ""
         """The trouble that was logged last."""
 
@@ -160,7 +160,7 @@ class Session:
             self._say(Phase.ENDED)
 
     async def _until_cards(self) -> None:
-        """Waits for the first device: an empty list tells the kubelet nothing."""
+        """Waits for the first device: an empty list is of no use to the kubelet."""
         async for devices in self._devices.watch():
             if devices:
                 return
@@ -184,7 +184,7 @@ class Session:
                 self._say(Phase.REGISTERING, lost)
             if loop.time() - since > _STEADY:
                 fickle.reset()
-            # Never at once: a kubelet that has not put the old stream away yet would take the new
+            # Never immediately: a kubelet that has not closed the old stream yet would take the new
             # registration for the old one and drop it (`runClient`, see `ownership`).
             await asyncio.sleep(fickle.next())
 
@@ -215,7 +215,7 @@ class Session:
             served.publish(devices)
 
     async def _taken_on(self, endpoint: Endpoint) -> bool:
-        """Registers until the kubelet holds our stream; False if the socket has gone meanwhile."""
+        """Registers until the kubelet holds our stream; False if our socket vanishes."""
         absent = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
         while (trouble := await self._register(endpoint)) is not None:
             self._trouble(Phase.REGISTERING, trouble)
@@ -259,10 +259,10 @@ class Session:
         return f"registered, but the kubelet asks for no devices within {_CONNECT_DEADLINE:g} s"
 
     async def _until_lost(self, endpoint: Endpoint) -> str:
-        """Waits until the kubelet has let go of us; returns how that was seen.
+        """Waits until the kubelet has dropped us; returns how that was noticed.
 
-        That kubelet.sock is made anew while our stream stays open means nothing: newer kubelets
-        do so without a restart, and one that died has closed the stream.
+        A new kubelet.sock while our stream stays open means nothing: newer kubelets replace it
+        without a restart, and a kubelet that died has closed the stream.
         """
         proving = asyncio.create_task(self._until_disowned())
         try:
@@ -278,10 +278,10 @@ class Session:
             await asyncio.gather(proving, return_exceptions=True)
 
     async def _until_disowned(self) -> str:
-        """Waits until the kubelet no longer offers what we serve, though all looks well from here.
+        """Waits until the kubelet no longer offers what we serve, although our stream is open.
 
-        Another plugin may register the same resource: the kubelet then has that one's devices in
-        the place of ours, tells nobody, and when that one ends, has none.
+        Another plugin may register the same resource: the kubelet then replaces our devices by
+        that plugin's without a word, and when that plugin ends, has none.
         """
         while True:
             await asyncio.sleep(_PROVE_EVERY)
@@ -295,7 +295,7 @@ class Session:
                 )
 
     async def _missing(self) -> frozenset[str]:
-        """The IDs of healthy devices of ours that the kubelet does not offer."""
+        """The IDs of our healthy devices that the kubelet does not offer."""
         offered = await self._offered()
         if offered is None:
             return frozenset()
