@@ -54,7 +54,7 @@ class Tour:
         self._kubelet = kubelet
         self._config = config
         self._states = agent.poller.states
-        self._resource = agent.poller.states.value.config.resource_name
+        self._resource = agent.poller.configs.value.resource_name
         self._names = names
         self._listening = agent.server.listening
         self._step = 0

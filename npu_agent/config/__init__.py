@@ -9,7 +9,6 @@ from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.load import Effective, load, parse, read
 from npu_agent.config.options import add_options, from_args
 from npu_agent.config.poller import Poller
-from npu_agent.config.poller import State as ConfigState
 from npu_agent.config.rules import SOCKET_PATH_MAX, SOCKET_SUFFIX
 from npu_agent.config.schema import (
     KEYS,
@@ -34,7 +33,6 @@ __all__ = [
     "Change",
     "Config",
     "ConfigError",
-    "ConfigState",
     "DisabledDevice",
     "Effective",
     "HealthConfig",

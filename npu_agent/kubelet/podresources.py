@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,8 +105,8 @@ async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
 class PodResources:
     """Keeps `holdings` up to date by asking the kubelet now and then, and on request."""
 
-    def __init__(self, socket: Path, interval: Callable[[], float]) -> None:
-        """`interval` says how many seconds to wait between two times; it is asked each time."""
+    def __init__(self, socket: Path, interval: Feed[float]) -> None:
+        """`interval` is how many seconds to wait between two requests."""
         self.holdings: Feed[Holdings] = Feed(Holdings())
         self._socket = socket
         self._interval = interval
@@ -153,7 +153,7 @@ class PodResources:
                 log.info("the kubelet says again who holds what")
             self.holdings.publish(Holdings(assignments=assignments, asked_at=asked_at, error=error))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval()):
+                async with asyncio.timeout(self._interval.value):
                     await self._at_once.wait()
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 

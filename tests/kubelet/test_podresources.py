@@ -12,6 +12,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from npu_agent.core.ledger import Assignment
+from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.podresources import (
     Holdings,
@@ -275,7 +276,7 @@ async def test_what_is_known_outlives_an_answer_that_is_refused(socket: Path) ->
     lister = PodResources(HELD)
     server = UnixServer([lister], socket)
     await server.listen()
-    pod_resources = assignments.PodResources(socket, lambda: 3600.0)
+    pod_resources = assignments.PodResources(socket, Feed(3600.0))
     running = asyncio.create_task(pod_resources.run())
 
     async def told() -> Holdings:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Protocol
 
 from prometheus_client.metrics_core import Metric
 
@@ -24,26 +23,12 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
+from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import split_id
 from npu_agent.outputs.prometheus.text import Definition, Labels, Samples, clean, finite
 
 SCHEMAS = ("0.8", "2025")
 """Generations of names and units, as the config key metrics.schema has them."""
-
-
-class Assignment(Protocol):
-    """An `npu_agent.kubelet.podresources.Assignment`: that module does I/O, this one is pure."""
-
-    @property
-    def namespace(self) -> str: ...  # noqa: D102 (there)
-    @property
-    def pod(self) -> str: ...  # noqa: D102
-    @property
-    def container(self) -> str: ...  # noqa: D102
-    @property
-    def resource(self) -> str: ...  # noqa: D102
-    @property
-    def device(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Generic, Literal, TypeVar
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from npu_agent.outputs.deviceplugin.counts import Histogram
+from npu_agent.core.counts import Histogram
 
 Source = TypeVar("Source")
 
@@ -76,7 +76,7 @@ class Labels(dict[str, str]):
 NONE = Labels()
 """For series that need no label."""
 
-Samples = Iterable[tuple[Labels, float | None]]
+Samples = Iterable[tuple[Labels, float | Histogram | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Definition(Generic[Source]):
     kind: Literal["gauge", "counter", "histogram"] = "gauge"
     help: str
     """One sentence for people, which names the unit."""
-    samples: Callable[[Source], Samples | Iterable[tuple[Labels, Histogram]]]
+    samples: Callable[[Source], Samples]
     """Samples that are None, not finite, or there already are left out."""
 
     def metric(self, source: Source) -> Metric:

@@ -1,6 +1,6 @@
 """HTTP connections by aiohttp, bounded: no client can hold memory, a scrape or our exit up.
 
-Loaded only when the server starts: aiohttp costs the command line too much.
+Loaded only when the server starts: aiohttp takes long to import.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 
-# Not by `aiohttp.web`, which brings applications, routes and file serving along: 1 MB.
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestHandler, RequestPayloadError
-from aiohttp.web_request import BaseRequest
-from aiohttp.web_response import Response
-from aiohttp.web_server import Server
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from npu_agent.outputs.web.pages import Pages
 
 _MOST = 64
-"""Connections that are kept. Beyond, the one that was silent for longest is closed: whoever opens
-many hurts himself, and a scraper, who speaks at once, still gets through."""
+"""Connections that are kept. Beyond, the one that has been silent for longest is closed: a client
+that opens many hurts itself, and a scraper, which sends its request immediately, gets through."""
 _SILENCE = 30.0
 """Seconds a client may take to send a request, the first or the next. aiohttp counts from the
 connection or the last answer, so that a client that sends a byte now and then gains nothing."""
@@ -38,7 +34,7 @@ _BACKLOG = 128
 """Connections that wait to be accepted; asyncio listens anew with its own number, else."""
 
 
-class Connections(Server):
+class Connections(web.Server):
     """The server's open connections; makes the protocol of each new one, as asyncio asks for."""
 
     def __init__(self, pages: Pages) -> None:
@@ -55,10 +51,10 @@ class Connections(Server):
             auto_decompress=False,
         )
         self._pages = pages
-        self._open: dict[RequestHandler, asyncio.Transport] = {}
+        self._open: dict[web.RequestHandler, asyncio.Transport] = {}
         """Sorted: the one that was silent for longest comes first."""
 
-    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Called by aiohttp for each new connection."""
         super().connection_made(handler, transport)
         # Then "written" means that the kernel has it: what a client does not take stays within
@@ -68,7 +64,9 @@ class Connections(Server):
         if len(self._open) > _MOST:
             _drop(self._open.pop(next(iter(self._open))))
 
-    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
         """Called by aiohttp when one has ended."""
         super().connection_lost(handler, exc)
         self._open.pop(handler, None)
@@ -78,17 +76,17 @@ class Connections(Server):
         for transport in self._open.values():
             _drop(transport)
 
-    async def _handle(self, request: BaseRequest) -> Response:
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
         protocol = request.protocol
         if protocol in self._open:
             self._open[protocol] = self._open.pop(protocol)
-        answer = self._pages.answer(
+        answer = await self._pages.answer(
             request.method,
             request.path,
             accept=request.headers.get("Accept", ""),
             encodings=request.headers.get("Accept-Encoding", ""),
         )
-        response = Response(
+        response = web.Response(
             status=answer.status,
             body=answer.body,
             headers={**answer.headers, "Server": "npu-agent"},
@@ -127,7 +125,7 @@ def _errors() -> logging.Logger:
 
 def _ours(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, RequestPayloadError, ConnectionError))
+    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
 
 
 @contextlib.asynccontextmanager
@@ -139,18 +137,14 @@ async def serving(
     `ending` is how many seconds that may take, whatever the clients do.
     """
     connections = Connections(pages)
-    loop = asyncio.get_running_loop()
-    servers = [
-        await loop.create_server(connections, sock=each, backlog=_BACKLOG) for each in sockets
-    ]
+    runner = web.ServerRunner(connections, shutdown_timeout=ending / 2)
+    await runner.setup()
     try:
+        for each in sockets:
+            await web.SockSite(runner, each, backlog=_BACKLOG).start()
         yield
     finally:
-        for server in servers:
-            server.close()
-        await asyncio.sleep(0)  # requests that have come are begun, before idle connections close
-        connections.pre_shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ending):
-                await connections.shutdown(ending / 2)
+                await runner.cleanup()
         connections.abort()

@@ -61,7 +61,7 @@ class History:
 
 
 def load_of(reading: Reading) -> float:
-    """The mean load of a card's cores in per cent; NaN where the driver tells nothing of them."""
+    """The mean load of a card's cores in per cent; NaN where the driver reports none."""
     loads = [core.utilization for core in reading.cores]
     known = [load for load in loads if load is not None and math.isfinite(load)]
     return sum(known) / len(known) if known else math.nan

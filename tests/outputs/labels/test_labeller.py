@@ -59,7 +59,7 @@ class Room:
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(cards(2)))
     sets: Feed[Collection[str]] = field(default_factory=lambda: Feed(("beta",)))
     place: Place = field(default_factory=Place)
-    resync: float = 3600.0
+    resync: Feed[float] = field(default_factory=lambda: Feed(3600.0))
     machine: Callable[[], Machine] = lambda: Machine(vendor="Acme", name="Box 1")
 
     @asynccontextmanager
@@ -67,7 +67,7 @@ class Room:
         one = Labeller(
             snapshots=self.snapshots,
             sets=self.sets,
-            resync=lambda: self.resync,
+            resync=self.resync,
             output=self.place,
             machine=self.machine,
         )
@@ -154,10 +154,17 @@ async def test_a_reload_of_the_driver_is_one_change_or_none(
 
 
 async def test_it_looks_again_after_a_while(room: Room) -> None:
-    room.resync = 0.01
+    room.resync.publish(0.01)
     async with room.running():
         assert await room.put(1) == await room.put(5)
         assert room.place.changes == 0  # looks for drift, all of them
+
+
+async def test_a_shorter_resync_does_not_wait_for_the_end_of_the_longer_one(room: Room) -> None:
+    async with room.running():
+        await room.put(1)
+        room.resync.publish(0.01)
+        await room.put(5)
 
 
 async def test_a_refusal_is_told_once_and_tried_until_it_works(

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Assignment
+from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.inventory.inventory import look_once
-from npu_agent.outputs.deviceplugin.counts import Counts
-from npu_agent.outputs.deviceplugin.session import Phase, Status
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus import own as own_families
 from npu_agent.outputs.prometheus.text import render
@@ -119,9 +119,9 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -
     counts.preferred["one card"] += 1
     metrics += own_families.families(
         own(
-            now=NOW,
+            (SessionStatus(resource=RESOURCE, phase=SessionPhase.REGISTERED), counts),
+            monotonic=NOW,
             snapshot=found,
-            sessions=((Status(resource=RESOURCE, phase=Phase.REGISTERED), counts),),
             labels_applied=Counter(written=1),
             events=Counter(sent=3),
             reading_failures={("warboy", "npu0", "hung"): 1},
