@@ -12,8 +12,12 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 
-from aiohttp import web
-from aiohttp.http import HttpProcessingError
+# Not by `aiohttp.web`, which brings applications, routes and file serving along: 1.4 MB.
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response
+from aiohttp.web_server import Server
 
 from npu_agent.outputs.web.pages import Pages
 
@@ -34,7 +38,7 @@ _BACKLOG = 128
 """Connections that wait to be accepted; asyncio listens anew with its own number, else."""
 
 
-class Connections(web.Server):
+class Connections(Server):
     """The server's open connections; makes the protocol of each new one, as asyncio asks for."""
 
     def __init__(self, pages: Pages) -> None:
@@ -51,10 +55,10 @@ class Connections(web.Server):
             auto_decompress=False,
         )
         self._pages = pages
-        self._open: dict[web.RequestHandler, asyncio.Transport] = {}
+        self._open: dict[RequestHandler, asyncio.Transport] = {}
         """Sorted: the one that was silent for longest comes first."""
 
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         """Called by aiohttp for each new connection."""
         super().connection_made(handler, transport)
         # Then "written" means that the kernel has it: what a client does not take stays within
@@ -65,7 +69,7 @@ class Connections(web.Server):
             _drop(self._open.pop(next(iter(self._open))))
 
     def connection_lost(
-        self, handler: web.RequestHandler, exc: BaseException | None = None
+        self, handler: RequestHandler, exc: BaseException | None = None
     ) -> None:
         """Called by aiohttp when one has ended."""
         super().connection_lost(handler, exc)
@@ -76,7 +80,7 @@ class Connections(web.Server):
         for transport in self._open.values():
             _drop(transport)
 
-    async def _handle(self, request: web.BaseRequest) -> web.Response:
+    async def _handle(self, request: BaseRequest) -> Response:
         protocol = request.protocol
         if protocol in self._open:
             self._open[protocol] = self._open.pop(protocol)
@@ -86,7 +90,7 @@ class Connections(web.Server):
             accept=request.headers.get("Accept", ""),
             encodings=request.headers.get("Accept-Encoding", ""),
         )
-        response = web.Response(
+        response = Response(
             status=answer.status,
             body=answer.body,
             headers={**answer.headers, "Server": "npu-agent"},
@@ -125,7 +129,7 @@ def _errors() -> logging.Logger:
 
 def _ours(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
+    return not isinstance(error, (HttpProcessingError, RequestPayloadError, ConnectionError))
 
 
 @contextlib.asynccontextmanager
@@ -137,14 +141,18 @@ async def serving(
     `ending` is how many seconds that may take, whatever the clients do.
     """
     connections = Connections(pages)
-    runner = web.ServerRunner(connections, shutdown_timeout=ending / 2)
-    await runner.setup()
+    loop = asyncio.get_running_loop()
+    servers = [
+        await loop.create_server(connections, sock=each, backlog=_BACKLOG) for each in sockets
+    ]
     try:
-        for each in sockets:
-            await web.SockSite(runner, each, backlog=_BACKLOG).start()
         yield
     finally:
+        for server in servers:
+            server.close()
+        await asyncio.sleep(0)  # requests that have come are begun, before idle connections close
+        connections.pre_shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ending):
-                await runner.cleanup()
+                await connections.shutdown(ending / 2)
         connections.abort()
