@@ -33,7 +33,7 @@ _ASKED_FOR = 150.0
 """Seconds after a request in which the cards' part is rendered as soon as something changes, so
 that the next scrape finds it ready. Longer than any usual scrape interval; without a scraper
 nothing is rendered."""
-_AT_LEAST = 0.2
+_AT_LEAST = 1.0
 """Seconds between two renderings of the cards, however often they change."""
 _SETTLE = 0.05
 """Seconds from a change to its rendering: cards that are read together are rendered together."""

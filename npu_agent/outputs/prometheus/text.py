@@ -1,8 +1,8 @@
 """Metric families as values, and as the text that Prometheus reads: pure.
 
-Why not prometheus_client's own encoder: it sorts and escapes the labels of every sample anew, which
-for 8 cards of 8 cores takes 23 ms of the loop, each time the cards were read; to make the families
-and to render them here takes 4. The tests compare the two. Formats: Prometheus text format 0.0.4
+Why not prometheus_client's own encoder: it sorts and escapes the labels of every sample each time,
+which for 8 cards of 8 cores takes 23 ms of the loop; building and rendering the families here takes
+4. The tests compare the two. Formats: Prometheus text format 0.0.4
 and OpenMetrics 1.0.
 """
 
@@ -56,7 +56,7 @@ class Labels(dict[str, str]):
         return more
 
     def named(self, label: str) -> Labels:
-        """`plus(label=label)`, kept: what a card has sensors and counters of stays the same."""
+        """`plus(label=label)`, kept: the sensors and counters of a card stay the same."""
         known = self._named.get(label)
         if known is None:
             if len(self._named) >= _MOST_NAMED:  # a driver that makes up names does not fill memory
@@ -92,7 +92,7 @@ class Definition(Generic[Source]):
     """Samples that are None, not finite, or there already are left out."""
 
     def metric(self, source: Source) -> Metric:
-        """The family with its samples; it has none where `source` says nothing of it."""
+        """The family with its samples, if `source` has any."""
         name = self.name.removesuffix("_total") if self.kind == "counter" else self.name
         metric = Metric(name, self.help, self.kind)
         seen: set[str] = set()
@@ -128,7 +128,7 @@ def render(metric: Metric, *, openmetrics: bool) -> bytes:
 
 
 def clean(value: str) -> str:
-    """A text as a label's value: valid Unicode, and of a bearable length."""
+    """A text as a label's value: valid Unicode of limited length."""
     if len(value) > LONGEST:
         value = f"{value[: LONGEST - 1]}…"
     return value if value.isascii() else value.encode("utf-8", "replace").decode()

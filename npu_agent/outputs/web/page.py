@@ -1,7 +1,7 @@
 """The status page: the state of the agent as one HTML document that needs nothing else. Pure.
 
 Made for somebody who is called at night: the first line says whether all is well, and if not, what
-is not. Works without JavaScript (it is reloaded then), on a phone and in the dark.
+is wrong. Works without JavaScript (the page then reloads itself), on a phone and in dark mode.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _card(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
 
 
 def _why(health: Health, now: float) -> str:
-    """Why a card is as it is, and since when; for one that works that is no news."""
+    """The reason for a card's health, and since when; emphasised unless it is healthy."""
     since = f"since {m.when(health.since, now)}"
     if health.state is State.HEALTHY:
         return f'<p class="why">{m.text(health.reason)} {since}</p>'
@@ -196,7 +196,7 @@ def _health(health: State) -> str:
 
 
 def _figures(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
-    """Temperature, power and load: the value of now, and the curve of the last minutes."""
+    """Temperature, power and load: the present value, and the curve of the last minutes."""
     reading, limit, monotonic = card.reading, state.max_temperature, state.monotonic
     stale, read_at = state.is_stale(card), state.read_at(card)
     now = (None, None, math.nan)  # type: tuple[float | None, float | None, float]
@@ -230,7 +230,7 @@ def _figures(card: CardState, state: AgentState, points: Sequence[Point]) -> str
 
 
 def _range(values: Sequence[float], digits: int) -> str:
-    """The least and the greatest of a curve's values; nothing where there is no curve."""
+    """The range of a curve's values; nothing where there is no curve."""
     known = [value for value in values if not math.isnan(value)]
     if len(known) < 2:
         return ""
@@ -290,7 +290,7 @@ def _pod(holder: Holder) -> str:
 
 
 def _traits(card: CardState, anchor: str) -> str:
-    """What the card is: on one line what is asked for most, and the rest on request."""
+    """What the card is: the most important facts on one line, the rest behind a click."""
     what, reading = card.card, card.reading
     errors = [(name, count) for name, count in (reading.errors if reading else ()) if count]
     brief = (
@@ -387,7 +387,7 @@ def _config(state: AgentState) -> str:
     config = state.config
     pairs = [
         ("Generation", str(config.generation)),
-        ("Last found good", m.when(config.loaded_at, state.now)),
+        ("Last good", m.when(config.loaded_at, state.now)),
         ("Refused versions", str(config.rejected)),
     ]
     if config.waiting:
