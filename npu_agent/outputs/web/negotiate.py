@@ -8,7 +8,7 @@ _OPENMETRICS_VERSIONS = ("", "1.0.0", "0.0.1")
 def wants_openmetrics(accept: str) -> bool:
     """Whether a scraper that sends this Accept header prefers OpenMetrics to the text format.
 
-    Only if it names OpenMetrics: a client that accepts anything gets the format that everyone reads.
+    Only if it names OpenMetrics: who accepts anything gets the format that everyone reads.
     """
     openmetrics = plain = 0.0
     for name, parameters in _items(accept):
