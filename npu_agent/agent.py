@@ -189,7 +189,7 @@ class Agent:
 
     def state(self) -> AgentState:
         """How everything stands now."""
-        config, holdings = self.poller.configs.value, self.pod_resources.holdings.value
+        config, kubelet = self.poller.configs.value, self.pod_resources.holdings.value
         wanted = self._wanted.value
         return AgentState(
             version=__version__,
@@ -199,8 +199,9 @@ class Agent:
             now=time.time(),
             monotonic=time.monotonic(),
             snapshot=self.inventory.snapshots.value,
-            assignments=holdings.assignments,
-            assignments_error=holdings.error,
+            holdings=self.publisher.holdings.value,
+            assignments=kubelet.assignments,
+            assignments_error=kubelet.error,
             resources=tuple(
                 ResourceState(session=each.status.value, counts=each.counts, devices=devices.value)
                 for each, devices in zip(

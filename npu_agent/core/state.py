@@ -16,8 +16,8 @@ from typing import Literal
 
 from npu_agent.core.counts import Counts, Histogram
 from npu_agent.core.hardware import CardState, CoreRange, Snapshot, State
-from npu_agent.core.ledger import Assignment
-from npu_agent.core.offer import Device, Resource, names, split_id
+from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.offer import Device, Resource, names
 
 
 class SessionPhase(enum.Enum):
@@ -89,7 +89,7 @@ class LabelState:
     """When they were last written. None: not by this process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Holder:
     """A container, and the cores of a card that it holds."""
 
@@ -117,8 +117,10 @@ class AgentState:
     monotonic: float
     """`time.monotonic` of `now`: the clock of readings."""
     snapshot: Snapshot
+    holdings: tuple[Holding, ...] = ()
+    """Who holds which cores of present cards, as the ledger has it."""
     assignments: tuple[Assignment, ...] = ()
-    """Of any resource of the node."""
+    """As the kubelet reports them: of any resource of the node."""
     assignments_error: str | None = None
     """Why the kubelet does not report them; None if it does."""
     resources: tuple[ResourceState, ...] = ()
@@ -152,20 +154,17 @@ class AgentState:
 
         Under None are the holders of our resources whose card is gone.
         """
-        cards = {card.id for card in self.snapshot.cards}
-        ours = {one.session.resource for one in self.resources}
+        whole = {card.id: card.card.all_cores for card in self.snapshot.cards}
         found: dict[str | None, list[Holder]] = {}
-        for one in self.assignments:
-            # A card's ID may look like one of a part of a card; the cards that exist decide.
-            card, cores = (one.device, None) if one.device in cards else split_id(one.device)
-            if card in cards or one.resource in ours:
-                key = card if card in cards else None
-                found.setdefault(key, []).append(Holder(assignment=one, cores=cores))
-        first = CoreRange(0, 0)
-        return {
-            card: tuple(sorted(all_, key=lambda one: one.cores or first))
-            for card, all_ in found.items()
-        }
+        for one in sorted(self.holdings, key=lambda one: one.cores):
+            cores = None if one.cores == whole.get(one.card_id) else one.cores
+            found.setdefault(one.card_id, []).append(Holder(one.assignment, cores))
+        ours = {one.session.resource for one in self.resources}
+        present = {one.assignment for one in self.holdings}
+        for assignment in self.assignments:
+            if assignment.resource in ours and assignment not in present:
+                found.setdefault(None, []).append(Holder(assignment, None))
+        return {card: tuple(holders) for card, holders in found.items()}
 
     def holders_of(self, card: CardState) -> tuple[Holder, ...]:
         """Who holds cores of the card."""

@@ -1,7 +1,6 @@
 """Who holds what, and what is stale, disabled or withheld, as the state of the agent has it."""
 
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -35,13 +34,16 @@ def test_a_holder_of_a_card_that_is_gone() -> None:
     assert (gone.pod, gone.cores) == ("default/yolo", None)
 
 
-def test_the_cards_that_exist_decide_what_an_id_means() -> None:
+def test_the_ledger_decides_what_an_id_means() -> None:
     """The ID of this whole card looks like that of core 0 of a card WBY."""
-    card = replace(state(), id="WBY_cores_0")
+    card = state(serial="WBY_cores_0", id_="WBY_cores_0")
     whole = Assignment("default", "yolo", "main", RESOURCE, "WBY_cores_0")
     part = Assignment("default", "more", "main", RESOURCE, "WBY_cores_0_cores_1")
     found = Scene(cards=(card,), holdings=Holdings(assignments=(whole, part))).state()
-    assert [one.cores for one in found.holders_of(card)] == [None, CoreRange(1, 1)]
+    assert {one.pod: one.cores for one in found.holders_of(card)} == {
+        "default/yolo": None,
+        "default/more": CoreRange(1, 1),
+    }
     assert None not in found.holders
 
 

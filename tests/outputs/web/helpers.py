@@ -19,7 +19,7 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
-from npu_agent.core.ledger import Assignment
+from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import advertise, device_id
 from npu_agent.core.problems import unready
 from npu_agent.core.state import (
@@ -126,6 +126,11 @@ class Scene:
             registrations=self.registrations,
         )
         devices = advertise(self.snapshot, wanted[0], self.disabled)
+        cards = [card.card for card in self.cards]
+        ledger = Ledger().answered(
+            self.holdings.assignments, 1.0, cards=cards, resources={RESOURCE}
+        )
+        held_now = ledger.holdings(self.cards)
         return AgentState(
             version=self.version,
             node=self.node,
@@ -134,6 +139,7 @@ class Scene:
             now=time.time(),
             monotonic=time.monotonic(),
             snapshot=self.snapshot,
+            holdings=held_now,
             assignments=self.holdings.assignments,
             assignments_error=self.holdings.error,
             resources=(ResourceState(session=session, counts=Counts(), devices=devices),),
