@@ -9,17 +9,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping
 
-from prometheus_client.metrics_core import Metric
-
 from npu_agent.core.counts import Counts, Histogram
 from npu_agent.core.state import AgentState, SessionPhase
 from npu_agent.outputs.prometheus.text import NONE, Definition, Labels, Samples
-
-
-def families(state: AgentState) -> list[Metric]:
-    """All families about the agent that have a sample, but for ``process_*``."""
-    metrics = [definition.metric(state) for definition in DEFINITIONS]
-    return [metric for metric in metrics if metric.samples]
 
 
 def _build(state: AgentState) -> Samples:

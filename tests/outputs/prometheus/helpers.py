@@ -24,6 +24,7 @@ from npu_agent.core.hardware import (
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
 from npu_agent.outputs.prometheus.lag import LoopLag
+from npu_agent.outputs.prometheus.own import DEFINITIONS
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 RESOURCE = "beta.furiosa.ai/npu"
@@ -111,6 +112,12 @@ def own(*sessions: tuple[SessionStatus, Counts], **values: Any) -> AgentState:
         "lag": LoopLag().seconds,
     }
     return AgentState(**{**defaults, **values})
+
+
+def families(state: AgentState) -> list[Metric]:
+    """The agent's own families that have a sample, but for ``process_*``."""
+    metrics = [definition.metric(state) for definition in DEFINITIONS]
+    return [metric for metric in metrics if metric.samples]
 
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

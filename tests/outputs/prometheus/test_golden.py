@@ -21,12 +21,11 @@ from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.inventory.inventory import look_once
 from npu_agent.outputs.prometheus import cards
-from npu_agent.outputs.prometheus import own as own_families
 from npu_agent.outputs.prometheus.text import render
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Host
 from tests.inventory.helpers import management, tree, write
-from tests.outputs.prometheus.helpers import RESOURCE, held, own, parsed, series
+from tests.outputs.prometheus.helpers import RESOURCE, families, held, own, parsed, series
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_000.0
@@ -117,7 +116,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -
     counts = Counts(messages=2)
     counts.allocated("granted", 0.0007)
     counts.preferred["one card"] += 1
-    metrics += own_families.families(
+    metrics += families(
         own(
             (SessionStatus(resource=RESOURCE, phase=SessionPhase.REGISTERED), counts),
             monotonic=NOW,
