@@ -104,6 +104,19 @@ def regular(path: str, flags: int) -> int:
     return descriptor
 
 
+def content(path: Path, most: int) -> bytes | None:
+    """The first `most` bytes of a regular file; None if there is no such file. May block.
+
+    Raises:
+        OSError: it cannot be read; an IrregularError if it is something else.
+    """
+    try:
+        with open(path, "rb", opener=regular) as file:
+            return file.read(most)
+    except FileNotFoundError:
+        return None
+
+
 async def _read(path: Path, most: int) -> bytes:
     thread = _threads[path]
     file = await aiofiles.open(path, "rb", opener=regular, executor=thread)

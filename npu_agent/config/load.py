@@ -16,8 +16,8 @@ from npu_agent import files
 from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.rules import any_of, broken_rules, did_you_mean
 from npu_agent.config.schema import KEYS, ROOT, Config, plain
-from npu_agent.config.text import shown
 from npu_agent.config.tree import List, Map, Node, Scalar
+from npu_agent.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

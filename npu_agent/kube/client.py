@@ -18,6 +18,7 @@ from npu_agent import __version__
 from npu_agent.kube import errors, serviceaccount
 from npu_agent.kube.credentials import Credentials, CredentialsError, tls_context
 from npu_agent.kube.errors import ApiError, Attempt, Kind
+from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
@@ -295,11 +296,11 @@ def _object(attempt: Attempt, request: Request, answer: _Answer) -> dict[str, An
             found = json.loads(answer.body)
         except (ValueError, RecursionError):
             beginning = answer.body[:100].decode("utf-8", "replace")
-            trouble = f"no JSON, but {errors.one_line(beginning)!r}"
+            trouble = f"no JSON, but {one_line(beginning)!r}"
     if isinstance(found, dict) and found.get("kind") == request.kind:
         return found
     kind = found.get("kind") if isinstance(found, dict) else type(found).__name__
-    trouble = trouble or f"{errors.one_line(kind)} instead of {request.kind}"
+    trouble = trouble or f"{one_line(kind)} instead of {request.kind}"
     raise attempt.failed(
         Kind.GARBAGE,
         f"{attempt.server} answered {answer.status} with {trouble}",

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from npu_agent.kube.errors import one_line
+from npu_agent.text import one_line
 
 
 class CredentialsError(Exception):

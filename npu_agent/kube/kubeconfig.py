@@ -11,8 +11,8 @@ from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
-from npu_agent.kube.errors import one_line
 from npu_agent.kube.proxy import proxy_for
+from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
 
 _DEADLINE = 5.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from npu_agent import files
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
-from npu_agent.kube.errors import one_line
 from npu_agent.kube.proxy import proxy_for
+from npu_agent.text import one_line
 
 DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LONGEST = 2**16
