@@ -5,6 +5,7 @@ Each step is proven by what the stand-in received, never by the agent's own word
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -266,6 +267,11 @@ class Tour:
     def _name(self, id_: str) -> str:
         card, cores = split_id(id_)
         return self._names.get(card, card) + (f" core {cores}" if cores else "")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Exit code 1 if a step of the tour did not happen."""
+    return asyncio.run(run(once=args.once))
 
 
 async def run(*, once: bool) -> int:

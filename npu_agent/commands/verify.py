@@ -1,11 +1,12 @@
-"""`npu-agent verify`: whether this container has the NPUs that it was promised, and no others.
+"""`npu-agent verify`: whether this container has the NPUs that it was granted, and no others.
 
-What a container is granted is computed by `npu_agent.core.offer`, as the agent does it: so
-the two cannot come to differ.
+What a container is granted is computed by `npu_agent.core.offer`, as the agent does it: so the two
+cannot differ.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import errno
 import os
@@ -16,11 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from npu_agent.commands import FAILED
+from npu_agent.commands.common import host_root, quiet
 from npu_agent.core.hardware import CardState, CoreRange, Health, Snapshot, State
 from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.doctor import report
 from npu_agent.doctor.check import Check
 from npu_agent.doctor.check import State as Found
-from npu_agent.doctor.look import is_device, plain_nodes
+from npu_agent.files import is_device
 from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.vendors.furiosa.families import FAMILIES, Family
 
@@ -36,7 +40,7 @@ _FORMS = {
 }
 """For each variable, the form of its items and an example; npu_agent/core/offer.py."""
 
-_TAMPERED = "the agent sets both: does the Pod's spec or the image's start script set one anew?"
+_TAMPERED = "the agent sets both: does the Pod's spec or the image's start script overwrite one?"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,10 +54,18 @@ class Named:
         return f"npu{self.index}pe{self.cores}"
 
 
+def main(args: argparse.Namespace) -> int:
+    """Exit code 1 if anything is wrong."""
+    quiet(args)
+    checks = asyncio.run(verify(host_root(args), os.environ, expect=args.expect))
+    print(report.as_json(checks) if args.format == "json" else text(checks))
+    return FAILED if report.failed(checks) else 0
+
+
 async def verify(
     root: Path, environ: Mapping[str, str], *, expect: int | None = None
 ) -> tuple[Check, ...]:
-    """Looks at this container; one line for each thing found.
+    """Checks this container; one line for each finding.
 
     Args:
         root: below which /dev is.
@@ -203,12 +215,11 @@ def _expected(expect: int, fewest: int, most: int) -> Check:
 async def _card(root: Path, name: str, index: int, devices: list[Device]) -> list[Check]:
     """Opens each promised node of a card once."""
     nodes = list(dict.fromkeys(node for device in devices for node in device.nodes))
-    plain = plain_nodes(root)
     wrong: list[Check] = []
     with closing(Reader(f"npu-open-{name}-{index}")) as reader:
         for at, node in enumerate(nodes):
             try:
-                await reader.call(partial(_open, root / "dev" / node, plain), deadline=_DEADLINE)
+                await reader.call(partial(_open, root / "dev" / node, root), deadline=_DEADLINE)
             except HungError as error:
                 rest = len(nodes) - at - 1
                 untried = f" ({rest} more of the card were not tried)" if rest else ""
@@ -239,9 +250,9 @@ class _NoDeviceError(OSError):
     """What stands there is no device node."""
 
 
-def _open(path: Path, plain: bool) -> None:
-    """On a thread: opens and closes it. `plain`: a simulated tree has plain files for nodes."""
-    if not is_device(path.stat().st_mode, plain=plain):
+def _open(path: Path, root: Path) -> None:
+    """On a thread: opens and closes it."""
+    if not is_device(path, root):
         raise _NoDeviceError
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from npu_agent import files
 from npu_agent.simulator.cards import CardSpec
 from npu_agent.simulator.faults import FAULTS, SimulatedCard, find_fault, seen
 from npu_agent.simulator.picture import (
@@ -45,7 +46,7 @@ from npu_agent.simulator.picture import (
 from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
 from npu_agent.text import closest, reason
 
-STATE_DIR = ".npu-simulator"
+STATE_DIR = files.SIMULATION
 
 _Cards = tuple[SimulatedCard, ...]
 
