@@ -317,7 +317,7 @@ def test_a_path_below_a_file(tmp_path: Path) -> None:
 
 
 def test_a_path_with_a_nul() -> None:
-    assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: embedded null byte"
+    assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: a NUL byte in its path"
 
 
 @pytest.mark.parametrize(
