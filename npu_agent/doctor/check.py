@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from npu_agent.core.trouble import TroubleKind
@@ -53,29 +54,11 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def ok(detail: str) -> Finding:
-    """As it should be."""
-    return Finding(State.OK, detail)
-
-
-def note(detail: str, remedy: str = "") -> Finding:
-    """Worth knowing."""
-    return Finding(State.NOTE, detail, remedy)
-
-
-def unused(detail: str) -> Finding:
-    """Of no use here."""
-    return Finding(State.UNUSED, detail)
-
-
-def unknown(detail: str, remedy: str = "") -> Finding:
-    """Not seen."""
-    return Finding(State.UNKNOWN, detail, remedy)
-
-
-def wrong(detail: str, remedy: str) -> Finding:
-    """To be fixed."""
-    return Finding(State.WRONG, detail, remedy)
+ok = partial(Finding, State.OK)
+note = partial(Finding, State.NOTE)
+unused = partial(Finding, State.UNUSED)
+unknown = partial(Finding, State.UNKNOWN)
+wrong = partial(Finding, State.WRONG)
 
 
 class Unseen(Exception):  # noqa: N818 (most of the time a value)
