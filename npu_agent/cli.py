@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for the arguments `given`, which tell whether the simulator is needed."""
+    """The parser for the arguments `given`, which decide whether the simulator is needed."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--host-root",

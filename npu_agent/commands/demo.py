@@ -356,7 +356,7 @@ def _log_to(path: Path) -> None:
 
 
 def _brief(line: str) -> str:
-    """A line of /metrics without the labels that tell cards of many nodes apart."""
+    """A line of /metrics without the labels that keep the cards of many nodes apart."""
     often = "uuid|pci_bus_id|driver_version|firmware_version|hostname|resource"
     return re.sub(rf'(?:{often})="[^"]*",?', "", line).replace(",}", "}")
 

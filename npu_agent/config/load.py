@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 18
 """The largest file that is read: room for 5,000 disabled cards, and loaded in about a second."""
 
 MAX_PROBLEMS = 20
-"""Problems after which the rest of a file is not looked at."""
+"""Problems after which the rest of a file is not read."""
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[-+]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][-+]?[0-9]{1,3})?")

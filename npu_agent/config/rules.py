@@ -1,4 +1,4 @@
-"""What must hold between keys, and what only the families of cards can tell."""
+"""What must hold between keys, and what depends on the families of cards."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Unseen(Exception):  # noqa: N818 (most of the time a value)
 
     @property
     def finding(self) -> Finding:
-        """The line that says so."""
+        """The line for it."""
         return unknown(self.why, SUDO if self.kind is TroubleKind.DENIED else "")
 
 

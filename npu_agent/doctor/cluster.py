@@ -1,4 +1,4 @@
-"""The cluster: the API server, the agent's rights, and what its Node says of it."""
+"""The cluster: the API server, the agent's rights, and its Node."""
 
 from __future__ import annotations
 
