@@ -73,7 +73,7 @@ async def verify(
         root: below which /dev is.
         environ: the container's environment.
         expect: how many devices the container asked for; None: as many as are named. All cores of
-            a card may have been one device or several: the names do not show which, and either is good.
+            a card may have been one device or several: the names do not show it, either is good.
     """
     named, checks = promised(environ)
     there = present(root)

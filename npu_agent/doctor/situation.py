@@ -9,20 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npu_agent.config import Config, ConfigError, Place, from_args, read
-from npu_agent.config.load import build
+from npu_agent.config import Config, ConfigError, from_args
 from npu_agent.config.resources import resources_of
-from npu_agent.config.tree import List, Map, Node
-from npu_agent.config.yaml_tree import read_tree
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Resource
 from npu_agent.doctor.check import Check, State
 
 if TYPE_CHECKING:
     import argparse
-
-_ROUNDS = 5
-"""Times that what is refused is taken out of a file: taking out a key may break another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +111,9 @@ def configuration(
     except ConfigError as error:
         if file is None or any(p.place.source.startswith("--") for p in error.problems):
             raise
-        config, rest = _what_is_good(file, families)
-        return config, Check(
+        good = error.good or Config()
+        rest = "the defaults" if good == Config() else "what is good in it"
+        return good, Check(
             "config",
             State.WRONG,
             "; ".join(map(str, error.problems)),
@@ -141,33 +136,4 @@ def forgotten(args: argparse.Namespace, situation: Situation, check: Check) -> C
         State.NOTE,
         f"{check.detail}, while this Pod has {situation.agent_config}",
         f"npu-agent doctor --config-file={situation.agent_config}",
-    )
-
-
-def _what_is_good(file: Path, families: Mapping[str, tuple[int, ...]]) -> tuple[Config, str]:
-    """A configuration without the keys that are refused, and what to call it."""
-    try:
-        tree = read_tree(read(file), str(file)) or Map(Place(""), ())
-        for _ in range(_ROUNDS):
-            try:
-                return build(tree, families).config, "what is good in it"
-            except ConfigError as error:
-                tree = _without(tree, frozenset(problem.place for problem in error.problems))
-    except ConfigError:
-        pass  # not readable, or not YAML
-    return Config(), "the defaults"
-
-
-def _without(node: Node, bad: frozenset[Place]) -> Node:
-    if isinstance(node, List):
-        return List(node.place, tuple(_without(x, bad) for x in node.items if x.place not in bad))
-    if not isinstance(node, Map):
-        return node
-    return Map(
-        node.place,
-        tuple(
-            (name, _without(value, bad))
-            for name, value in node.entries
-            if name.place not in bad and (value.place not in bad or isinstance(value, Map))
-        ),
     )

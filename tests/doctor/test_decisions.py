@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import threading
@@ -432,6 +433,23 @@ def test_a_device_that_a_pod_holds_and_that_has_gone() -> None:
     lines = {x.name: x for x in kubelet.checks(POD, replace(SEEN, held=held), snapshot(state()))}
     assert lines["pod-resources"].state is State.NOTE
     assert "Pod ns/job-1 holds GONE" in lines["pod-resources"].detail
+
+
+def test_the_lock_is_asked_for_as_a_shared_one(tmp_path: Path) -> None:
+    """An exclusive one, even for an instant, could keep an agent from taking over."""
+    lock_path(tmp_path).touch()
+    with lock_path(tmp_path).open() as another_doctor:
+        fcntl.flock(another_doctor, fcntl.LOCK_SH)
+        assert kubelet._owner_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("status", ["False", "Unknown", None])
+def test_only_true_is_ready(status: str | None) -> None:
+    node = {"status": {"conditions": [{"type": "Ready", "status": status}]}}
+    found = replace(_filled(cluster.Cluster, Unseen("no")), node=node)
+    assert told(POD, found)["Node"].state is State.NOTE
+    node["status"]["conditions"][0]["status"] = "True"
+    assert told(POD, found)["Node"].state is State.OK
 
 
 async def test_an_agent_that_has_not_signed_its_lock_is_nobody_elses(node: Node) -> None:

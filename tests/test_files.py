@@ -1,0 +1,136 @@
+"""Regular files are read with a bound and replaced as a whole, whatever the file system does."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from npu_agent import files
+
+DEADLINE = 20.0
+
+
+async def test_a_file_is_written_with_its_directory_and_for_everybody(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    before = os.umask(0o077)
+    try:
+        await files.replace(path, b"content")
+    finally:
+        os.umask(before)
+    assert path.read_bytes() == b"content"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [each.name for each in path.parent.iterdir()] == ["file"]
+
+
+async def test_what_is_so_already_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    await files.replace(path, b"content")
+    before = path.stat()
+    await files.replace(path, b"content")
+    assert path.stat() == before
+    await files.replace(path, b"content, and more")
+    assert path.stat().st_ino != before.st_ino
+    await files.replace(path, b"content")
+    assert path.read_bytes() == b"content"
+
+
+async def test_none_removes_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    await files.replace(path, b"content")
+    await files.replace(path, None)
+    await files.replace(path, None)
+    assert not path.exists()
+
+
+async def test_a_missing_directory_is_made_only_where_it_may_be(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await files.replace(tmp_path / "a" / "file", b"", make_directory=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    assert await files.read(path, 4) == b"0123"
+    assert await files.read(path, 40) == b"0123456789"
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [(Path.mkdir, "this is a directory"), (os.mkfifo, "this is not a regular file")],
+)
+async def test_what_is_no_file(tmp_path: Path, make: Callable[[Path], None], what: str) -> None:
+    make(tmp_path / "file")
+    descriptors = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(3):
+        with pytest.raises(files.IrregularError) as caught:
+            await files.read(tmp_path / "file", 10)
+        assert caught.value.strerror == what
+    assert len([*Path("/proc/self/fd").iterdir()]) == descriptors
+
+
+async def test_nothing_is_left_of_a_write_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").mkdir()  # a file cannot take its place
+    monkeypatch.setattr(files, "_read", _nothing)
+    with pytest.raises(OSError, match="directory"):
+        await files.replace(tmp_path / "file", b"content")
+    await _until(lambda: len(list(tmp_path.iterdir())) == 1)
+
+
+async def _nothing(_path: Path, _most: int) -> bytes:
+    raise FileNotFoundError
+
+
+async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, opened = threading.Event(), files.regular
+
+    def hang(path: str, flags: int) -> int:
+        if "slow" in path:
+            free.wait(DEADLINE)
+        return opened(path, flags)
+
+    monkeypatch.setattr(files, "regular", hang)
+    slow = tmp_path / "slow"
+    with pytest.raises(TimeoutError) as caught:
+        await files.replace(slow, b"old", deadline=0.05)
+    assert caught.value.strerror == "no answer within 0.05 s"
+    await files.replace(tmp_path / "quick", b"content", deadline=DEADLINE)
+    free.set()
+    await files.replace(slow, b"new", deadline=DEADLINE)
+    await _until(lambda: {each.name for each in tmp_path.iterdir()} == {"slow", "quick"})
+    assert slow.read_bytes() == b"new"
+
+
+def test_one_that_hangs_does_not_hold_up_the_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = threading.Event()
+
+    def hang(_path: str, _flags: int) -> int:
+        free.wait(DEADLINE)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(files, "regular", hang)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await files.read(tmp_path / "file", 10, deadline=0.02)
+
+    hung = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    hung.start()
+    hung.join(DEADLINE / 2)
+    assert not hung.is_alive()
+    free.set()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not condition():
+            await asyncio.sleep(0.001)
