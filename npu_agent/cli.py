@@ -88,7 +88,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     labels = commands.add_parser(
         "labels",
         parents=[common],
-        help="what would be put on the Node and why; put it there once; take all of ours away",
+        help="show the labels of the Node and why; apply them once; clear them",
     )
     labels.add_argument(
         "action", choices=("show", "apply", "clear"), nargs="?", default="show", help="(show)"

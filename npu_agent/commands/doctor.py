@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
 
     async def act() -> int:
         checks = (forgotten(args, situation, good), *await examine(situation))
-        # Shown here: what hangs after all, such as a name that is resolved, may hold up the end.
+        # Shown here: what hangs after all, such as a name that is resolved, may delay the end.
         if args.format == "json":
             print(report.as_json(checks))
         else:

@@ -48,7 +48,7 @@ async def examine(situation: Situation) -> tuple[Check, ...]:
 
 
 async def _within(probing: Awaitable[T | Unseen]) -> T | Unseen:
-    """What the probes of a subject see; a fault of ours is a line, and no traceback."""
+    """What the probes of a subject see; a fault of our own is a line, and no traceback."""
     try:
         async with asyncio.timeout(_LONGEST):
             return await probing

@@ -54,7 +54,7 @@ _LARGEST = 32 << 20
 _ANSWER = 2.0
 """Seconds for a plugin to answer."""
 _OURS = "-[0-9a-f]{8}[.]sock"
-"""What follows the configured name in that of a socket of ours: see
+"""What follows the configured name in that of one of our sockets: see
 `npu_agent.outputs.deviceplugin.endpoint`."""
 
 

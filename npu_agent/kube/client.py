@@ -138,7 +138,7 @@ class Api:
             return _object(self._named(request.attempt), request, answer)
         except CredentialsError as error:
             await self.close()
-            raise request.attempt.failed(Kind.CREDENTIALS, str(error)) from error
+            raise request.attempt.failed(Kind.CREDENTIALS, error.what, error.remedy) from error
         except ApiError as error:
             if error.kind in (Kind.UNREACHABLE, Kind.CREDENTIALS):
                 await self.close()  # the next call reads address, CA and credentials again
@@ -208,13 +208,13 @@ async def _credentials(given: Path | None) -> Credentials:
     paths, exists = await _on_thread(_kubeconfig, given)
     if not exists:
         if given:
-            raise CredentialsError(f"the kubeconfig {given} is missing: give another one")
+            raise CredentialsError(f"the kubeconfig {given} is missing", "give another one")
         raise CredentialsError(
             "no credentials for the API server: there is neither a service account "
             f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
-            f"environment) nor a kubeconfig ({paths}): in a Pod mount its token as "
-            "k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do without by labels.output: "
-            "none and events: false"
+            f"environment) nor a kubeconfig ({paths})",
+            "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do "
+            "without by labels.output: none and events: false",
         )
     module = await _on_thread(importlib.import_module, "npu_agent.kube.kubeconfig")
     loaded: Credentials = await module.load(paths)

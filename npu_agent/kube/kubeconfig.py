@@ -38,7 +38,7 @@ async def load(paths: str) -> Credentials:
         await KubeConfigLoader(config_dict=merged, config_base_path=None).load_and_set(made)
     except Exception as error:  # the library has no error of its own for a malformed file
         raise CredentialsError(
-            f"{source} cannot be used: {one_line(error)}: does kubectl work with it?"
+            f"{source} cannot be used: {one_line(error)}", "does kubectl work with it?"
         ) from error
     if not made.host:
         raise CredentialsError(f"{source} cannot be used: its cluster has no server")

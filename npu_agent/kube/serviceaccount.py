@@ -54,7 +54,7 @@ async def authorization(token: Path) -> str:
         text = (await files.read(token, _LONGEST)).decode("ascii")
     except (OSError, ValueError) as error:
         raise CredentialsError(
-            f"the service account's token {token} cannot be read: {one_line(error)}: does the "
-            "volume mount of the Pod have it, and may this user read it?"
+            f"the service account's token {token} cannot be read: {one_line(error)}",
+            "does the volume mount of the Pod have it, and may this user read it?",
         ) from error
     return checked(f"Bearer {text.strip()}", f"the service account's token {token}")

@@ -71,7 +71,7 @@ class ApiServer:
             asked = review["spec"]["resourceAttributes"]
             # As RBAC does: a right to Events of one namespace is none to those of another.
             assert asked["group"] == ""
-            assert asked.get("namespace") == {"events": "default"}.get(asked["resource"])
+            assert asked.get("namespace", "") == {"events": "default"}.get(asked["resource"], "")
             allowed = (asked["verb"], asked["resource"]) in self.rights
             return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
         name = request.path.rpartition("/")[2]
