@@ -2,7 +2,8 @@
 
 import uuid
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+
+from npu_agent.text import closest
 
 MAX_CARDS = 1024
 
@@ -187,6 +188,6 @@ def parse_cards(text: str) -> tuple[CardSpec, ...]:
 
 
 def _suggest(name: str) -> str:
-    close = get_close_matches(name, FAMILIES, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(name, FAMILIES)
+    hint = f"; did you mean {close!r}?" if close else ""
     return f"{hint} (there are: {', '.join(FAMILIES)}; right is e.g. warboy=2,rngd=1)"

@@ -28,11 +28,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from difflib import get_close_matches
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from npu_agent import files
 from npu_agent.simulator.cards import CardSpec
 from npu_agent.simulator.faults import FAULTS, SimulatedCard, find_fault, seen
 from npu_agent.simulator.picture import (
@@ -44,8 +44,9 @@ from npu_agent.simulator.picture import (
     merge,
 )
 from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
+from npu_agent.text import closest, reason
 
-STATE_DIR = ".npu-simulator"
+STATE_DIR = files.SIMULATION
 
 _Cards = tuple[SimulatedCard, ...]
 
@@ -211,8 +212,8 @@ def _find(cards: _Cards, name: str) -> SimulatedCard:
         if name in (card.spec.name, card.spec.pci_bus_id, card.spec.uuid):
             return card
     names = [card.spec.name for card in cards]
-    close = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(name, names)
+    hint = f"; did you mean {close!r}?" if close else ""
     raise ValueError(f"no card {name!r}{hint} (there are: {', '.join(names) or 'none'})")
 
 
@@ -460,9 +461,7 @@ def _errors_of(root: Path) -> Iterator[None]:
 
 
 def _unusable(root: Path, error: OSError) -> SimulatorError:
-    what = error.strerror or str(error)
-    where = f": {error.filename}" if error.filename else ""
-    return SimulatorError(f"cannot use {root} for a simulated tree: {what}{where}")
+    return SimulatorError(f"cannot use {root} for a simulated tree: {reason(error)}")
 
 
 @contextmanager

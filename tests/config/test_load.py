@@ -317,7 +317,7 @@ def test_a_path_below_a_file(tmp_path: Path) -> None:
 
 
 def test_a_path_with_a_nul() -> None:
-    assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: embedded null byte"
+    assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: a NUL byte in its path"
 
 
 @pytest.mark.parametrize(
@@ -410,3 +410,31 @@ def test_the_largest_files_end() -> None:
     only_config_errors(f"interval: {'1' * 260_000}".encode())
     only_config_errors(f"log: {{level: {'debug' * 52_000}}}".encode())
     only_config_errors(f"labels: {{sets: [{'beta,' * 10_000}]}}".encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        # What is at fault is left out, and nothing beside it.
+        (
+            "interval: soon\nsocketName: x\nmetrics: {listen: ':9200', shema: '0.8'}\n",
+            Config(socket_name="x", metrics=MetricsConfig(listen=":9200")),
+        ),
+        (
+            "disabledDevices: [{devName: npu0}, {nodeName: n1}, {devName: 'a b'}]\n",
+            Config(disabled_devices=(DisabledDevice(dev_name="npu0"),)),
+        ),
+        # Values that are each right, and do not go together.
+        (
+            "interval: 5\nresources: [{name: a.example/b, family: warboy, coresPerDevice: 5}]\n",
+            Config(interval=5),
+        ),
+        (f"socketName: x\npluginDir: /{'x' * 120}\n", Config()),
+        ("- x\n", Config()),
+        ("a: [", None),
+    ],
+)
+def test_what_is_good_in_a_file_that_is_refused(text: str, good: Config | None) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text.encode(), "FILE", FAMILIES)
+    assert refused.value.good == good

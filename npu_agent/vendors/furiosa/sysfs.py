@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
+from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ class Host:
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
         for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
-            for name in sorted(_names(directory), key=_natural):
+            for name in sorted(_names(directory), key=natural):
                 for prefix, (suffix, kind) in _HWMON.items():
                     number = name.removeprefix(prefix).removesuffix(suffix)
                     if name != prefix + number + suffix or not number.isdecimal():
@@ -397,10 +398,3 @@ def _names(directory: str) -> list[str]:
 
 def _listed(directory: str, prefix: str) -> list[str]:
     return [f"{directory}/{name}" for name in sorted(_names(directory)) if name.startswith(prefix)]
-
-
-def _natural(name: str) -> tuple[str, int]:
-    """Sorts temp2 before temp10."""
-    stem = name.partition("_")[0]
-    letters = stem.rstrip("0123456789")
-    return (letters, int(stem[len(letters) :] or 0))
