@@ -40,7 +40,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
         ("inventory", "inventory", "_reconcile"),
         ("devices", "publisher", "_lists"),
         (f"plugin {NPU}", "session", "_until_lost"),
-        ("config", "poller", "_once"),
+        ("config", "poller", "_read_and_judge"),
         ("pod resources", "pod_resources.holdings", "publish"),
         ("labels", "labeller", "_put"),
         ("events", "events", "_add"),
