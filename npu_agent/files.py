@@ -140,13 +140,15 @@ async def _replace(path: Path, content: bytes, thread: DaemonThread) -> None:
     # as the two agents of a rolling update may both be process 1 of their containers.
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        async with _opened(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, thread) as descriptor:
-            file = await aiofiles.open(
-                descriptor, "wb", buffering=0, closefd=False, executor=thread
-            )
-            if await file.write(content) != len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        await _write(unfinished, content, thread)
         await aiofiles.os.replace(unfinished, path, executor=thread)
     except BaseException:
         thread.submit(unfinished.unlink, missing_ok=True)  # in its turn, too
         raise
+
+
+async def _write(path: Path, content: bytes, thread: DaemonThread) -> None:
+    async with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, thread) as descriptor:
+        file = await aiofiles.open(descriptor, "wb", buffering=0, closefd=False, executor=thread)
+        if await file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
