@@ -18,7 +18,7 @@ from npu_agent.core import health
 from npu_agent.core.state import AgentState, ResourceState, stale_after
 from npu_agent.inventory import inventory
 from npu_agent.inventory.inventory import Inventory
-from npu_agent.kube import Api
+from npu_agent.kube import Api, serviceaccount
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.logs import logger
@@ -266,6 +266,7 @@ async def run(
         plugin_dir=config.plugin_dir,
         resources=",".join(resource.name for resource in resources_of(config, core_counts())),
     )
+    serviceaccount.trust_only_the_cluster()
     agent = Agent(effective, host_root=host_root, node_name=node_name, config_file=config_file)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -67,7 +67,7 @@ def read(path: Path) -> bytes:
     Raises:
         ConfigError: it cannot be read, is no regular file, or is larger than `MAX_BYTES`.
     """
-    with refusals(path), open(path, "rb", opener=files.regular) as file:
+    with refusals(path), os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
         return of_allowed_size(path, file.read(MAX_BYTES + 1))
 
 

@@ -204,7 +204,7 @@ async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
     opened = files.regular
     before = threading.active_count()
 
-    def hang(path: str, flags: int) -> int:
+    def hang(path: Path, flags: int) -> int:
         release.wait(10)
         return opened(path, flags)
 
@@ -236,7 +236,7 @@ async def test_an_unchanged_file_is_not_read_at_each_poll(
     read = 0
     opened = files.regular
 
-    def count(path: str, flags: int) -> int:
+    def count(path: Path, flags: int) -> int:
         nonlocal read
         read += 1
         return opened(path, flags)

@@ -220,7 +220,7 @@ async def test_too_large_an_answer_is_refused_before_it_has_come(socket: Path) -
     with pytest.raises(UnavailableError) as error:
         await ask(socket, says(announced((1 << 32) - 1), then=hangs))
     assert str(error.value) == (
-        f"{socket}: the answer has 4,294,967,295 bytes, and 8,388,608 are the most that is taken"
+        f"{socket}: the answer has 4,294,967,295 bytes, and the limit is 8,388,608"
     )
 
 

@@ -116,7 +116,7 @@ async def test_a_missing_directory_is_told_with_its_remedy(tmp_path: Path) -> No
 async def test_a_file_that_cannot_be_written_is_told_with_its_remedy(
     output: NfdOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_path: str, _flags: int) -> int:
+    def refuse(_path: Path, _flags: int) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(files, "regular", refuse)
@@ -139,7 +139,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A file system that hangs until the event is set."""
     free, opened = threading.Event(), files.regular
 
-    def hang(path: str, flags: int) -> int:
+    def hang(path: Path, flags: int) -> int:
         free.wait()
         return opened(path, flags)
 
