@@ -117,7 +117,7 @@ def content(path: Path, most: int) -> bytes | None:
         descriptor = regular(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         return file.read(most)
 
 
