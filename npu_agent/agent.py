@@ -15,6 +15,7 @@ from npu_agent import __version__, logs
 from npu_agent.config import Config, Effective, Poller, disabled_for
 from npu_agent.config.resources import resources_of
 from npu_agent.core import health
+from npu_agent.core.vocabulary import LabelSet, label_sets, metric_schemas
 from npu_agent.feed import Feed
 from npu_agent.inventory import inventory
 from npu_agent.inventory.inventory import Inventory
@@ -39,8 +40,7 @@ from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.status import Status, status
 from npu_agent.supervise import keep_running
-from npu_agent.vendors.furiosa.families import core_counts, widths
-from npu_agent.vendors.furiosa.sysfs import Furiosa
+from npu_agent.vendors import VENDORS, VOCABULARIES, WORDS
 
 log = logger(__name__)
 
@@ -71,10 +71,12 @@ class Agent:
         config = effective.config
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
-        self.poller = Poller(config_file, widths(), effective)
+        self.poller = Poller(config_file, WORDS, effective)
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
-        self.inventory = Inventory([Furiosa(host_root)], self._inventory_settings, self.restarts)
+        self.inventory = Inventory(
+            [vendor(host_root) for vendor in VENDORS], self._inventory_settings, self.restarts
+        )
         self.pod_resources = PodResources(
             socket_beside(directory), lambda: self._config.metrics.interval
         )
@@ -89,7 +91,7 @@ class Agent:
             cdi_root=host_root / cdi.DIRECTORY if by_cdi else None,
         )
         self._api = Api()
-        self._sets: Feed[Collection[str]] = Feed(config.labels.sets)
+        self._sets: Feed[Collection[LabelSet]] = Feed(label_sets(VOCABULARIES, config.labels.sets))
         output = output_of(
             config.labels.output, api=self._api, node_name=node_name, host_root=host_root
         )
@@ -191,18 +193,20 @@ class Agent:
         log_config = self._config.log
         async for state in self.poller.states.watch():
             self._wanted.publish(self._wants(state.config))
-            self._sets.publish(state.config.labels.sets)
+            self._sets.publish(label_sets(VOCABULARIES, state.config.labels.sets))
             self._shown.publish(self._shows(state.config))
             if state.config.log != log_config:
                 log_config = state.config.log
                 logs.setup(log_config.level, log_config.format)
 
     def _wants(self, config: Config) -> Wanted:
-        return Wanted(resources_of(config, core_counts()), disabled_for(config, self._node_name))
+        return Wanted(
+            resources_of(config, WORDS.core_counts), disabled_for(config, self._node_name)
+        )
 
     def _shows(self, config: Config) -> page.Settings:
         return page.Settings(
-            schema=config.metrics.schema,
+            schemas=metric_schemas(VOCABULARIES, config.metrics.schema),
             pod_labels=config.metrics.pod_labels,
             interval=config.metrics.interval,
             resources=frozenset(self.publisher.devices),
@@ -283,7 +287,7 @@ async def run(
         node=node_name or "unknown (NODE_NAME is not set)",
         host_root=host_root,
         plugin_dir=config.plugin_dir,
-        resources=",".join(resource.name for resource in resources_of(config, core_counts())),
+        resources=",".join(resource.name for resource in resources_of(config, WORDS.core_counts)),
     )
     agent = Agent(effective, host_root=host_root, node_name=node_name, config_file=config_file)
     stop = asyncio.Event()

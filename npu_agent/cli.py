@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_agent import __version__, config, logs
-from npu_agent.vendors.furiosa.families import widths
+from npu_agent.vendors import VENDORS, VOCABULARIES, WORDS
 
 if TYPE_CHECKING:
     from npu_agent.core.ledger import Assignment
@@ -56,7 +56,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     # Two of the config's options go with any command; `run` and `config show` bring them along.
     logging = argparse.ArgumentParser(add_help=False)
-    config.add_options(logging, group="log")
+    config.add_options(logging, WORDS, group="log")
 
     parser = argparse.ArgumentParser(
         prog="npu-agent",
@@ -67,7 +67,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     run = commands.add_parser("run", parents=[common], help="the agent: what the DaemonSet runs")
-    config.add_options(run)
+    config.add_options(run, WORDS)
     run.set_defaults(command=_run)
 
     both = [common, logging]
@@ -98,7 +98,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     labels.add_argument(
         "action", choices=("show", "apply", "clear"), nargs="?", default="show", help="(show)"
     )
-    config.add_options(labels)
+    config.add_options(labels, WORDS)
     labels.set_defaults(command=_labels)
 
     conf = commands.add_parser("config", help="check, show or describe the configuration")
@@ -109,7 +109,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     show = about.add_parser(
         "show", parents=[common], help="the configuration that `run` would have with these options"
     )
-    config.add_options(show)
+    config.add_options(show, WORDS)
     show.set_defaults(command=_config_show)
     schema = about.add_parser("schema", parents=both, help="the JSON schema of the file")
     schema.set_defaults(command=_config_schema)
@@ -120,7 +120,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         help="is all there that the agent needs, here and in the cluster? exit 1 if not",
     )
     doctor.add_argument("--format", choices=("table", "json"), default="table")
-    config.add_options(doctor)
+    config.add_options(doctor, WORDS)
     doctor.set_defaults(command=_doctor)
 
     verify = commands.add_parser(
@@ -158,14 +158,14 @@ def _host_root(args: argparse.Namespace) -> Path:
 
 def _effective(args: argparse.Namespace) -> config.Effective:
     """The configuration that the options ask for; sets logging up by it."""
-    effective = config.from_args(args, widths())
+    effective = config.from_args(args, WORDS)
     logs.setup(effective.config.log.level, effective.config.log.format)
     return effective
 
 
 def _quiet(args: argparse.Namespace) -> None:
     """Logging of the commands for people: only what is wrong, unless they ask for more."""
-    log = config.from_args(args, widths())
+    log = config.from_args(args, WORDS)
     default = log.origins["log.level"] == "default"
     logs.setup("error" if default else log.config.log.level, log.config.log.format)
 
@@ -193,10 +193,9 @@ def _info(args: argparse.Namespace) -> int:
     from npu_agent.core.hardware import Snapshot
     from npu_agent.inventory.inventory import Inventory, read_once
     from npu_agent.kubelet import podresources as assignments
-    from npu_agent.vendors.furiosa.sysfs import Furiosa
 
     _quiet(args)
-    vendors = [Furiosa(_host_root(args))]
+    vendors = [vendor(_host_root(args)) for vendor in VENDORS]
     pod_resources = assignments.socket_beside(Path(config.Config().plugin_dir))
 
     async def pods() -> tuple[Assignment, ...]:
@@ -271,15 +270,16 @@ def _allocations(args: argparse.Namespace) -> int:
 
 def _labels(args: argparse.Namespace) -> int:
     from npu_agent.commands import view
+    from npu_agent.core.vocabulary import label_sets
     from npu_agent.inventory.inventory import read_once
     from npu_agent.kube import Api
     from npu_agent.outputs.labels import compute, output_of
     from npu_agent.outputs.labels.labeller import UnavailableError
     from npu_agent.outputs.labels.machine import read_machine
-    from npu_agent.vendors.furiosa.sysfs import Furiosa
 
     _quiet(args)
-    wanted = config.from_args(args, widths()).config.labels
+    wanted = config.from_args(args, WORDS).config.labels
+    sets = label_sets(VOCABULARIES, wanted.sets)
     root = _host_root(args)
 
     async def act() -> int:
@@ -293,12 +293,12 @@ def _labels(args: argparse.Namespace) -> int:
                 cleared = await output.clear()
                 print(*sorted(cleared) or ["nothing to clear"], sep="\n")
                 return 0
-            snapshot = await read_once([Furiosa(root)])
+            snapshot = await read_once([vendor(root) for vendor in VENDORS])
             machine = read_machine(root)
             if args.action == "show":
-                view.show(view.labels_table(compute.explained(snapshot, machine, wanted.sets)))
+                view.show(view.labels_table(compute.explained(snapshot, machine, sets)))
             else:
-                labels = compute.labels(snapshot, machine, wanted.sets)
+                labels = compute.labels(snapshot, machine, sets)
                 await output.put(labels, careful=False)
                 print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
             if doubt := compute.unsure(snapshot):
@@ -314,18 +314,18 @@ def _labels(args: argparse.Namespace) -> int:
 
 
 def _config_check(args: argparse.Namespace) -> int:
-    config.load(args.file, widths())
+    config.load(args.file, WORDS)
     print(f"{args.file}: good")
     return 0
 
 
 def _config_show(args: argparse.Namespace) -> int:
-    print(config.show(config.from_args(args, widths())), end="")
+    print(config.show(config.from_args(args, WORDS)), end="")
     return 0
 
 
 def _config_schema(args: argparse.Namespace) -> int:  # noqa: ARG001 (one shape for all commands)
-    print(json.dumps(config.json_schema(), indent=2))
+    print(json.dumps(config.json_schema(WORDS), indent=2))
     return 0
 
 

@@ -15,12 +15,14 @@ from msgspec import inspect as mi
 from npu_agent import files
 from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.rules import any_of, broken_rules, did_you_mean
-from npu_agent.config.schema import KEYS, ROOT, Config, plain
+from npu_agent.config.schema import KEYS, Config, Schema, default_config, plain, schema_of
 from npu_agent.config.text import shown
 from npu_agent.config.tree import List, Map, Node, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from npu_agent.core.vocabulary import Vocabulary
 
 MAX_BYTES = 1 << 18
 """The largest file that is read: room for 5,000 disabled cards, and loaded in about a second."""
@@ -45,18 +47,17 @@ class Effective(msgspec.Struct, frozen=True):
     origins: Mapping[str, str]
 
 
-def load(path: Path, families: Mapping[str, tuple[int, ...]]) -> Effective:
+def load(path: Path, words: Vocabulary) -> Effective:
     """The configuration in this file.
 
     Args:
         path: errors name it as it is given here.
-        families: for each family of cards, the core counts that it has device nodes for, like
-            `{"warboy": (1, 2), "rngd": (1, 2, 4, 8)}`.
+        words: what the vendors of cards call things, and their defaults.
 
     Raises:
         ConfigError: the file cannot be read, or is refused.
     """
-    return parse(read(path), str(path), families)
+    return parse(read(path), str(path), words)
 
 
 def read(path: Path) -> bytes:
@@ -97,13 +98,13 @@ def of_allowed_size(path: Path, data: bytes) -> bytes:
     return data
 
 
-def parse(data: bytes, source: str, families: Mapping[str, tuple[int, ...]]) -> Effective:
+def parse(data: bytes, source: str, words: Vocabulary) -> Effective:
     """The configuration in this YAML text; the defaults if there is nothing in it.
 
     Args:
         data: a file's content.
         source: what errors and origins call it.
-        families: as for `load`.
+        words: as for `load`.
 
     Raises:
         ConfigError: with every problem, unless it is not even YAML.
@@ -111,24 +112,25 @@ def parse(data: bytes, source: str, families: Mapping[str, tuple[int, ...]]) -> 
     from npu_agent.config.yaml_tree import read_tree  # PyYAML: 10 ms, for nothing without a file
 
     tree = read_tree(data, source)
-    return build(Map(Place(source), ()) if tree is None else tree, families)
+    return build(Map(Place(source), ()) if tree is None else tree, words)
 
 
-def build(tree: Node, families: Mapping[str, tuple[int, ...]]) -> Effective:
+def build(tree: Node, words: Vocabulary) -> Effective:
     """The configuration in this tree.
 
     Args:
         tree: of a file, or of command-line options.
-        families: as for `load`.
+        words: as for `load`.
 
     Raises:
         ConfigError: with every problem in it.
     """
-    reader = _Reader()
+    schema = schema_of(words)
+    reader = _Reader(schema, default_config(words))
     with suppress(_Enough):
         config = reader.root(tree)
         if not reader.problems:
-            for keys, message in broken_rules(config, families):
+            for keys, message in broken_rules(config, words.families):
                 key = next(key for key in keys if key in reader.places)
                 reader.wrong(reader.places[key], key, message)
         if not reader.problems:
@@ -147,7 +149,9 @@ class _Reader:
     Each method returns None where it noted a problem; such a result is never used.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schema: Schema, defaults: Config) -> None:
+        self.schema = schema
+        self.defaults = defaults
         self.problems: list[Problem] = []
         self.places: dict[str, Place] = {}
 
@@ -158,13 +162,13 @@ class _Reader:
 
     def root(self, tree: Node) -> Any:
         if isinstance(tree, Scalar) and tree.null:  # such as "---" alone
-            return Config()
+            return self.defaults
         if not isinstance(tree, Map):
             self.wrong(
                 tree.place, "", f"must be keys and values (interval: 10), not {_named(tree)}"
             )
             return None
-        return self.group(tree, ROOT, "")
+        return self.group(tree, self.schema.root, "")
 
     def value(self, node: Node, kind: mi.Type, key: str) -> Any:
         optional = isinstance(kind, mi.Metadata) and isinstance(kind.type, mi.UnionType)
@@ -224,6 +228,7 @@ class _Reader:
             if field.required and field.encode_name not in seen:
                 self.wrong(node.place, prefix[:-1], f"{field.encode_name} is missing")
                 values[field.name] = None
+            values.setdefault(field.name, field.default)
         return kind.cls(**values)
 
 

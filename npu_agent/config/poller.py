@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from npu_agent.config.errors import ConfigError
 from npu_agent.config.load import MAX_BYTES, Effective, of_allowed_size, parse, refusals
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import Config
+from npu_agent.core.vocabulary import Vocabulary
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.threads import DaemonThread
@@ -59,13 +59,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 class Poller:
     """Publishes the config in `states`; a bad file changes nothing but the error that is shown."""
 
-    def __init__(
-        self, path: Path | None, families: Mapping[str, tuple[int, ...]], start: Effective
-    ) -> None:
+    def __init__(self, path: Path | None, words: Vocabulary, start: Effective) -> None:
         """`start` is what the agent started with; without a `path` there is nothing to follow."""
         self.states: Feed[State] = Feed(State(config=start.config, loaded_at=time.time()))
         self._path = path
-        self._families = families
+        self._words = words
         self._now = threading.Event()
         self._judged: bytes | None = None
         """The content that was judged last; None when the file could not be read since then."""
@@ -133,7 +131,7 @@ class Poller:
             self._reject(f"{path}: the file is empty: write {{}} if all defaults are wanted")
             return
         try:
-            wanted = parse(data, str(path), self._families).config
+            wanted = parse(data, str(path), self._words).config
         except ConfigError as error:
             self._reject(str(error))
             return
@@ -143,7 +141,7 @@ class Poller:
         before = self.states.value
         config = in_force(before.config, wanted)
         found = changes(before.config, wanted)
-        if next(iter(broken_rules(config, self._families)), None):
+        if next(iter(broken_rules(config, self._words.families)), None):
             # The new live keys do not go with the old ones that wait: then all of it waits.
             config = before.config
             found = tuple(msgspec.structs.replace(change, needs_restart=True) for change in found)

@@ -49,7 +49,7 @@ def any_of(words: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
-    """`: did you mean rngd?`, or "" if none of the words is close; the prefix goes before it."""
+    """`: did you mean npu?`, or "" if none of the words is close; the prefix goes before it."""
     known = {each.lower(): each for each in words}
     close = get_close_matches(word.lower(), known, n=1)
     return f": did you mean {prefix}{known[close[0]]}?" if close else ""

@@ -8,12 +8,11 @@ as a driver likes: `npu_agent.inventory` calls them on threads of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npu_agent.core.hardware import Card, CoreReading, Reading
+    from npu_agent.core.vocabulary import Vocabulary
 
 
 class NotServedError(Exception):
@@ -69,17 +68,11 @@ class Probe:
 class Vendor(Protocol):
     """The cards of one vendor on one host."""
 
-    @property
-    def name(self) -> str:
-        """``furiosa``: as `Card.vendor`."""
+    vocabulary: ClassVar[Vocabulary]
+    """Its families, and what config files, labels and metrics call things."""
 
-    @property
-    def core_counts(self) -> Mapping[str, int]:
-        """For each family, how many cores a card has."""
-
-    @property
-    def widths(self) -> Mapping[str, tuple[int, ...]]:
-        """For each family, how many cores a device can have: what the config is checked against."""
+    def __init__(self, root: Any) -> None:
+        """`root` is the path where the host's ``/`` is seen."""
 
     @property
     def place(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from npu_agent.config.resources import resources_of
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Resource
+from npu_agent.core.vocabulary import label_sets
 from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.host import offered
 from npu_agent.doctor.kubelet import Kubelet, expected
@@ -23,7 +24,7 @@ from npu_agent.outputs.events import NAMESPACE
 from npu_agent.outputs.labels import compute, nfd
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.machine import read_machine
-from npu_agent.vendors.furiosa.families import core_counts
+from npu_agent.vendors import VOCABULARIES, WORDS
 
 _RULES = {
     ("get", "nodes"): "labels and Events are about its own Node",
@@ -150,7 +151,7 @@ def checks(
         for right in found.wanted:
             yield _of_right(found, right)
         yield _of_node(situation, found)
-        for resource in resources_of(situation.config, core_counts()):
+        for resource in resources_of(situation.config, WORDS.core_counts):
             yield _of_allocatable(situation, found, kubelet, snapshot, resource)
     yield _of_labels(situation, found, snapshot, places)
 
@@ -302,7 +303,8 @@ def _of_labels(
     if doubt := compute.unsure(snapshot):
         return Check(name, State.UNKNOWN, doubt)
     machine = found.machine or Machine(vendor=None, name=None)
-    right = compute.labels(snapshot, machine, situation.config.labels.sets)
+    sets = label_sets(VOCABULARIES, situation.config.labels.sets)
+    right = compute.labels(snapshot, machine, sets)
     if output == "nfd":
         if isinstance(places.features, Unseen):
             return places.features.check(name)

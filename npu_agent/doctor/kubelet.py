@@ -32,7 +32,7 @@ from npu_agent.kubelet.ownership import lock_path, owner_of
 from npu_agent.kubelet.rpc import apart
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin.session import KUBELET_SOCKET
-from npu_agent.vendors.furiosa.families import core_counts
+from npu_agent.vendors import WORDS
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 """The kubelet's device manager keeps what it knows there, as JSON (k8s.io/kubernetes,
@@ -207,7 +207,7 @@ def checks(situation: Situation, found: Kubelet, snapshot: Snapshot | Unseen) ->
     yield _of_others(found.sockets, situation)
     yield _of_owner(situation, found.owner)
     yield _of_held(situation, found.held, snapshot)
-    for resource in resources_of(situation.config, core_counts()):
+    for resource in resources_of(situation.config, WORDS.core_counts):
         if isinstance(snapshot, Unseen):
             yield snapshot.check(f"resource {resource.name}")
         else:
@@ -368,7 +368,7 @@ def _of_held(
             f"in a Pod, mount the host's {path} there (hostPath, readOnly); on the host, "
             "systemctl status kubelet",
         )
-    ours = {resource.name for resource in resources_of(situation.config, core_counts())}
+    ours = {resource.name for resource in resources_of(situation.config, WORDS.core_counts)}
     mine = [one for one in held if one.resource in ours]
     if isinstance(snapshot, Snapshot) and not any(odd.unread for odd in snapshot.odd):
         cards = {state.id for state in snapshot.cards}
@@ -432,7 +432,7 @@ def of_resource(
             f"{_DELETE}. (Or these are of an agent with another configuration: name its "
             "--config-file)",
         )
-    configured = {one.name for one in resources_of(situation.config, core_counts())}
+    configured = {one.name for one in resources_of(situation.config, WORDS.core_counts)}
     cards = {device.card_id for device in devices}
     for other, ids in sorted((known or {}).items()):
         both = sorted(id_ for id_ in ids if split_id(id_)[0] in cards)

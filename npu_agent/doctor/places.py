@@ -31,13 +31,13 @@ async def places(situation: Situation) -> Places:
     """Looks at those that the configuration uses."""
     config, root = situation.config, situation.host_root
     by_cdi, by_nfd = config.allocation.method == "cdi", config.labels.output == "nfd"
-    specs, features = root / f"{cdi.DIRECTORY}/furiosa.ai-npu.json", root / nfd.FILE
+    specs, features = root / cdi.DIRECTORY, root / nfd.FILE
 
     async def none() -> None:
         return None
 
     found, other, text = await asyncio.gather(
-        look(lambda: directory(_existing(specs.parent))) if by_cdi else none(),
+        look(lambda: directory(_existing(specs))) if by_cdi else none(),
         look(lambda: directory(features.parent)) if by_nfd else none(),
         look(lambda: content(features, _LARGEST)) if by_nfd else none(),
     )

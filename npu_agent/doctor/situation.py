@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npu_agent.config import Config, ConfigError, from_args, read
+from npu_agent.config import Config, ConfigError, default_config, from_args, read
 from npu_agent.config.load import build
 from npu_agent.config.tree import List, Map, Node
 from npu_agent.config.yaml_tree import read_tree
 from npu_agent.doctor.check import Check, State
-from npu_agent.vendors.furiosa.families import widths
+from npu_agent.vendors import WORDS
 
 if TYPE_CHECKING:
     import argparse
@@ -70,7 +70,7 @@ def configuration(args: argparse.Namespace) -> tuple[Config, Check]:
         ConfigError: the command line itself is wrong.
     """
     try:
-        effective = from_args(args, widths())
+        effective = from_args(args, WORDS)
     except ConfigError as error:
         if any(problem.place.source.startswith("--") for problem in error.problems):
             raise
@@ -110,12 +110,12 @@ def _what_is_good(file: Path) -> tuple[Config, str]:
         tree = read_tree(read(file), str(file)) or Map(_nowhere(), ())
         for _ in range(_ROUNDS):
             try:
-                return build(tree, widths()).config, "what is good in it"
+                return build(tree, WORDS).config, "what is good in it"
             except ConfigError as error:
                 tree = _without(tree, frozenset(problem.place for problem in error.problems))
     except ConfigError:
         pass  # not readable, or not YAML
-    return Config(), "the defaults"
+    return default_config(WORDS), "the defaults"
 
 
 def _without(node: Node, bad: frozenset[Place]) -> Node:

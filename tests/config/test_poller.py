@@ -15,8 +15,7 @@ import pytest
 from npu_agent import files
 from npu_agent.config import load, poller
 from npu_agent.config.poller import Poller, State
-
-from .families import FAMILIES
+from npu_agent.vendors import WORDS
 
 GOOD = "defaultPe: Fusion\ninterval: 10\n"
 
@@ -32,7 +31,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.asynccontextmanager
 async def following(path: Path) -> AsyncIterator[Poller]:
-    followed = Poller(path, FAMILIES, load(path, FAMILIES))
+    followed = Poller(path, WORDS, load(path, WORDS))
     running = asyncio.create_task(followed.run())
     try:
         # It has looked once: what is written from here on is a change.

@@ -11,15 +11,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from npu_agent import simulator
 from npu_agent.config import (
     AllocationConfig,
-    Config,
     DisabledDevice,
     LabelsConfig,
     MetricsConfig,
+    default_config,
 )
 from npu_agent.core.hardware import Oddity
 from npu_agent.core.ledger import Assignment
@@ -28,13 +29,14 @@ from npu_agent.doctor.check import Check, State, Unseen
 from npu_agent.doctor.look import Directory
 from npu_agent.doctor.situation import Situation
 from npu_agent.outputs.labels import nfd
+from npu_agent.vendors import WORDS
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
 from tests.kube.helpers import hangs
 from tests.outputs.deviceplugin.helpers import devices, snapshot, state
 
 DIRECTORY = Directory(path=Path("/plugins"), owner="uid 0, gid 0, mode 0750")
 POD = Situation(
-    config=Config(),
+    config=default_config(WORDS),
     host_root=Path("/host"),
     node_name="n1",
     in_pod=True,
@@ -123,7 +125,9 @@ def test_a_directory_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_socket_path_that_is_too_long() -> None:
-    long = replace(POD, config=Config(plugin_dir="/" + "x" * 100))
+    long = replace(
+        POD, config=msgspec.structs.replace(default_config(WORDS), plugin_dir="/" + "x" * 100)
+    )
     lines = {line.name: line for line in kubelet.checks(long, SEEN, snapshot())}
     assert lines["socket path"].state is State.WRONG
     assert "shorten pluginDir or socketName by 20" in lines["socket path"].remedy
@@ -207,7 +211,7 @@ def test_an_agent_that_is_stuck() -> None:
 
 
 async def test_port_0_is_always_free() -> None:
-    config = Config(metrics=MetricsConfig(listen=":0"))
+    config = msgspec.structs.replace(default_config(WORDS), metrics=MetricsConfig(listen=":0"))
     found = await serving.serving(replace(POD, config=config))
     assert isinstance(found, serving.Serving)
     assert found.free

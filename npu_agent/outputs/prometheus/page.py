@@ -15,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment
+from npu_agent.core.vocabulary import MetricSchema
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.logs import logger
@@ -52,8 +53,8 @@ _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\x04\xff"
 class Settings:
     """What the config says of the page."""
 
-    schema: str
-    """Key metrics.schema, one of `cards.SCHEMAS`."""
+    schemas: tuple[MetricSchema, ...]
+    """What key metrics.schema names: each vendor's names and units."""
     pod_labels: bool
     """Key metrics.podLabels."""
     interval: float
@@ -194,7 +195,7 @@ class Page:
             ),
         )
         parts = []
-        for definition in cards.DEFINITIONS[settings.schema]:
+        for definition in cards.definitions(settings.schemas):
             await asyncio.sleep(0)
             parts.append(self._family(definition, shown or (), openmetrics=False))
         self._cards = b"".join(parts)

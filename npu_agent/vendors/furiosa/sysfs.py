@@ -11,17 +11,18 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
 from npu_agent.core.vendor import Entry, NotServedError, Probe
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.family import VENDOR
+from npu_agent.vendors.furiosa.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from npu_agent.core.vocabulary import Vocabulary
     from npu_agent.vendors.furiosa.family import Family
 
 _LARGEST_FILE = 64 * 1024
@@ -42,13 +43,11 @@ _HWMON = {
 class Furiosa:
     """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
 
-    name = VENDOR
+    vocabulary: ClassVar[Vocabulary] = VOCABULARY
 
     def __init__(self, root: Path, families: Mapping[str, Family] = FAMILIES) -> None:
         """`root` is where the host's ``/`` is seen: ``/`` itself, or a mount in a container."""
         self.place = str(root / "sys/class")
-        self.core_counts = {family.name: family.core_count for family in families.values()}
-        self.widths = {family.name: family.widths for family in families.values()}
         self._families = families
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")

@@ -23,6 +23,7 @@ from npu_agent.outputs.deviceplugin.session import Phase, Status
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus import own as own_families
 from npu_agent.outputs.prometheus.text import render
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import management, tree, write
 from tests.outputs.prometheus.helpers import RESOURCE, held, own, parsed, series
@@ -108,7 +109,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -
     metrics = cards.families(
         found,
         [*holders(found.cards), held("GPU-1", "other", "nvidia.com/gpu")],
-        schema=schema,
+        schemas=(SCHEMAS[schema],),
         hostname="node-1",
         pod_labels=True,
         resources={RESOURCE},
@@ -143,7 +144,7 @@ def host(
     return name, _pinned(asyncio.run(read_once([Furiosa(root)]))), holders
 
 
-@pytest.mark.parametrize("schema", cards.SCHEMAS)
+@pytest.mark.parametrize("schema", SCHEMAS)
 def test_pages_are_as_in_their_golden_files(
     host: tuple[str, Snapshot, Holders], schema: str
 ) -> None:
