@@ -8,17 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from npu_agent.simulator.cards import CardSpec, swapped
-from npu_agent.simulator.picture import (
-    Content,
-    Picture,
-    Special,
-    core,
-    hwmon,
-    liveness,
-    management,
-    node,
-    picture,
-)
+from npu_agent.simulator.picture import Content, Picture, Special
 from npu_agent.simulator.telemetry import CardTelemetry, reset, with_workload
 
 
@@ -61,7 +51,7 @@ class Fault:
 
 def seen(card: SimulatedCard) -> Picture:
     """What the tree shows of a card, with all its faults."""
-    result = picture(card.spec, card.telemetry)
+    result = card.spec.traits.driver.picture(card.spec, card.telemetry)
     for name in card.faults:
         result = FAULTS[name].show(card, result)
     return result
@@ -124,7 +114,7 @@ def _changed(seen: Picture, changes: Mapping[str, Content]) -> Picture:
 
 
 def _dead(card: SimulatedCard, seen: Picture) -> Picture:
-    return _changed(seen, {liveness(card.spec): "0\n"})
+    return _changed(seen, {card.spec.traits.driver.liveness(card.spec): "0\n"})
 
 
 def _flap(card: SimulatedCard, seen: Picture) -> Picture:
@@ -132,7 +122,7 @@ def _flap(card: SimulatedCard, seen: Picture) -> Picture:
 
 
 def _hang(card: SimulatedCard, seen: Picture) -> Picture:
-    return _changed(seen, {liveness(card.spec): Special.FIFO})
+    return _changed(seen, {card.spec.traits.driver.liveness(card.spec): Special.FIFO})
 
 
 def _hot(card: SimulatedCard, seen: Picture) -> Picture:
@@ -140,13 +130,9 @@ def _hot(card: SimulatedCard, seen: Picture) -> Picture:
     # 97 to 103 °C at once, so that a tree made with --once shows it, too.
     cool = card.telemetry
     warm = replace(cool, temperature=tuple(97.0 + (t - 40.0) / 5 for t in cool.temperature))
-    hot = picture(card.spec, warm).files
-    changes = {
-        path: content
-        for path, content in hot.items()
-        if path.startswith(f"{hwmon(card.spec)}/temp")
-    }
-    return _changed(seen, changes)
+    driver = card.spec.traits.driver
+    files, sensors = driver.picture(card.spec, warm).files, driver.temperatures(card.spec)
+    return _changed(seen, {path: said for path, said in files.items() if path.startswith(sensors)})
 
 
 def _errors(state: CardTelemetry) -> CardTelemetry:
@@ -154,34 +140,16 @@ def _errors(state: CardTelemetry) -> CardTelemetry:
 
 
 def _garbage(card: SimulatedCard, seen: Picture) -> Picture:
-    directory, sensors = management(card.spec), hwmon(card.spec)
-    changes: dict[str, Content] = {
-        liveness(card.spec): b"\xff\xfe\x00\x80" * 16,  # not text
-        f"{directory}/heartbeat": "9" * (1 << 20),  # a number, but huge
-        f"{directory}/atr_error": "AXI Post Error: 0\nAXI Fetch Er",  # ends in the middle
-        f"{directory}/fw_version": b"\x00\xc3(\x9f",
-        f"{directory}/npu_clocks": "pe0 (MHz)\n: 5\n\n:::\n",
-        f"{directory}/ne_clk_freq_info": "ne tensor (MHz)\n: 5\n\n:::\n",
-        f"{sensors}/temp1_input": b"\x80\x81\x82",
-        f"{sensors}/temp2_input": "warm\n",
-        f"{sensors}/power1_average": "",
-        f"{core(card.spec, '0')}/perf_regs": "TaskExecutionTime: 0xZZ\nCycleCount: 0x",
-        f"{core(card.spec, '0')}/metrics": b"CycleCount: \xff\xff\n",
-        f"{core(card.spec, '0')}/alloc_status": "x" * (1 << 16),
-    }
-    return _changed(seen, changes)
+    return _changed(seen, card.spec.traits.driver.garbage(card.spec))
 
 
 def _unreadable(card: SimulatedCard, seen: Picture) -> Picture:
-    live = {liveness(card.spec), f"{management(card.spec)}/heartbeat"}
-    live |= {f"{management(card.spec)}/atr_error", f"{hwmon(card.spec)}/power1_average"}
-    live |= {f"{hwmon(card.spec)}/temp1_input"}
-    live |= {f"{core(card.spec, '0')}/{name}" for name in ("perf_regs", "metrics")}
-    return _changed(seen, dict.fromkeys(sorted(live), Special.DIRECTORY))
+    files = card.spec.traits.driver.unreadable(card.spec)
+    return _changed(seen, dict.fromkeys(files, Special.DIRECTORY))
 
 
 def _no_node(card: SimulatedCard, seen: Picture) -> Picture:
-    return replace(seen, nodes=seen.nodes - {node(card.spec, "pe0")})
+    return replace(seen, nodes=seen.nodes - {card.spec.traits.driver.first_core_node(card.spec)})
 
 
 def _gone(_card: SimulatedCard, _seen: Picture) -> Picture:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from npu_agent.simulator.cards import FAMILIES, Family
+from npu_agent.simulator.cards import Family, families
 
 Workload = Literal["auto", "busy", "single", "idle"]
 
@@ -28,7 +28,7 @@ class CardTelemetry:
     """One moment of one card.
 
     Attributes:
-        family: a key of `npu_agent.simulator.cards.FAMILIES`.
+        family: a key of `npu_agent.simulator.cards.families`.
         load: per core, 0 to 1; a core with load is in use.
         temperature: per core, °C.
         cycles: per core, clock cycles since the driver was loaded.
@@ -57,7 +57,7 @@ class CardTelemetry:
     @property
     def traits(self) -> Family:
         """What it shares with its family."""
-        return FAMILIES[self.family]
+        return families()[self.family]
 
     @property
     def mean_load(self) -> float:
@@ -82,8 +82,8 @@ class CardTelemetry:
 
 
 def fresh(family: str) -> CardTelemetry:
-    """A card a minute after its driver was loaded: idle, 40 °C; a Warboy takes 1.37 W."""
-    traits = FAMILIES[family]
+    """A card a minute after its driver was loaded: idle, 40 °C."""
+    traits = families()[family]
     return CardTelemetry(
         family=family,
         load=(0.0,) * traits.cores,

@@ -33,16 +33,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from npu_agent.simulator.cards import CardSpec
+from npu_agent.simulator.cards import CardSpec, default_cards
 from npu_agent.simulator.faults import FAULTS, SimulatedCard, find_fault, seen
-from npu_agent.simulator.picture import (
-    Content,
-    Picture,
-    Special,
-    base_directories,
-    host,
-    merge,
-)
+from npu_agent.simulator.picture import Content, Picture, Special, host, merge
 from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
 
 STATE_DIR = ".npu-simulator"
@@ -294,7 +287,9 @@ class _Tree:
         stale = self._made_paths() - paths
         # Written down before they are made: a crash leaves nothing that is not known to be ours.
         self._set_made(paths | stale)
-        bases = base_directories(card.spec.family for card in cards)
+        bases = frozenset({"sys/bus/pci/devices", "dev"}).union(
+            *(card.spec.traits.driver.directories(card.spec.family) for card in cards)
+        )
         for base in sorted(bases):
             _mkdir(self.root / base)
         # Links go first and come last, so that a card is never listed without its files.
@@ -386,7 +381,8 @@ def _stamp_of(path: Path) -> tuple[int, int]:
 
 def _not_simulated(root: Path) -> SimulatorError:
     return SimulatorError(
-        f"{root} is not a simulated tree; make one with: npu-agent simulate {root} --cards warboy=2"
+        f"{root} is not a simulated tree; make one with: "
+        f"npu-agent simulate {root} --cards {default_cards()}"
     )
 
 

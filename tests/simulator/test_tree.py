@@ -22,7 +22,7 @@ from npu_agent.simulator import (
     tick,
     tree,
 )
-from npu_agent.simulator.picture import core, liveness, management, nodes
+from npu_agent.simulator.furiosa.driver import core, liveness, management, nodes
 from npu_agent.simulator.tree import STATE_DIR
 
 from .helpers import listing, wait_until

@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from npu_agent.simulator import CardSpec, CardTelemetry, advance, card, fresh
-from npu_agent.simulator.picture import core, files, hwmon, liveness, management, nodes
+from npu_agent.simulator.furiosa.driver import core, files, hwmon, liveness, management, nodes
 from npu_agent.simulator.telemetry import Workload, with_workload
 
 WARBOY, RNGD = card("warboy", 0), card("rngd", 1)
