@@ -32,7 +32,7 @@ class Entry:
     """A place where a card of a family may be."""
 
     family: str
-    """``warboy``: as `Card.family`."""
+    """``anvil``: as `Card.family`."""
     index: int
     path: str
     """On this machine, i.e. below the host root."""

@@ -111,7 +111,7 @@ class CardSpec:
         pci_path: the bridges above it below /sys/devices, root complex first, slash-separated.
         numa_node: -1 is none.
         dev: character device `major:minor` of the management node.
-        soc_rev: revision, such as `B0`.
+        revision: of the chip, such as `B0`.
         driver_version: as in the file `version`: version, comma, commit.
         firmware_version: as in the file `fw_version`.
     """
@@ -124,7 +124,7 @@ class CardSpec:
     pci_path: str
     numa_node: int
     dev: str
-    soc_rev: str
+    revision: str
     driver_version: str
     firmware_version: str
 
@@ -175,7 +175,7 @@ def card(family: str, index: int) -> CardSpec:
         ),
         numa_node=numa_node,
         dev=f"{traits.dev_major}:{index}",
-        soc_rev=traits.revision,
+        revision=traits.revision,
         driver_version=traits.driver_version,
         firmware_version=traits.firmware_version,
     )

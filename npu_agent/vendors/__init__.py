@@ -9,7 +9,9 @@ from npu_agent.core.vendor import Vendor
 from npu_agent.core.vocabulary import merged
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 
-VENDORS: tuple[type[Vendor], ...] = (Furiosa,)
+VENDORS: tuple[type[Vendor], ...] = (
+    Furiosa,
+)  # fmt: skip
 """Every vendor; the first one's defaults are the product's."""
 
 VOCABULARIES = tuple(vendor.vocabulary for vendor in VENDORS)

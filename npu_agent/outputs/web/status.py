@@ -55,7 +55,7 @@ class CardStatus:
 
     state: CardState
     title: str
-    """For people: ``FuriosaAI Warboy``."""
+    """For people: ``Acme Anvil``."""
     core_count: int
     disabled: bool
     """Whether the config keeps it from being offered."""

@@ -179,7 +179,7 @@ def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
     found = {
         "platform_type": "FuriosaAI\n",
         "device_type": f"{TRAITS[spec.family].device_type}\n",
-        "soc_rev": f"{spec.soc_rev}\n" if spec.soc_rev else "",
+        "soc_rev": f"{spec.revision}\n" if spec.revision else "",
         "busname": spec.pci_bus_id,
         "dev": f"{spec.dev}\n" if spec.dev else "",
         "device_sn": spec.serial,
