@@ -185,10 +185,10 @@ def test_the_commands_know_both(package: Path, tmp_path: Path) -> None:
 
 
 def test_the_code_of_the_page_is_as_good_as_ours(package: Path) -> None:
-    tools = Path(sys.executable).parent
+    ruff = str(Path(sys.executable).parent / "ruff")
     folders = [f"npu_agent/{room}/acme" for room in ("vendors", "simulator")]
     config = ["--config", str(ROOT / "pyproject.toml")]
     for words in (["check"], ["format", "--check"]):
-        command = [tools / "ruff", *words, *config, *folders]
+        command = [ruff, *words, *config, *folders]
         done = subprocess.run(command, cwd=package, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
