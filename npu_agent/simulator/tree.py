@@ -1,4 +1,4 @@
-"""The simulated driver tree on disk: made, moved on, broken, mended, and kept alive.
+"""The simulated driver tree on disk: made, moved on, broken, repaired, and kept alive.
 
 All state is in ROOT/.npu-simulator, so every function here works from any process, on a tree that
 is kept alive and on one that is not:
@@ -82,21 +82,6 @@ def make(root: Path, specs: Sequence[CardSpec], *, plain_nodes: bool = False) ->
     _Tree(root, plain_nodes=plain_nodes).change(change, create=True)
 
 
-def remove_card(root: Path, card: str) -> None:
-    """Takes a card out of the tree for good; the fault `gone` is for one that may come back.
-
-    Raises:
-        SimulatorError: root is no simulated tree, or cannot be written.
-        ValueError: there is no such card.
-    """
-
-    def change(cards: _Cards) -> _Cards:
-        taken = _find(cards, card)
-        return tuple(one for one in cards if one is not taken)
-
-    _Tree(root).change(change)
-
-
 def apply_fault(root: Path, card: str, fault: str) -> None:
     """Does something to a card; it is on disk when this returns.
 
@@ -144,14 +129,12 @@ def living(root: Path) -> bool:
         SimulatorError: the tree cannot be looked at.
     """
     path = root / STATE_DIR / "alive"
-    try:
+    with _errors_of(root):
         if not path.exists():
             return False
-        # Under the tree's lock: a simulator that starts now must not take this look for a rival.
+        # Under the tree's lock: a simulator that starts now must not take this for a rival.
         with _locked(root), path.open() as alive:
             return not _try_lock(alive.fileno())
-    except OSError as error:
-        raise _unusable(root, error) from error
 
 
 class Simulation:
@@ -401,7 +384,7 @@ def _load(root: Path) -> tuple[_Cards, bool]:
     except (KeyError, TypeError, ValueError) as error:
         raise SimulatorError(
             f"{path} cannot be understood ({error!r}); another version of npu-agent made it? "
-            f"Remove {root} and make it anew"
+            f"Remove {root} and make it again"
         ) from error
 
 
@@ -452,13 +435,10 @@ def _errors_of(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unusable(root, error) from error
-
-
-def _unusable(root: Path, error: OSError) -> SimulatorError:
-    what = error.strerror or str(error)
-    where = f": {error.filename}" if error.filename else ""
-    return SimulatorError(f"cannot use {root} for a simulated tree: {what}{where}")
+        what = error.strerror or str(error)
+        where = f": {error.filename}" if error.filename else ""
+        message = f"cannot use {root} for a simulated tree: {what}{where}"
+        raise SimulatorError(message) from error
 
 
 @contextmanager

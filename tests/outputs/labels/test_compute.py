@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, Health, Oddity, Snapshot, State
+from npu_agent.core.vocabulary import Fact, Label, LabelSet
 from npu_agent.outputs.labels.compute import (
     LONGEST,
     Machine,
@@ -287,3 +288,14 @@ def test_the_table_in_the_docs_has_every_key_of_every_set() -> None:
     }
     for prefix in PREFIXES.values():
         assert f"`{prefix}`" in DOCS.read_text()
+
+
+def test_each_vendors_labels_are_of_its_own_cards() -> None:
+    count = Label(key="anvil.count", fact=Fact.COUNT)
+    theirs = LabelSet(about="", families={"anvil"}, prefix="acme.example/", labels=(count,))
+    ours = card()
+    other = replace(ours, id="B", card=replace(ours.card, family="anvil", index=1))
+    found = labels(host(ours, other), SERVER, [BETA, theirs])
+    assert (found["beta.furiosa.ai/npu.count"], found["acme.example/anvil.count"]) == ("1", "1")
+    assert found["beta.furiosa.ai/npu.family"] == "warboy"
+    assert "acme.example/anvil.count" not in labels(host(ours), SERVER, [BETA, theirs])

@@ -1,5 +1,6 @@
 """What is said of cards and of who holds them; whole pages are in test_golden."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from npu_agent.core.hardware import (
     State,
 )
 from npu_agent.core.ledger import Assignment
+from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.text import render
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
@@ -357,3 +359,20 @@ def test_whatever_the_hardware_says_the_page_stays_readable(
     assert series(told) == series(parsed(page + b"# EOF\n", openmetrics=True)) == series(metrics)
     info = [metric for metric in metrics if metric.name == "furiosa_npu_info"]
     assert len(series(info)) == len(found)
+
+
+def test_each_vendors_cards_are_described_by_its_own_schema() -> None:
+    ours = SCHEMAS["0.8"]
+    alive = MetricName(name="acme_alive", help="Whether it works.", quantity=Quantity.ALIVE)
+    info = MetricName(name="furiosa_npu_info", help="Another help.", quantity=Quantity.INFO)
+    theirs = MetricSchema(about="", families={"anvil"}, metrics=(alive, info), renamed={})
+    one = card(reading=reading(alive=True))
+    other = replace(one, id="B", card=replace(one.card, family="anvil", index=1))
+    found = {
+        metric.name: metric for metric in families(snapshot(one, other), schemas=(ours, theirs))
+    }
+    assert [sample.labels["device"] for sample in found["acme_alive"].samples] == ["npu1"]
+    assert [sample.labels["device"] for sample in found["furiosa_npu_alive"].samples] == ["npu0"]
+    shared = found["furiosa_npu_info"]
+    assert [sample.labels["device"] for sample in shared.samples] == ["npu0", "npu1"]
+    assert shared.documentation == "What the card is, in its labels; always 1."
