@@ -37,10 +37,10 @@ class Entry:
     path: str
     """On this machine, i.e. below the host root."""
     inode: int
-    """A driver that is reloaded makes the entry anew, with another inode."""
+    """A driver that is reloaded makes a new entry, with another inode."""
     counters_wrap: bool
-    """Whether the counters of its cores begin anew at 2**32, so that they have to be read often
-    while cores are in use: `npu_agent.core.utilization`."""
+    """Whether the counters of its cores start again from 0 at 2**32, so that they have to be read
+    often while cores are in use: `npu_agent.core.utilization`."""
 
     @property
     def key(self) -> tuple[str, int]:

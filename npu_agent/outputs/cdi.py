@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from npu_agent.core.offer import Device
 
 DIRECTORY = "var/run/cdi"
-"""Below the host's root: where container runtimes look for specs that change while they run."""
+"""Below the host's root: where container runtimes expect specs that change while they run."""
 _VERSION = "0.5.0"
 """The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")

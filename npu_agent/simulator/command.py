@@ -145,8 +145,8 @@ def _summary(root: Path, specs: Sequence[CardSpec], *, once: bool) -> str:
         (
             f"A simulated driver tree is in {root}:",
             *(rows or ["  no cards"]),
-            f"look at it:    npu-agent info --host-root {root}",
-            f"break a card:  npu-agent simulate {root} fault {first} dead   (mend it: ... ok)",
+            f"its cards:     npu-agent info --host-root {root}",
+            f"break a card:  npu-agent simulate {root} fault {first} dead   (repair it: ... ok)",
             "nothing moves in it; leave out --once to keep it alive"
             if once
             else "It is alive until you press Ctrl-C.",

@@ -1,7 +1,7 @@
 """How a card's readings move: pure functions from one moment to the next, no I/O.
 
 What is shown belongs together because all of it comes from the load of the cores: temperature
-follows it slowly, power at once, current from power, cycle counters by the clock.
+follows it slowly, power without delay, current from power, cycle counters by the clock.
 """
 
 import math
@@ -94,7 +94,7 @@ def fresh(family: str) -> CardTelemetry:
 
 
 def with_workload(state: CardTelemetry, workload: Workload) -> CardTelemetry:
-    """The card with another workload; load is there at once, heat follows as it is advanced."""
+    """The card with another workload; load is there immediately, heat follows as it is advanced."""
     if workload == state.workload:
         return state
     if workload == "auto":
@@ -105,7 +105,7 @@ def with_workload(state: CardTelemetry, workload: Workload) -> CardTelemetry:
 
 
 def reset(state: CardTelemetry) -> CardTelemetry:
-    """The card after its device was reset: what it counts begins anew; load and heat stay."""
+    """The card after its device was reset: its counters start again from 0; load and heat stay."""
     none = (0,) * len(state.cycles)
     return replace(state, cycles=none, task_cycles=none, uptime=0.0)
 

@@ -126,7 +126,7 @@ def living(root: Path) -> bool:
     """Whether a process keeps this tree alive at this moment.
 
     Raises:
-        SimulatorError: the tree cannot be looked at.
+        SimulatorError: the tree cannot be read.
     """
     path = root / STATE_DIR / "alive"
     with _errors_of(root):
@@ -314,7 +314,7 @@ class _Tree:
         self._written[path] = to
 
     def _put(self, target: Path, content: Content, mode: int = 0o644) -> None:
-        """Puts content in a place, at once: a reader sees all of it or all of what was before."""
+        """Puts content in a place in one step: a reader sees all of the new or of the old."""
         new = self._beside()
         if content is Special.DIRECTORY:
             new.mkdir()

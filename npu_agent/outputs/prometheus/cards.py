@@ -269,7 +269,7 @@ def _info(cards: Cards) -> Samples:
 def _health(cards: Cards) -> Samples:
     """Each state, as kube-state-metrics shows the phases of a Pod: 1 is the one it is in.
 
-    The reason is only with an unhealthy or unknown state that is the one of now: so the series of
+    The reason is only with an unhealthy or unknown state that is the present one: so the series of
     ``healthy`` is one and the same for the card's whole life, and its average is the availability.
     """
     for card in cards:

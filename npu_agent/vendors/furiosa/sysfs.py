@@ -96,7 +96,7 @@ class Furiosa:
         device_type = parse.text(_read(f"{directory}/device_type"))
         if device_type is None:
             raise NotServedError(
-                "device_type is absent, empty or not text: the card cannot be told"
+                "device_type is absent, empty or not text: the card cannot be identified"
             )
         product = family.product(device_type, parse.text(_optional(f"{directory}/soc_rev")))
         if product is None:
@@ -173,10 +173,10 @@ class Furiosa:
         return parts[roots[-1] : -1] if roots else ()
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
-        """Which of the card's nodes exist. Only looked at, never opened: opening takes the core.
+        """Which of the card's nodes exist. Never opened: opening takes the core.
 
         Whatever comes or goes in a directory changes its time, so the last answer holds as long as
-        that stays the same: one look at a directory instead of 35 at nodes, twice a second.
+        that stays the same: one stat of a directory instead of 35 of nodes, twice a second.
         """
         family = self._families[entry.family]
         directory = f"{self._dev}/{family.dev_dir}"
@@ -215,7 +215,7 @@ _Figures = tuple[int, int]
 
 
 class _CoreFiles:
-    """One look at the cores of a card; each file is read once, and only if it matters.
+    """The files of a card's cores at one moment; each is read once, and only if it matters.
 
     A container that holds fused cores has its figures in the entry of the fused cores, while those
     of the single ones tell that they are free. So a core's figures are those of the narrowest entry
@@ -226,29 +226,29 @@ class _CoreFiles:
         self._family = family
         beside = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
         self._beside = f"{beside}/{family.core_entry.format(n=entry.index)}"
-        self._fused: dict[str, _Figures | _Told] = {}
+        self._fused: dict[str, _Figures | _Without] = {}
         self._occupied: tuple[int | None, ...] = ()
         if family.occupancy_file:
             raw = _optional(f"{entry.path}/{family.occupancy_file}")
             self._occupied = parse.per_core(raw, family.core_count)
 
     def core(self, core: int, frequency: int | None) -> CoreReading | None:
-        """What is told of this core, which runs at `frequency` MHz; None if that is nothing."""
+        """What the files say of this core, which runs at `frequency` MHz; None if nothing."""
         family, covering = self._family, self._family.covering[core]
         occupied = self._occupied[core] if self._occupied else None
         holder: CoreRange | None = None
-        memory: _Figures | _Told = _Told.NOTHING
+        memory: _Figures | _Without = _Without.NOTHING
         if family.memory_file and family.memory and occupied != 0:
             holder, memory = self._first(covering, family.memory_file, family.memory)
             if holder:
                 covering = (holder, *(cores for cores in covering if cores != holder))
         source, counters = self._first(covering, family.counters_file, family.counters)
-        told = counters if memory is _Told.NOTHING else memory
-        free = occupied == 0 or (occupied != 1 and told is _Told.FREE)
-        cycles, task_cycles = (None, None) if isinstance(counters, _Told) else counters
+        found = counters if memory is _Without.NOTHING else memory
+        free = occupied == 0 or (occupied != 1 and found is _Without.FREE)
+        cycles, task_cycles = (None, None) if isinstance(counters, _Without) else counters
         total = used = None
-        if holder and not isinstance(memory, _Told):
-            # What fused cores have together is told in equal parts, so that cores can be summed.
+        if holder and not isinstance(memory, _Without):
+            # What fused cores have together is split into equal parts, so that cores can be summed.
             total, used = memory[0] // len(holder), memory[1] // len(holder)
         if frequency is None and total is None and source is None and not free:
             return None
@@ -268,9 +268,9 @@ class _CoreFiles:
         covering: tuple[CoreRange, ...],
         file: str,
         understand: Callable[[bytes], _Figures | None],
-    ) -> tuple[CoreRange | None, _Figures | _Told]:
+    ) -> tuple[CoreRange | None, _Figures | _Without]:
         """The first of these entries that has figures, and these; else what they tell instead."""
-        told = _Told.NOTHING
+        without = _Without.NOTHING
         for cores in covering:
             path = f"{self._beside}{cores}/{file}"
             figures = self._fused.get(path)
@@ -278,14 +278,14 @@ class _CoreFiles:
                 figures = _figures(path, understand)
                 if cores.first != cores.last:
                     self._fused[path] = figures
-            if not isinstance(figures, _Told):
+            if not isinstance(figures, _Without):
                 return cores, figures
-            if told is not _Told.NONSENSE and figures is not _Told.NOTHING:
-                told = figures
-        return None, told
+            if without is not _Without.NONSENSE and figures is not _Without.NOTHING:
+                without = figures
+        return None, without
 
 
-class _Told(enum.Enum):
+class _Without(enum.Enum):
     """What files of a core tell that has no figures."""
 
     NOTHING = "there is none"
@@ -293,19 +293,19 @@ class _Told(enum.Enum):
     NONSENSE = "one cannot be read or understood"
 
 
-def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _Told:
+def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _Without:
     """The figures in a file of a core, or what it tells without any."""
     try:
         raw = _read(path)
     except PermissionError:
-        return _Told.FREE
+        return _Without.FREE
     except (OSError, ValueError):
-        return _Told.NONSENSE
+        return _Without.NONSENSE
     if raw is None:
-        return _Told.NOTHING
+        return _Without.NOTHING
     if not raw or raw.isspace():
-        return _Told.FREE
-    return understand(raw) or _Told.NONSENSE
+        return _Without.FREE
+    return understand(raw) or _Without.NONSENSE
 
 
 def _read(path: str) -> bytes | None:
