@@ -31,6 +31,10 @@ T = TypeVar("T")
 _DEADLINE = 5.0
 """Seconds."""
 
+SIMULATION = ".npu-simulator"
+"""The directory that marks the root of a simulated tree, where plain files may stand for device
+nodes."""
+
 
 class IrregularError(OSError):
     """A directory, a pipe or a device where a regular file should be."""
@@ -104,6 +108,19 @@ def regular(path: str, flags: int) -> int:
     return descriptor
 
 
+def content(path: Path, most: int) -> bytes | None:
+    """The first `most` bytes of a regular file; None if there is no such file. May block.
+
+    Raises:
+        OSError: it cannot be read; an IrregularError if it is something else.
+    """
+    try:
+        with open(path, "rb", opener=regular) as file:
+            return file.read(most)
+    except FileNotFoundError:
+        return None
+
+
 async def _read(path: Path, most: int) -> bytes:
     thread = _threads[path]
     file = await aiofiles.open(path, "rb", opener=regular, executor=thread)
@@ -135,3 +152,13 @@ async def _closing(
         thread.submit(file.raw.close)  # in its turn: whoever gave up on a hang does not wait for it
         raise
     return result
+
+
+def is_device(path: Path, root: Path) -> bool:
+    """Whether this is a character device, or what stands for one if `root` is a simulated tree.
+
+    Raises:
+        OSError: there is nothing, or this user may not see it.
+    """
+    mode = path.stat().st_mode
+    return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and (root / SIMULATION).is_dir())

@@ -11,8 +11,9 @@ from msgspec import inspect as mi
 from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.load import Effective, build, load
 from npu_agent.config.schema import KEYS, DisabledDevice, Key, ResourceSpec, plain, schema_of
-from npu_agent.config.text import as_yaml, shown
+from npu_agent.config.text import as_yaml
 from npu_agent.config.tree import List, Map, Node, Scalar
+from npu_agent.text import shown
 
 if TYPE_CHECKING:
     import argparse

@@ -27,12 +27,12 @@ _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]
 
 
 def _live(description: str) -> Meta:
-    """A key whose new value is in force at once."""
+    """A key whose new value applies immediately."""
     return Meta(description=description, extra={"live": True})
 
 
 def _restart(description: str) -> Meta:
-    """A key whose new value waits for the agent's next start."""
+    """A key whose new value applies from the agent's next start."""
     return Meta(description=description, extra={"live": False})
 
 
@@ -102,7 +102,7 @@ class AllocationConfig(_Values, frozen=True, kw_only=True):
 
     method: Annotated[
         Literal["deviceNodes", "cdi"],
-        _restart("deviceNodes: the kubelet passes them in; cdi: by name, the runtime does."),
+        _restart("deviceNodes: by the kubelet, as nodes; cdi: by the runtime, as CDI names."),
     ] = "deviceNodes"
 
 
@@ -112,17 +112,19 @@ class HealthConfig(_Values, frozen=True, kw_only=True):
     interval: Annotated[
         float,
         Meta(ge=0.05, le=60, extra={"unit": "seconds"}),
-        _live("Seconds between two looks at each card's health."),
+        _live("Seconds between two probes of each card's health."),
     ] = 0.5
     failures: Annotated[
-        int, Meta(ge=1, le=100), _live("Bad looks in a row that make a card unhealthy.")
+        int, Meta(ge=1, le=100), _live("Failed probes in a row that make a card unhealthy.")
     ] = 2
     recoveries: Annotated[
-        int, Meta(ge=1, le=100), _live("Good looks in a row that make it healthy again.")
+        int,
+        Meta(ge=1, le=100),
+        _live("Good probes in a row after which an unhealthy card has recovered."),
     ] = 3
     max_temperature: Annotated[
         Annotated[float, Meta(ge=30, le=150, extra={"unit": "°C"})] | None,
-        _live("°C above which a card is unhealthy; without it, heat is no reason."),
+        _live("°C above which a card is unhealthy; without it, temperature does not count."),
     ] = None
 
 
@@ -141,7 +143,7 @@ class LabelsConfig(_Values, frozen=True, kw_only=True):
     resync: Annotated[
         float,
         Meta(ge=10, le=86400, extra={"unit": "seconds"}),
-        _live("Seconds between looks whether somebody else changed our labels."),
+        _live("Seconds between two checks of our labels for changes by others."),
     ] = 300.0
 
 
@@ -159,12 +161,12 @@ class MetricsConfig(_Values, frozen=True, kw_only=True):
     ] = ":9100"
     schema: Annotated[str, _live("Generation of names and units: {metric_schemas}.")] = ""
     pod_labels: Annotated[
-        bool, _live("Name the pod that holds a card (namespace, pod, container) in its series.")
+        bool, _live("Name the Pod that holds a card (namespace, pod, container) in its series.")
     ] = True
     interval: Annotated[
         float,
         Meta(ge=1, le=3600, extra={"unit": "seconds"}),
-        _live("Seconds between two readings of the figures and of who holds which device."),
+        _live("Seconds between two readings of telemetry and of assignments."),
     ] = 5.0
 
     @property
@@ -178,7 +180,7 @@ class LogConfig(_Values, frozen=True, kw_only=True):
     """What the agent logs."""
 
     level: Annotated[
-        Literal["debug", "info", "warning", "error"], _live("The least level that is logged.")
+        Literal["debug", "info", "warning", "error"], _live("The lowest level that is logged.")
     ] = "info"
     format: Annotated[
         Literal["text", "json"], _live("text: lines for people; json: lines for programs.")
@@ -201,8 +203,8 @@ class Config(_Values, frozen=True, kw_only=True):
         float,
         Meta(ge=0.1, le=3600, extra={"unit": "seconds"}),
         _live(
-            "Seconds between looks at who each card is: UUID, serial number, versions. One that "
-            "comes or goes is seen within health.interval."
+            "Seconds between two readings of each card's identity: UUID, serial number, versions. "
+            "Cards that are added or removed are found within health.interval."
         ),
     ] = 10.0
     disabled_devices: Annotated[
@@ -222,7 +224,7 @@ class Config(_Values, frozen=True, kw_only=True):
         _restart("First part of the name of the agent's own sockets there."),
     ] = ""
     resource_name: Annotated[
-        _ResourceName, _restart("Resource that offers all cards which `resources` does not.")
+        _ResourceName, _restart("Resource that offers all cards which `resources` does not name.")
     ] = ""
     resources: Annotated[
         tuple[ResourceSpec, ...],
@@ -232,7 +234,9 @@ class Config(_Values, frozen=True, kw_only=True):
     health: HealthConfig = HealthConfig()
     labels: LabelsConfig = LabelsConfig()
     metrics: MetricsConfig = MetricsConfig()
-    events: Annotated[bool, _live("Send Events about cards that fail, recover, come or go.")] = True
+    events: Annotated[
+        bool, _live("Send Events about cards that fail, recover, are added or removed.")
+    ] = True
     log: LogConfig = LogConfig()
 
 
@@ -256,7 +260,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         attributes: the way to its value in a `Config`: ("health", "max_temperature").
         kind: its type, with `msgspec.inspect`'s limits.
         unit: "seconds", "°C" or "".
-        live: whether a new value is in force at once, or else after a restart.
+        live: whether a new value applies immediately, or else after a restart.
         default: its value where nobody set one.
     """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def show(effective: Effective) -> str:
-    """The configuration as a file that says the same, with each value's origin as a comment."""
+    """The configuration as a file of the same meaning, with each value's origin as a comment."""
     lines: list[tuple[str, str]] = []
     group = ""
     for key in KEYS:

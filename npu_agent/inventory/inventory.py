@@ -27,6 +27,7 @@ from npu_agent.feed import Feed
 from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.logs import logger
 from npu_agent.supervise import keep_running
+from npu_agent.text import reason as reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,7 +118,7 @@ class Inventory:
                         # The cards that are known stay: that they cannot be listed is no proof
                         # that they have gone.
                         where = ", ".join(vendor.place for vendor in self._vendors)
-                        reason = f"cannot be searched for cards: {_said(error)}"
+                        reason = f"cannot be searched for cards: {reason_of(error)}"
                         trouble = Oddity(where, reason, unread=True)
                     if self._trouble and not trouble:
                         log.info("looking for cards works again")
@@ -185,7 +186,7 @@ class Inventory:
                     look = partial(seen.vendor.identify, seen.entry)
                     found = await reader.call(look, deadline=READ_DEADLINE)
                 except (NotServedError, HungError, OSError) as error:
-                    trouble, cause = _said(error), error  # and the next look asks again
+                    trouble, cause = reason_of(error), error  # and the next look asks again
                     self._failed(seen.entry, error)
                 else:
                     card, proposed = _agreed(known, proposed, found)
@@ -240,7 +241,7 @@ class Inventory:
             found, cores = await reader.call(look, deadline=READ_DEADLINE)
         except (HungError, OSError, ValueError) as error:
             self._failed(entry, error)
-            return health.Verdict(health.Outcome.BAD, _said(error)), card
+            return health.Verdict(health.Outcome.BAD, reason_of(error)), card
         if meter:
             meter.add(cores, time.monotonic())
         missing = card.nodes - found.nodes
@@ -372,13 +373,6 @@ def _same(one: Card, other: Card) -> bool:
         if mine and its:
             return mine == its
     return True
-
-
-def _said(error: BaseException) -> str:
-    """An error of reading, for people: what failed, without Python's errno prefix."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
 
 
 def _log_changes(before: Snapshot, after: Snapshot) -> None:

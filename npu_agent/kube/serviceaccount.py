@@ -7,8 +7,8 @@ from pathlib import Path
 
 from npu_agent import files
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
-from npu_agent.kube.errors import one_line
 from npu_agent.kube.proxy import proxy_for
+from npu_agent.text import one_line
 
 DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LONGEST = 2**16
@@ -54,7 +54,7 @@ async def authorization(token: Path) -> str:
         text = (await files.read(token, _LONGEST)).decode("ascii")
     except (OSError, ValueError) as error:
         raise CredentialsError(
-            f"the service account's token {token} cannot be read: {one_line(error)}: does the "
-            "volume mount of the Pod have it, and may this user read it?"
+            f"the service account's token {token} cannot be read: {one_line(error)}",
+            "does the volume mount of the Pod have it, and may this user read it?",
         ) from error
     return checked(f"Bearer {text.strip()}", f"the service account's token {token}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Protocol
+
+from npu_agent.text import closest
 
 if TYPE_CHECKING:
     from npu_agent.simulator.picture import Content, Picture
@@ -221,6 +222,6 @@ def example() -> str:
 
 
 def _suggest(name: str) -> str:
-    close = get_close_matches(name, families(), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(name, families())
+    hint = f"; did you mean {close!r}?" if close else ""
     return f"{hint} (there are: {', '.join(families())}; right is e.g. {example()})"

@@ -5,11 +5,11 @@ A fault is something done once (`give`) and a way to look from then on (`show`, 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 from npu_agent.simulator.cards import CardSpec, Driver, swapped
 from npu_agent.simulator.picture import Content, Picture, Special
 from npu_agent.simulator.telemetry import CardTelemetry, Workload, reset, with_workload
+from npu_agent.text import closest
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def find_fault(name: str) -> Fault:
     """
     if name in FAULTS:
         return FAULTS[name]
-    close = get_close_matches(name, FAULTS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(name, FAULTS)
+    hint = f"; did you mean {close!r}?" if close else ""
     raise ValueError(f"unknown fault {name!r}{hint} (there are: {', '.join(FAULTS)})")
 
 

@@ -28,17 +28,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from difflib import get_close_matches
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from npu_agent import files
 from npu_agent.simulator.cards import CardSpec, default_cards
 from npu_agent.simulator.faults import FAULTS, SimulatedCard, find_fault, seen
 from npu_agent.simulator.picture import Content, Picture, Special, host, merge
 from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
+from npu_agent.text import closest, reason
 
-STATE_DIR = ".npu-simulator"
+STATE_DIR = files.SIMULATION
 
 _Cards = tuple[SimulatedCard, ...]
 
@@ -187,8 +188,8 @@ def _find(cards: _Cards, name: str) -> SimulatedCard:
         if name in (card.spec.name, card.spec.pci_bus_id, card.spec.uuid):
             return card
     names = [card.spec.name for card in cards]
-    close = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(name, names)
+    hint = f"; did you mean {close!r}?" if close else ""
     raise ValueError(f"no card {name!r}{hint} (there are: {', '.join(names) or 'none'})")
 
 
@@ -435,9 +436,7 @@ def _errors_of(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = error.strerror or str(error)
-        where = f": {error.filename}" if error.filename else ""
-        message = f"cannot use {root} for a simulated tree: {what}{where}"
+        message = f"cannot use {root} for a simulated tree: {reason(error)}"
         raise SimulatorError(message) from error
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -318,7 +318,7 @@ def test_a_path_below_a_file(tmp_path: Path) -> None:
 
 
 def test_a_path_with_a_nul() -> None:
-    assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: embedded null byte"
+    assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: a NUL byte in its path"
 
 
 @pytest.mark.parametrize(
@@ -411,3 +411,33 @@ def test_the_largest_files_end() -> None:
     only_config_errors(f"interval: {'1' * 260_000}".encode())
     only_config_errors(f"log: {{level: {'debug' * 52_000}}}".encode())
     only_config_errors(f"labels: {{sets: [{'beta,' * 10_000}]}}".encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        # What is at fault is left out, and nothing beside it.
+        (
+            "interval: soon\nsocketName: x\nmetrics: {listen: ':9200', shema: '0.8'}\n",
+            {"socket_name": "x", "metrics": MetricsConfig(listen=":9200", schema="0.8")},
+        ),
+        (
+            "disabledDevices: [{devName: npu0}, {nodeName: n1}, {devName: 'a b'}]\n",
+            {"disabled_devices": (DisabledDevice(dev_name="npu0"),)},
+        ),
+        # Values that are each right, and do not go together.
+        (
+            "interval: 5\nresources: [{name: a.example/b, family: warboy, coresPerDevice: 5}]\n",
+            {"interval": 5},
+        ),
+        (f"socketName: x\npluginDir: /{'x' * 120}\n", {}),
+        ("- x\n", {}),
+        ("a: [", None),
+    ],
+)
+def test_what_is_good_in_a_file_that_is_refused(text: str, good: dict[str, Any] | None) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text.encode(), "FILE", WORDS)
+    defaults = default_config(WORDS)
+    expected = None if good is None else msgspec.structs.replace(defaults, **good)
+    assert refused.value.good == expected

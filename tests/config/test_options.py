@@ -205,7 +205,7 @@ def test_help_says_meaning_and_default() -> None:
     for key in schema_of(WORDS).keys:
         assert f"{key.option} " in text
         assert key.description in text
-    assert "--interval SECONDS Seconds between looks" in text
+    assert "--interval SECONDS Seconds between two readings" in text
     assert "--default-pe {Fusion,Single} What one device is" in text
     assert "(default: beta)" in text
     assert "(default: true)" in text

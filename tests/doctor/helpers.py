@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 
 from npu_agent import simulator
+from npu_agent.commands.doctor import FURIOSA
 from npu_agent.config import MetricsConfig, default_config
 from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import advertise
@@ -71,7 +72,7 @@ class ApiServer:
             asked = review["spec"]["resourceAttributes"]
             # As RBAC does: a right to Events of one namespace is none to those of another.
             assert asked["group"] == ""
-            assert asked.get("namespace") == {"events": "default"}.get(asked["resource"])
+            assert asked.get("namespace", "") == {"events": "default"}.get(asked["resource"], "")
             allowed = (asked["verb"], asked["resource"]) in self.rights
             return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
         name = request.path.rpartition("/")[2]
@@ -224,6 +225,7 @@ async def good_node(
                                 metrics=MetricsConfig(listen=f"127.0.0.1:{port.number}"),
                             ),
                             host_root=root,
+                            vendor=FURIOSA,
                             node_name=NODE_NAME,
                             in_pod=True,
                             uid=0,

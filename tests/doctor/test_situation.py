@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 
 from npu_agent import config
+from npu_agent.commands.doctor import FURIOSA
 from npu_agent.config import Config, ConfigError, default_config
 from npu_agent.doctor.check import Check, State
 from npu_agent.doctor.situation import Situation, configuration, forgotten
 from npu_agent.vendors import WORDS
 
 
-def given(*arguments: str | Path) -> tuple[Config, Check]:
+def parsed(*arguments: str | Path) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     config.add_options(parser, WORDS)
-    return configuration(parser.parse_args([str(argument) for argument in arguments]))
+    return parser.parse_args([str(argument) for argument in arguments])
+
+
+def given(*arguments: str | Path) -> tuple[Config, Check]:
+    return configuration(parsed(*arguments), WORDS)
 
 
 def test_a_good_file(tmp_path: Path) -> None:
@@ -81,6 +86,7 @@ def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
     situation = Situation(
         config=default_config(WORDS),
         host_root=Path("/"),
+        vendor=FURIOSA,
         node_name=None,
         in_pod=True,
         uid=0,
@@ -88,10 +94,10 @@ def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
         agent_config=file,
     )
     _, check = given()
-    assert forgotten(situation, check) == check
+    assert forgotten(parsed(), situation, check) == check
     file.write_text("interval: 5\n")
-    note = forgotten(situation, check)
+    note = forgotten(parsed(), situation, check)
     assert note.state is State.NOTE
     assert note.remedy == f"npu-agent doctor --config-file={file}"
     _, named = given("--config-file", file)
-    assert forgotten(situation, named) == named
+    assert forgotten(parsed("--config-file", file), situation, named) == named

@@ -81,7 +81,8 @@ def test_nothing_of_the_build_is_left_in_it(image: Path) -> None:
 def test_all_that_the_agent_loads_is_compiled(image: Path) -> None:
     """Else it is compiled at each start, as there is no place to keep it."""
     look = (
-        "import sys, pathlib; from npu_agent import agent, cli, view; "
+        "import sys, pathlib; from npu_agent import agent, cli; "
+        "from npu_agent.commands import run, view; "
         "from npu_agent.kube import lean; import npu_agent.outputs.web.connections; "
         "lean.module('kubernetes_asyncio.client.api_client'); "
         "lean.module('kubernetes_asyncio.config.kube_config'); "

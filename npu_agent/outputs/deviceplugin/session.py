@@ -20,6 +20,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from npu_agent.backoff import Backoff
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
+from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.rpc import apart
 from npu_agent.kubelet.wire import v1beta1 as wire
@@ -30,7 +31,6 @@ from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, Stream
 
 log = logger(__name__)
 
-KUBELET_SOCKET = "kubelet.sock"
 API_VERSION = "v1beta1"
 
 _REGISTER_DEADLINE = 15.0

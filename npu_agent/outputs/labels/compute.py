@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from npu_agent.core.hardware import Card, Snapshot
 from npu_agent.core.vocabulary import Fact, Label, LabelSet
+from npu_agent.text import natural, quoted
 
 LONGEST = 63
 """Characters of a label value; the API server refuses longer ones."""
@@ -21,7 +22,6 @@ NAME_FILE = "/sys/class/dmi/id/product_name"
 
 _OTHER = re.compile(r"[^A-Za-z0-9_.]+")
 _NUMBERS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?\b")
-_DIGITS = re.compile(r"([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,19 +138,13 @@ def _joined(key: str, said: tuple[_Said, ...]) -> Explained:
         elif one.text is not None:
             because += " has no ASCII letter or digit"
         reasons.setdefault(because, []).append(one.who)
-    kept = sorted(found, key=_natural)
+    kept = sorted(found, key=natural)
     while len("_".join(kept)) > LONGEST:
         kept.pop()
     why = "; ".join(f"{', '.join(who)}: {because}" for because, who in reasons.items())
     if len(kept) < len(found):
         why += f"; {len(found) - len(kept)} of {len(found)} values do not fit"
     return Explained(key, "_".join(kept) or None, why)
-
-
-def _natural(text: str) -> tuple[list[str | int], str]:
-    """Sorts numbers within texts as numbers: 1.9.2 before 1.10.0."""
-    parts = _DIGITS.split(text)
-    return [int(part) if at % 2 else part for at, part in enumerate(parts)], text
 
 
 def _split(text: str) -> _Version:
@@ -168,11 +162,6 @@ def _split(text: str) -> _Version:
         prerelease=prerelease.strip() or None,
         commit=commit.strip() or None,
     )
-
-
-def _quoted(text: str) -> str:
-    """A text from outside, fit to be shown."""
-    return repr(text) if len(text) <= LONGEST else f"{text[:LONGEST]!r}..."
 
 
 def _of_cards(text: Callable[[Card], str]) -> _Says:
@@ -197,7 +186,7 @@ def _of_versions(what: str, text: Callable[[Card], str | None]) -> _Says:
                 continue
             found: str | None = getattr(_split(full), label.part)
             missing = "" if found else f" has no {label.part}"
-            yield _Said(state.card.name, found, _quoted(full) + missing)
+            yield _Said(state.card.name, found, quoted(full, LONGEST) + missing)
 
     return says
 
@@ -212,7 +201,7 @@ def _of_machine(file: str, text: Callable[[Machine], str | None]) -> _Says:
         elif not said.strip():
             yield _Said(file, None, "empty")
         else:
-            yield _Said(file, said, _quoted(said.strip()))
+            yield _Said(file, said, quoted(said.strip(), LONGEST))
 
     return says
 

@@ -8,12 +8,15 @@ import ipaddress
 import socket
 from contextlib import closing
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
 from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.logs import logger
-from npu_agent.outputs.web.pages import Pages
+
+if TYPE_CHECKING:
+    from npu_agent.outputs.web.pages import Pages
 
 log = logger(__name__)
 

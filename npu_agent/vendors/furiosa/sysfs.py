@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
 from npu_agent.core.vendor import Entry, NotServedError, Probe
+from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.vocabulary import VOCABULARY
@@ -198,7 +199,7 @@ class Furiosa:
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
         for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
-            for name in sorted(_names(directory), key=_natural):
+            for name in sorted(_names(directory), key=natural):
                 for prefix, (suffix, kind) in _HWMON.items():
                     number = name.removeprefix(prefix).removesuffix(suffix)
                     if name != prefix + number + suffix or not number.isdecimal():
@@ -349,10 +350,3 @@ def _names(directory: str) -> list[str]:
 
 def _listed(directory: str, prefix: str) -> list[str]:
     return [f"{directory}/{name}" for name in sorted(_names(directory)) if name.startswith(prefix)]
-
-
-def _natural(name: str) -> tuple[str, int]:
-    """Sorts temp2 before temp10."""
-    stem = name.partition("_")[0]
-    letters = stem.rstrip("0123456789")
-    return (letters, int(stem[len(letters) :] or 0))
