@@ -22,6 +22,7 @@ from grpclib.exceptions import GRPCError
 from npu_agent import logs, simulator
 from npu_agent.agent import Agent
 from npu_agent.config import load
+from npu_agent.core.ledger import SETTLED
 from npu_agent.core.offer import split_id
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
@@ -31,6 +32,9 @@ _CARDS = "warboy=2"
 _COUNT = "beta.furiosa.ai/npu.count"
 _DEADLINE = 10.0
 """Seconds a step may take; each takes less than one."""
+_RUNS = 2.0 + SETTLED
+"""Seconds that the second Pod runs, so that pod-resources, which is asked every second, lists it.
+What it never listed may be a Pod that starts: its cores are kept for a minute."""
 _BRISK = 0.1
 """Seconds between probes of the cards, so that nobody has to wait for the tour."""
 
@@ -171,8 +175,9 @@ class Tour:
             waiting = f"the third Pod stays Pending: {error}"
         else:
             raise NotEnoughError("a third Pod got a card that is in use")
-        self._kubelet.release(self._resource, second.ids)
         card, devname = self._named(second.ids), second.environment["NPU_DEVNAME"]
+        await asyncio.sleep(_RUNS)
+        self._kubelet.release(self._resource, second.ids)
         return [
             f"the second Pod gets {card}: NPU_DEVNAME={devname}",
             waiting,
