@@ -16,6 +16,7 @@ from npu_agent.config import Config, Effective, Poller, disabled_for
 from npu_agent.config.resources import resources_of
 from npu_agent.core import health
 from npu_agent.core.state import AgentState, ResourceState, stale_after
+from npu_agent.core.vocabulary import label_sets, metric_schemas
 from npu_agent.inventory import inventory
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, serviceaccount
@@ -36,8 +37,7 @@ from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
 from npu_agent.supervise import keep_running
-from npu_agent.vendors.furiosa.families import FAMILIES, core_counts, widths
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors import VENDORS, VOCABULARIES, WORDS
 
 log = logger(__name__)
 
@@ -68,12 +68,12 @@ class Agent:
         config = effective.config
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
-        self.poller = Poller(config_file, widths(), effective)
+        self.poller = Poller(config_file, WORDS, effective)
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
         self.inventory = Inventory(
-            Host(host_root), FAMILIES, self._inventory_settings, self.restarts
+            [vendor(host_root) for vendor in VENDORS], self._inventory_settings, self.restarts
         )
         self.pod_resources = PodResources(
             socket_beside(directory), configs.map(lambda config: config.metrics.interval)
@@ -82,7 +82,7 @@ class Agent:
         self._hostname = node_name or platform.node()
         self._wanted = configs.map(
             lambda config: Wanted(
-                resources_of(config, core_counts()), disabled_for(config, node_name)
+                resources_of(config, WORDS.core_counts), disabled_for(config, node_name)
             )
         )
         self.publisher = Publisher(
@@ -98,7 +98,7 @@ class Agent:
         )
         self.labeller = output and Labeller(
             snapshots=self.inventory.snapshots,
-            sets=configs.map(lambda config: config.labels.sets),
+            sets=configs.map(lambda config: label_sets(VOCABULARIES, config.labels.sets)),
             resync=configs.map(lambda config: config.labels.resync),
             output=output,
             machine=partial(read_machine, host_root),
@@ -238,7 +238,7 @@ class Agent:
 
 def _page_settings(resources: frozenset[str], config: Config) -> page.Settings:
     return page.Settings(
-        schema=config.metrics.schema,
+        schemas=metric_schemas(VOCABULARIES, config.metrics.schema),
         pod_labels=config.metrics.pod_labels,
         interval=config.metrics.interval,
         resources=resources,
@@ -264,7 +264,7 @@ async def run(
         node=node_name or "unknown (NODE_NAME is not set)",
         host_root=host_root,
         plugin_dir=config.plugin_dir,
-        resources=",".join(resource.name for resource in resources_of(config, core_counts())),
+        resources=",".join(resource.name for resource in resources_of(config, WORDS.core_counts)),
     )
     serviceaccount.trust_only_the_cluster()
     agent = Agent(effective, host_root=host_root, node_name=node_name, config_file=config_file)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from npu_agent import __version__, config
 from npu_agent.commands import FAILED
+from npu_agent.vendors import WORDS
 
 WRONG = 2
 """Exit code of wrong use or a wrong configuration."""
@@ -51,7 +52,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     # Two of the config's options go with any command; `run` and `config show` bring them along.
     logging = argparse.ArgumentParser(add_help=False)
-    config.add_options(logging, group="log")
+    config.add_options(logging, WORDS, group="log")
 
     parser = argparse.ArgumentParser(
         prog="npu-agent",
@@ -62,7 +63,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     run = commands.add_parser("run", parents=[common], help="the agent: what the DaemonSet runs")
-    config.add_options(run)
+    config.add_options(run, WORDS)
     run.set_defaults(command="run")
 
     both = [common, logging]
@@ -93,7 +94,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     labels.add_argument(
         "action", choices=("show", "apply", "clear"), nargs="?", default="show", help="(show)"
     )
-    config.add_options(labels)
+    config.add_options(labels, WORDS)
     labels.set_defaults(command="labels")
 
     conf = commands.add_parser("config", help="check, show or describe the configuration")
@@ -104,7 +105,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     show = about.add_parser(
         "show", parents=[common], help="the configuration that `run` would have with these options"
     )
-    config.add_options(show)
+    config.add_options(show, WORDS)
     show.set_defaults(command="config", action="show")
     schema = about.add_parser("schema", parents=both, help="the JSON schema of the file")
     schema.set_defaults(command="config", action="schema")
@@ -115,7 +116,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         help="check what the agent needs, here and in the cluster; exit 1 if something is wrong",
     )
     doctor.add_argument("--format", choices=("table", "json"), default="table")
-    config.add_options(doctor)
+    config.add_options(doctor, WORDS)
     doctor.set_defaults(command="doctor")
 
     verify = commands.add_parser(

@@ -14,23 +14,24 @@ from typing import Any
 
 import aiohttp
 import grpc
+import msgspec
 import pytest
 
 from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.config import (
-    Config,
     DisabledDevice,
     Effective,
     HealthConfig,
     MetricsConfig,
     ResourceSpec,
+    default_config,
     load,
 )
 from npu_agent.config.resources import resources_of
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
-from npu_agent.vendors.furiosa.families import core_counts, widths
+from npu_agent.vendors import WORDS
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
 from tests.processes import Process, started
@@ -63,9 +64,11 @@ class Node:
             "metrics": MetricsConfig(listen="127.0.0.1:0"),
             "plugin_dir": str(self.plugins),
         }
-        effective = Effective(Config(**{**settings, **config}), {})
+        effective = Effective(
+            msgspec.structs.replace(default_config(WORDS), **{**settings, **config}), {}
+        )
         if config_file:
-            effective = load(config_file, widths())
+            effective = load(config_file, WORDS)
         agent = Agent(
             effective, host_root=self.root, node_name="this-node", config_file=config_file
         )
@@ -182,12 +185,14 @@ async def test_host_without_cards_registers_nothing_until_one_comes(node: Node) 
 
 def test_resources_of_a_config() -> None:
     spec = ResourceSpec(name="furiosa.ai/rngd", family="rngd")
-    single = Config(default_pe="Single", resource_name="a.b/c", resources=(spec,))
-    assert [(r.name, r.widths) for r in resources_of(single, core_counts())] == [
+    single = msgspec.structs.replace(
+        default_config(WORDS), default_pe="Single", resource_name="a.b/c", resources=(spec,)
+    )
+    assert [(r.name, r.widths) for r in resources_of(single, WORDS.core_counts)] == [
         ("furiosa.ai/rngd", (("rngd", 1),)),
         ("a.b/c", (("warboy", 1),)),
     ]
-    assert [(r.name, r.widths) for r in resources_of(Config(), core_counts())] == [
+    assert [(r.name, r.widths) for r in resources_of(default_config(WORDS), WORDS.core_counts)] == [
         (NPU, (("warboy", 2), ("rngd", 8)))
     ]
 

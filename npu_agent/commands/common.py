@@ -1,4 +1,4 @@
-"""What the commands have in common: the vendor's families, and logging by the options."""
+"""What the commands have in common: the vendors' cards and words, and logging by the options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from npu_agent import config, logs
-from npu_agent.vendors.furiosa.families import widths
+from npu_agent.core.vendor import Vendor
+from npu_agent.vendors import VENDORS, WORDS
 
 
 def host_root(args: argparse.Namespace) -> Path:
@@ -15,13 +16,18 @@ def host_root(args: argparse.Namespace) -> Path:
     return root
 
 
+def vendors(args: argparse.Namespace) -> list[Vendor]:
+    """The cards of every vendor on this host."""
+    return [vendor(host_root(args)) for vendor in VENDORS]
+
+
 def effective(args: argparse.Namespace) -> config.Effective:
     """The configuration that the options ask for.
 
     Raises:
         ConfigError: see `npu_agent.config.from_args`.
     """
-    return config.from_args(args, widths())
+    return config.from_args(args, WORDS)
 
 
 def quiet(args: argparse.Namespace) -> config.Config:

@@ -7,17 +7,17 @@ import json
 
 from npu_agent import config
 from npu_agent.commands.common import effective
-from npu_agent.vendors.furiosa.families import widths
+from npu_agent.vendors import WORDS
 
 
 def main(args: argparse.Namespace) -> int:
     """Does `args.action`."""
     match args.action:
         case "check":
-            config.load(args.file, widths())
+            config.load(args.file, WORDS)
             print(f"{args.file}: good")
         case "show":
             print(config.show(effective(args)), end="")
         case "schema":
-            print(json.dumps(config.json_schema(), indent=2))
+            print(json.dumps(config.json_schema(WORDS), indent=2))
     return 0

@@ -26,7 +26,7 @@ from npu_agent.core.ledger import SETTLED
 from npu_agent.core.offer import split_id
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
-from npu_agent.vendors.furiosa.families import widths
+from npu_agent.vendors import WORDS
 
 _CARDS = "warboy=2"
 _COUNT = "beta.furiosa.ai/npu.count"
@@ -307,7 +307,7 @@ async def run(*, once: bool) -> int:
         )
         kubelet = StandInKubelet(plugins, directory / "pod-resources")
         await kubelet.start()
-        effective = load(file, widths())
+        effective = load(file, WORDS)
         agent = Agent(effective, host_root=root, node_name="demo-node", config_file=file)
         async with _in_background(simulator.Simulation(root).run(), agent.run(stop)):
             names = {spec.uuid: spec.name for spec in specs}

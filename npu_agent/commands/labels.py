@@ -8,14 +8,14 @@ import os
 import sys
 
 from npu_agent.commands import FAILED, view
-from npu_agent.commands.common import host_root, quiet
-from npu_agent.inventory.inventory import look_once
+from npu_agent.commands.common import host_root, quiet, vendors
+from npu_agent.core.vocabulary import LabelSet, label_sets
+from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api
 from npu_agent.outputs.labels import compute, output_of
 from npu_agent.outputs.labels.labeller import Output, UnavailableError
 from npu_agent.outputs.labels.machine import read_machine
-from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors import VOCABULARIES
 
 
 def main(args: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ async def _act(args: argparse.Namespace) -> int:
         if args.action == "clear":
             print(*sorted(await output.clear()) or ["nothing to clear"], sep="\n")
         else:
-            await _show_or_apply(args, output, wanted.sets)
+            await _show_or_apply(args, output, label_sets(VOCABULARIES, wanted.sets))
     except UnavailableError as error:
         print(f"npu-agent: {error}", file=sys.stderr)
         return FAILED
@@ -43,9 +43,11 @@ async def _act(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _show_or_apply(args: argparse.Namespace, output: Output, sets: tuple[str, ...]) -> None:
+async def _show_or_apply(
+    args: argparse.Namespace, output: Output, sets: tuple[LabelSet, ...]
+) -> None:
     root = host_root(args)
-    snapshot = await look_once(Host(root), FAMILIES)
+    snapshot = await read_once(vendors(args))
     machine = read_machine(root)
     if args.action == "show":
         view.show(view.labels_table(compute.explained(snapshot, machine, sets)))

@@ -21,6 +21,7 @@ from npu_agent.config.schema import (
     LogConfig,
     MetricsConfig,
     ResourceSpec,
+    default_config,
     disabled_for,
 )
 from npu_agent.config.show import json_schema, show
@@ -46,6 +47,7 @@ __all__ = [
     "ResourceSpec",
     "add_options",
     "changes",
+    "default_config",
     "disabled_for",
     "from_args",
     "json_schema",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from npu_agent.config.load import MAX_BYTES, Effective, of_allowed_size, parse, 
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import Config
 from npu_agent.core.state import ConfigState
+from npu_agent.core.vocabulary import Vocabulary
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.threads import DaemonThread
@@ -41,16 +41,14 @@ _Version = tuple[int, int, int, int] | None
 class Poller:
     """Publishes the config in force and the state of its file; a bad file leaves the config."""
 
-    def __init__(
-        self, path: Path | None, families: Mapping[str, tuple[int, ...]], start: Effective
-    ) -> None:
+    def __init__(self, path: Path | None, words: Vocabulary, start: Effective) -> None:
         """`start` is what the agent started with; without a `path` there is nothing to follow."""
         self.configs: Feed[Config] = Feed(start.config)
         """What is in force now."""
         self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.time()))
         """How the file stands; published after `configs`."""
         self._path = path
-        self._families = families
+        self._words = words
         self._now = threading.Event()
         self._judged: bytes | None = None
         """The content that was judged last; None when the file could not be read since then."""
@@ -118,7 +116,7 @@ class Poller:
             self._reject(f"{path}: the file is empty: write {{}} if all defaults are wanted")
             return
         try:
-            wanted = parse(data, str(path), self._families).config
+            wanted = parse(data, str(path), self._words).config
         except ConfigError as error:
             self._reject(str(error))
             return
@@ -128,7 +126,7 @@ class Poller:
         before, present = self.states.value, self.configs.value
         config = in_force(present, wanted)
         found = changes(present, wanted)
-        if next(iter(broken_rules(config, self._families)), None):
+        if next(iter(broken_rules(config, self._words.families)), None):
             # The new live keys do not go with the old ones that wait: then all of it waits.
             config = present
             found = tuple(msgspec.structs.replace(change, needs_restart=True) for change in found)

@@ -50,7 +50,7 @@ def any_of(words: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
-    """`: did you mean rngd?`, or "" if none of the words is close; the prefix goes before it."""
+    """`: did you mean npu?`, or "" if none of the words is close; the prefix goes before it."""
     close = closest(word, words)
     return f": did you mean {prefix}{close}?" if close else ""
 

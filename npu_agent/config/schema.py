@@ -1,13 +1,15 @@
 """The configuration's keys: types, defaults, limits, meaning, and which apply while running.
 
 This is the only place that lists them. The command-line options, the error messages, the JSON
-schema, `config show` and the comparison of two configurations are all derived from it.
+schema, `config show` and the comparison of two configurations are all derived from it. What only
+the vendors of cards can say (some defaults, the label sets, the metric schemas) is empty here and
+comes with their vocabulary: see `schema_of`.
 """
 
 from __future__ import annotations
 
 import re
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +17,9 @@ from msgspec import Meta
 from msgspec import inspect as mi
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from npu_agent.core.vocabulary import Vocabulary
 
 # Patterns are written so that Python and JSON schema (ECMA 262) read them alike.
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -41,7 +45,7 @@ _ResourceName = Annotated[
         pattern=r"^(?=[^/]{1,244}/[^/]{1,63}$)(?!requests\.)(?!.*kubernetes\.io/)"
         + _SUBDOMAIN
         + r"/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-        extra={"must": "<domain>/<name> like beta.furiosa.ai/npu, outside kubernetes.io"},
+        extra={"must": "<domain>/<name> like {resource_name}, outside kubernetes.io"},
     ),
 ]
 
@@ -78,12 +82,12 @@ class DisabledDevice(_Values, frozen=True, kw_only=True):
 class ResourceSpec(_Values, frozen=True, kw_only=True):
     """A resource that offers one family's cards in a width of its own."""
 
-    name: Annotated[_ResourceName, Meta(description="The resource's name: furiosa.ai/rngd.")]
+    name: Annotated[_ResourceName, Meta(description="The resource's name: example.com/npu.")]
     family: Annotated[
         str,
         Meta(
             pattern=r"^\S+$",
-            description="The family whose cards it offers: warboy, rngd.",
+            description="The family whose cards it offers: {families}.",
             extra={"must": "a family of cards"},
         ),
     ]
@@ -132,10 +136,10 @@ class LabelsConfig(_Values, frozen=True, kw_only=True):
         _restart("api: set on the Node; nfd: written for Node Feature Discovery; none: no labels."),
     ] = "api"
     sets: Annotated[
-        tuple[Literal["alpha", "beta", "current"], ...],
+        tuple[str, ...],
         Meta(extra_json_schema={"uniqueItems": True}),
-        _live("Generations of label names: alpha (SDK 0.5), beta (0.8), current (2025 on)."),
-    ] = ("beta",)
+        _live("Generations of label names: {label_sets}."),
+    ] = ()
     resync: Annotated[
         float,
         Meta(ge=10, le=86400, extra={"unit": "seconds"}),
@@ -155,10 +159,7 @@ class MetricsConfig(_Values, frozen=True, kw_only=True):
         ),
         _restart("Address of the HTTP server, [host]:port; port 0 takes a free one."),
     ] = ":9100"
-    schema: Annotated[
-        Literal["0.8", "2025"],
-        _live("Generation of names and units: 0.8 (m°C, µW, mV, mA) or 2025 (°C, W)."),
-    ] = "0.8"
+    schema: Annotated[str, _live("Generation of names and units: {metric_schemas}.")] = ""
     pod_labels: Annotated[
         bool, _live("Name the Pod that holds a card (namespace, pod, container) in its series.")
     ] = True
@@ -189,8 +190,9 @@ class LogConfig(_Values, frozen=True, kw_only=True):
 class Config(_Values, frozen=True, kw_only=True):
     """Configuration of npu-agent.
 
-    Immutable and complete. Valid if it comes from `load`, `parse` or `from_args`: making one in
-    code checks nothing. Times are in seconds, temperatures in °C.
+    Immutable. Complete and valid if it comes from `load`, `parse` or `from_args`: one that is made
+    in code is not checked, and has no defaults of the vendors. Times are in seconds, temperatures
+    in °C.
     """
 
     default_pe: Annotated[
@@ -220,10 +222,10 @@ class Config(_Values, frozen=True, kw_only=True):
             extra={"must": "a bare file name of letters, digits, '.', '_' and '-'"},
         ),
         _restart("First part of the name of the agent's own sockets there."),
-    ] = "furiosa-npu"
+    ] = ""
     resource_name: Annotated[
         _ResourceName, _restart("Resource that offers all cards which `resources` does not name.")
-    ] = "beta.furiosa.ai/npu"
+    ] = ""
     resources: Annotated[
         tuple[ResourceSpec, ...],
         _restart("Resources per family and width, in place of resourceName and defaultPe."),
@@ -331,5 +333,82 @@ def _keys(
             )
 
 
-ROOT = struct(Config)
-KEYS = tuple(_keys(ROOT))
+_ROOT = struct(Config)
+KEYS = tuple(_keys(_ROOT))
+"""Every key, without what the vendors say of some."""
+
+
+class Schema(msgspec.Struct, frozen=True, eq=False):
+    """The keys, with all that the vendors say.
+
+    Attributes:
+        root: the type of the whole configuration.
+        keys: as `KEYS`.
+        choices: of the keys whose values the vendors name.
+        defaults: what these and some others are where nobody set them.
+    """
+
+    root: mi.StructType
+    keys: tuple[Key, ...]
+    choices: Mapping[str, tuple[str, ...]]
+    defaults: Mapping[str, object]
+
+
+@lru_cache(8)
+def schema_of(words: Vocabulary) -> Schema:
+    """The keys, completed by what the vendors call things."""
+    sets, schemas = words.label_sets, words.metric_schemas
+    texts = {
+        "resource_name": words.resource_name,
+        "families": ", ".join(words.families),
+        "label_sets": ", ".join(f"{name} ({one.about})" for name, one in sets.items()),
+        "metric_schemas": " or ".join(f"{name} ({one.about})" for name, one in schemas.items()),
+    }
+    choices = {"labels.sets": tuple(sets), "metrics.schema": tuple(schemas)}
+    defaults = {
+        "resourceName": words.resource_name,
+        "socketName": words.socket_name,
+        "labels.sets": (words.label_set,),
+        "metrics.schema": words.metric_schema,
+    }
+
+    def said(notes: dict[str, Any] | None) -> dict[str, Any] | None:
+        return notes and {
+            name: note.format(**texts) if isinstance(note, str) else note
+            for name, note in notes.items()
+        }
+
+    def completed(kind: Any, name: str) -> Any:
+        match kind:
+            case mi.Metadata():
+                return msgspec.structs.replace(
+                    kind,
+                    type=completed(kind.type, name),
+                    extra_json_schema=said(kind.extra_json_schema),
+                    extra=said(kind.extra),
+                )
+            case mi.VarTupleType():
+                return msgspec.structs.replace(kind, item_type=completed(kind.item_type, name))
+            case mi.StructType():
+                prefix = f"{name}." if name else ""
+                fields = tuple(field(each, prefix + each.encode_name) for each in kind.fields)
+                return msgspec.structs.replace(kind, fields=fields)
+            case mi.StrType() if name in choices:
+                return mi.LiteralType(choices[name])
+        return kind
+
+    def field(each: mi.Field, name: str) -> mi.Field:
+        kind = completed(each.type, name)
+        default = defaults.get(name, each.default)
+        if isinstance(kind, mi.StructType):
+            default = kind.cls(**{part.name: part.default for part in kind.fields})
+        return msgspec.structs.replace(each, type=kind, default=default)
+
+    root = completed(_ROOT, "")
+    return Schema(root=root, keys=tuple(_keys(root)), choices=choices, defaults=defaults)
+
+
+def default_config(words: Vocabulary) -> Config:
+    """The configuration in which nobody set anything."""
+    fields = schema_of(words).root.fields
+    return Config(**{field.name: field.default for field in fields})

@@ -19,11 +19,11 @@ class Grant:
     """What one container is given."""
 
     environment: tuple[tuple[str, str], ...]
-    """Variables and their values: ``("NPU_DEVNAME", "npu0pe0-1,npu1pe0-1")``."""
+    """Variables and their values: ``("ANVIL_CORES", "0:0-1,1:0-1")``."""
     nodes: tuple[str, ...]
     """Device nodes below /dev, ``rw``, at the same path in the container; each once."""
     cdi_names: tuple[str, ...]
-    """The same nodes as names for the container runtime: ``furiosa.ai/npu=<device ID>``."""
+    """The same nodes as names for the container runtime: ``example.com/npu=<device ID>``."""
 
 
 class Refusal(Enum):

@@ -20,7 +20,7 @@ class Resource:
     """A named set of devices, and how wide its devices are."""
 
     name: str
-    """As Pods ask for it: ``beta.furiosa.ai/npu``."""
+    """As Pods ask for it: ``example.com/npu``."""
     widths: tuple[tuple[str, int], ...]
     """For each family that it serves, how many cores a device has."""
 
@@ -40,7 +40,7 @@ class Device:
     """Why it is healthy or not, for people."""
     environment: tuple[tuple[str, tuple[str, ...]], ...]
     """For each variable the texts of the nodes that cover the cores:
-    ``("NPU_DEVNAME", ("npu0pe0-1",))``."""
+    ``("ANVIL_CORES", ("0:0-1",))``."""
     nodes: tuple[str, ...]
     """Device nodes of a holder, relative to /dev; existing ones only."""
 

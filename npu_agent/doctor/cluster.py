@@ -253,7 +253,7 @@ def _of_labels(
     machine = Machine(vendor=None, name=None)
     if not isinstance(found.machine, Unseen):
         machine = found.machine
-    right = compute.labels(snapshot, machine, config.sets)
+    right = compute.labels(snapshot, machine, situation.vendor.label_sets(config.sets))
     if config.output == "nfd":
         there = nfd.parse(have(places.features))
         return _compared(right, there, frozenset(there), f"in {situation.host_root / nfd.FILE}")

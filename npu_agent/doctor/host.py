@@ -102,7 +102,7 @@ def _pci(root: Path, vendor: Vendor) -> tuple[PciCard, ...]:
 
 
 def _id(path: Path) -> str:
-    """``1ed2``; sysfs writes ``0x1ed2``."""
+    """``1a2b``; sysfs writes ``0x1a2b``."""
     raw = content(path, 64) or b""
     return raw.decode(errors="replace").strip().lower().removeprefix("0x")
 

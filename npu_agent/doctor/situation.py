@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npu_agent.config import Config, ConfigError, from_args
+from npu_agent.config import Config, ConfigError, default_config, from_args
 from npu_agent.config.resources import resources_of
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Resource
+from npu_agent.core.vocabulary import LabelSet, Vocabulary
 from npu_agent.doctor.check import Check, State
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Driver:
 
     family: str
     title: str
-    """Of the family's cards: ``FuriosaAI Warboy``."""
+    """Of the family's cards: ``Acme Anvil``."""
     directory: str
     """Below the host root: has one entry a card, and is there as soon as the driver is loaded."""
 
@@ -36,14 +37,14 @@ class Vendor:
 
     name: str
     pci: str
-    """Its PCI vendor ID: ``1ed2``."""
+    """Its PCI vendor ID: ``1a2b``."""
     sockets: str
     """What the names of its own device plugins' sockets have in them."""
     drivers: tuple[Driver, ...]
-    widths: Mapping[str, tuple[int, ...]]
-    """For each family, the core counts that the config may ask for."""
-    core_counts: Mapping[str, int]
-    """For each family, how many cores its cards have."""
+    words: Vocabulary
+    """The families, and the words of the config."""
+    label_sets: Callable[[Collection[str]], tuple[LabelSet, ...]]
+    """The label sets of these names."""
     snapshot: Callable[[Path], Awaitable[Snapshot]]
     """The cards of the host whose root this is, each read once."""
     addresses: Callable[[Path], frozenset[str]]
@@ -88,31 +89,30 @@ class Situation:
     @property
     def resources(self) -> tuple[Resource, ...]:
         """What the configuration offers."""
-        return resources_of(self.config, self.vendor.core_counts)
+        return resources_of(self.config, self.vendor.words.core_counts)
 
 
-def configuration(
-    args: argparse.Namespace, families: Mapping[str, tuple[int, ...]]
-) -> tuple[Config, Check]:
+def configuration(args: argparse.Namespace, words: Vocabulary) -> tuple[Config, Check]:
     """The configuration to check by, and the line on it.
 
     Of a file that is refused, what is good in it.
 
     Args:
         args: parsed by a parser with `npu_agent.config.add_options`.
-        families: as for `npu_agent.config.load`.
+        words: as for `npu_agent.config.load`.
 
     Raises:
         ConfigError: the command line itself is wrong.
     """
     file: Path | None = getattr(args, "config_file", None)
     try:
-        effective = from_args(args, families)
+        effective = from_args(args, words)
     except ConfigError as error:
         if file is None or any(p.place.source.startswith("--") for p in error.problems):
             raise
-        good = error.good or Config()
-        rest = "the defaults" if good == Config() else "what is good in it"
+        defaults = default_config(words)
+        good = error.good or defaults
+        rest = "the defaults" if good == defaults else "what is good in it"
         return good, Check(
             "config",
             State.WRONG,

@@ -16,8 +16,7 @@ from npu_agent import files
 from npu_agent.config import load, poller
 from npu_agent.config.poller import Poller
 from npu_agent.core.state import ConfigState
-
-from .families import FAMILIES
+from npu_agent.vendors import WORDS
 
 GOOD = "defaultPe: Fusion\ninterval: 10\n"
 
@@ -33,7 +32,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.asynccontextmanager
 async def following(path: Path) -> AsyncIterator[Poller]:
-    followed = Poller(path, FAMILIES, load(path, FAMILIES))
+    followed = Poller(path, WORDS, load(path, WORDS))
     running = asyncio.create_task(followed.run())
     try:
         # It has looked once: what is written from here on is a change.

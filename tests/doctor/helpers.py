@@ -19,22 +19,23 @@ from aiohttp import web
 
 from npu_agent import simulator
 from npu_agent.commands.doctor import FURIOSA
-from npu_agent.config import Config, MetricsConfig
+from npu_agent.config import MetricsConfig, default_config
 from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import advertise
 from npu_agent.doctor.check import Check
 from npu_agent.doctor.examine import examine
 from npu_agent.doctor.kubelet import CHECKPOINT
 from npu_agent.doctor.situation import Situation
-from npu_agent.inventory.inventory import look_once
+from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet.ownership import lock_path
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.vendors.furiosa.families import FAMILIES, core_counts
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors import WORDS
+from npu_agent.vendors.furiosa.labels import SETS
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.kube.helpers import kubeconfig, serving
 from tests.outputs.deviceplugin.helpers import short_directory
 
@@ -198,12 +199,12 @@ async def good_node(
         (proc / "self/status").write_text(STATUS)
         (proc / "self/mounts").write_text("overlay / overlay ro,relatime 0 0\n")
         simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
-        snapshot = await look_once(Host(root), FAMILIES)
-        (resource,) = resources_of(Config(), core_counts())
+        snapshot = await read_once([Furiosa(root)])
+        (resource,) = resources_of(default_config(WORDS), WORDS.core_counts)
         ids = [device.id for device in advertise(snapshot, resource)]
         registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
         write_checkpoint(directory, registered)
-        labels = compute.labels(snapshot, read_machine(root), ("beta",))
+        labels = compute.labels(snapshot, read_machine(root), [SETS["beta"]])
         api = ApiServer(_node(labels, len(ids)))
         port = Port()
         await port.start()
@@ -218,7 +219,8 @@ async def good_node(
                     node = Node(
                         root=root,
                         situation=Situation(
-                            config=Config(
+                            config=msgspec.structs.replace(
+                                default_config(WORDS),
                                 plugin_dir=str(directory),
                                 metrics=MetricsConfig(listen=f"127.0.0.1:{port.number}"),
                             ),

@@ -12,16 +12,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from npu_agent import simulator
 from npu_agent.commands.doctor import FURIOSA
 from npu_agent.config import (
     AllocationConfig,
-    Config,
     DisabledDevice,
     LabelsConfig,
     MetricsConfig,
+    default_config,
 )
 from npu_agent.core.hardware import Oddity
 from npu_agent.core.ledger import Assignment
@@ -34,13 +35,14 @@ from npu_agent.doctor.situation import Situation
 from npu_agent.kube.errors import ApiError, Attempt, Kind, answered
 from npu_agent.kubelet.ownership import Owner, lock_path
 from npu_agent.outputs.labels import nfd
+from npu_agent.vendors import WORDS
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
 from tests.kube.helpers import hangs
 from tests.outputs.deviceplugin.helpers import snapshot, state
 
 DIRECTORY = Directory(path=Path("/plugins"), owner="uid 0, gid 0, mode 0750")
 POD = Situation(
-    config=Config(),
+    config=default_config(WORDS),
     host_root=Path("/host"),
     vendor=FURIOSA,
     node_name="n1",
@@ -134,7 +136,9 @@ def test_a_directory_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_socket_path_that_is_too_long() -> None:
-    long = replace(POD, config=Config(plugin_dir="/" + "x" * 100))
+    long = replace(
+        POD, config=msgspec.structs.replace(default_config(WORDS), plugin_dir="/" + "x" * 100)
+    )
     lines = {line.name: line for line in kubelet.checks(long, SEEN, snapshot())}
     assert lines["socket path"].state is State.WRONG
     assert "shorten pluginDir or socketName by 20" in lines["socket path"].remedy
@@ -219,7 +223,9 @@ def test_an_agent_that_is_stuck() -> None:
 
 async def test_an_address_that_nobody_holds_is_not_held() -> None:
     """A refused connection is nobody's, whatever words Python has for it."""
-    config = Config(metrics=MetricsConfig(listen="192.0.2.1:9100"))
+    config = msgspec.structs.replace(
+        default_config(WORDS), metrics=MetricsConfig(listen="192.0.2.1:9100")
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         assert await serving._get("127.0.0.1", free.getsockname()[1], "/healthz") == (None, "")
@@ -241,7 +247,7 @@ async def test_a_connection_that_is_not_answered_is_somebodys() -> None:
 
 
 async def test_port_0_is_always_free() -> None:
-    config = Config(metrics=MetricsConfig(listen=":0"))
+    config = msgspec.structs.replace(default_config(WORDS), metrics=MetricsConfig(listen=":0"))
     found = await serving.serving(replace(POD, config=config))
     assert isinstance(found, serving.Serving)
     assert found.free

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from npu_agent.backoff import Backoff
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.state import LabelState
+from npu_agent.core.vocabulary import LabelSet
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import logger
 from npu_agent.outputs.labels import compute
@@ -79,7 +80,7 @@ class Labeller:
         self,
         *,
         snapshots: Feed[Snapshot],
-        sets: Feed[Collection[str]],
+        sets: Feed[Collection[LabelSet]],
         resync: Feed[float],
         output: Output,
         machine: Callable[[], Machine],

@@ -17,6 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import AgentState, stale_after
+from npu_agent.core.vocabulary import MetricSchema
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own
@@ -51,8 +52,8 @@ _GZIP = 31
 class Settings:
     """What the config says of the page."""
 
-    schema: str
-    """Key metrics.schema, one of `cards.SCHEMAS`."""
+    schemas: tuple[MetricSchema, ...]
+    """What key metrics.schema names: each vendor's names and units."""
     pod_labels: bool
     """Key metrics.podLabels."""
     interval: float
@@ -165,7 +166,7 @@ class Page:
                 ),
             )
             parts = []
-            for definition in cards.DEFINITIONS[settings.schema]:
+            for definition in cards.definitions(settings.schemas):
                 await asyncio.sleep(0)
                 parts.append(self._family(definition, shown or (), openmetrics=False))
             self._cards = b"".join(parts)

@@ -38,7 +38,7 @@ class Labels(dict[str, str]):
     __slots__ = ("_named", "text")
 
     text: str
-    """``arch="rngd",device="npu0"``: escaped, in the order in which the labels were given."""
+    """``arch="anvil",device="npu0"``: escaped, in the order in which the labels were given."""
 
     def __init__(self, **labels: str | None) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Reads cards from a host's /sys and /dev: blocking I/O, always called on a card's own thread.
+"""FuriosaAI's cards, read from a host's /sys and /dev: blocking I/O, on a card's own thread.
 
-Every function may hang as long as the driver likes; `npu_agent.inventory.reader` puts deadlines on
-them. Absent files are None; a file that is there and cannot be read raises OSError.
+Everything here may hang for as long as the driver likes: see `npu_agent.core.vendor`. Absent files
+are None; a file that is there and cannot be read raises OSError.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import enum
 import os
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
+from npu_agent.core.vendor import Entry, NotServedError, Probe
 from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from npu_agent.vendors.furiosa.families import Family
+    from npu_agent.core.vocabulary import Vocabulary
+    from npu_agent.vendors.furiosa.family import Family
 
 _LARGEST_FILE = 64 * 1024
 """sysfs answers at most a page; what is larger is not from a driver."""
@@ -38,68 +41,24 @@ _HWMON = {
 }
 
 
-class NotServedError(Exception):
-    """An entry that is not a card we serve; the message says why.
+class Furiosa:
+    """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
 
-    Attributes:
-        sample: whether it is an FPGA sample of the family.
-    """
+    vocabulary: ClassVar[Vocabulary] = VOCABULARY
 
-    def __init__(self, message: str, *, sample: bool = False) -> None:
-        super().__init__(message)
-        self.sample = sample
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A family's entry in /sys/class: where a card may be."""
-
-    family: Family
-    index: int
-    path: Path
-    """On this machine, i.e. below the host root."""
-    inode: int
-    """A driver that is reloaded makes the entry anew, with another inode."""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """As `Card.key`."""
-        return (self.family.name, self.index)
-
-    @property
-    def name(self) -> str:
-        """``npu0``."""
-        return f"npu{self.index}"
-
-
-@dataclass(frozen=True, slots=True)
-class Liveness:
-    """A look at whether a card works."""
-
-    alive: bool | None
-    """None: the driver does not say."""
-    nodes: frozenset[str]
-    """The card's device nodes that exist now, as `Card.nodes`."""
-
-
-class Host:
-    """A host's file system, seen from `root` (``/`` on the host itself, a mount in a container)."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._sys = root / "sys"
+    def __init__(self, root: Path, families: Mapping[str, Family] = FAMILIES) -> None:
+        """`root` is where the host's ``/`` is seen: ``/`` itself, or a mount in a container."""
+        self.place = str(root / "sys/class")
+        self._families = families
+        self._sys = str(root / "sys")
         self._dev = str(root / "dev")
         self._nodes_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
 
-    def entries(self, families: tuple[Family, ...]) -> tuple[Entry, ...]:
-        """Every place where a card of `families` may be, sorted by number, family and name.
-
-        Raises:
-            OSError: a class directory is there and cannot be listed.
-        """
+    def scan(self) -> tuple[Entry, ...]:
+        """See `Vendor.scan`."""
         found: list[Entry] = []
-        for family in families:
-            directory = self._sys / "class" / family.class_dir
+        for family in self._families.values():
+            directory = f"{self.place}/{family.class_dir}"
             try:
                 with os.scandir(directory) as listing:
                     for item in listing:
@@ -109,24 +68,25 @@ class Host:
                         try:
                             inode = item.stat().st_ino
                         except FileNotFoundError:
-                            continue  # unbound between the listing and the look
+                            continue  # unbound since the directory was listed
                         except OSError:
-                            inode = 0  # `card` tells why; the others are found all the same
-                        found.append(Entry(family, int(match[1]), directory / item.name, inode))
+                            inode = 0  # `identify` says why; the others are found all the same
+                        found.append(
+                            Entry(
+                                family=family.name,
+                                index=int(match[1]),
+                                path=item.path,
+                                inode=inode,
+                                counters_wrap=family.counts_in_use_only,
+                            )
+                        )
             except FileNotFoundError:
                 continue
-        return tuple(
-            sorted(found, key=lambda entry: (entry.index, entry.family.name, entry.path.name))
-        )
+        return tuple(sorted(found, key=lambda entry: (entry.index, entry.family, entry.path)))
 
-    def card(self, entry: Entry) -> Card:
-        """What the card at `entry` is.
-
-        Raises:
-            NotServedError: it is an FPGA sample, another vendor's, or of an unknown type.
-            OSError: it does not let us read its type.
-        """
-        family, directory = entry.family, str(entry.path)
+    def identify(self, entry: Entry) -> Card:
+        """See `Vendor.identify`."""
+        family, directory = self._families[entry.family], entry.path
         platform = parse.text(_read(f"{directory}/platform_type"))
         if platform == "VITIS":
             raise NotServedError(
@@ -137,7 +97,7 @@ class Host:
         device_type = parse.text(_read(f"{directory}/device_type"))
         if device_type is None:
             raise NotServedError(
-                "device_type is absent, empty or not text: the card cannot be told"
+                "device_type is absent, empty or not text: the card cannot be identified"
             )
         product = family.product(device_type, parse.text(_optional(f"{directory}/soc_rev")))
         if product is None:
@@ -159,55 +119,45 @@ class Host:
             nodes=self._nodes(entry),
         )
 
-    def liveness(self, entry: Entry) -> Liveness:
-        """Whether the card at `entry` works.
-
-        Raises:
-            OSError: the driver refuses to say.
-            ValueError: it answers nonsense.
-        """
+    def probe(self, entry: Entry) -> Probe:
+        """See `Vendor.probe`."""
+        file = self._families[entry.family].liveness_file
         try:
-            alive = parse.liveness(_read(f"{entry.path}/{entry.family.liveness_file}"))
+            alive = parse.liveness(_read(f"{entry.path}/{file}"))
         except ValueError as error:
-            raise ValueError(f"{entry.family.liveness_file} says {error}") from None
-        return Liveness(alive, self._nodes(entry))
+            raise ValueError(f"{file} says {error}") from None
+        said = "nothing" if alive is None else int(alive)
+        return Probe(alive, f"{file} says {said}", self._nodes(entry))
 
-    def reading(self, entry: Entry, pci_bus_id: str | None) -> Reading:
-        """The card's telemetry; what cannot be read is left out. Cores are as in `cores`."""
-        directory = str(entry.path)
+    def read(self, entry: Entry, card: Card) -> Reading:
+        """See `Vendor.read`."""
+        family, directory = self._families[entry.family], entry.path
         try:
-            alive = parse.liveness(_optional(f"{directory}/{entry.family.liveness_file}"))
+            alive = parse.liveness(_optional(f"{directory}/{family.liveness_file}"))
         except ValueError:
             alive = None
         uptime = parse.integer(_optional(f"{directory}/heartbeat"))
         clocks = _optional(f"{directory}/ne_clk_freq_info") or _optional(f"{directory}/npu_clocks")
-        cores = self.cores(entry, entry.family.frequencies(clocks))
+        cores = self.read_cores(entry, family.frequencies(clocks))
         return Reading(
             at=time.monotonic(),
             alive=alive,
             uptime=uptime if uptime is not None and uptime >= 0 else None,
             errors=parse.errors(_optional(f"{directory}/atr_error")),
             clocks=parse.numbers(clocks),
-            sensors=self._sensors(pci_bus_id) if pci_bus_id else (),
+            sensors=self._sensors(card.pci_bus_id) if card.pci_bus_id else (),
             cores=cores,
         )
 
-    def cores(
+    def read_cores(
         self, entry: Entry, frequencies: tuple[int | None, ...] = ()
     ) -> tuple[CoreReading, ...]:
-        """A look at each core of which the driver tells something.
-
-        `CoreReading.utilization` is 0 for a core that is not in use and None for all others: what
-        they do shows in two looks (`npu_agent.core.utilization`).
-
-        Args:
-            entry: where the card is.
-            frequencies: MHz of each core; empty where the driver does not say.
-        """
-        look = _CoreLook(entry)
+        """See `Vendor.read_cores`; `frequencies` are the MHz of each core, as far as known."""
+        family = self._families[entry.family]
+        files = _CoreFiles(entry, family)
         found = (
-            look.core(core, frequencies[core] if frequencies else None)
-            for core in range(entry.family.core_count)
+            files.core(core, frequencies[core] if frequencies else None)
+            for core in range(family.core_count)
         )
         return tuple(filter(None, found))
 
@@ -224,12 +174,13 @@ class Host:
         return parts[roots[-1] : -1] if roots else ()
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
-        """Which of the card's nodes exist. Only looked at, never opened: opening takes the core.
+        """Which of the card's nodes exist. Never opened: opening takes the core.
 
         Whatever comes or goes in a directory changes its time, so the last answer holds as long as
-        that stays the same: one look at a directory instead of 35 at nodes, twice a second.
+        that stays the same: one stat of a directory instead of 35 of nodes, twice a second.
         """
-        directory = f"{self._dev}/{entry.family.dev_dir}"
+        family = self._families[entry.family]
+        directory = f"{self._dev}/{family.dev_dir}"
         try:
             changed = os.stat(directory).st_mtime_ns  # noqa: PTH116 (as in _is_node)
         except OSError:
@@ -239,7 +190,7 @@ class Host:
             return before[1]
         settled = time.time_ns() - changed > _SETTLED  # else more may happen at the very same time
         nodes = frozenset(
-            node for node in entry.family.nodes(entry.index) if _is_node(f"{self._dev}/{node}")
+            node for node in family.nodes(entry.index) if _is_node(f"{self._dev}/{node}")
         )
         if settled:
             self._nodes_at[entry.key] = (changed, nodes)
@@ -264,40 +215,41 @@ _Figures = tuple[int, int]
 """Two numbers of one file that belong together."""
 
 
-class _CoreLook:
-    """One look at the cores of a card; each file is read once, and only if it matters.
+class _CoreFiles:
+    """The files of a card's cores at one moment; each is read once, and only if it matters.
 
     A container that holds fused cores has its figures in the entry of the fused cores, while those
     of the single ones tell that they are free. So a core's figures are those of the narrowest entry
     that has some.
     """
 
-    def __init__(self, entry: Entry) -> None:
-        self._family = entry.family
-        self._beside = f"{entry.path.parent}/{entry.family.core_entry.format(n=entry.index)}"
-        self._fused: dict[str, _Figures | _Told] = {}
+    def __init__(self, entry: Entry, family: Family) -> None:
+        self._family = family
+        beside = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
+        self._beside = f"{beside}/{family.core_entry.format(n=entry.index)}"
+        self._fused: dict[str, _Figures | _Without] = {}
         self._occupied: tuple[int | None, ...] = ()
-        if entry.family.occupancy_file:
-            raw = _optional(f"{entry.path}/{entry.family.occupancy_file}")
-            self._occupied = parse.per_core(raw, entry.family.core_count)
+        if family.occupancy_file:
+            raw = _optional(f"{entry.path}/{family.occupancy_file}")
+            self._occupied = parse.per_core(raw, family.core_count)
 
     def core(self, core: int, frequency: int | None) -> CoreReading | None:
-        """What is told of this core, which runs at `frequency` MHz; None if that is nothing."""
+        """What the files say of this core, which runs at `frequency` MHz; None if nothing."""
         family, covering = self._family, self._family.covering[core]
         occupied = self._occupied[core] if self._occupied else None
         holder: CoreRange | None = None
-        memory: _Figures | _Told = _Told.NOTHING
+        memory: _Figures | _Without = _Without.NOTHING
         if family.memory_file and family.memory and occupied != 0:
             holder, memory = self._first(covering, family.memory_file, family.memory)
             if holder:
                 covering = (holder, *(cores for cores in covering if cores != holder))
         source, counters = self._first(covering, family.counters_file, family.counters)
-        told = counters if memory is _Told.NOTHING else memory
-        free = occupied == 0 or (occupied != 1 and told is _Told.FREE)
-        cycles, task_cycles = (None, None) if isinstance(counters, _Told) else counters
+        found = counters if memory is _Without.NOTHING else memory
+        free = occupied == 0 or (occupied != 1 and found is _Without.FREE)
+        cycles, task_cycles = (None, None) if isinstance(counters, _Without) else counters
         total = used = None
-        if holder and not isinstance(memory, _Told):
-            # What fused cores have together is told in equal parts, so that cores can be summed.
+        if holder and not isinstance(memory, _Without):
+            # What fused cores have together is split into equal parts, so that cores can be summed.
             total, used = memory[0] // len(holder), memory[1] // len(holder)
         if frequency is None and total is None and source is None and not free:
             return None
@@ -317,9 +269,9 @@ class _CoreLook:
         covering: tuple[CoreRange, ...],
         file: str,
         understand: Callable[[bytes], _Figures | None],
-    ) -> tuple[CoreRange | None, _Figures | _Told]:
+    ) -> tuple[CoreRange | None, _Figures | _Without]:
         """The first of these entries that has figures, and these; else what they tell instead."""
-        told = _Told.NOTHING
+        without = _Without.NOTHING
         for cores in covering:
             path = f"{self._beside}{cores}/{file}"
             figures = self._fused.get(path)
@@ -327,14 +279,14 @@ class _CoreLook:
                 figures = _figures(path, understand)
                 if cores.first != cores.last:
                     self._fused[path] = figures
-            if not isinstance(figures, _Told):
+            if not isinstance(figures, _Without):
                 return cores, figures
-            if told is not _Told.NONSENSE and figures is not _Told.NOTHING:
-                told = figures
-        return None, told
+            if without is not _Without.NONSENSE and figures is not _Without.NOTHING:
+                without = figures
+        return None, without
 
 
-class _Told(enum.Enum):
+class _Without(enum.Enum):
     """What files of a core tell that has no figures."""
 
     NOTHING = "there is none"
@@ -342,19 +294,19 @@ class _Told(enum.Enum):
     NONSENSE = "one cannot be read or understood"
 
 
-def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _Told:
+def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _Without:
     """The figures in a file of a core, or what it tells without any."""
     try:
         raw = _read(path)
     except PermissionError:
-        return _Told.FREE
+        return _Without.FREE
     except (OSError, ValueError):
-        return _Told.NONSENSE
+        return _Without.NONSENSE
     if raw is None:
-        return _Told.NOTHING
+        return _Without.NOTHING
     if not raw or raw.isspace():
-        return _Told.FREE
-    return understand(raw) or _Told.NONSENSE
+        return _Without.FREE
+    return understand(raw) or _Without.NONSENSE
 
 
 def _read(path: str) -> bytes | None:

@@ -11,11 +11,13 @@ from typing import Literal
 import pytest
 
 from npu_agent.core.hardware import CardState, Health, Oddity, Snapshot, State
+from npu_agent.core.vocabulary import LabelSet
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, UnavailableError
 from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.labels import SETS
 
 DEADLINE = 20.0
 WELL = Health(state=State.HEALTHY, reason="works", since=0.0)
@@ -57,7 +59,7 @@ class Place:
 @dataclass
 class Room:
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(cards(2)))
-    sets: Feed[Collection[str]] = field(default_factory=lambda: Feed(("beta",)))
+    sets: Feed[Collection[LabelSet]] = field(default_factory=lambda: Feed((SETS["beta"],)))
     place: Place = field(default_factory=Place)
     resync: Feed[float] = field(default_factory=lambda: Feed(3600.0))
     machine: Callable[[], Machine] = lambda: Machine(vendor="Acme", name="Box 1")
@@ -130,7 +132,7 @@ async def test_hardware_and_sets_are_followed(room: Room) -> None:
         await room.put(1)
         room.snapshots.publish(cards(1))
         assert (await room.put(2))["beta.furiosa.ai/npu.count"] == "1"
-        room.sets.publish(("alpha", "current"))
+        room.sets.publish((SETS["alpha"], SETS["current"]))
         third = await room.put(3)
         assert third["furiosa.ai/npu.count"] == "1"
         assert third["alpha.furiosa.ai/npu.family"] == "warboy"

@@ -19,11 +19,11 @@ from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import SessionPhase, SessionStatus
-from npu_agent.inventory.inventory import look_once
+from npu_agent.inventory.inventory import read_once
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.text import render
-from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import management, tree, write
 from tests.outputs.prometheus.helpers import RESOURCE, families, held, own, parsed, series
 
@@ -108,7 +108,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -
     metrics = cards.families(
         found,
         [*holders(found.cards), held("GPU-1", "other", "nvidia.com/gpu")],
-        schema=schema,
+        schemas=(SCHEMAS[schema],),
         hostname="node-1",
         pod_labels=True,
         resources={RESOURCE},
@@ -140,10 +140,10 @@ def host(
     asked_for, edit, holders = HOSTS[name]
     root = tree(tmp_path_factory.mktemp(name) / "host", asked_for)
     edit(root)
-    return name, _pinned(asyncio.run(look_once(Host(root), FAMILIES))), holders
+    return name, _pinned(asyncio.run(read_once([Furiosa(root)]))), holders
 
 
-@pytest.mark.parametrize("schema", cards.SCHEMAS)
+@pytest.mark.parametrize("schema", SCHEMAS)
 def test_pages_are_as_in_their_golden_files(
     host: tuple[str, Snapshot, Holders], schema: str
 ) -> None:

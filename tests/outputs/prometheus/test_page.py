@@ -19,6 +19,7 @@ from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.prometheus import cards, page
 from npu_agent.outputs.prometheus.page import Page, Settings
 from npu_agent.outputs.prometheus.text import Definition
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus.helpers import (
     RESOURCE,
     card,
@@ -34,7 +35,7 @@ from tests.outputs.prometheus.helpers import (
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
 SETTINGS = Settings(
-    schema="0.8", pod_labels=True, interval=5.0, resources=frozenset({RESOURCE, "a/b"})
+    schemas=(SCHEMAS["0.8"],), pod_labels=True, interval=5.0, resources=frozenset({RESOURCE, "a/b"})
 )
 
 
@@ -131,7 +132,7 @@ async def test_a_change_of_config_is_followed() -> None:
         room.snapshots.publish(snapshot(card(reading=full_reading())))
         room.holdings.publish(Holdings(asked_at=1.0, assignments=(held("rngd-0"),)))
         await room.shows('label="peak"} 45500\n', 'pod="train-0"')
-        room.settings.publish(replace(SETTINGS, schema="2025"))
+        room.settings.publish(replace(SETTINGS, schemas=(SCHEMAS["2025"],)))
         await room.shows('label="peak"} 45.5\n')
         room.settings.publish(replace(SETTINGS, resources=frozenset({"a/b"})))
         await room.hides("train-0")
@@ -225,7 +226,7 @@ async def test_a_page_is_whole_or_the_one_before() -> None:
                 break
             seen += 1
             await asyncio.sleep(0)
-        assert seen > len(cards.DEFINITIONS["0.8"]) // 2  # others had their turns meanwhile
+        assert seen > len(SCHEMAS["0.8"].metrics) // 2  # others had their turns meanwhile
 
 
 async def test_figures_of_a_card_that_stopped_answering_go_by_themselves(
@@ -322,8 +323,9 @@ async def test_a_family_that_fails_is_left_out_told_once_and_counted(
     bad: Definition[cards.Cards] = Definition(
         name="furiosa_npu_alive", help="Broken.", samples=broken
     )
-    good = cards.DEFINITIONS["0.8"]
-    monkeypatch.setitem(cards.DEFINITIONS, "0.8", (bad, *good[1:]))
+    good = cards.definitions
+    some = (bad, *good((SCHEMAS["0.8"],))[1:])
+    monkeypatch.setattr(cards, "definitions", lambda _: some)
     room = Room()
     room.own = lambda: own(page_failures=room.page.failures)
     task = asyncio.create_task(room.page.run())
@@ -340,10 +342,10 @@ async def test_a_family_that_fails_is_left_out_told_once_and_counted(
     assert [record.message for record in said] == ["a part of the metrics page is left out"]
     assert said[0].exc_info is not None
     # It works again, and what fails after that is news.
-    monkeypatch.setitem(cards.DEFINITIONS, "0.8", good)
+    monkeypatch.setattr(cards, "definitions", good)
     room.snapshots.publish(snapshot(card(index=3, reading=full_reading())))
     await room.shows("\nfuriosa_npu_alive{")
-    monkeypatch.setitem(cards.DEFINITIONS, "0.8", (bad, *good[1:]))
+    monkeypatch.setattr(cards, "definitions", lambda _: some)
     room.snapshots.publish(snapshot(card(index=4, reading=full_reading())))
     await room.hides("\nfuriosa_npu_alive{")
     said = [
