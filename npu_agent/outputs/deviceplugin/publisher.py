@@ -155,8 +155,10 @@ class Publisher:
         answer = await self._answer(_LAST_ANSWER)
         async with self._publishing:  # which would write them again
             self._owner = False
-            held = any(one.resource in self.devices for one in answer.assignments)
-            starting = any(hold.kept_until > now for hold in self._ledger.holds.values())
+            holds, ours = self._ledger.holds, self.devices
+            # What is held may also have the name of a resource that is not served any more.
+            held = any(one.name in holds or one.resource in ours for one in answer.assignments)
+            starting = any(hold.kept_until > now for hold in holds.values())
             if held or starting or answer.error or answer.asked_at < now:
                 return
             root, self._cdi_root = self._cdi_root, None

@@ -249,9 +249,14 @@ class Machine(RuleBasedStateMachine):
         self.runner.run(self.agent.publisher.end())
         self.own(self.start(self.agent.name, None))
 
+    @precondition(lambda self: all(name == self.agent.name for name, _ in self.containers))
     @rule(what=st.sampled_from(("", "{", '{"version": 2}')))
     def record_damaged(self, what: str) -> None:
-        """Only while no agent runs: it would write it again."""
+        """Only while no agent runs: it would write it again.
+
+        Not after a change of the resource's name: then nothing would be left by which a card could
+        be known whose UUID has changed, too.
+        """
         (self.directory / RECORD).write_text(what)
         self.own(self.start(self.agent.name, None))
 
