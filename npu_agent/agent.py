@@ -39,8 +39,8 @@ from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.status import Status, status
 from npu_agent.supervise import keep_running
-from npu_agent.vendors.furiosa.families import FAMILIES, core_counts, widths
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors.furiosa.families import core_counts, widths
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 
 log = logger(__name__)
 
@@ -74,9 +74,7 @@ class Agent:
         self.poller = Poller(config_file, widths(), effective)
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
-        self.inventory = Inventory(
-            Host(host_root), FAMILIES, self._inventory_settings, self.restarts
-        )
+        self.inventory = Inventory([Furiosa(host_root)], self._inventory_settings, self.restarts)
         self.pod_resources = PodResources(
             socket_beside(directory), lambda: self._config.metrics.interval
         )

@@ -191,13 +191,12 @@ def _run(args: argparse.Namespace) -> int:
 def _info(args: argparse.Namespace) -> int:
     from npu_agent.commands import view
     from npu_agent.core.hardware import Snapshot
-    from npu_agent.inventory.inventory import Inventory, look_once
+    from npu_agent.inventory.inventory import Inventory, read_once
     from npu_agent.kubelet import podresources as assignments
-    from npu_agent.vendors.furiosa.families import FAMILIES
-    from npu_agent.vendors.furiosa.sysfs import Host
+    from npu_agent.vendors.furiosa.sysfs import Furiosa
 
     _quiet(args)
-    host = Host(_host_root(args))
+    vendors = [Furiosa(_host_root(args))]
     pod_resources = assignments.socket_beside(Path(config.Config().plugin_dir))
 
     async def pods() -> tuple[Assignment, ...]:
@@ -214,10 +213,10 @@ def _info(args: argparse.Namespace) -> int:
         if snapshot.cards:
             view.show(view.cards_table(snapshot, held), *notes)
         else:
-            view.show(f"no NPUs found below {host.root}", *notes)
+            view.show(f"no NPUs found below {_host_root(args)}", *notes)
 
     async def once() -> None:
-        show(await look_once(host, FAMILIES), await pods())
+        show(await read_once(vendors), await pods())
 
     async def watch() -> None:
         # Not asyncio's own Ctrl-C, which cancels between any two instructions and so may break
@@ -225,7 +224,7 @@ def _info(args: argparse.Namespace) -> int:
         this = asyncio.current_task()
         assert this is not None  # noqa: S101  (for the type checker)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, this.cancel)
-        inventory = Inventory(host, FAMILIES)
+        inventory = Inventory(vendors)
         # No TaskGroup: it would wrap the BrokenPipeError that `main` knows how to take.
         running = asyncio.create_task(inventory.run())
         running.add_done_callback(lambda _: inventory.snapshots.close())
@@ -272,13 +271,12 @@ def _allocations(args: argparse.Namespace) -> int:
 
 def _labels(args: argparse.Namespace) -> int:
     from npu_agent.commands import view
-    from npu_agent.inventory.inventory import look_once
+    from npu_agent.inventory.inventory import read_once
     from npu_agent.kube import Api
     from npu_agent.outputs.labels import compute, output_of
     from npu_agent.outputs.labels.labeller import UnavailableError
     from npu_agent.outputs.labels.machine import read_machine
-    from npu_agent.vendors.furiosa.families import FAMILIES
-    from npu_agent.vendors.furiosa.sysfs import Host
+    from npu_agent.vendors.furiosa.sysfs import Furiosa
 
     _quiet(args)
     wanted = config.from_args(args, widths()).config.labels
@@ -295,7 +293,7 @@ def _labels(args: argparse.Namespace) -> int:
                 cleared = await output.clear()
                 print(*sorted(cleared) or ["nothing to clear"], sep="\n")
                 return 0
-            snapshot = await look_once(Host(root), FAMILIES)
+            snapshot = await read_once([Furiosa(root)])
             machine = read_machine(root)
             if args.action == "show":
                 view.show(view.labels_table(compute.explained(snapshot, machine, wanted.sets)))

@@ -24,10 +24,10 @@ from npu_agent.doctor.look import (
     seen,
 )
 from npu_agent.doctor.situation import Situation
-from npu_agent.inventory.inventory import look_once
+from npu_agent.inventory.inventory import read_once
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 
 _VENDOR = "0x1ed2"
 """FuriosaAI's PCI vendor ID, as sysfs writes it."""
@@ -68,7 +68,7 @@ async def hardware(situation: Situation) -> Hardware:
     """Looks at all of it."""
     root = situation.host_root
     snapshot, sys, dev, drivers, pci, claimed = await asyncio.gather(
-        seen(asyncio.wait_for(look_once(Host(root), FAMILIES), DEADLINE)),
+        seen(asyncio.wait_for(read_once([Furiosa(root)]), DEADLINE)),
         look(lambda: directory(root / "sys/class")),
         look(lambda: directory(root / "dev")),
         look(lambda: _drivers(root)),
@@ -138,8 +138,8 @@ def _pci(root: Path) -> tuple[PciCard, ...]:
 
 
 def _claimed(root: Path) -> frozenset[str]:
-    entries = Host(root).entries(tuple(FAMILIES.values()))
-    found = (parse.pci_address(content(entry.path / "busname", 64)) for entry in entries)
+    entries = Furiosa(root).scan()
+    found = (parse.pci_address(content(Path(entry.path, "busname"), 64)) for entry in entries)
     return frozenset(filter(None, found))
 
 

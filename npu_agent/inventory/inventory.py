@@ -22,16 +22,14 @@ from npu_agent.core.hardware import (
     identify,
 )
 from npu_agent.core.utilization import LONGEST_PAUSE, Meter
+from npu_agent.core.vendor import Entry, NotServedError, Probe, Vendor
 from npu_agent.feed import Feed
 from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.logs import logger
 from npu_agent.supervise import keep_running
-from npu_agent.vendors.furiosa.sysfs import Entry, Host, Liveness, NotServedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from npu_agent.vendors.furiosa.families import Family
+    from collections.abc import Callable, Sequence
 
 log = logger(__name__)
 
@@ -57,6 +55,7 @@ class Settings:
 class _Seen:
     """What is known of one entry; owned by its watch task."""
 
+    vendor: Vendor
     entry: Entry
     task: asyncio.Task[None] | None = None
     card: Card | None = None
@@ -69,10 +68,8 @@ class _Seen:
         """Nothing is known of the card, or not any more."""
         self.card = self.course = self.reading = None
         told = isinstance(cause, NotServedError)
-        sample = (
-            self.entry.family.name if isinstance(cause, NotServedError) and cause.sample else None
-        )
-        self.odd = Oddity(str(self.entry.path), why, unread=not told, sample_of=sample)
+        sample = self.entry.family if isinstance(cause, NotServedError) and cause.sample else None
+        self.odd = Oddity(self.entry.path, why, unread=not told, sample_of=sample)
         self.looked = True
 
     def shown(self) -> tuple[object, ...]:
@@ -82,7 +79,7 @@ class _Seen:
 
 
 class Inventory:
-    """Publishes a Snapshot in `snapshots` whenever the hardware of `host` changes.
+    """Publishes a Snapshot in `snapshots` whenever the hardware changes.
 
     Each card is watched by a task with a thread of its own, so that one that hangs or answers
     nonsense holds up neither the others nor the search for new ones.
@@ -90,8 +87,7 @@ class Inventory:
 
     def __init__(
         self,
-        host: Host,
-        families: Mapping[str, Family],
+        vendors: Sequence[Vendor],
         settings: Callable[[], Settings] = Settings,
         restarts: Counter[str] | None = None,
     ) -> None:
@@ -99,8 +95,7 @@ class Inventory:
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self.failures: Counter[tuple[str, str, str]] = Counter()
         """Looks that failed, by family, card (``npu0``) and how: hung, refused or nonsense."""
-        self._host = host
-        self._families = tuple(families.values())
+        self._vendors = vendors
         self._settings = settings
         self._restarts = restarts
         self._seen: dict[tuple[str, int], _Seen] = {}
@@ -116,13 +111,12 @@ class Inventory:
                 while True:
                     trouble = None
                     try:
-                        look = partial(self._host.entries, self._families)
-                        entries = await scanner.call(look, deadline=READ_DEADLINE)
+                        entries = await scanner.call(self._scan, deadline=READ_DEADLINE)
                         self._reconcile(entries, watches)
                     except (HungError, OSError) as error:
                         # The cards that are known stay: that they cannot be listed is no proof
                         # that they have gone.
-                        where = str(self._host.root / "sys/class")
+                        where = ", ".join(vendor.place for vendor in self._vendors)
                         reason = f"cannot be searched for cards: {_said(error)}"
                         trouble = Oddity(where, reason, unread=True)
                     if self._trouble and not trouble:
@@ -134,21 +128,26 @@ class Inventory:
         finally:
             scanner.close()
 
-    def _reconcile(self, entries: tuple[Entry, ...], watches: asyncio.TaskGroup) -> None:
+    def _scan(self) -> list[tuple[Vendor, Entry]]:
+        return [(vendor, entry) for vendor in self._vendors for entry in vendor.scan()]
+
+    def _reconcile(
+        self, entries: Sequence[tuple[Vendor, Entry]], watches: asyncio.TaskGroup
+    ) -> None:
         """Starts to watch what is new, and forgets what has gone."""
-        present = {entry.key: entry for entry in entries}
+        present = {entry.key: (vendor, entry) for vendor, entry in entries}
         for key in [key for key in self._seen if key not in present]:
             gone = self._seen.pop(key)
             if gone.task:
                 gone.task.cancel()
-        for key, entry in present.items():
+        for key, (vendor, entry) in present.items():
             seen = self._seen.get(key)
             if seen and seen.entry.inode == entry.inode and seen.task and not seen.task.done():
                 continue
             # A driver that was reloaded between two looks, or `run` was started again: what was
             # known stands until the entry has been read, so that nothing flickers; but it is read
             # as a new card.
-            fresh = _Seen(entry)
+            fresh = _Seen(vendor, entry)
             if seen:
                 if seen.task:
                     seen.task.cancel()
@@ -163,7 +162,7 @@ class Inventory:
     async def _watch(self, seen: _Seen) -> None:
         """Looks at one entry for as long as it is there."""
         try:
-            with closing(Reader(f"npu-{seen.entry.family.name}-{seen.entry.index}")) as reader:
+            with closing(Reader(f"npu-{seen.entry.family}-{seen.entry.index}")) as reader:
                 await self._look_on(seen, reader)
         except Exception as error:
             # A fault of ours: `keep_running` logs it and starts again. Until then nobody watches
@@ -176,14 +175,14 @@ class Inventory:
         known: Card | None = None  # at this very entry, not at one before it
         proposed: Card | None = None
         identify_at = read_at = 0.0
-        wraps = seen.entry.family.counts_in_use_only
+        wraps = seen.entry.counters_wrap
         meter = Meter(wraps=wraps)
         while True:
             settings, now, shown = self._settings(), time.monotonic(), seen.shown()
             card, trouble, cause = known, "", None  # type: Card | None, str, Exception | None
             if now >= identify_at:
                 try:
-                    look = partial(self._host.card, seen.entry)
+                    look = partial(seen.vendor.identify, seen.entry)
                     found = await reader.call(look, deadline=READ_DEADLINE)
                 except (NotServedError, HungError, OSError) as error:
                     trouble, cause = _said(error), error  # and the next look asks again
@@ -196,7 +195,7 @@ class Inventory:
             else:
                 counted = now < read_at and meter.due(now, settings.health_interval)
                 verdict, card = await self._look(
-                    reader, seen.entry, card, trouble, meter if counted else None
+                    reader, seen, card, trouble, meter if counted else None
                 )
                 before = seen.course
                 if before is None or known is None or not _same(known, card):
@@ -221,20 +220,21 @@ class Inventory:
             seen.looked = True
             if seen.shown() != shown:
                 self._changed()
-            await self._rest(reader, seen.entry, meter, settings.health_interval)
+            await self._rest(reader, seen, meter, settings.health_interval)
 
     async def _look(
-        self, reader: Reader, entry: Entry, card: Card, trouble: str, meter: Meter | None
+        self, reader: Reader, seen: _Seen, card: Card, trouble: str, meter: Meter | None
     ) -> tuple[health.Verdict, Card]:
         """Judges whether a card works; also returns it with all the nodes that it has by now.
 
         `trouble` is what reading its identity ran into just now, if anything. With a `meter`, the
         counters of its cores are looked at in the same go: that saves a way through the thread.
         """
+        vendor, entry = seen.vendor, seen.entry
 
-        def look() -> tuple[Liveness, tuple[CoreReading, ...]]:
-            found = self._host.liveness(entry)
-            return found, self._host.cores(entry) if meter else ()
+        def look() -> tuple[Probe, tuple[CoreReading, ...]]:
+            found = vendor.probe(entry)
+            return found, vendor.read_cores(entry) if meter else ()
 
         try:
             found, cores = await reader.call(look, deadline=READ_DEADLINE)
@@ -247,8 +247,7 @@ class Inventory:
         if found.nodes - card.nodes:  # udev was still at work
             card = replace(card, nodes=card.nodes | found.nodes)
         if found.alive is False:
-            reason = f"{entry.family.liveness_file} says 0"
-            return health.Verdict(health.Outcome.DEAD, reason), card
+            return health.Verdict(health.Outcome.DEAD, found.reason), card
         if trouble:
             return health.Verdict(health.Outcome.BAD, trouble), card
         if missing:
@@ -262,7 +261,7 @@ class Inventory:
     async def _read(self, reader: Reader, seen: _Seen, card: Card, meter: Meter) -> None:
         """Takes a full reading; one that hangs shows in the next look at whether it works."""
         try:
-            look = partial(self._host.reading, seen.entry, card.pci_bus_id)
+            look = partial(seen.vendor.read, seen.entry, card)
             reading = await reader.call(look, deadline=READ_DEADLINE)
         except HungError as error:
             self._failed(seen.entry, error)
@@ -270,12 +269,12 @@ class Inventory:
         else:
             seen.reading = replace(reading, cores=meter.told(reading.cores, reading.at))
 
-    async def _rest(self, reader: Reader, entry: Entry, meter: Meter, interval: float) -> None:
+    async def _rest(self, reader: Reader, seen: _Seen, meter: Meter, interval: float) -> None:
         """Waits for the next look; where that is long, counters are looked at meanwhile."""
         while meter.counts and not reader.hangs and _left(interval) > LONGEST_PAUSE:
             await _next_look(LONGEST_PAUSE)
             try:
-                look = partial(self._host.cores, entry)
+                look = partial(seen.vendor.read_cores, seen.entry)
                 cores = await reader.call(look, deadline=READ_DEADLINE)
             except HungError:
                 break  # which shows in the next look at whether it works
@@ -287,7 +286,7 @@ class Inventory:
         if not isinstance(error, NotServedError):
             hung, refused = isinstance(error, HungError), isinstance(error, OSError)
             how = "hung" if hung else "refused" if refused else "nonsense"
-            self.failures[entry.family.name, entry.name, how] += 1
+            self.failures[entry.family, entry.name, how] += 1
 
     def _changed(self) -> None:
         """Publishes after the tasks that are ready now had their turn: many changes, one value."""
@@ -298,7 +297,7 @@ class Inventory:
     def _publish(self) -> None:
         self._publishing = False
         before = self.snapshots.value
-        all_seen = sorted(self._seen.values(), key=lambda s: (s.entry.index, s.entry.family.name))
+        all_seen = sorted(self._seen.values(), key=lambda s: (s.entry.index, s.entry.family))
         complete = before.complete or (self._scanned and all(seen.looked for seen in all_seen))
         if not complete:
             return  # outputs see the whole picture first, not a list that grows card by card
@@ -320,9 +319,9 @@ class Inventory:
             _log_changes(before, after)
 
 
-async def look_once(host: Host, families: Mapping[str, Family]) -> Snapshot:
-    """One complete look at `host`, as `npu-agent info` needs it; about a second at most."""
-    inventory = Inventory(host, families)
+async def read_once(vendors: Sequence[Vendor]) -> Snapshot:
+    """One complete Snapshot, as `npu-agent info` needs it; about a second at most."""
+    inventory = Inventory(vendors)
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
         async for snapshot in inventory.snapshots.watch():

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core import offer as advertise
-from npu_agent.inventory.inventory import look_once
+from npu_agent.inventory.inventory import read_once
 from npu_agent.vendors.furiosa.families import FAMILIES, Family
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.outputs.deviceplugin.helpers import devnames
 
 from .pages import ROOT, page
@@ -46,7 +46,7 @@ def test_a_card_of_it_is_found_and_offered(
     for node in family.nodes(0):
         (tmp_path / "dev" / node).touch()
 
-    snapshot = asyncio.run(look_once(Host(tmp_path), {"wren": family}))
+    snapshot = asyncio.run(read_once([Furiosa(tmp_path, {"wren": family})]))
     [state] = snapshot.cards
     assert state.health.reason == "works"
     assert state.reading

@@ -25,15 +25,15 @@ from npu_agent.doctor.check import Check
 from npu_agent.doctor.examine import examine
 from npu_agent.doctor.kubelet import CHECKPOINT
 from npu_agent.doctor.situation import Situation
-from npu_agent.inventory.inventory import look_once
+from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet.ownership import lock_path
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.vendors.furiosa.families import FAMILIES, core_counts
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors.furiosa.families import core_counts
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.kube.helpers import kubeconfig, serving
 from tests.outputs.deviceplugin.helpers import short_directory
 
@@ -197,7 +197,7 @@ async def good_node(
         (proc / "self/status").write_text(STATUS)
         (proc / "self/mounts").write_text("overlay / overlay ro,relatime 0 0\n")
         simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
-        snapshot = await look_once(Host(root), FAMILIES)
+        snapshot = await read_once([Furiosa(root)])
         (resource,) = resources_of(Config(), core_counts())
         ids = [device.id for device in advertise(snapshot, resource)]
         registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}

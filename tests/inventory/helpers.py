@@ -11,7 +11,7 @@ from npu_agent.core.hardware import CardState, Snapshot, State
 from npu_agent.feed import Feed
 from npu_agent.inventory.inventory import Inventory, Settings
 from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 
 QUICK = Settings(interval=0.02, health_interval=0.01, telemetry_interval=0.01)
 
@@ -63,10 +63,12 @@ class Record(Feed[Snapshot]):
 class Watched:
     """An Inventory on a tree, and what it published."""
 
-    def __init__(self, root: Path, host: Host | None = None, settings: Settings = QUICK) -> None:
+    def __init__(
+        self, root: Path, vendor: Furiosa | None = None, settings: Settings = QUICK
+    ) -> None:
         self.root = root
         self.settings = settings
-        self.inventory = Inventory(host or Host(root), FAMILIES, lambda: self.settings)
+        self.inventory = Inventory([vendor or Furiosa(root)], lambda: self.settings)
         self.record = self.inventory.snapshots = Record()
 
     def fault(self, card: str, name: str) -> None:
@@ -104,10 +106,10 @@ class Watched:
 
 @asynccontextmanager
 async def watching(
-    root: Path, host: Host | None = None, settings: Settings = QUICK
+    root: Path, vendor: Furiosa | None = None, settings: Settings = QUICK
 ) -> AsyncIterator[Watched]:
     """An Inventory that runs meanwhile, with a complete first Snapshot."""
-    watched = Watched(root, host, settings)
+    watched = Watched(root, vendor, settings)
     running = asyncio.create_task(watched.inventory.run())
     try:
         await watched.until(lambda _: True)

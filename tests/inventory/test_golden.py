@@ -13,9 +13,8 @@ import pytest
 from npu_agent import simulator
 from npu_agent.commands import view
 from npu_agent.core.hardware import CardState, CoreReading, Snapshot
-from npu_agent.inventory.inventory import look_once
-from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.inventory.inventory import read_once
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import management, tree, write
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -196,7 +195,7 @@ def test_hosts_look_as_in_their_golden_files(
     cards, edit = HOSTS[name]
     root = tree(tmp_path / "host", cards)
     edit(root)
-    snapshot = asyncio.run(look_once(Host(root), FAMILIES))
+    snapshot = asyncio.run(read_once([Furiosa(root)]))
     view.show(view.cards_table(snapshot))
     table = "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines())
     cards_json = json.dumps(view.cards_as_json(snapshot), indent=2)

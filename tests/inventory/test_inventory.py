@@ -25,10 +25,11 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
+from npu_agent.core.vendor import Entry, Probe
 from npu_agent.inventory import inventory
-from npu_agent.inventory.inventory import Inventory, look_once
-from npu_agent.vendors.furiosa.families import FAMILIES, Family
-from npu_agent.vendors.furiosa.sysfs import Entry, Host, Liveness
+from npu_agent.inventory.inventory import Inventory, read_once
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import QUICK, Watched, bare_card, management, tree, watching, write
 
 HEALTHY, UNHEALTHY, UNKNOWN = State.HEALTHY, State.UNHEALTHY, State.UNKNOWN
@@ -289,15 +290,14 @@ def test_a_process_can_end_while_a_read_hangs(root: Path) -> None:
         import asyncio, logging, sys, threading
         from pathlib import Path
         from npu_agent import simulator
-        from npu_agent.vendors.furiosa.families import FAMILIES
-        from npu_agent.vendors.furiosa.sysfs import Host
+        from npu_agent.vendors.furiosa.sysfs import Furiosa
         from npu_agent.inventory.inventory import Inventory, Settings
 
         root = Path(sys.argv[1])
         logging.disable()
 
         async def main():
-            inventory = Inventory(Host(root), FAMILIES, lambda: Settings(health_interval=0.02))
+            inventory = Inventory([Furiosa(root)], lambda: Settings(health_interval=0.02))
             running = asyncio.create_task(inventory.run())
             async for snapshot in inventory.snapshots.watch():
                 if snapshot.complete:
@@ -479,11 +479,11 @@ async def test_a_firmware_update_is_noticed(root: Path) -> None:
 async def test_a_change_is_confirmed_at_the_next_look_and_not_an_interval_later(
     root: Path,
 ) -> None:
-    class Updated(Host):
+    class Updated(Furiosa):
         updated = False
 
-        def card(self, entry: Entry) -> Card:
-            card = super().card(entry)
+        def identify(self, entry: Entry) -> Card:
+            card = super().identify(entry)
             return replace(card, firmware_version="2.0") if self.updated else card
 
     host = Updated(root)
@@ -498,11 +498,11 @@ async def test_a_change_is_confirmed_at_the_next_look_and_not_an_interval_later(
 
 
 async def test_one_wrong_answer_changes_no_card(root: Path) -> None:
-    class Lying(Host):
+    class Lying(Furiosa):
         lies = 0
 
-        def card(self, entry: Entry) -> Card:
-            card = super().card(entry)
+        def identify(self, entry: Entry) -> Card:
+            card = super().identify(entry)
             if entry.index == 0 and self.lies:
                 self.lies -= 1
                 return replace(card, uuid=f"LIE-{self.lies}", driver_version="9.9.9")
@@ -521,20 +521,20 @@ async def test_one_wrong_answer_changes_no_card(root: Path) -> None:
 
 async def test_cards_that_claim_the_same_uuid_both_fall_back(root: Path) -> None:
     write(management(root, 1) / "device_uuid", (management(root, 0) / "device_uuid").read_text())
-    snapshot = await look_once(Host(root), FAMILIES)
+    snapshot = await read_once([Furiosa(root)])
     assert ids(snapshot) == tuple(state.card.serial for state in snapshot.cards)
 
 
 async def test_a_search_that_fails_takes_no_card_away(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Blind(Host):
+    class Blind(Furiosa):
         blind = False
 
-        def entries(self, families: tuple[Family, ...]) -> tuple[Entry, ...]:
+        def scan(self) -> tuple[Entry, ...]:
             if self.blind:
                 raise PermissionError(13, "Permission denied", "/sys/class/npu_mgmt")
-            return super().entries(families)
+            return super().scan()
 
     caplog.set_level(logging.INFO)
     host = Blind(root)
@@ -555,7 +555,7 @@ async def test_a_search_that_fails_takes_no_card_away(
 # What cores do.
 
 
-class Counted(Host):
+class Counted(Furiosa):
     """Counts looks: at cores, and at whether cards work."""
 
     cores_looks = liveness_looks = 0
@@ -565,18 +565,18 @@ class Counted(Host):
         self._loop = asyncio.get_running_loop()
         self._more = asyncio.Event()
 
-    def cores(
+    def read_cores(
         self, entry: Entry, frequencies: tuple[int | None, ...] = ()
     ) -> tuple[CoreReading, ...]:
         try:
-            return super().cores(entry, frequencies)
+            return super().read_cores(entry, frequencies)
         finally:
             self.cores_looks += 1
             self._loop.call_soon_threadsafe(self._more.set)
 
-    def liveness(self, entry: Entry) -> Liveness:
+    def probe(self, entry: Entry) -> Probe:
         self.liveness_looks += 1
-        return super().liveness(entry)
+        return super().probe(entry)
 
     async def look_at_cores(self, count: int = 2) -> None:
         """Returns after so many looks more: the last one but one began after the call."""
@@ -714,38 +714,38 @@ async def test_another_card_has_none_of_the_load_of_the_one_before(tmp_path: Pat
         assert [core.utilization for core in first.cores] == [None, None]
 
 
-class Swapping(Host):
+class Swapping(Furiosa):
     """One card, half busy, becomes another."""
 
     swapped = False
     looks = 0
 
-    def card(self, entry: Entry) -> Card:
-        card = super().card(entry)
+    def identify(self, entry: Entry) -> Card:
+        card = super().identify(entry)
         return replace(card, uuid="OTHER", serial="OTHER") if self.swapped else card
 
-    def cores(
+    def read_cores(
         self, entry: Entry, frequencies: tuple[int | None, ...] = ()
     ) -> tuple[CoreReading, ...]:
         self.looks += 1
         return tuple(
             replace(core, cycles=1000 * self.looks, task_cycles=500 * self.looks)
-            for core in super().cores(entry, frequencies)
+            for core in super().read_cores(entry, frequencies)
         )
 
 
 # A fault of our own.
 
 
-class Faulty(Host):
+class Faulty(Furiosa):
     """Raises what no reader should raise, for one card."""
 
     broken = True
 
-    def reading(self, entry: Entry, pci_bus_id: str | None) -> Reading:
+    def read(self, entry: Entry, card: Card) -> Reading:
         if self.broken and entry.index == 0:
             raise ZeroDivisionError("a bug")
-        return super().reading(entry, pci_bus_id)
+        return super().read(entry, card)
 
 
 async def test_a_bug_that_one_card_brings_out_hides_no_other(root: Path) -> None:
@@ -854,16 +854,16 @@ class Counting:
     def __init__(self, inventory: Inventory) -> None:
         self._count = 0
         self._more = asyncio.Event()
-        self._host = inventory._host
-        entries = self._host.entries
+        [vendor] = inventory._vendors
+        scan = vendor.scan
         loop = asyncio.get_running_loop()
 
-        def counted(families: tuple[Family, ...]) -> tuple[Entry, ...]:
+        def counted() -> tuple[Entry, ...]:
             self._count += 1
             loop.call_soon_threadsafe(self._more.set)
-            return entries(families)
+            return scan()
 
-        self._host.entries = counted  # type: ignore[method-assign]
+        vendor.scan = counted  # type: ignore[method-assign]
 
     async def reach(self, count: int) -> None:
         async with asyncio.timeout(30):
@@ -872,7 +872,7 @@ class Counting:
                 await self._more.wait()
 
 
-async def test_look_once_fails_if_the_inventory_does(
+async def test_read_once_fails_if_the_inventory_does(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rather than to wait for a Snapshot that never comes."""
@@ -883,7 +883,7 @@ async def test_look_once_fails_if_the_inventory_does(
     monkeypatch.setattr(Inventory, "run", fail)
     async with asyncio.timeout(30):
         with pytest.raises(ExceptionGroup):
-            await look_once(Host(root), FAMILIES)
+            await read_once([Furiosa(root)])
 
 
 # What the room needs.

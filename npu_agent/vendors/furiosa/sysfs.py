@@ -1,7 +1,7 @@
-"""Reads cards from a host's /sys and /dev: blocking I/O, always called on a card's own thread.
+"""FuriosaAI's cards, read from a host's /sys and /dev: blocking I/O, on a card's own thread.
 
-Every function may hang as long as the driver likes; `npu_agent.inventory.reader` puts deadlines on
-them. Absent files are None; a file that is there and cannot be read raises OSError.
+Everything here may hang for as long as the driver likes: see `npu_agent.core.vendor`. Absent files
+are None; a file that is there and cannot be read raises OSError.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import enum
 import os
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
+from npu_agent.core.vendor import Entry, NotServedError, Probe
 from npu_agent.vendors.furiosa import parse
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.family import VENDOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from npu_agent.vendors.furiosa.families import Family
+    from npu_agent.vendors.furiosa.family import Family
 
 _LARGEST_FILE = 64 * 1024
 """sysfs answers at most a page; what is larger is not from a driver."""
@@ -37,68 +39,26 @@ _HWMON = {
 }
 
 
-class NotServedError(Exception):
-    """An entry that is not a card we serve; the message says why.
+class Furiosa:
+    """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
 
-    Attributes:
-        sample: whether it is an FPGA sample of the family.
-    """
+    name = VENDOR
 
-    def __init__(self, message: str, *, sample: bool = False) -> None:
-        super().__init__(message)
-        self.sample = sample
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A family's entry in /sys/class: where a card may be."""
-
-    family: Family
-    index: int
-    path: Path
-    """On this machine, i.e. below the host root."""
-    inode: int
-    """A driver that is reloaded makes the entry anew, with another inode."""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """As `Card.key`."""
-        return (self.family.name, self.index)
-
-    @property
-    def name(self) -> str:
-        """``npu0``."""
-        return f"npu{self.index}"
-
-
-@dataclass(frozen=True, slots=True)
-class Liveness:
-    """A look at whether a card works."""
-
-    alive: bool | None
-    """None: the driver does not say."""
-    nodes: frozenset[str]
-    """The card's device nodes that exist now, as `Card.nodes`."""
-
-
-class Host:
-    """A host's file system, seen from `root` (``/`` on the host itself, a mount in a container)."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._sys = root / "sys"
+    def __init__(self, root: Path, families: Mapping[str, Family] = FAMILIES) -> None:
+        """`root` is where the host's ``/`` is seen: ``/`` itself, or a mount in a container."""
+        self.place = str(root / "sys/class")
+        self.core_counts = {family.name: family.core_count for family in families.values()}
+        self.widths = {family.name: family.widths for family in families.values()}
+        self._families = families
+        self._sys = str(root / "sys")
         self._dev = str(root / "dev")
         self._nodes_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
 
-    def entries(self, families: tuple[Family, ...]) -> tuple[Entry, ...]:
-        """Every place where a card of `families` may be, sorted by number, family and name.
-
-        Raises:
-            OSError: a class directory is there and cannot be listed.
-        """
+    def scan(self) -> tuple[Entry, ...]:
+        """See `Vendor.scan`."""
         found: list[Entry] = []
-        for family in families:
-            directory = self._sys / "class" / family.class_dir
+        for family in self._families.values():
+            directory = f"{self.place}/{family.class_dir}"
             try:
                 with os.scandir(directory) as listing:
                     for item in listing:
@@ -108,24 +68,25 @@ class Host:
                         try:
                             inode = item.stat().st_ino
                         except FileNotFoundError:
-                            continue  # unbound between the listing and the look
+                            continue  # unbound since the directory was listed
                         except OSError:
-                            inode = 0  # `card` tells why; the others are found all the same
-                        found.append(Entry(family, int(match[1]), directory / item.name, inode))
+                            inode = 0  # `identify` says why; the others are found all the same
+                        found.append(
+                            Entry(
+                                family=family.name,
+                                index=int(match[1]),
+                                path=item.path,
+                                inode=inode,
+                                counters_wrap=family.counts_in_use_only,
+                            )
+                        )
             except FileNotFoundError:
                 continue
-        return tuple(
-            sorted(found, key=lambda entry: (entry.index, entry.family.name, entry.path.name))
-        )
+        return tuple(sorted(found, key=lambda entry: (entry.index, entry.family, entry.path)))
 
-    def card(self, entry: Entry) -> Card:
-        """What the card at `entry` is.
-
-        Raises:
-            NotServedError: it is an FPGA sample, another vendor's, or of an unknown type.
-            OSError: it does not let us read its type.
-        """
-        family, directory = entry.family, str(entry.path)
+    def identify(self, entry: Entry) -> Card:
+        """See `Vendor.identify`."""
+        family, directory = self._families[entry.family], entry.path
         platform = parse.text(_read(f"{directory}/platform_type"))
         if platform == "VITIS":
             raise NotServedError(
@@ -158,55 +119,45 @@ class Host:
             nodes=self._nodes(entry),
         )
 
-    def liveness(self, entry: Entry) -> Liveness:
-        """Whether the card at `entry` works.
-
-        Raises:
-            OSError: the driver refuses to say.
-            ValueError: it answers nonsense.
-        """
+    def probe(self, entry: Entry) -> Probe:
+        """See `Vendor.probe`."""
+        file = self._families[entry.family].liveness_file
         try:
-            alive = parse.liveness(_read(f"{entry.path}/{entry.family.liveness_file}"))
+            alive = parse.liveness(_read(f"{entry.path}/{file}"))
         except ValueError as error:
-            raise ValueError(f"{entry.family.liveness_file} says {error}") from None
-        return Liveness(alive, self._nodes(entry))
+            raise ValueError(f"{file} says {error}") from None
+        said = "nothing" if alive is None else int(alive)
+        return Probe(alive, f"{file} says {said}", self._nodes(entry))
 
-    def reading(self, entry: Entry, pci_bus_id: str | None) -> Reading:
-        """The card's telemetry; what cannot be read is left out. Cores are as in `cores`."""
-        directory = str(entry.path)
+    def read(self, entry: Entry, card: Card) -> Reading:
+        """See `Vendor.read`."""
+        family, directory = self._families[entry.family], entry.path
         try:
-            alive = parse.liveness(_optional(f"{directory}/{entry.family.liveness_file}"))
+            alive = parse.liveness(_optional(f"{directory}/{family.liveness_file}"))
         except ValueError:
             alive = None
         uptime = parse.integer(_optional(f"{directory}/heartbeat"))
         clocks = _optional(f"{directory}/ne_clk_freq_info") or _optional(f"{directory}/npu_clocks")
-        cores = self.cores(entry, entry.family.frequencies(clocks))
+        cores = self.read_cores(entry, family.frequencies(clocks))
         return Reading(
             at=time.monotonic(),
             alive=alive,
             uptime=uptime if uptime is not None and uptime >= 0 else None,
             errors=parse.errors(_optional(f"{directory}/atr_error")),
             clocks=parse.numbers(clocks),
-            sensors=self._sensors(pci_bus_id) if pci_bus_id else (),
+            sensors=self._sensors(card.pci_bus_id) if card.pci_bus_id else (),
             cores=cores,
         )
 
-    def cores(
+    def read_cores(
         self, entry: Entry, frequencies: tuple[int | None, ...] = ()
     ) -> tuple[CoreReading, ...]:
-        """A look at each core of which the driver tells something.
-
-        `CoreReading.utilization` is 0 for a core that is not in use and None for all others: what
-        they do shows in two looks (`npu_agent.core.utilization`).
-
-        Args:
-            entry: where the card is.
-            frequencies: MHz of each core; empty where the driver does not say.
-        """
-        look = _CoreLook(entry)
+        """See `Vendor.read_cores`; `frequencies` are the MHz of each core, as far as known."""
+        family = self._families[entry.family]
+        files = _CoreFiles(entry, family)
         found = (
-            look.core(core, frequencies[core] if frequencies else None)
-            for core in range(entry.family.core_count)
+            files.core(core, frequencies[core] if frequencies else None)
+            for core in range(family.core_count)
         )
         return tuple(filter(None, found))
 
@@ -228,7 +179,8 @@ class Host:
         Whatever comes or goes in a directory changes its time, so the last answer holds as long as
         that stays the same: one look at a directory instead of 35 at nodes, twice a second.
         """
-        directory = f"{self._dev}/{entry.family.dev_dir}"
+        family = self._families[entry.family]
+        directory = f"{self._dev}/{family.dev_dir}"
         try:
             changed = os.stat(directory).st_mtime_ns  # noqa: PTH116 (as in _is_node)
         except OSError:
@@ -238,7 +190,7 @@ class Host:
             return before[1]
         settled = time.time_ns() - changed > _SETTLED  # else more may happen at the very same time
         nodes = frozenset(
-            node for node in entry.family.nodes(entry.index) if _is_node(f"{self._dev}/{node}")
+            node for node in family.nodes(entry.index) if _is_node(f"{self._dev}/{node}")
         )
         if settled:
             self._nodes_at[entry.key] = (changed, nodes)
@@ -263,7 +215,7 @@ _Figures = tuple[int, int]
 """Two numbers of one file that belong together."""
 
 
-class _CoreLook:
+class _CoreFiles:
     """One look at the cores of a card; each file is read once, and only if it matters.
 
     A container that holds fused cores has its figures in the entry of the fused cores, while those
@@ -271,14 +223,15 @@ class _CoreLook:
     that has some.
     """
 
-    def __init__(self, entry: Entry) -> None:
-        self._family = entry.family
-        self._beside = f"{entry.path.parent}/{entry.family.core_entry.format(n=entry.index)}"
+    def __init__(self, entry: Entry, family: Family) -> None:
+        self._family = family
+        beside = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
+        self._beside = f"{beside}/{family.core_entry.format(n=entry.index)}"
         self._fused: dict[str, _Figures | _Told] = {}
         self._occupied: tuple[int | None, ...] = ()
-        if entry.family.occupancy_file:
-            raw = _optional(f"{entry.path}/{entry.family.occupancy_file}")
-            self._occupied = parse.per_core(raw, entry.family.core_count)
+        if family.occupancy_file:
+            raw = _optional(f"{entry.path}/{family.occupancy_file}")
+            self._occupied = parse.per_core(raw, family.core_count)
 
     def core(self, core: int, frequency: int | None) -> CoreReading | None:
         """What is told of this core, which runs at `frequency` MHz; None if that is nothing."""

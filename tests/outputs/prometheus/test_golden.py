@@ -17,14 +17,13 @@ import pytest
 
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Assignment
-from npu_agent.inventory.inventory import look_once
+from npu_agent.inventory.inventory import read_once
 from npu_agent.outputs.deviceplugin.counts import Counts
 from npu_agent.outputs.deviceplugin.session import Phase, Status
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus import own as own_families
 from npu_agent.outputs.prometheus.text import render
-from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.sysfs import Host
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import management, tree, write
 from tests.outputs.prometheus.helpers import RESOURCE, held, own, parsed, series
 
@@ -141,7 +140,7 @@ def host(
     asked_for, edit, holders = HOSTS[name]
     root = tree(tmp_path_factory.mktemp(name) / "host", asked_for)
     edit(root)
-    return name, _pinned(asyncio.run(look_once(Host(root), FAMILIES))), holders
+    return name, _pinned(asyncio.run(read_once([Furiosa(root)]))), holders
 
 
 @pytest.mark.parametrize("schema", cards.SCHEMAS)

@@ -13,17 +13,20 @@ from hypothesis import strategies as st
 
 from npu_agent import simulator
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading
-from npu_agent.vendors.furiosa import sysfs as host_module
+from npu_agent.core.vendor import Entry, NotServedError
+from npu_agent.vendors.furiosa import sysfs
 from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.sysfs import Entry, Host, NotServedError
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import bare_card, management, tree, write
-
-ALL = tuple(FAMILIES.values())
 
 
 def entry_of(root: Path) -> Entry:
-    (entry,) = Host(root).entries(ALL)
+    (entry,) = Furiosa(root).scan()
     return entry
+
+
+def card_at(pci_bus_id: str | None) -> Card:
+    return FAMILIES["warboy"].card(0, product="warboy", pci_bus_id=pci_bus_id)
 
 
 # Damaged trees: whatever a file holds, only the documented errors come out.
@@ -124,12 +127,12 @@ def test_damaged_trees_give_values_or_documented_errors(
         else:
             for name, content in pci_files.items():
                 put(device / name, content)
-        host, entry = Host(root), entry_of(root)
+        host, entry = Furiosa(root), entry_of(root)
         with suppress(NotServedError, OSError):
-            check_card(host.card(entry))
+            check_card(host.identify(entry))
         with suppress(OSError, ValueError):
-            assert host.liveness(entry).alive in (True, False, None)
-        check_reading(host.reading(entry, "0000:01:00.0"))
+            assert host.probe(entry).alive in (True, False, None)
+        check_reading(host.read(entry, card_at("0000:01:00.0")))
 
 
 @settings(max_examples=100)
@@ -142,9 +145,9 @@ def test_damaged_files_of_cores_cost_no_reading(files: dict[str, bytes | str | N
         for name, content in files.items():
             family = "rngd_mgmt" if name.startswith("rngd") else "npu_mgmt"
             put(root / "sys/class" / family / name, content)
-        for entry in Host(root).entries(ALL):
-            reading = Host(root).reading(entry, None)
-            assert len(reading.cores) <= entry.family.core_count
+        for entry in Furiosa(root).scan():
+            reading = Furiosa(root).read(entry, card_at(None))
+            assert len(reading.cores) <= FAMILIES[entry.family].core_count
             assert [core.core for core in reading.cores] == sorted(c.core for c in reading.cores)
             for core in reading.cores:
                 assert core.utilization in (None, 0.0)
@@ -176,7 +179,7 @@ def test_only_management_entries_are_entries(names: list[str]) -> None:
         for name in (*names, "npu7_mgmt"):
             if len(name.encode()) < 200 and name not in (".", ".."):
                 (directory / name).mkdir(parents=True, exist_ok=True)
-        assert [entry.name for entry in Host(Path(temporary)).entries(ALL)] == ["npu7"]
+        assert [entry.name for entry in Furiosa(Path(temporary)).scan()] == ["npu7"]
 
 
 # Entries.
@@ -184,7 +187,7 @@ def test_only_management_entries_are_entries(names: list[str]) -> None:
 
 def test_entries_are_sorted_by_number_over_all_families(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=2,rngd=1,warboy=9")
-    assert [entry.index for entry in Host(root).entries(ALL)] == list(range(12))
+    assert [entry.index for entry in Furiosa(root).scan()] == list(range(12))
 
 
 def test_two_names_of_one_card_come_in_the_same_order_each_time(tmp_path: Path) -> None:
@@ -192,7 +195,7 @@ def test_two_names_of_one_card_come_in_the_same_order_each_time(tmp_path: Path) 
     names = [f"rngd!npu{index}{end}" for index in range(8) for end in ("_mgmt", "mgmt")]
     for name in reversed(names):
         (tmp_path / "sys/class/rngd_mgmt" / name).mkdir(parents=True)
-    assert [entry.path.name for entry in Host(tmp_path).entries(ALL)] == names
+    assert [Path(entry.path).name for entry in Furiosa(tmp_path).scan()] == names
 
 
 @pytest.mark.parametrize(
@@ -201,13 +204,13 @@ def test_two_names_of_one_card_come_in_the_same_order_each_time(tmp_path: Path) 
 )
 def test_other_names_are_no_entries(tmp_path: Path, name: str) -> None:
     (tmp_path / "sys/class/npu_mgmt" / name).mkdir(parents=True)
-    assert Host(tmp_path).entries(ALL) == ()
+    assert Furiosa(tmp_path).scan() == ()
 
 
 def test_an_entry_that_is_unbound_meanwhile_is_none(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=2")
     shutil.rmtree(management(root, 0))  # the link in /sys/class still stands
-    assert [entry.name for entry in Host(root).entries(ALL)] == ["npu1"]
+    assert [entry.name for entry in Furiosa(root).scan()] == ["npu1"]
 
 
 def test_an_entry_that_cannot_be_followed_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -215,18 +218,18 @@ def test_an_entry_that_cannot_be_followed_does_not_hide_the_others(tmp_path: Pat
     link = root / "sys/class/npu_mgmt/npu0_mgmt"
     link.unlink()
     link.symlink_to(link.name)
-    host = Host(root)
-    odd, good = host.entries(ALL)
-    assert host.card(good).name == "npu1"
+    host = Furiosa(root)
+    odd, good = host.scan()
+    assert host.identify(good).name == "npu1"
     with pytest.raises(OSError, match="symbolic links"):
-        host.card(odd)
+        host.identify(odd)
 
 
 def test_a_class_directory_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "sys/class").mkdir(parents=True)
     (tmp_path / "sys/class/npu_mgmt").touch()
     with pytest.raises(OSError, match="npu_mgmt"):
-        Host(tmp_path).entries(ALL)
+        Furiosa(tmp_path).scan()
 
 
 def test_a_driver_that_is_reloaded_makes_another_entry(tmp_path: Path) -> None:
@@ -251,9 +254,9 @@ def test_an_error_while_reading_names_the_file(tmp_path: Path, name: str) -> Non
     file = management(root, 0) / name
     write(file, None)
     file.mkdir()  # opens, and fails when read: as a driver that answers EIO
-    host, entry = Host(root), entry_of(root)
+    host, entry = Furiosa(root), entry_of(root)
     with pytest.raises(IsADirectoryError) as caught:
-        (host.liveness if name == "alive" else host.card)(entry)
+        (host.probe if name == "alive" else host.identify)(entry)
     assert Path(caught.value.filename).name == name
 
 
@@ -262,9 +265,9 @@ def test_a_file_that_nothing_depends_on_may_be_unreadable(tmp_path: Path) -> Non
     for name in ("device_uuid", "version", "soc_rev", "heartbeat", "atr_error"):
         write(management(root, 0) / name, None)
         (management(root, 0) / name).mkdir()
-    card = Host(root).card(entry_of(root))
+    card = Furiosa(root).identify(entry_of(root))
     assert (card.uuid, card.driver_version, card.product) == (None, None, "warboy")
-    reading = Host(root).reading(entry_of(root), card.pci_bus_id)
+    reading = Furiosa(root).read(entry_of(root), card)
     assert (reading.alive, reading.uptime, reading.errors) == (True, None, ())
 
 
@@ -272,13 +275,13 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     (management(root, 0) / "alive").unlink()
     (management(root, 0) / "alive").mkdir()
-    host, entry = Host(root), entry_of(root)
+    host, entry = Furiosa(root), entry_of(root)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(10):
-        host.card(entry)
-        host.reading(entry, "0000:01:00.0")
+        host.identify(entry)
+        host.read(entry, card_at("0000:01:00.0"))
         with pytest.raises(OSError, match="directory"):
-            host.liveness(entry)
+            host.probe(entry)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -294,7 +297,7 @@ def test_only_devices_and_their_plain_stand_ins_are_nodes(tmp_path: Path) -> Non
     (dev / "npu0pe1").symlink_to("nowhere")
     os.mkfifo(dev / "npu0ch0")
     (dev / "npu1").touch()
-    assert Host(tmp_path).card(entry_of(tmp_path)).nodes == {"npu0"}
+    assert Furiosa(tmp_path).identify(entry_of(tmp_path)).nodes == {"npu0"}
 
 
 def _add(dev: Path) -> None:
@@ -322,12 +325,12 @@ def test_a_change_of_nodes_is_seen_in_an_old_directory(
     dev.mkdir()
     (dev / "npu0pe0").touch()
     os.utime(dev, (1, 1))
-    host, entry = Host(tmp_path), entry_of(tmp_path)
+    host, entry = Furiosa(tmp_path), entry_of(tmp_path)
     for _ in range(2):
-        assert host.liveness(entry).nodes == {"npu0pe0"}
+        assert host.probe(entry).nodes == {"npu0pe0"}
     change(dev)
     for _ in range(2):
-        assert host.liveness(entry).nodes == after
+        assert host.probe(entry).nodes == after
 
 
 def test_a_change_within_one_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
@@ -338,11 +341,11 @@ def test_a_change_within_one_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
     (dev / "npu0pe0").touch()
     now = time.time_ns()
     os.utime(dev, ns=(now, now))
-    host, entry = Host(tmp_path), entry_of(tmp_path)
-    assert host.liveness(entry).nodes == {"npu0pe0"}
+    host, entry = Furiosa(tmp_path), entry_of(tmp_path)
+    assert host.probe(entry).nodes == {"npu0pe0"}
     (dev / "npu0pe0").unlink()
     os.utime(dev, ns=(now, now))
-    assert host.liveness(entry).nodes == set()
+    assert host.probe(entry).nodes == set()
 
 
 def test_nodes_are_not_looked_at_one_by_one_while_nothing_changes(
@@ -350,14 +353,14 @@ def test_nodes_are_not_looked_at_one_by_one_while_nothing_changes(
 ) -> None:
     root = tree(tmp_path / "host", "rngd=1")
     os.utime(root / "dev/rngd", (1, 1))
-    host, entry = Host(root), entry_of(root)
-    assert len(host.liveness(entry).nodes) == 35
+    host, entry = Furiosa(root), entry_of(root)
+    assert len(host.probe(entry).nodes) == 35
 
     def never(path: str) -> bool:
         raise AssertionError(path)
 
-    monkeypatch.setattr(host_module, "_is_node", never)
-    assert len(host.liveness(entry).nodes) == 35
+    monkeypatch.setattr(sysfs, "_is_node", never)
+    assert len(host.probe(entry).nodes) == 35
 
 
 # Telemetry.
@@ -379,7 +382,7 @@ def test_sensors_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         "temp3_input": "warm\n",
     }.items():
         (sensors / name).write_text(content)
-    reading = Host(tmp_path).reading(entry_of(tmp_path), "0000:01:00.0")
+    reading = Furiosa(tmp_path).read(entry_of(tmp_path), card_at("0000:01:00.0"))
     assert [(s.kind.value, s.label, s.value) for s in reading.sensors] == [
         ("mA", "1", 114),
         ("mV", "0", 12000),
@@ -392,7 +395,7 @@ def test_sensors_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 def test_a_card_without_an_address_has_no_sensors(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
-    reading = Host(root).reading(entry_of(root), None)
+    reading = Furiosa(root).read(entry_of(root), card_at(None))
     assert (reading.sensors, reading.temperature(), reading.power()) == ((), None, None)
 
 
@@ -405,7 +408,7 @@ def test_a_driver_that_times_out_says_so(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "read", read)
     with pytest.raises(TimeoutError) as caught:
-        Host(root).liveness(entry)
+        Furiosa(root).probe(entry)
     assert str(caught.value.filename).endswith("/alive")
 
 
@@ -460,7 +463,7 @@ def test_a_core_has_the_counters_of_the_entry_in_use_that_covers_it(
     root = tree(tmp_path / "host", "warboy=1")
     for cores, content in (("0", single), ("1", other), ("0-1", fused)):
         write(core_file(root, 0, cores, "perf_regs"), content)
-    assert list(map(counted, Host(root).cores(entry_of(root)))) == found
+    assert list(map(counted, Furiosa(root).read_cores(entry_of(root)))) == found
 
 
 @pytest.mark.parametrize("call", ["open", "read"])
@@ -486,14 +489,14 @@ def test_a_core_that_refuses_is_not_in_use(
     if call == "read":
         monkeypatch.setattr(os, "open", remember)
     monkeypatch.setattr(os, call, refuse)
-    cores = Host(root).cores(entry)
+    cores = Furiosa(root).read_cores(entry)
     assert list(map(counted, cores)) == [(0, 0.0, None, None, ""), (1, 0.0, None, None, "")]
 
 
 def test_a_free_core_of_an_rngd_has_counters_and_no_memory(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "rngd=1")
     simulator.apply_fault(root, "npu0", "busy-one")
-    reading = Host(root).reading(entry_of(root), None)
+    reading = Furiosa(root).read(entry_of(root), card_at(None))
     used, free = reading.cores[0], reading.cores[1]
     assert (used.utilization, used.dram_total, used.frequency) == (None, 6 << 30, 1000)
     assert used.dram_used
@@ -516,7 +519,7 @@ def test_fused_cores_of_an_rngd_share_their_memory_and_counters(tmp_path: Path) 
     occupied = management(root, 0, "rngd") / "pe_occupancy"
     for content in ("1\n1\n1\n1\n0\n0\n0\n0\n", None):  # an old driver has no such file
         write(occupied, content)
-        cores = Host(root).cores(entry_of(root))
+        cores = Furiosa(root).read_cores(entry_of(root))
         for core in cores[:4]:
             assert counted(core) == (core.core, None, 100, 60, "0-3")
             assert (core.dram_total, core.dram_used) == (6 << 30, 1 << 30)
@@ -543,7 +546,7 @@ def test_who_says_that_a_core_of_an_rngd_is_free(
     write(management(root, 0, "rngd") / "pe_occupancy", occupied)
     write(core_file(root, 0, "0", "alloc_status", "rngd"), memory)
     write(core_file(root, 0, "0", "metrics", "rngd"), metrics(9, 5))
-    core = Host(root).cores(entry_of(root))[0]
+    core = Furiosa(root).read_cores(entry_of(root))[0]
     assert (core.utilization, core.cycles, core.task_cycles) == (utilization, 9, 5)
 
 
@@ -562,5 +565,5 @@ def test_a_free_card_costs_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patched:
             count = 0
             patched.setattr(os, "open", counting)
-            Host(root).cores(entry)
+            Furiosa(root).read_cores(entry)
         assert count == most

@@ -1,0 +1,119 @@
+"""What the agent asks of a vendor of cards: a few verbs, and the values that they speak.
+
+A vendor's folder in `npu_agent.vendors` has one class with these verbs; `npu_agent.agent` makes one
+object of it for a host's root. All verbs but the tables are blocking I/O, and may hang for as long
+as a driver likes: `npu_agent.inventory` calls them on threads of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npu_agent.core.hardware import Card, CoreReading, Reading
+
+
+class NotServedError(Exception):
+    """An entry that is not a card we serve; the message says why.
+
+    Attributes:
+        sample: whether it is an FPGA sample of the family.
+    """
+
+    def __init__(self, message: str, *, sample: bool = False) -> None:
+        super().__init__(message)
+        self.sample = sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A place where a card of a family may be."""
+
+    family: str
+    """``warboy``: as `Card.family`."""
+    index: int
+    path: str
+    """On this machine, i.e. below the host root."""
+    inode: int
+    """A driver that is reloaded makes the entry anew, with another inode."""
+    counters_wrap: bool
+    """Whether the counters of its cores begin anew at 2**32, so that they have to be read often
+    while cores are in use: `npu_agent.core.utilization`."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """As `Card.key`."""
+        return (self.family, self.index)
+
+    @property
+    def name(self) -> str:
+        """``npu0``: as `Card.name`."""
+        return f"npu{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether a card works, at one moment."""
+
+    alive: bool | None
+    """None: the driver does not say."""
+    reason: str
+    """What the driver says, for people: ``alive says 0``."""
+    nodes: frozenset[str]
+    """The card's device nodes that exist now, as `Card.nodes`."""
+
+
+class Vendor(Protocol):
+    """The cards of one vendor on one host."""
+
+    @property
+    def name(self) -> str:
+        """``furiosa``: as `Card.vendor`."""
+
+    @property
+    def core_counts(self) -> Mapping[str, int]:
+        """For each family, how many cores a card has."""
+
+    @property
+    def widths(self) -> Mapping[str, tuple[int, ...]]:
+        """For each family, how many cores a device can have: what the config is checked against."""
+
+    @property
+    def place(self) -> str:
+        """Where its cards are listed, for messages: ``/sys/class``."""
+
+    def scan(self) -> tuple[Entry, ...]:
+        """Every place where a card may be, sorted by number, family and path.
+
+        Raises:
+            OSError: they cannot be listed.
+        """
+
+    def identify(self, entry: Entry) -> Card:
+        """What the card at `entry` is.
+
+        Raises:
+            NotServedError: it is none that we serve.
+            OSError: it does not let us read its type.
+        """
+
+    def probe(self, entry: Entry) -> Probe:
+        """Whether the card at `entry` works, and which nodes it has; cheap, as it is asked often.
+
+        Raises:
+            OSError: the driver refuses to say.
+            ValueError: it answers nonsense; the message says what, for people.
+        """
+
+    def read(self, entry: Entry, card: Card) -> Reading:
+        """The telemetry of `card`, which is at `entry`; what cannot be read is left out."""
+
+    def read_cores(self, entry: Entry) -> tuple[CoreReading, ...]:
+        """The counters of each core of which the driver says something.
+
+        `CoreReading.utilization` is 0 for a core that is not in use and None for all others: what
+        they do shows in two readings (`npu_agent.core.utilization`).
+        """
