@@ -16,7 +16,7 @@ from npu_agent.config import Config, Effective, Poller, disabled_for
 from npu_agent.config.resources import resources_of
 from npu_agent.core import health
 from npu_agent.feed import Feed
-from npu_agent.inventory import inventory
+from npu_agent.inventory import watch
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api
 from npu_agent.kubelet.ownership import Ownership
@@ -74,7 +74,8 @@ class Agent:
         self.poller = Poller(config_file, widths(), effective)
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
-        self.inventory = Inventory([Furiosa(host_root)], self._inventory_settings, self.restarts)
+        self._watching: Feed[watch.Settings] = Feed(_watching(config))
+        self.inventory = Inventory([Furiosa(host_root)], self._watching, self.restarts)
         self.pod_resources = PodResources(
             socket_beside(directory), lambda: self._config.metrics.interval
         )
@@ -193,6 +194,7 @@ class Agent:
             self._wanted.publish(self._wants(state.config))
             self._sets.publish(state.config.labels.sets)
             self._shown.publish(self._shows(state.config))
+            self._watching.publish(_watching(state.config))
             if state.config.log != log_config:
                 log_config = state.config.log
                 logs.setup(log_config.level, log_config.format)
@@ -250,18 +252,18 @@ class Agent:
             page_failures=self._page.failures,
         )
 
-    def _inventory_settings(self) -> inventory.Settings:
-        config = self._config
-        return inventory.Settings(
-            interval=config.interval,
-            health_interval=config.health.interval,
-            telemetry_interval=config.metrics.interval,
-            policy=health.Policy(
-                failures=config.health.failures,
-                recoveries=config.health.recoveries,
-                max_temperature=config.health.max_temperature,
-            ),
-        )
+
+def _watching(config: Config) -> watch.Settings:
+    return watch.Settings(
+        interval=config.interval,
+        health_interval=config.health.interval,
+        telemetry_interval=config.metrics.interval,
+        policy=health.Policy(
+            failures=config.health.failures,
+            recoveries=config.health.recoveries,
+            max_temperature=config.health.max_temperature,
+        ),
+    )
 
 
 async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:

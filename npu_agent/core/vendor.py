@@ -7,6 +7,7 @@ as a driver likes: `npu_agent.inventory` calls them on threads of its own.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npu_agent.core.hardware import Card, CoreReading, Reading
+
+OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of a read for which this process or the host is to blame: they say nothing of a card. The
+verbs raise an OSError with one of them wherever it comes up, and take no file for absent."""
 
 
 class NotServedError(Exception):
@@ -109,11 +114,18 @@ class Vendor(Protocol):
         """
 
     def read(self, entry: Entry, card: Card) -> Reading:
-        """The telemetry of `card`, which is at `entry`; what cannot be read is left out."""
+        """The telemetry of `card`, which is at `entry`; what cannot be read is left out.
+
+        Raises:
+            OSError: one of `OWN_LIMITS`.
+        """
 
     def read_cores(self, entry: Entry) -> tuple[CoreReading, ...]:
         """The counters of each core of which the driver says something.
 
         `CoreReading.utilization` is 0 for a core that is not in use and None for all others: what
         they do shows in two readings (`npu_agent.core.utilization`).
+
+        Raises:
+            OSError: one of `OWN_LIMITS`.
         """

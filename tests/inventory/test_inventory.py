@@ -26,11 +26,22 @@ from npu_agent.core.hardware import (
     State,
 )
 from npu_agent.core.vendor import Entry, Probe
-from npu_agent.inventory import inventory
+from npu_agent.feed import Feed
+from npu_agent.inventory import inventory, watch, worker
 from npu_agent.inventory.inventory import Inventory, read_once
+from npu_agent.inventory.watch import Settings
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
-from tests.inventory.helpers import QUICK, Watched, bare_card, management, tree, watching, write
+from tests.inventory.helpers import (
+    QUICK,
+    READINGS,
+    Watched,
+    bare_card,
+    management,
+    tree,
+    watching,
+    write,
+)
 
 HEALTHY, UNHEALTHY, UNKNOWN = State.HEALTHY, State.UNHEALTHY, State.UNKNOWN
 
@@ -44,10 +55,16 @@ def root(tmp_path: Path) -> Iterator[Path]:
         simulator.apply_fault(root, card.spec.name, "ok")
 
 
+@pytest.fixture(autouse=True)
+def each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change is a Snapshot of its own."""
+    monkeypatch.setattr(inventory, "_TOGETHER", 0.0)
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which a read hangs: they wait for the deadline several times."""
-    monkeypatch.setattr(inventory, "READ_DEADLINE", 0.2)
+    monkeypatch.setattr(worker, "READ_DEADLINE", 0.2)
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +145,7 @@ async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path)
         assert state.health.reason.endswith("above 90 °C")
         watched.fault("npu0", "ok")
         await watched.card("npu0", HEALTHY)
-        watched.settings = QUICK  # and without a limit it is nobody's business
+        watched.settings.publish(QUICK)  # and without a limit it is nobody's business
         watched.fault("npu0", "hot")
         await watched.looks(5)
         assert watched.record.value.cards[0].health.state is HEALTHY
@@ -139,7 +156,7 @@ async def test_a_policy_is_followed_while_it_runs(root: Path) -> None:
         w.fault("npu0", "dead")
         await w.looks(3)
         assert w.record.value.cards[0].health.state is HEALTHY
-        w.settings = replace(QUICK, policy=health.Policy(failures=1))
+        w.settings.publish(replace(QUICK, policy=health.Policy(failures=1)))
         await w.card("npu0", UNHEALTHY)
 
 
@@ -291,13 +308,15 @@ def test_a_process_can_end_while_a_read_hangs(root: Path) -> None:
         from pathlib import Path
         from npu_agent import simulator
         from npu_agent.vendors.furiosa.sysfs import Furiosa
-        from npu_agent.inventory.inventory import Inventory, Settings
+        from npu_agent.feed import Feed
+        from npu_agent.inventory.inventory import Inventory
+        from npu_agent.inventory.watch import Settings
 
         root = Path(sys.argv[1])
         logging.disable()
 
         async def main():
-            inventory = Inventory([Furiosa(root)], lambda: Settings(health_interval=0.02))
+            inventory = Inventory([Furiosa(root)], Feed(Settings(health_interval=0.02)))
             running = asyncio.create_task(inventory.run())
             async for snapshot in inventory.snapshots.watch():
                 if snapshot.complete:
@@ -381,7 +400,7 @@ async def test_another_card_behind_the_same_entry_has_a_health_of_its_own(root: 
     async with watching(root) as watched:
         watched.fault("npu0", "dead")
         old = await watched.card("npu0", UNHEALTHY)
-        watched.settings = replace(QUICK, policy=health.Policy(recoveries=10**9))
+        watched.settings.publish(replace(QUICK, policy=health.Policy(recoveries=10**9)))
         entry = management(root, 0)
         write(entry / "alive", "1\n")
         write(entry / "device_sn", "")  # the new card has no serial, and gets none of the old
@@ -399,7 +418,7 @@ async def test_a_driver_reload_between_two_looks_does_not_flicker(
         watched.fault("npu0", "dead")
         fenced = await watched.card("npu0", UNHEALTHY)
         watched.record.all.clear()
-        watched.settings = replace(QUICK, policy=health.Policy(recoveries=10**9))
+        watched.settings.publish(replace(QUICK, policy=health.Policy(recoveries=10**9)))
         fresh = management(root, 0).with_name("fresh")
         shutil.copytree(management(root, 0), fresh)
         write(fresh / "alive", "1\n")
@@ -486,9 +505,14 @@ async def test_a_change_is_confirmed_at_the_next_look_and_not_an_interval_later(
             card = super().identify(entry)
             return replace(card, firmware_version="2.0") if self.updated else card
 
+    class Rare(Feed[Settings]):
+        @property
+        def value(self) -> Settings:
+            return replace(QUICK, interval=3600 if host.updated else 0.01)
+
     host = Updated(root)
     watched = Watched(root, host)
-    watched.inventory._settings = lambda: replace(QUICK, interval=3600 if host.updated else 0.01)
+    watched.inventory._settings = Rare(QUICK)
     running = asyncio.create_task(watched.inventory.run())
     await watched.looks(2)
     host.updated = True
@@ -549,7 +573,7 @@ async def test_a_search_that_fails_takes_no_card_away(
         await watched.card("npu0", UNHEALTHY)
         host.blind = False
         await watched.until(lambda s: s.odd == ())
-    assert "looking for cards works again" in caplog.messages
+    assert "the search for cards works again" in caplog.messages
 
 
 # What cores do.
@@ -607,7 +631,7 @@ async def showed(watched: Watched, condition: Callable[[tuple[float | None, ...]
 
 async def test_load_shows_in_the_next_reading_and_ends_with_it(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
-    async with watching(root) as watched:
+    async with watching(root, settings=READINGS) as watched:
         assert utilizations(watched.record.value) == (0, 0)
         watched.fault("npu0", "busy")
         await watched.looks(2)
@@ -623,7 +647,7 @@ async def test_load_shows_in_the_next_reading_and_ends_with_it(tmp_path: Path) -
 
 async def test_two_containers_on_one_card_are_told_apart(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
-    async with watching(root) as watched:
+    async with watching(root, settings=READINGS) as watched:
         watched.fault("npu0", "busy-one")
         await watched.looks(2)
         simulator.tick(root)
@@ -632,7 +656,7 @@ async def test_two_containers_on_one_card_are_told_apart(tmp_path: Path) -> None
 
 async def test_a_device_that_was_reset_shows_no_load_of_that_time(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
-    async with watching(root) as watched:
+    async with watching(root, settings=READINGS) as watched:
         watched.fault("npu0", "busy")
         await watched.looks(2)
         watched.record.all.clear()
@@ -668,7 +692,7 @@ async def test_counters_that_wrap_are_looked_at_between_two_readings(
 async def test_counters_are_looked_at_while_looks_at_health_are_rare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(watch, "LONGEST_PAUSE", 0.02)
     root = tree(tmp_path / "host", "warboy=1")
     simulator.apply_fault(root, "npu0", "busy")
     host = Counted(root)
@@ -683,7 +707,7 @@ async def test_counters_that_hang_fence_the_card_alone(
     root: Path, monkeypatch: pytest.MonkeyPatch, rare: bool
 ) -> None:
     """Looked at in one go with whether the card works, and while it rests between two looks."""
-    monkeypatch.setattr(inventory, "LONGEST_PAUSE", 0.02 if rare else 2.0)
+    monkeypatch.setattr(watch, "LONGEST_PAUSE", 0.02 if rare else 2.0)
     monkeypatch.setattr(utilization, "LONGEST_PAUSE", 0.0)
     simulator.apply_fault(root, "npu0", "busy")
     settings = replace(QUICK, telemetry_interval=3600, health_interval=0.5 if rare else 0.01)
@@ -703,7 +727,7 @@ async def test_another_card_has_none_of_the_load_of_the_one_before(tmp_path: Pat
     root = tree(tmp_path / "host", "warboy=1")
     simulator.apply_fault(root, "npu0", "busy")
     host = Swapping(root)
-    async with watching(root, host) as watched:
+    async with watching(root, host, READINGS) as watched:
         await showed(watched, lambda found: found == (50, 50))
         watched.record.all.clear()
         host.swapped = True

@@ -6,15 +6,15 @@ import asyncio
 import time
 
 from npu_agent.outputs.deviceplugin.counts import Histogram
+from npu_agent.ticks import until_tick
 
-_EVERY = 0.5
-"""Seconds. At the moments at which the cards are looked at, which a glance at the lag should see;
-so it wakes nobody of its own (`npu_agent.inventory.inventory`)."""
+_EVERY = 1.0
+"""Seconds, at the moments of other periodic work: so it costs no wake-up of its own."""
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class LoopLag:
-    """Measures twice a second how much later than asked for the loop gets round to something.
+    """Measures once a second how much later than asked for the loop gets round to something.
 
     A histogram and not the worst since the last scrape: it serves any number of scrapers, and
     nothing is lost when one scrape is.
@@ -27,7 +27,6 @@ class LoopLag:
     async def run(self) -> None:
         """Measures until cancelled."""
         while True:
-            now = time.monotonic()
-            due = now + _EVERY - now % _EVERY
-            await asyncio.sleep(due - now)
+            due = time.monotonic() + until_tick(_EVERY)
+            await asyncio.sleep(due - time.monotonic())
             self.seconds.add(max(0.0, time.monotonic() - due))
