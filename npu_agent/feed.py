@@ -1,7 +1,8 @@
 """Feed: the latest value of something, for many readers.
 
-The one way values travel between the parts of the agent. A reader that is slow skips values and
-never queues them, so that no part can hold up another.
+The one way values travel between the parts of the agent. A slow reader skips values instead of
+queueing them, so that no part can hold up another. A part that needs something computed from a
+value, or one piece of it, gets a derived feed: `Feed.map`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Feed(Generic[T]):
@@ -25,6 +27,8 @@ class Feed(Generic[T]):
         self._value = value
         self._changed = asyncio.Event()
         self._closed = False
+        self._derived: list[Callable[[], None]] = []
+        """Each brings one derived feed up to date."""
 
     @property
     def value(self) -> T:
@@ -33,29 +37,49 @@ class Feed(Generic[T]):
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set once the value of now is no longer the latest; each value has an event of its own."""
+        """Set when the present value is replaced; each value has an event of its own."""
         return self._changed
 
     def publish(self, value: T) -> bool:
-        """Makes `value` the latest one. An equal value changes nothing; returns whether it did."""
-        if value == self._value:
+        """Makes `value` the latest one; an equal value is no change. Returns whether it changed."""
+        if value is self._value or value == self._value:
             return False
         self._value = value
-        self._wake()
+        self._update()
         return True
 
     def close(self) -> None:
-        """Ends every `watch`, now and later. The value stays readable."""
+        """Ends every `watch`, now and later, of derived feeds too. The value stays readable."""
         self._closed = True
-        self._wake()
+        self._update()
+
+    def map(self, function: Callable[[T], U]) -> Feed[U]:
+        """A feed of `function` of this feed's value, which changes only when the result does.
+
+        The result is computed within `publish`, before any reader runs: whoever reads both feeds
+        finds values that belong together, and nobody is woken for an equal result. `function` must
+        be pure and quick, and must not raise. A derived feed lives as long as this one: derive
+        where the parts are put together, not over and over. Nothing else publishes to it.
+        """
+        derived: Feed[U] = Feed(function(self._value))
+
+        def update() -> None:
+            derived.publish(function(self._value))
+            if self._closed:
+                derived.close()
+
+        self._derived.append(update)
+        if self._closed:
+            derived.close()
+        return derived
 
     async def watch(self) -> AsyncIterator[T]:
-        """Yields the value of now, then each newer one; ends when the feed is closed."""
+        """Yields the present value, then each newer one; ends when the feed is closed."""
         nothing = object()
         seen: object = nothing
         while not self._closed:
             # Taken before the value is read: a publish during the reader's work sets this very
-            # event, so that the wait below returns at once and nothing is missed.
+            # event, so that the wait below returns immediately and nothing is missed.
             changed = self._changed
             if self._value is not seen:
                 seen = self._value
@@ -63,7 +87,9 @@ class Feed(Generic[T]):
             else:
                 await changed.wait()
 
-    def _wake(self) -> None:
+    def _update(self) -> None:
+        for update in self._derived:
+            update()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -71,7 +97,7 @@ class Feed(Generic[T]):
 async def changes_of(*feeds: Feed[Any]) -> AsyncIterator[None]:
     """Yields at the start, and again after any of `feeds` has changed; never ends by itself.
 
-    The reader looks at the feeds' values: changes that come while it is at work are one change.
+    The reader reads the feeds' values: changes that come while it is busy count as one change.
     """
     while True:
         changed = [feed.changed for feed in feeds]

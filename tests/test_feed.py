@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from npu_agent.feed import Feed
+from npu_agent.feed import Feed, changes_of
 
 
 async def collect(feed: Feed[int], into: list[int]) -> None:
@@ -131,3 +131,70 @@ async def test_a_reader_may_stop_and_another_may_start() -> None:
     assert await first(feed.watch()) == 0
     feed.publish(1)
     assert await first(feed.watch()) == 1
+
+
+async def test_a_derived_feed_has_what_its_source_has_whenever_it_is_read() -> None:
+    feed = Feed((1, "a"))
+    number = feed.map(lambda value: value[0])
+    doubled = number.map(lambda value: 2 * value)
+    assert (number.value, doubled.value) == (1, 2)
+    feed.publish((2, "b"))
+    feed.publish((3, "c"))  # nobody has read in between
+    assert (number.value, doubled.value) == (3, 6)
+    feed.publish((1, "a"))
+    assert (number.value, doubled.value) == (1, 2)
+
+
+async def test_readers_of_a_derived_feed_are_woken_only_when_its_value_changes() -> None:
+    feed = Feed((1, "a"))
+    number = feed.map(lambda value: [value[0]])
+    found: list[int] = []
+
+    async def read() -> None:
+        async for value in number.watch():
+            found.extend(value)
+
+    reader = asyncio.create_task(read())
+    await turns()
+    first, changed = number.value, number.changed
+    feed.publish((1, "b"))
+    await turns()
+    assert number.value is first
+    assert not changed.is_set()
+    assert found == [1]
+    feed.publish((2, "b"))
+    assert changed.is_set()
+    await turns()
+    assert found == [1, 2]
+    feed.publish((3, "b"))
+    feed.publish((2, "c"))  # back before the reader ran
+    await turns()
+    assert found[2:] in ([], [2])  # never the 3 that has gone
+    feed.close()
+    async with asyncio.timeout(30):
+        await reader
+
+
+async def test_changes_of_derived_feeds_are_seen_even_during_the_readers_work() -> None:
+    feed = Feed((1, "a"))
+    number, letter = feed.map(lambda value: value[0]), feed.map(lambda value: value[1])
+    changes = changes_of(number, letter)
+    await anext(changes)
+    feed.publish((2, "b"))  # both change: one change
+    async with asyncio.timeout(30):
+        await anext(changes)
+    following = asyncio.ensure_future(anext(changes))
+    await turns()
+    assert not following.done()
+    feed.publish((2, "c"))
+    async with asyncio.timeout(30):
+        await following
+
+
+async def test_a_feed_derived_from_a_closed_one_is_closed() -> None:
+    feed = Feed(1)
+    early = feed.map(str)
+    feed.close()
+    assert [value async for value in early.watch()] == []
+    assert [value async for value in feed.map(str).watch()] == []
+    assert early.value == "1"
