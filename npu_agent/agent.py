@@ -83,7 +83,7 @@ class Agent:
         self._hostname = node_name or platform.node()
         self._wanted: Feed[Wanted] = Feed(self._wants(config))
         self.publisher = Publisher(
-            snapshots=self.inventory.snapshots,
+            snapshots=self.inventory.hardware,
             wanted=self._wanted,
             pod_resources=self.pod_resources,
             directory=directory,
@@ -95,7 +95,7 @@ class Agent:
             config.labels.output, api=self._api, node_name=node_name, host_root=host_root
         )
         self.labeller = output and Labeller(
-            snapshots=self.inventory.snapshots,
+            snapshots=self.inventory.hardware,
             sets=self._sets,
             resync=lambda: self._config.labels.resync,
             output=output,
@@ -105,7 +105,7 @@ class Agent:
         self.events = Events(
             api=self._api,
             node_name=node_name,
-            snapshots=self.inventory.snapshots,
+            snapshots=self.inventory.hardware,
             configs=self.poller.states,
             wanted=lambda: self._config.events,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -252,7 +252,11 @@ class Snapshot:
     """Sorted by number, then family."""
     odd: tuple[Oddity, ...] = ()
     complete: bool = False
-    """False until every card found by the first look has been read or has missed its deadline."""
+    """False until every card found by the first scan has been read or has missed its deadline."""
+
+    def without_readings(self) -> Snapshot:
+        """The same but for what changes all the time."""
+        return replace(self, cards=tuple(replace(state, reading=None) for state in self.cards))
 
 
 def identify(

@@ -24,7 +24,7 @@ log = logger(__name__)
 _CHECK_EVERY = 1.0
 """Seconds between two checks whether a thread hangs. One that does is found within this time, and
 then checked just when it has missed enough deadlines."""
-_TOGETHER = 0.05
+_TOGETHER = 0.1
 """Seconds from a change to the Snapshot: what many cards publish at a time is one Snapshot."""
 
 
@@ -53,6 +53,8 @@ class Inventory:
                 a card that is recognised keeps its ID.
         """
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
+        self.hardware = self.snapshots.map(Snapshot.without_readings)
+        """For those who need no readings: these change all the time."""
         self._vendors = tuple(vendors)
         self._settings = settings or Feed(Settings())
         self._restarts = restarts if restarts is not None else Counter()
@@ -154,8 +156,11 @@ class Inventory:
         if scan.trouble:
             odd.append(Oddity(scan.place, scan.trouble, unread=True))
         cards = tuple(view.card for view in ordered if view.card)
-        ids = identify(cards, self._known)
-        self._known = remember(self._known, cards, ids)
+        if cards == tuple(state.card for state in before.cards):
+            ids = tuple(state.id for state in before.cards)
+        else:
+            ids = identify(cards, self._known)
+            self._known = remember(self._known, cards, ids)
         after = Snapshot(
             cards=tuple(
                 CardState(id=id_, card=view.card, health=view.health, reading=view.reading)
