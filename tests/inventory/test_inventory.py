@@ -1,6 +1,7 @@
 """Scenarios on a living tree: what becomes of the Snapshot. Conditions are awaited, never slept."""
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -917,6 +918,187 @@ async def test_read_once_fails_if_the_inventory_does(
     async with asyncio.timeout(30):
         with pytest.raises(ExceptionGroup):
             await read_once([Furiosa(root)])
+
+
+# Threads.
+
+
+def threads() -> list[str]:
+    return sorted(thread.name for thread in readers())
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_path: Path) -> None:
+    async with watching(root) as watched:
+        before = threads()
+        entry = management(root, 0)
+        pipes = []
+        for number in range(3):
+            write(entry / "alive", None)
+            os.mkfifo(entry / "alive")
+            pipes.append(tmp_path / f"pipe{number}")
+            os.link(entry / "alive", pipes[-1])  # or nobody could release the read again
+            fenced = await watched.card("npu0", UNHEALTHY)
+            assert fenced.health.reason == "no answer within 0.2 s"
+            fresh = entry.with_name("fresh")
+            fresh.mkdir()
+            for file in entry.iterdir():
+                if file.name != "alive":
+                    shutil.copy(file, fresh)
+            write(fresh / "alive", "1\n")
+            shutil.rmtree(entry)
+            fresh.rename(entry)
+            found = entry.stat().st_ino
+            await until(lambda found=found: watched_inode(watched.inventory, "npu0") == found)
+            assert threads() == before
+            release(pipes[-1], "1\n")
+            await watched.card("npu0", HEALTHY)
+        assert threads() == before
+
+
+def watched_inode(inventory: Inventory, name: str) -> int | None:
+    entries = [watch.entry for watch in inventory._watches.values()]
+    return next((entry.inode for entry in entries if entry and entry.name == name), None)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_hung_card_that_goes_and_returns_has_the_thread_it_had(
+    root: Path, tmp_path: Path
+) -> None:
+    async with watching(root) as watched:
+        before = threads()
+        entry, away = management(root, 0), tmp_path / "away"
+        write(entry / "alive", None)
+        os.mkfifo(entry / "alive")
+        await watched.card("npu0", UNHEALTHY)
+        entry.rename(away)
+        await watched.names("npu1")
+        assert threads() == before  # it still hangs
+        away.rename(entry)
+        await watched.until(lambda s: s.odd != ())
+        assert threads() == before
+        release(entry / "alive", "1\n")
+        await watched.card("npu0", HEALTHY)
+        assert threads() == before
+
+
+async def test_a_thread_that_the_system_refuses_takes_no_card_away(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "npu-warboy-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        async with watching(root) as watched:
+            first = watched.record.all[0]
+            assert (names(first), [odd.reason for odd in first.odd]) == (
+                ("npu0",),
+                ["can't start new thread"],
+            )
+            patched.undo()
+            both = await watched.names("npu0", "npu1")
+            assert both.odd == ()
+
+
+@pytest.mark.parametrize("verb", ["probe", "identify", "read"])
+async def test_limits_of_our_own_fence_no_card(
+    root: Path, verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Limited(Furiosa):
+        tries: int | None = None
+
+        def limited(self) -> None:
+            if self.tries is not None:
+                self.tries += 1
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/sys/class")
+
+        def probe(self, entry: Entry) -> Probe:
+            if verb == "probe":
+                self.limited()
+            return super().probe(entry)
+
+        def identify(self, entry: Entry) -> Card:
+            if verb == "identify":
+                self.limited()
+            return super().identify(entry)
+
+        def read(self, entry: Entry, card: Card) -> Reading:
+            if verb == "read":
+                self.limited()
+            return super().read(entry, card)
+
+    host = Limited(root)
+    async with watching(root, host, replace(QUICK, policy=health.Policy(failures=1))) as watched:
+        before = watched.record.value
+        host.tries = 0
+        await until(lambda: (host.tries or 0) > 10)
+        host.tries = None
+        await watched.looks(2)
+        assert {tuple(c.health for c in s.cards) for s in watched.record.all} == {
+            tuple(c.health for c in before.cards)
+        }
+    assert caplog.messages.count("the agent cannot read cards for now") == 2  # once for each card
+
+
+async def test_the_loop_is_woken_by_changes_and_once_a_second(root: Path) -> None:
+    """However often threads probe, and though one fails each time."""
+    settings = replace(QUICK, telemetry_interval=3600)
+    async with watching(root, settings=settings) as watched:
+        watched.fault("npu0", "unreadable")
+        await watched.card("npu0", UNHEALTHY)
+        rounds = 0
+        publish = watched.inventory._publish
+
+        def counted(scan: object) -> None:
+            nonlocal rounds
+            rounds += 1
+            publish(scan)  # type: ignore[arg-type]
+
+        watched.inventory._publish = counted  # type: ignore[method-assign]
+        failed = watched.inventory.failures["warboy", "npu0", "refused"]
+        await until(lambda: watched.inventory.failures["warboy", "npu0", "refused"] > failed + 100)
+        assert rounds <= 20
+
+
+# IDs.
+
+
+async def test_a_known_card_keeps_its_id_when_another_one_claims_it(root: Path) -> None:
+    async with watching(root) as watched:
+        known = watched.record.value.cards[0]
+        simulator.make(root, simulator.parse_cards("warboy=3"))
+        await watched.names("npu0", "npu1", "npu2")
+        new = watched.record.value.cards[2]
+        write(management(root, 2) / "device_uuid", known.id)
+        after = await watched.until(lambda s: s.cards[2].id != new.id)
+        assert after.cards[0].id == known.id
+        assert after.cards[2].id == new.card.serial
+
+
+async def test_a_card_that_was_known_before_keeps_its_id(root: Path) -> None:
+    before = (await read_once([Furiosa(root)])).cards[0]
+    write(management(root, 0) / "device_uuid", None)
+    known = {before.id: before.card.identities}
+    inventory = Inventory([Furiosa(root)], known=known)
+    running = asyncio.create_task(inventory.run())
+    async for snapshot in inventory.snapshots.watch():
+        if snapshot.complete:
+            break
+    running.cancel()
+    await asyncio.wait([running])
+    assert snapshot.cards[0].id == before.id
+    assert snapshot.cards[0].card.uuid is None
 
 
 # What the room needs.
