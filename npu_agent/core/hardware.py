@@ -1,7 +1,7 @@
 """What the rest of the agent knows of hardware: frozen values, no I/O.
 
 Words: a card is one physical NPU (``npu0``); a core is one processing element (PE) of it; a reading
-is one look at a card's telemetry. A device, what the kubelet sees, is the plugin's word: see
+is a card's telemetry at one moment. A device, what the kubelet sees, is the plugin's word: see
 `npu_agent.core.offer`.
 """
 
@@ -150,13 +150,13 @@ class Sensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreReading:
-    """One look at one core; None where the driver does not say."""
+    """One core at one moment; None where the driver does not say."""
 
     core: int
     """Counted from 0."""
     utilization: float | None = None
     """Per cent of its cycles spent on tasks since the reading before, 0 to 100; 0 when it was not
-    in use. None before there is a second look."""
+    in use. None before there is a second one."""
     frequency: int | None = None
     """MHz."""
     cycles: int | None = None
@@ -174,7 +174,7 @@ class CoreReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One look at a card's telemetry. What could not be read is left out, never guessed."""
+    """A card's telemetry at one moment. What could not be read is left out, never guessed."""
 
     at: float
     """When, in seconds of `time.monotonic`."""

@@ -101,6 +101,8 @@ class Watch(Worker):
         self._crashed = crashed
         self._entry: Entry | None = entry
         self._ended = False
+        self._reading = False
+        """Whether a reading is under way, and the log does not know that it hangs."""
         self._limited = False
         """Whether our own limits keep it from reading, which the log knows of."""
 
@@ -146,6 +148,9 @@ class Watch(Worker):
                 return None
             if missed:
                 self._failures[entry.family, entry.name, "hung"] += missed
+            if missed and self._reading:
+                self._reading = False
+                log.warning("telemetry hangs", card=entry.name, error=no_answer())
             if view.card is None or course is None:
                 self.view = _not_served(entry, no_answer()) if missed else view
                 return None if missed or view.probed else due
@@ -182,6 +187,7 @@ class Watch(Worker):
         self._known: Card | None = None  # read at this very entry, not at one before it
         self._proposed: Card | None = None
         self._new = True
+        self._reading = False
         self._identify_at = self._read_at = 0.0
         self._meter = Meter(wraps=entry is not None and entry.counters_wrap)
         return entry
@@ -200,8 +206,10 @@ class Watch(Worker):
                 often = settings.policy.max_temperature is not None
                 pause = settings.telemetry_interval - settings.health_interval / 2
                 self._read_at = now + (0 if often else pause)  # in time for the probe due then
+                self._reading = True
                 reading = self._ask(entry, self._vendor.read, self._known)
-                cores = self._meter.told(reading.cores, reading.at)
+                self._reading = False
+                cores = self._meter.measured(reading.cores, reading.at)
                 view = replace(self.view, reading=replace(reading, cores=cores), probed=True)
                 self._show(entry, view)
             self._limited = False

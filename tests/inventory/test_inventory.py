@@ -11,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -273,13 +274,16 @@ def release(pipe: Path, content: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_telemetry_that_hangs_fences_too(root: Path) -> None:
+async def test_telemetry_that_hangs_fences_too(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with watching(root) as watched:
         watched.record.all.clear()
         pipe = management(root, 0) / "heartbeat"
         pipe.unlink()
         os.mkfifo(pipe)
         await watched.card("npu0", UNHEALTHY)
+        assert caplog.messages.count("telemetry hangs") == 1
         release(pipe, "99\n")
         await watched.card("npu0", HEALTHY)
         assert {s.cards[1].health.state for s in watched.record.all} == {HEALTHY}
@@ -949,16 +953,16 @@ async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_pat
             shutil.rmtree(entry)
             fresh.rename(entry)
             found = entry.stat().st_ino
-            await until(lambda found=found: watched_inode(watched.inventory, "npu0") == found)
+            await until(partial(moved, watched.inventory, found))
             assert threads() == before
             release(pipes[-1], "1\n")
             await watched.card("npu0", HEALTHY)
         assert threads() == before
 
 
-def watched_inode(inventory: Inventory, name: str) -> int | None:
+def moved(inventory: Inventory, inode: int) -> bool:
     entries = [watch.entry for watch in inventory._watches.values()]
-    return next((entry.inode for entry in entries if entry and entry.name == name), None)
+    return any(entry.inode == inode for entry in entries if entry)
 
 
 async def until(condition: Callable[[], bool]) -> None:

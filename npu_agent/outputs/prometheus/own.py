@@ -217,7 +217,7 @@ DEFINITIONS: tuple[Definition[Own], ...] = (
     Definition(
         name="npu_agent_loop_lag_seconds",
         kind="histogram",
-        help="Seconds that the event loop was late, looked at twice a second.",
+        help="Seconds that the event loop was late, measured once a second.",
         samples=lambda own: [(NONE, own.lag)],
     ),
     Definition(

@@ -174,10 +174,10 @@ class Furiosa:
         return parts[roots[-1] : -1] if roots else ()
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
-        """Which of the card's nodes exist. Only looked at, never opened: opening takes the core.
+        """Which of the card's nodes exist. A stat, never an open: opening takes the core.
 
         Whatever comes or goes in a directory changes its time, so the last answer holds as long as
-        that stays the same: one look at a directory instead of 35 at nodes, twice a second.
+        that stays the same: one stat of a directory instead of 35 of nodes, twice a second.
         """
         family = self._families[entry.family]
         directory = f"{self._dev}/{family.dev_dir}"
@@ -216,7 +216,7 @@ _Figures = tuple[int, int]
 
 
 class _CoreFiles:
-    """One look at the cores of a card; each file is read once, and only if it matters.
+    """The files of a card's cores at one moment; each file is read once, and only if it matters.
 
     A container that holds fused cores has its figures in the entry of the fused cores, while those
     of the single ones tell that they are free. So a core's figures are those of the narrowest entry
