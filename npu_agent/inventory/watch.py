@@ -91,7 +91,7 @@ class Watch(Worker):
             crashed: called on the thread, with the watch's name, after a fault of our own.
             before: an earlier watch of the place: what it knew stands until the thread knows more.
         """
-        super().__init__(f"npu-{entry.family}-{entry.index}", entry.index + 1)
+        super().__init__(f"npu-{entry.family}-{entry.index}")
         self.view: View = before.view if before else View()
         self._course: health.Course | None = before._course if before else None  # noqa: SLF001
         self._vendor = vendor
@@ -230,6 +230,7 @@ class Watch(Worker):
         self._known, self._proposed = _agreed(before, self._proposed, found)
         if before is None or not before.same_as(self._known):
             self._new, self._meter = True, Meter(wraps=entry.counters_wrap)
+            self._read_at = 0.0
         self._identify_at = 0.0 if self._proposed else now + settings.interval
         return None
 

@@ -13,9 +13,6 @@ READ_DEADLINE = 0.5
 """Seconds that a driver may take to answer. With the default health settings, a card that hangs is
 fenced within 1.5 s of its last good answer."""
 
-_APART = 0.003
-"""Seconds between two workers; a probe takes a tenth of it."""
-
 
 def no_answer() -> str:
     """The reason while a read hangs: always the same, as it is shown, and compared."""
@@ -28,9 +25,8 @@ class Worker:
     What both threads write is guarded by `lock`, for moments only: never while a driver is asked.
     """
 
-    def __init__(self, name: str, place: int = 0) -> None:
-        """`name` is the thread's, seen in stack dumps; `place` its place in a round of probes."""
-        self._offset = place % 16 * _APART
+    def __init__(self, name: str) -> None:
+        """`name` is the thread's, seen in stack dumps."""
         self.lock = threading.Lock()
         self._asked_at: float | None = None
         self._missed = 0
@@ -72,12 +68,11 @@ class Worker:
         raise NotImplementedError
 
     def _left(self, interval: float) -> float:
-        """Seconds until the next moment to probe, which is nearly the same for all workers.
+        """Seconds until the next moment to probe, which is the same for all workers.
 
-        So what they find becomes one Snapshot. Nearly: threads that run at the very same time wait
-        for each other at each turn (Python runs one at a time), which costs more than the work.
+        So what they find becomes one Snapshot, and an idle machine wakes up once for all of them.
         """
-        return interval - (time.monotonic() - self._offset) % interval
+        return interval - time.monotonic() % interval
 
     def _asks(self) -> None:
         """A read from a driver begins."""
