@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from tests.kube.helpers import authority, kubeconfig, serving
+from tests.kube.helpers import authority, serving
 
 
 @dataclass
@@ -18,8 +18,10 @@ class Node:
     """The Node, as far as the agent asks for it."""
 
     name: str
-    kubeconfig: Path
-    """How to get there."""
+    account: Path
+    """The service account's directory, as in a Pod."""
+    environment: dict[str, str]
+    """The variables that tell a Pod where the API server is."""
     labels: dict[str, str] = field(default_factory=dict)
     """Those that the agent has applied."""
     writes: int = 0
@@ -55,10 +57,14 @@ class Node:
 
 @asynccontextmanager
 async def node(name: str, directory: Path) -> AsyncIterator[Node]:
-    """Serves it meanwhile; certificates and a kubeconfig go to `directory`."""
+    """Serves it meanwhile; certificates and a service account go to `directory`."""
     signed = await asyncio.to_thread(authority, directory / "tls")
-    here = Node(name, directory / "kubeconfig")
+    account = directory / "serviceaccount"
+    account.mkdir()
+    (account / "token").write_text("a-token")
+    (account / "ca.crt").write_bytes(signed.ca.read_bytes())
+    here = Node(name, account, {})
     async with serving(here.answer, tls=signed.context()) as server:
-        cluster = {"certificate-authority": str(signed.ca)}
-        await asyncio.to_thread(kubeconfig, directory, server.url, cluster=cluster)
+        host, _, port = server.url.removeprefix("https://").rpartition(":")
+        here.environment.update(KUBERNETES_SERVICE_HOST=host, KUBERNETES_SERVICE_PORT=port)
         yield here

@@ -19,7 +19,8 @@ from npu_agent.core.hardware import CardState, Health, Snapshot, State
 from npu_agent.core.offer import advertise, resources
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
-from npu_agent.vendors.furiosa.families import FAMILIES, core_counts
+from npu_agent.vendors import WORDS
+from npu_agent.vendors.furiosa.families import FAMILIES
 
 
 def calls(socket: Path, method: str, request: bytes, count: int = 1000) -> str:
@@ -157,7 +158,7 @@ async def crowded() -> AsyncIterator[Figure]:
         )
         for index in range(125)
     )
-    (resource,) = resources(RESOURCE, 1, core_counts=core_counts())
+    (resource,) = resources(RESOURCE, 1, core_counts=WORDS.core_counts)
     encode.device_list(advertise(Snapshot(cards=cards, complete=True), resource))
     taken = []
     for turn in range(100):

@@ -22,6 +22,7 @@ from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 RESOURCE = "beta.furiosa.ai/npu"
 DEADLINE = 60.0
 NPU_AGENT = (sys.executable, "-m", "npu_agent")
+IN_POD = (sys.executable, "-m", "bench.pod")
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,9 @@ async def running(cards: str, *, config: str = "", alive: bool = False) -> Async
             try:
                 began = time.perf_counter()
                 arguments = ("run", "--host-root", str(root), "--config-file", str(file))
-                environment = {"NODE_NAME": here.name, "KUBECONFIG": str(here.kubeconfig)}
+                environment = {"NODE_NAME": here.name, **here.environment}
                 agent = stack.enter_context(
-                    program(*NPU_AGENT, *arguments, environment=environment)
+                    program(*IN_POD, str(here.account), *arguments, environment=environment)
                 )
                 await _told(kubelet)
                 start = time.perf_counter() - began

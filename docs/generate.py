@@ -14,8 +14,11 @@ from typing import Any
 
 from msgspec import inspect as mi
 
-from npu_agent.config.schema import KEYS, ROOT, Key, plain
+from npu_agent.config.schema import Key, plain, schema_of
 from npu_agent.config.text import as_yaml
+from npu_agent.vendors import WORDS
+
+SCHEMA = schema_of(WORDS)
 
 PAGE = Path(__file__).parent / "configuration.md"
 BEGIN = "<!-- from npu_agent/config/schema.py by `make docs`: begin -->\n"
@@ -27,9 +30,9 @@ def reference() -> str:
     lines = [
         "| key | option | type | default | applies | meaning |",
         "|---|---|---|---|---|---|",
-        *(_row(key) for key in KEYS),
+        *(_row(key) for key in SCHEMA.keys),
     ]
-    for key in KEYS:
+    for key in SCHEMA.keys:
         lines += _items(key)
     return "\n".join(lines) + "\n"
 
@@ -48,7 +51,7 @@ def _row(key: Key) -> str:
 
 def _described(key: Key) -> tuple[mi.Type, dict[str, Any]]:
     """The key's type and the notes on it, which a `Key` has only in part."""
-    kind: mi.Type = ROOT
+    kind: mi.Type = SCHEMA.root
     notes: dict[str, Any] = {}
     for attribute in key.attributes:
         assert isinstance(kind, mi.StructType)  # noqa: S101  (for the type checker)

@@ -7,7 +7,7 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from npu_agent import __version__, logs
 from npu_agent.config import Config, Effective, Poller, disabled_for
 from npu_agent.config.resources import resources_of
 from npu_agent.core import health
-from npu_agent.feed import Feed
+from npu_agent.core.state import AgentState, ResourceState, stale_after
+from npu_agent.core.vocabulary import label_sets, metric_schemas
 from npu_agent.inventory import watch
 from npu_agent.inventory.inventory import Inventory
-from npu_agent.kube import Api
+from npu_agent.kube import Api, serviceaccount
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.logs import logger
@@ -31,16 +32,12 @@ from npu_agent.outputs.labels.labeller import Labeller
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.prometheus import page
 from npu_agent.outputs.prometheus.lag import LoopLag
-from npu_agent.outputs.prometheus.own import Own
 from npu_agent.outputs.prometheus.page import Page
-from npu_agent.outputs.web import ready
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
-from npu_agent.outputs.web.status import Status, status
 from npu_agent.supervise import keep_running
-from npu_agent.vendors.furiosa.families import core_counts, widths
-from npu_agent.vendors.furiosa.sysfs import Furiosa
+from npu_agent.vendors import VENDORS, VOCABULARIES, WORDS
 
 log = logger(__name__)
 
@@ -71,17 +68,23 @@ class Agent:
         config = effective.config
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
-        self.poller = Poller(config_file, widths(), effective)
+        self.poller = Poller(config_file, WORDS, effective)
+        configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
-        self._watching: Feed[watch.Settings] = Feed(_watching(config))
-        self.inventory = Inventory([Furiosa(host_root)], self._watching, self.restarts)
+        self.inventory = Inventory(
+            [vendor(host_root) for vendor in VENDORS], configs.map(_watching), self.restarts
+        )
         self.pod_resources = PodResources(
-            socket_beside(directory), lambda: self._config.metrics.interval
+            socket_beside(directory), configs.map(lambda config: config.metrics.interval)
         )
         self._node_name = node_name
         self._hostname = node_name or platform.node()
-        self._wanted: Feed[Wanted] = Feed(self._wants(config))
+        self._wanted = configs.map(
+            lambda config: Wanted(
+                resources_of(config, WORDS.core_counts), disabled_for(config, node_name)
+            )
+        )
         self.publisher = Publisher(
             snapshots=self.inventory.hardware,
             wanted=self._wanted,
@@ -90,14 +93,13 @@ class Agent:
             cdi_root=host_root / cdi.DIRECTORY if by_cdi else None,
         )
         self._api = Api()
-        self._sets: Feed[Collection[str]] = Feed(config.labels.sets)
         output = output_of(
             config.labels.output, api=self._api, node_name=node_name, host_root=host_root
         )
         self.labeller = output and Labeller(
             snapshots=self.inventory.hardware,
-            sets=self._sets,
-            resync=lambda: self._config.labels.resync,
+            sets=configs.map(lambda config: label_sets(VOCABULARIES, config.labels.sets)),
+            resync=configs.map(lambda config: config.labels.resync),
             output=output,
             machine=partial(read_machine, host_root),
         )
@@ -107,27 +109,22 @@ class Agent:
             node_name=node_name,
             snapshots=self.inventory.hardware,
             configs=self.poller.states,
-            wanted=lambda: self._config.events,
+            wanted=configs.map(lambda config: config.events),
         )
+        self._log_settings = configs.map(lambda config: config.log)
         self._started_at = time.time()
         self._lag = LoopLag()
-        self._shown: Feed[page.Settings] = Feed(self._shows(config))
         self._page = Page(
             snapshots=self.inventory.snapshots,
-            holdings=self.pod_resources.holdings,
-            settings=self._shown,
+            assignments=self.pod_resources.holdings.map(lambda holdings: holdings.assignments),
+            settings=configs.map(partial(_page_settings, frozenset(self.publisher.devices))),
             hostname=self._hostname,
-            own=self._own,
+            state=self.state,
         )
         self._history = History(self.inventory.snapshots)
         self.server = Server(
             config.metrics.address,
-            Pages(
-                metrics=self._page.body,
-                status=self.status,
-                unready=self.unready,
-                history=self._history,
-            ),
+            Pages(metrics=self._page.body, state=self.state, history=self._history),
         )
         ownership = Ownership(directory)
         self.sessions = tuple(
@@ -155,7 +152,7 @@ class Agent:
                     ("inventory", self.inventory.run),
                     ("pod resources", self.pod_resources.run),
                     ("config", self.poller.run),
-                    ("config in force", self._follow_config),
+                    ("log settings", self._follow_log),
                     ("devices", self.publisher.run),
                     ("events", self.events.run),
                     ("metrics", self._page.run),
@@ -182,68 +179,41 @@ class Agent:
                 task.cancel()
         await self._api.close()
 
-    @property
-    def _config(self) -> Config:
-        """What is in force now."""
-        return self.poller.states.value.config
+    async def _follow_log(self) -> None:
+        """Applies what the config says of the log."""
+        applied = self._log_settings.value
+        async for wanted in self._log_settings.watch():
+            if wanted != applied:
+                applied = wanted
+                logs.setup(wanted.level, wanted.format)
 
-    async def _follow_config(self) -> None:
-        """Brings what changed in the config to where it is not asked for each time."""
-        log_config = self._config.log
-        async for state in self.poller.states.watch():
-            self._wanted.publish(self._wants(state.config))
-            self._sets.publish(state.config.labels.sets)
-            self._shown.publish(self._shows(state.config))
-            self._watching.publish(_watching(state.config))
-            if state.config.log != log_config:
-                log_config = state.config.log
-                logs.setup(log_config.level, log_config.format)
-
-    def _wants(self, config: Config) -> Wanted:
-        return Wanted(resources_of(config, core_counts()), disabled_for(config, self._node_name))
-
-    def _shows(self, config: Config) -> page.Settings:
-        return page.Settings(
-            schema=config.metrics.schema,
-            pod_labels=config.metrics.pod_labels,
-            interval=config.metrics.interval,
-            resources=frozenset(self.publisher.devices),
-        )
-
-    def status(self) -> Status:
-        """How everything stands now, for people."""
-        return status(
-            snapshot=self.inventory.snapshots.value,
-            holdings=self.pod_resources.holdings.value,
-            config=self.poller.states.value,
-            sessions=[session.status.value for session in self.sessions],
-            devices={name: feed.value for name, feed in self.publisher.devices.items()},
-            labels=self.labeller.state.value if self.labeller else None,
-            unready=self.unready(),
-            node=self._node_name,
+    def state(self) -> AgentState:
+        """How everything stands now."""
+        config, kubelet = self.poller.configs.value, self.pod_resources.holdings.value
+        wanted = self._wanted.value
+        return AgentState(
             version=__version__,
+            node=self._node_name,
+            hostname=self._hostname,
             started_at=self._started_at,
             now=time.time(),
             monotonic=time.monotonic(),
-        )
-
-    def unready(self) -> tuple[str, ...]:
-        """What keeps the agent from being ready; empty when it is."""
-        return ready.reasons(
             snapshot=self.inventory.snapshots.value,
-            wanted=self._wanted.value,
-            sessions=[session.status.value for session in self.sessions],
+            holdings=self.publisher.holdings.value,
+            assignments=kubelet.assignments,
+            assignments_error=kubelet.error,
+            resources=tuple(
+                ResourceState(session=each.status.value, counts=each.counts, devices=devices.value)
+                for each, devices in zip(
+                    self.sessions, self.publisher.devices.values(), strict=True
+                )
+            ),
+            wanted=wanted.resources,
+            disabled=wanted.disabled,
             config=self.poller.states.value,
-        )
-
-    def _own(self) -> Own:
-        return Own(
-            version=__version__,
-            hostname=self._hostname,
-            now=time.monotonic(),
-            snapshot=self.inventory.snapshots.value,
-            sessions=tuple((each.status.value, each.counts) for each in self.sessions),
-            config=self.poller.states.value,
+            stale_after=stale_after(config.metrics.interval),
+            max_temperature=config.health.max_temperature,
+            labels=self.labeller.state.value if self.labeller else None,
             restarts=self.restarts,
             lag=self._lag.seconds,
             labels_applied=self.labeller.results if self.labeller else {},
@@ -266,6 +236,15 @@ def _watching(config: Config) -> watch.Settings:
     )
 
 
+def _page_settings(resources: frozenset[str], config: Config) -> page.Settings:
+    return page.Settings(
+        schemas=metric_schemas(VOCABULARIES, config.metrics.schema),
+        pod_labels=config.metrics.pod_labels,
+        interval=config.metrics.interval,
+        resources=resources,
+    )
+
+
 async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
     """What the kubelet can hand out; None if it does not say, which `PodResources` tells of."""
     try:
@@ -285,8 +264,9 @@ async def run(
         node=node_name or "unknown (NODE_NAME is not set)",
         host_root=host_root,
         plugin_dir=config.plugin_dir,
-        resources=",".join(resource.name for resource in resources_of(config, core_counts())),
+        resources=",".join(resource.name for resource in resources_of(config, WORDS.core_counts)),
     )
+    serviceaccount.trust_only_the_cluster()
     agent = Agent(effective, host_root=host_root, node_name=node_name, config_file=config_file)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

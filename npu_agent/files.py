@@ -1,61 +1,64 @@
 """The agent's own regular files, by aiofiles: read with a bound, replaced as a whole.
 
-Each operation has a deadline, and each file a daemon thread while there is something to do for it
-(`threads.DaemonThread`): a file system that hangs holds up neither other files nor the exit.
-aiofiles takes such an executor for all but the `async with` of an open file, whose close goes to
-asyncio's default executor; so files are closed by hand here.
+Operations on one file are made one after the other, each with a deadline, on a daemon thread that
+the file has while there is something to do (`threads.DaemonThread`): a file system that hangs holds
+up neither other files nor the exit. aiofiles takes such an executor for everything but the end of
+its `async with`, which it leaves to asyncio's default executor; so that one is not used here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import secrets
 import stat
 from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 import aiofiles
 import aiofiles.os
 
 from npu_agent.threads import DaemonThread, within
 
-if TYPE_CHECKING:
-    from aiofiles.threadpool.binary import AsyncBufferedIOBase, AsyncBufferedReader
-
-T = TypeVar("T")
-
 _DEADLINE = 5.0
 """Seconds."""
+
+SIMULATION = ".npu-simulator"
+"""The directory that marks the root of a simulated tree, where plain files may stand for device
+nodes."""
 
 
 class IrregularError(OSError):
     """A directory, a pipe or a device where a regular file should be."""
 
 
-class _Threads(defaultdict[Path, DaemonThread]):
-    """One for each file that was ever used: the agent has five."""
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Who may use a file, and on which thread."""
 
-    def __missing__(self, path: Path) -> DaemonThread:
-        self[path] = thread = DaemonThread(f"npu-file-{path.name}")
-        return thread
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    thread: DaemonThread = field(default_factory=lambda: DaemonThread("npu-file"))
 
 
-_threads = _Threads()
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Path, _Turns]]
+_turns = WeakKeyDictionary()
+"""For each file that was ever used; the agent has five."""
 
 
 async def read(path: Path, most: int, *, deadline: float = _DEADLINE) -> bytes:
     """The first `most` bytes of a regular file.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
-        ValueError: `path` cannot be one.
+        OSError: it cannot be read, or is no regular file; a TimeoutError after `deadline` seconds.
+        ValueError: there can be no file of this name.
     """
-    async with within(deadline):
-        return await _read(path, most)
+    async with _turn(path, deadline) as thread:
+        return await _read(path, most, thread)
 
 
 async def replace(
@@ -71,23 +74,23 @@ async def replace(
 
     Raises:
         OSError: the directory cannot be made or written; a FileNotFoundError if there is none, and
-            `make_directory` is False.
+            `make_directory` is False; a TimeoutError after `deadline` seconds.
     """
-    async with within(deadline):
+    async with _turn(path, deadline) as thread:
         if content is None:
             with contextlib.suppress(FileNotFoundError):
-                await aiofiles.os.unlink(path, executor=_threads[path])
+                await aiofiles.os.unlink(path, executor=thread)
             return
         with contextlib.suppress(FileNotFoundError):
-            if await _read(path, len(content) + 1) == content:
+            if await _read(path, len(content) + 1, thread) == content:
                 return
         if make_directory:
-            await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=_threads[path])
-        await _replace(path, content)
+            await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=thread)
+        await _replace(path, content, thread)
 
 
-def regular(path: str, flags: int) -> int:
-    """Opens a regular file, as an `opener` for `open`; new ones are for everybody to read.
+def regular(path: Path, flags: int) -> int:
+    """Opens a regular file; a new one is for everybody to read. Returns its descriptor.
 
     Raises:
         OSError: it cannot be opened; an IrregularError if it is something else.
@@ -98,40 +101,82 @@ def regular(path: str, flags: int) -> int:
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-        raise IrregularError(errno.EINVAL, f"this is {what}", path)
+        raise IrregularError(errno.EINVAL, f"this is {what}", str(path))
     if flags & os.O_CREAT:
         os.fchmod(descriptor, 0o644)  # whatever the umask: readers are not root
     return descriptor
 
 
-async def _read(path: Path, most: int) -> bytes:
-    thread = _threads[path]
-    file = await aiofiles.open(path, "rb", opener=regular, executor=thread)
-    return await _closing(file, file.read(most), thread)
+def content(path: Path, most: int) -> bytes | None:
+    """The first `most` bytes of a regular file; None if there is no such file. May block.
+
+    Raises:
+        OSError: it cannot be read; an IrregularError if it is something else.
+    """
+    try:
+        descriptor = regular(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(most)
 
 
-async def _replace(path: Path, content: bytes) -> None:
-    thread = _threads[path]
+@contextlib.asynccontextmanager
+async def _turn(path: Path, deadline: float) -> AsyncIterator[DaemonThread]:
+    turns = _turns.setdefault(asyncio.get_running_loop(), defaultdict(_Turns))[path]
+    async with within(deadline), turns.lock:
+        yield turns.thread
+
+
+@contextlib.asynccontextmanager
+async def _opened(path: Path, flags: int, thread: DaemonThread) -> AsyncIterator[int]:
+    opened: list[int] = []
+    try:
+        await asyncio.get_running_loop().run_in_executor(
+            thread, lambda: opened.append(regular(path, flags))
+        )
+        yield opened[0]
+    finally:
+        # In its turn, and not awaited: whoever gives up on a hang does not wait for its end, and
+        # what was opened only after that is closed too.
+        thread.submit(_close, opened)
+
+
+def _close(descriptors: list[int]) -> None:
+    for each in descriptors:
+        os.close(each)
+
+
+async def _read(path: Path, most: int, thread: DaemonThread) -> bytes:
+    async with _opened(path, os.O_RDONLY, thread) as descriptor:
+        file = await aiofiles.open(descriptor, "rb", closefd=False, executor=thread)
+        return await file.read(most)
+
+
+async def _replace(path: Path, content: bytes, thread: DaemonThread) -> None:
     # Hidden, and with an ending of its own: some readers take every *.json of a directory. Random,
     # as the two agents of a rolling update may both be process 1 of their containers.
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        file = await aiofiles.open(unfinished, "xb", opener=regular, executor=thread)
-        await _closing(file, file.write(content), thread)
+        await _write(unfinished, content, thread)
         await aiofiles.os.replace(unfinished, path, executor=thread)
     except BaseException:
-        thread.submit(unfinished.unlink, missing_ok=True)
+        thread.submit(unfinished.unlink, missing_ok=True)  # in its turn, too
         raise
 
 
-async def _closing(
-    file: AsyncBufferedIOBase | AsyncBufferedReader, operation: Awaitable[T], thread: DaemonThread
-) -> T:
-    """Awaits an operation on an open file and closes it."""
-    try:
-        result = await operation
-        await file.close()
-    except BaseException:
-        thread.submit(file.raw.close)  # in its turn: whoever gave up on a hang does not wait for it
-        raise
-    return result
+def is_device(path: Path, root: Path) -> bool:
+    """Whether this is a character device, or what stands for one if `root` is a simulated tree.
+
+    Raises:
+        OSError: there is nothing, or this user may not see it.
+    """
+    mode = path.stat().st_mode
+    return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and (root / SIMULATION).is_dir())
+
+
+async def _write(path: Path, content: bytes, thread: DaemonThread) -> None:
+    async with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, thread) as descriptor:
+        file = await aiofiles.open(descriptor, "wb", buffering=0, closefd=False, executor=thread)
+        if await file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

@@ -10,35 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from functools import partial
-from io import IOBase
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class _Call(Future[T]):
-    """A call on its way. A file that it opens when nobody waits any more is closed."""
-
-    given_up = False
-
-    def cancel(self) -> bool:
-        """Called when whoever waits gives up, which a call that runs does not notice."""
-        self.given_up = True
-        return super().cancel()
-
-    def run(self, function: Callable[[], T]) -> None:
-        """On the thread."""
-        if not self.set_running_or_notify_cancel():
-            return
-        try:
-            result = function()
-        except BaseException as error:  # the caller's to handle
-            self.set_exception(error)
-            return
-        if self.given_up and isinstance(result, IOBase):
-            result.close()
-        self.set_result(result)
 
 
 class DaemonThread(Executor):
@@ -54,14 +29,14 @@ class DaemonThread(Executor):
         """`name` is the thread's, seen in stack dumps."""
         self._name = name
         self._lock = threading.Lock()
-        self._calls: deque[tuple[_Call[Any], Callable[[], Any]]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._runs = False
 
     def submit(
         self, function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs
     ) -> Future[T]:
         """See `concurrent.futures.Executor`."""
-        future: _Call[T] = _Call()
+        future: Future[T] = Future()
         with self._lock:
             waiting = (call for call in self._calls if not call[0].cancelled())
             self._calls = deque([*waiting, (future, partial(function, *arguments, **named))])
@@ -86,7 +61,11 @@ class DaemonThread(Executor):
                     self._runs = False
                     return
                 future, function = self._calls.popleft()
-            future.run(function)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:  # the caller's to handle
+                    future.set_exception(error)
             del future, function  # not kept until the next call
 
 

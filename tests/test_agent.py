@@ -1,33 +1,37 @@
 """The whole agent between a simulated driver tree and the stand-in for the kubelet."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
+import msgspec
 import pytest
 
 from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.config import (
-    Config,
     DisabledDevice,
     Effective,
     HealthConfig,
     MetricsConfig,
     ResourceSpec,
+    default_config,
     load,
 )
 from npu_agent.config.resources import resources_of
+from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
-from npu_agent.vendors.furiosa.families import core_counts, widths
+from npu_agent.vendors import WORDS
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
 from tests.processes import Process, started
@@ -60,9 +64,11 @@ class Node:
             "metrics": MetricsConfig(listen="127.0.0.1:0"),
             "plugin_dir": str(self.plugins),
         }
-        effective = Effective(Config(**{**settings, **config}), {})
+        effective = Effective(
+            msgspec.structs.replace(default_config(WORDS), **{**settings, **config}), {}
+        )
         if config_file:
-            effective = load(config_file, widths())
+            effective = load(config_file, WORDS)
         agent = Agent(
             effective, host_root=self.root, node_name="this-node", config_file=config_file
         )
@@ -179,12 +185,14 @@ async def test_host_without_cards_registers_nothing_until_one_comes(node: Node) 
 
 def test_resources_of_a_config() -> None:
     spec = ResourceSpec(name="furiosa.ai/rngd", family="rngd")
-    single = Config(default_pe="Single", resource_name="a.b/c", resources=(spec,))
-    assert [(r.name, r.widths) for r in resources_of(single, core_counts())] == [
+    single = msgspec.structs.replace(
+        default_config(WORDS), default_pe="Single", resource_name="a.b/c", resources=(spec,)
+    )
+    assert [(r.name, r.widths) for r in resources_of(single, WORDS.core_counts)] == [
         ("furiosa.ai/rngd", (("rngd", 1),)),
         ("a.b/c", (("warboy", 1),)),
     ]
-    assert [(r.name, r.widths) for r in resources_of(Config(), core_counts())] == [
+    assert [(r.name, r.widths) for r in resources_of(default_config(WORDS), WORDS.core_counts)] == [
         (NPU, (("warboy", 2), ("rngd", 8)))
     ]
 
@@ -276,3 +284,171 @@ async def test_run_loads_neither_rich_nor_the_simulator(node: Node) -> None:
         "grpc",
     )
     assert not {name for name in loaded for one in unwanted if f"{name}.".startswith(f"{one}.")}
+
+
+@dataclass
+class Followed:
+    """An agent that follows a config file."""
+
+    file: Path
+    agent: Agent
+    text: str
+
+    async def edit(self, keys: str) -> None:
+        """Puts these keys into the file in the place of those that a test put there before."""
+        new = self.file.with_suffix(".new")
+        new.write_text(self.text + keys)
+        new.rename(self.file)
+
+    async def get(self, path: str) -> tuple[Mapping[str, str], str]:
+        """Headers and text of a page."""
+        address = self.agent.server.listening.value
+        assert address is not None
+        url = f"http://{address[0]}:{address[1]}{path}"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return answer.headers, await answer.text()
+
+    async def scrape(self, condition: Callable[[str], bool]) -> str:
+        """/metrics, once it meets the condition."""
+        async with asyncio.timeout(DEADLINE):
+            while not condition(text := (await self.get("/metrics"))[1]):
+                await asyncio.sleep(0.05)
+        return text
+
+
+@asynccontextmanager
+async def followed(node: Node, keys: str) -> AsyncIterator[Followed]:
+    """The agent with a config file that has these keys, once it listens."""
+    file = node.root.parent / "config.yaml"
+    text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n"
+    file.write_text(text + keys)
+    async with node.agent(config_file=file) as agent:
+        async with asyncio.timeout(DEADLINE):
+            async for address in agent.server.listening.watch():
+                if address:
+                    break
+        yield Followed(file, agent, text)
+
+
+def _series(text: str, name: str) -> str:
+    return next((line for line in text.splitlines() if line.startswith(f"{name}{{")), "")
+
+
+async def test_schema_and_pod_labels_of_the_metrics_are_followed(node: Node) -> None:
+    node.cards("warboy=1")
+    listen = "listen: '127.0.0.1:0'"
+    async with followed(node, f"metrics: {{{listen}}}\n") as one:
+        await node.listed(1)
+        await node.kubelet.allocate(NPU, 1, pod="yolo")
+        text = await one.scrape(lambda text: 'pod="yolo"' in _series(text, "furiosa_npu_alive"))
+        millidegrees = float(_series(text, "furiosa_npu_hw_temperature").rpartition(" ")[2])
+        assert millidegrees > 1_000
+        await one.edit(f"metrics: {{{listen}, podLabels: false}}\n")
+        text = await one.scrape(lambda text: "pod=" not in _series(text, "furiosa_npu_alive"))
+        assert 'pod="yolo"' in _series(text, "furiosa_npu_assigned")
+        await one.edit(f"metrics: {{{listen}, schema: '2025'}}\n")
+
+        def degrees(text: str) -> bool:
+            return float(_series(text, "furiosa_npu_hw_temperature").rpartition(" ")[2]) < 1_000
+
+        text = await one.scrape(degrees)
+        assert 'pod="yolo"' in _series(text, "furiosa_npu_alive")
+
+
+async def test_sets_and_resync_of_the_labels_are_followed(node: Node) -> None:
+    node.cards("warboy=1")
+    features = node.root / FEATURES
+    features.parent.mkdir(parents=True)
+
+    async def labels(condition: Callable[[str], bool]) -> None:
+        async with asyncio.timeout(DEADLINE):
+            while not features.exists() or not condition(features.read_text()):
+                await asyncio.sleep(0.05)
+
+    metrics = "metrics: {listen: '127.0.0.1:0'}\n"
+    async with followed(node, metrics + "labels: {output: nfd, resync: 86400}\n") as one:
+        await labels(lambda text: "beta." in text and "alpha." not in text)
+        await one.edit(metrics + "labels: {output: nfd, resync: 86400, sets: [alpha, beta]}\n")
+        await labels(lambda text: "alpha." in text)
+        features.write_text("somebody=else\n")
+        await one.edit(metrics + "labels: {output: nfd, resync: 10, sets: [alpha, beta]}\n")
+        await labels(lambda text: "alpha." in text and "somebody" not in text)
+
+
+async def test_events_are_switched_off_and_on_by_the_config(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(node.root / "nowhere"))  # so that each Event fails
+    node.cards("warboy=2")
+    keys = "metrics: {listen: '127.0.0.1:0'}\nlabels: {output: none}\n"
+    async with followed(node, keys + "events: false\n") as one:
+        await node.listed(2)
+        node.fault("npu0", "dead")
+        await node.told(lambda p: (UUIDS[0], "Unhealthy") in p.devices)
+        await one.edit(keys + "events: true\n")
+        async with asyncio.timeout(DEADLINE):
+            async for state in one.agent.poller.states.watch():
+                if state.generation == 2:
+                    break
+        assert one.agent.events.error is None
+        node.fault("npu1", "dead")
+        async with asyncio.timeout(DEADLINE):
+            while one.agent.events.error is None:
+                await asyncio.sleep(0.02)
+
+
+async def test_no_page_of_people_is_kept_by_a_cache(node: Node) -> None:
+    node.cards("warboy=1")
+    async with followed(node, "metrics: {listen: '127.0.0.1:0'}\n") as one:
+        await node.listed(1)
+        for path in ("/", "/status.json", "/healthz", "/readyz", "/nothing"):
+            headers, _ = await one.get(path)
+            assert headers["Cache-Control"] == "no-store", path
+
+
+async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
+    node.cards("warboy=2")
+    listen = "metrics: {listen: '127.0.0.1:0'}\n"
+    keys = (
+        listen + "disabledDevices: [{devName: npu1, nodeName: this-node}]\nlabels: {output: none}\n"
+    )
+    async with followed(node, keys) as one:
+        await node.listed(1)
+        await node.kubelet.allocate(NPU, 1, pod="yolo")
+
+        async def shown(condition: Callable[[Any], bool]) -> Any:
+            async with asyncio.timeout(DEADLINE):
+                while not condition(found := json.loads((await one.get("/status.json"))[1])):
+                    await asyncio.sleep(0.05)
+            return found
+
+        found = await shown(lambda it: it["cards"][0]["holders"] and it["ready"])
+        assert found["node"] == "this-node"
+        assert [card["disabled"] for card in found["cards"]] == [False, True]
+        assert found["cards"][0]["holders"][0]["pod"] == "yolo"
+        assert found["labels"] is None
+        (resource,) = found["resources"]
+        assert (resource["phase"], resource["offered"], resource["healthy"]) == ("registered", 1, 1)
+        await one.edit(listen + "labels: {output: none}\ninterval: wrong\n")
+        found = await shown(lambda it: it["config"]["error"])
+        assert found["unready"] == [f"config: {found['config']['error']}"]
+        await node.kubelet.stop()
+        found = await shown(lambda it: len(it["unready"]) == 2)
+        text = await one.scrape(lambda text: f'npu_agent_registered{{resource="{NPU}"}} 0' in text)
+        assert "npu_agent_config_last_load_successful 0" in text
+        assert f'npu_agent_allocations_total{{resource="{NPU}",result="granted"}} 1' in text
+
+
+async def test_sighup_has_the_config_read_and_ends_nothing(node: Node) -> None:
+    node.cards("warboy=1")
+    file = node.root.parent / "config.yaml"
+    text = (
+        f"pluginDir: {node.plugins}\nmetrics: {{listen: '127.0.0.1:0'}}\nlabels: {{output: none}}\n"
+    )
+    file.write_text(text)
+    with started("run", "--host-root", node.root, "--config-file", file) as process:
+        await node.listed(1)
+        file.write_text(text + "defaultPe: Single\n")
+        os.kill(process.pid, signal.SIGHUP)
+        await node.listed(2)
+        assert (await asyncio.to_thread(process.end))[0] == 0

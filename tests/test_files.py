@@ -82,7 +82,7 @@ async def test_nothing_is_left_of_a_write_that_fails(
     await _until(lambda: len(list(tmp_path.iterdir())) == 1)
 
 
-async def _nothing(_path: Path, _most: int) -> bytes:
+async def _nothing(_path: Path, _most: int, _thread: object) -> bytes:
     raise FileNotFoundError
 
 
@@ -91,8 +91,8 @@ async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
 ) -> None:
     free, opened = threading.Event(), files.regular
 
-    def hang(path: str, flags: int) -> int:
-        if "slow" in path:
+    def hang(path: Path, flags: int) -> int:
+        if "slow" in path.name:
             free.wait(DEADLINE)
         return opened(path, flags)
 
@@ -113,7 +113,7 @@ def test_one_that_hangs_does_not_hold_up_the_exit(
 ) -> None:
     free = threading.Event()
 
-    def hang(_path: str, _flags: int) -> int:
+    def hang(_path: Path, _flags: int) -> int:
         free.wait(DEADLINE)
         raise FileNotFoundError
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.outputs.prometheus import page
 from tests.kube.helpers import DEADLINE, NODE, Authority, authority, kubeconfig, says, serving
 
 HEAVY = (
@@ -85,10 +84,3 @@ async def test_without_credentials_it_is_not_loaded_either(tmp_path: Path) -> No
     code = code.replace('assert "aiohttp" in sys.modules', "")
     printed = await python(f"{code}\n{LOADED}", tmp_path, KUBECONFIG=tmp_path / "missing")
     assert printed == ["credentials"]
-
-
-def test_content_types_are_those_of_prometheus_client() -> None:
-    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-    from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
-
-    assert (page.TEXT, page.OPENMETRICS) == (CONTENT_TYPE_PLAIN_0_0_4, CONTENT_TYPE_LATEST)

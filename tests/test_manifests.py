@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from npu_agent.config import Config
-from npu_agent.outputs.labels.compute import KEYS
+from npu_agent.config import default_config
+from npu_agent.vendors import WORDS
+from npu_agent.vendors.furiosa.labels import SETS
 
 from .k8s.schemas import CUSTOM, NEWER, VERSIONS, check
 
@@ -135,8 +136,8 @@ def test_the_policy_knows_the_labels_that_the_agent_writes() -> None:
     (foreign,) = (v for v in policy["spec"]["variables"] if v["name"] == "foreign")
     prefixes = re.findall(r"key\.startsWith\('(.*?)'\)", foreign["expression"])
     assert prefixes == ["alpha.furiosa.ai/npu.", "beta.furiosa.ai/", "furiosa.ai/"]
-    for keys in KEYS.values():
-        assert all(key.startswith(tuple(prefixes)) for key in keys), keys
+    for keys in SETS.values():
+        assert all(key.startswith(tuple(prefixes)) for key in keys.keys), keys.keys
     (rule,) = (r for r in policy["spec"]["validations"] if "foreign" in r["expression"])
     assert all(prefix in rule["messageExpression"] for prefix in prefixes)
 
@@ -224,7 +225,7 @@ def test_the_schedulers_policies_mean_the_same_pods_and_the_same_scheduler() -> 
 
     (fit,) = (plugin["args"] for plugin in profile["pluginConfig"])
     packed = {resource["name"] for resource in fit["scoringStrategy"]["resources"]}
-    assert Config().resource_name in packed
+    assert default_config(WORDS).resource_name in packed
     for name in packed:
         assert re.search(pattern, name), name
     for name in ("cpu", "example.com/npu", "notfuriosa.ai/npu", "beta.furiosa.ai.example.com/npu"):

@@ -61,24 +61,6 @@ async def test_the_thread_is_a_daemon_and_ends_when_there_is_nothing_to_do() -> 
     assert await thread.call(threading.current_thread, deadline=DEADLINE) is not by
 
 
-async def test_a_file_opened_when_nobody_waits_any_more_is_closed(
-    free: threading.Event, tmp_path: Path
-) -> None:
-    thread = DaemonThread("npu-test")
-    opened = []
-
-    def late() -> object:
-        free.wait(DEADLINE)
-        opened.append((tmp_path / "file").open("wb"))
-        return opened[0]
-
-    with pytest.raises(TimeoutError):
-        await thread.call(late, deadline=0.02)
-    free.set()
-    await thread.call(lambda: None, deadline=DEADLINE)
-    assert opened[0].closed
-
-
 async def test_a_timeout_of_the_operating_system_keeps_its_words() -> None:
     with pytest.raises(TimeoutError, match="of the file system"):
         async with within(DEADLINE):

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from npu_agent import __version__
 from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.state import LabelState
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.outputs.labels.state import LabelState
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.status import Status
 from tests.outputs.deviceplugin.helpers import state as card
 from tests.outputs.web.browser import tab
 from tests.outputs.web.helpers import Scene, fenced, held, read, serving
@@ -31,11 +30,6 @@ _END = "document.getElementById('assignments').getBoundingClientRect().bottom"
 """Where the picture ends: what follows on the page is small print."""
 _UP = 266_000
 """Seconds that the agent and most cards have been well."""
-
-
-class _Scene(Scene):
-    def status(self) -> Status:
-        return replace(super().status(), version=__version__)
 
 
 def scene() -> Scene:
@@ -69,7 +63,8 @@ def scene() -> Scene:
         "beta.furiosa.ai/npu.product": "rngd",
         "beta.furiosa.ai/driver.version": "2025.4.0",
     }
-    return _Scene(
+    return Scene(
+        version=__version__,
         cards=tuple(cards),
         holdings=Holdings(
             asked_at=1.0, assignments=(held(cards[0], "llama-decode-0", namespace="inference"),)

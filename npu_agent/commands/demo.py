@@ -5,6 +5,7 @@ Each step is proven by what the stand-in received, never by the agent's own word
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -21,21 +22,25 @@ from grpclib.exceptions import GRPCError
 from npu_agent import logs, simulator
 from npu_agent.agent import Agent
 from npu_agent.config import load
+from npu_agent.core.ledger import SETTLED
 from npu_agent.core.offer import split_id
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
-from npu_agent.vendors.furiosa.families import widths
+from npu_agent.vendors import WORDS
 
 _CARDS = "warboy=2"
 _COUNT = "beta.furiosa.ai/npu.count"
 _DEADLINE = 10.0
 """Seconds a step may take; each takes less than one."""
+_RUNS = 2.0 + SETTLED
+"""Seconds that the second Pod runs, so that pod-resources, which is asked every second, lists it.
+What it never listed may be a Pod that starts: its cores are kept for a minute."""
 _BRISK = 0.1
-"""Seconds between looks at the cards, so that nobody has to wait for the tour."""
+"""Seconds between probes of the cards, so that nobody has to wait for the tour."""
 
 
 class Tour:
-    """Walks through the steps and says, as a person would want to read it, what happened."""
+    """Walks through the steps and prints what happened, for people."""
 
     def __init__(
         self,
@@ -45,16 +50,15 @@ class Tour:
         config: Path,
         names: Mapping[str, str],
     ) -> None:
-        """`names` gives the card's name for each device ID: people know ``npu0``, not a UUID.
+        """`names` has the card's name for each device ID; `config` is the agent's config file.
 
-        `config` is the agent's config file; of the agent itself only its word on the file is asked,
-        and where it listens.
+        Of the agent itself only the state of its config and its address are read.
         """
         self._root = root
         self._kubelet = kubelet
         self._config = config
         self._states = agent.poller.states
-        self._resource = agent.poller.states.value.config.resource_name
+        self._resource = agent.poller.configs.value.resource_name
         self._names = names
         self._listening = agent.server.listening
         self._step = 0
@@ -63,16 +67,16 @@ class Tour:
         """Returns whether every step happened; stops at the first that did not."""
         steps: tuple[tuple[str, Callable[[], Coroutine[Any, Any, Iterable[str]]]], ...] = (
             ("The agent registers with the kubelet", self._registered),
-            ("It tells the kubelet which cards there are, as the driver's files say", self._listed),
+            ("It lists the cards that the driver's files show, for the kubelet", self._listed),
             ("It labels the Node with what is installed", self._labelled),
             ("It serves a status page, and metrics for Prometheus", self._serves),
             ("A Pod asks for one NPU", self._pod),
             ("A second Pod gets the other card, a third has to wait", self._more_pods),
             ("npu1 is taken out of the host: list and labels follow", self._vanishes),
             ("npu1 comes back: so does its device, under the same ID", self._returns),
-            ("npu1 dies, and is brought back when it works again", self._dies),
+            ("npu1 dies, and recovers", self._dies),
             ("The config is edited while the agent runs: single cores, please", self._edited),
-            ("A bad edit is refused whole, and nothing changes", self._bad_edit),
+            ("A bad edit is refused as a whole, and nothing changes", self._bad_edit),
             ("The kubelet restarts and forgets the agent, which registers again", self._restarts),
         )
         for title, step in steps:
@@ -121,15 +125,16 @@ class Tour:
             await asyncio.sleep(0.02)
 
     async def _serves(self) -> list[str]:
-        address = await self._address()
+        address = await self.address()
         alive = [line for line in await self._metrics() if line.startswith("furiosa_npu_alive{")]
         return [
             f"the status page: http://{address}/",
             f"the metrics:     http://{address}/metrics",
-            *(f"they say: {_brief(line)}" for line in alive),
+            *(f"among them:      {_brief(line)}" for line in alive),
         ]
 
-    async def _address(self) -> str:
+    async def address(self) -> str:
+        """Where the agent serves its pages."""
         async for address in self._listening.watch():
             if address:
                 return f"{address[0]}:{address[1]}"
@@ -139,7 +144,7 @@ class Tour:
         """The lines of /metrics, as soon as one has every text in `wanted`; asked as others ask."""
         from aiohttp import ClientSession, ClientTimeout
 
-        url = f"http://{await self._address()}/metrics"
+        url = f"http://{await self.address()}/metrics"
         async with ClientSession(timeout=ClientTimeout(total=_DEADLINE)) as session:
             while True:
                 async with session.get(url) as answer:
@@ -154,12 +159,12 @@ class Tour:
 
     async def _pod(self) -> list[str]:
         given = await self._kubelet.allocate(self._resource, 1)
-        told = await self._metric("furiosa_npu_assigned{")
+        assigned = await self._metric("furiosa_npu_assigned{")
         return [
             f"the Pod gets {self._named(given.ids)}",
             *(f"environment: {k}={v}" for k, v in sorted(given.environment.items())),
             f"device nodes: {' '.join(given.nodes)}",
-            f"/metrics: {_brief(told)}",
+            f"/metrics: {_brief(assigned)}",
         ]
 
     async def _more_pods(self) -> list[str]:
@@ -170,8 +175,9 @@ class Tour:
             waiting = f"the third Pod stays Pending: {error}"
         else:
             raise NotEnoughError("a third Pod got a card that is in use")
-        self._kubelet.release(self._resource, second.ids)
         card, devname = self._named(second.ids), second.environment["NPU_DEVNAME"]
+        await asyncio.sleep(_RUNS)
+        self._kubelet.release(self._resource, second.ids)
         return [
             f"the second Pod gets {card}: NPU_DEVNAME={devname}",
             waiting,
@@ -199,21 +205,19 @@ class Tour:
         return [
             f"the list is now: {self._listing(plugin)}",
             f"label {_COUNT}: 2 again",
-            f"{plugin.messages} messages from the agent so far: it sends on change only",
+            f"{plugin.messages} messages from the agent so far: it sends changes only",
         ]
 
     async def _dies(self) -> list[str]:
         await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "dead")
         dead = await self._plugin(lambda p: len(p.healthy()) == 1)
-        told = await self._metric(
-            "furiosa_npu_health{", 'device="npu1"', 'state="unhealthy"', "} 1"
-        )
+        metric = await self._metric("furiosa_npu_health{", '"npu1"', 'state="unhealthy"', "} 1")
         await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "ok")
         well = await self._plugin(lambda p: len(p.healthy()) == 2)
         return [
-            f"it dies:        {self._listing(dead)}",
-            f"/metrics:       {_brief(told)}",
-            f"it works again: {self._listing(well)}",
+            f"it dies:     {self._listing(dead)}",
+            f"/metrics:    {_brief(metric)}",
+            f"it recovers: {self._listing(well)}",
         ]
 
     async def _edited(self) -> list[str]:
@@ -222,7 +226,7 @@ class Tour:
         await self._edit("defaultPe: Single", "defaultPe: Fusion")
         fusion = await self._plugin(lambda p: len(p.devices) == 2 and len(p.healthy()) == 2)
         return [
-            f"defaultPe: Single, at once: {self._listing(single)}",
+            f"defaultPe: Single: {self._listing(single)}",
             "the cores of npu0 wait, as the first Pod still holds the whole card",
             f"defaultPe: Fusion again: {self._listing(fusion)}",
         ]
@@ -230,18 +234,18 @@ class Tour:
     async def _bad_edit(self) -> list[str]:
         before = self._kubelet.plugins.value[self._resource]
         await self._edit("defaultPe: Fusion", "defaultPe: Sinlge")
-        error = ""
-        async for state in self._states.watch():
-            if state.error:
-                error = state.error
-                break
+        error = await self._config_error(refused=True)
         await self._edit("defaultPe: Sinlge", "defaultPe: Fusion")
-        async for state in self._states.watch():
-            if not state.error:
-                break
+        await self._config_error(refused=False)
         if self._kubelet.plugins.value[self._resource] != before:
-            raise OSError("the kubelet was told something else")
-        return [f"the agent says: {error}", "the kubelet was told nothing"]
+            raise OSError("the kubelet got another list")
+        return [f"the agent reports: {error}", "the kubelet got nothing"]
+
+    async def _config_error(self, *, refused: bool) -> str | None:
+        async for state in self._states.watch():
+            if refused == bool(state.error):
+                return state.error
+        raise OSError("the agent no longer follows its config")
 
     async def _edit(self, old: str, new: str) -> None:
         text = await asyncio.to_thread(self._config.read_text)
@@ -266,6 +270,11 @@ class Tour:
     def _name(self, id_: str) -> str:
         card, cores = split_id(id_)
         return self._names.get(card, card) + (f" core {cores}" if cores else "")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Exit code 1 if a step of the tour did not happen."""
+    return asyncio.run(run(once=args.once))
 
 
 async def run(*, once: bool) -> int:
@@ -298,31 +307,33 @@ async def run(*, once: bool) -> int:
         )
         kubelet = StandInKubelet(plugins, directory / "pod-resources")
         await kubelet.start()
-        effective = load(file, widths())
+        effective = load(file, WORDS)
         agent = Agent(effective, host_root=root, node_name="demo-node", config_file=file)
         async with _in_background(simulator.Simulation(root).run(), agent.run(stop)):
             names = {spec.uuid: spec.name for spec in specs}
-            tour = asyncio.create_task(Tour(root, kubelet, agent, file, names).walk())
+            tour = Tour(root, kubelet, agent, file, names)
+            walk = asyncio.create_task(tour.walk())
             ended = asyncio.create_task(stop.wait())
-            await asyncio.wait({tour, ended}, return_when=asyncio.FIRST_COMPLETED)
-            happened = tour.done() and tour.result()
-            tour.cancel()
+            await asyncio.wait({walk, ended}, return_when=asyncio.FIRST_COMPLETED)
+            happened = walk.done() and walk.result()
+            walk.cancel()
             if happened and not once:
                 print(
-                    f"\n{_bold('All of it happened.')} The agent stays up until Ctrl-C; look at\n"
-                    f"   {_shown_at(agent)}   and try:\n"
+                    f"\n{_bold('All of it happened.')} The agent stays up until Ctrl-C: see\n"
+                    f"   http://{await tour.address()}/   and try:\n"
                     f"   npu-agent info --host-root {root}\n"
                     f"   npu-agent simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
                     f"   an edit of {file}\n"
-                    "What it says from here on:",
+                    "Its log from here on:",
                     flush=True,
                 )
                 logs.setup("info")
                 await ended
             elif happened:
                 print(f"\n{_bold('All of it happened.')}")
-            elif tour.done():
-                print("\nThe end of the agent's log:", *_last_lines(log), sep="\n   ")
+            elif walk.done():
+                last = log.read_text().splitlines()[-10:]
+                print("\nThe end of the agent's log:", *last, sep="\n   ")
             ended.cancel()
             stop.set()
         await kubelet.stop()
@@ -342,11 +353,6 @@ async def _in_background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[Non
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _shown_at(agent: Agent) -> str:
-    host, port = agent.server.listening.value or ("?", 0)
-    return f"http://{host}:{port}/"
-
-
 def _log_to(path: Path) -> None:
     logs.setup("debug")
     handler = logging.FileHandler(path)
@@ -354,12 +360,8 @@ def _log_to(path: Path) -> None:
     logging.getLogger().handlers[:] = [handler]
 
 
-def _last_lines(log: Path) -> list[str]:
-    return log.read_text().splitlines()[-10:]
-
-
 def _brief(line: str) -> str:
-    """A line of /metrics without the labels that tell cards of many nodes apart."""
+    """A line of /metrics without the labels that keep the cards of many nodes apart."""
     often = "uuid|pci_bus_id|driver_version|firmware_version|hostname|resource"
     return re.sub(rf'(?:{often})="[^"]*",?', "", line).replace(",}", "}")
 

@@ -9,7 +9,6 @@ from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.load import Effective, load, parse, read
 from npu_agent.config.options import add_options, from_args
 from npu_agent.config.poller import Poller
-from npu_agent.config.poller import State as ConfigState
 from npu_agent.config.rules import SOCKET_PATH_MAX, SOCKET_SUFFIX
 from npu_agent.config.schema import (
     KEYS,
@@ -22,6 +21,7 @@ from npu_agent.config.schema import (
     LogConfig,
     MetricsConfig,
     ResourceSpec,
+    default_config,
     disabled_for,
 )
 from npu_agent.config.show import json_schema, show
@@ -34,7 +34,6 @@ __all__ = [
     "Change",
     "Config",
     "ConfigError",
-    "ConfigState",
     "DisabledDevice",
     "Effective",
     "HealthConfig",
@@ -48,6 +47,7 @@ __all__ = [
     "ResourceSpec",
     "add_options",
     "changes",
+    "default_config",
     "disabled_for",
     "from_args",
     "json_schema",

@@ -9,6 +9,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from npu_agent.config.schema import Config
+
 
 class Place(msgspec.Struct, frozen=True):
     """Where a value was written.
@@ -53,9 +55,11 @@ class ConfigError(Exception):
 
     Attributes:
         problems: at least one, ordered by line.
+        good: a valid configuration of the keys that are not at fault; None if nothing was read.
     """
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], good: Config | None = None) -> None:
+        self.good = good
         self.problems = tuple(
             sorted(
                 problems, key=lambda problem: (problem.place.line or 0, problem.place.column or 0)

@@ -10,23 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec import inspect as mi
 
 from npu_agent import files
 from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.rules import any_of, broken_rules, did_you_mean
-from npu_agent.config.schema import KEYS, ROOT, Config, plain
-from npu_agent.config.text import shown
+from npu_agent.config.schema import KEYS, Config, Schema, default_config, plain, schema_of
 from npu_agent.config.tree import List, Map, Node, Scalar
+from npu_agent.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from npu_agent.core.vocabulary import Vocabulary
 
 MAX_BYTES = 1 << 18
 """The largest file that is read: room for 5,000 disabled cards, and loaded in about a second."""
 
 MAX_PROBLEMS = 20
-"""Problems after which the rest of a file is not looked at."""
+"""Problems after which the rest of a file is not read."""
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[-+]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][-+]?[0-9]{1,3})?")
@@ -45,18 +48,17 @@ class Effective(msgspec.Struct, frozen=True):
     origins: Mapping[str, str]
 
 
-def load(path: Path, families: Mapping[str, tuple[int, ...]]) -> Effective:
+def load(path: Path, words: Vocabulary) -> Effective:
     """The configuration in this file.
 
     Args:
         path: errors name it as it is given here.
-        families: for each family of cards, the core counts that it has device nodes for, like
-            `{"warboy": (1, 2), "rngd": (1, 2, 4, 8)}`.
+        words: what the vendors of cards call things, and their defaults.
 
     Raises:
         ConfigError: the file cannot be read, or is refused.
     """
-    return parse(read(path), str(path), families)
+    return parse(read(path), str(path), words)
 
 
 def read(path: Path) -> bytes:
@@ -65,7 +67,7 @@ def read(path: Path) -> bytes:
     Raises:
         ConfigError: it cannot be read, is no regular file, or is larger than `MAX_BYTES`.
     """
-    with refusals(path), open(path, "rb", opener=files.regular) as file:
+    with refusals(path), os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
         return of_allowed_size(path, file.read(MAX_BYTES + 1))
 
 
@@ -82,8 +84,8 @@ def refusals(path: Path) -> Iterator[None]:
         raise _refused(path, f"{error.strerror}: name a YAML file") from None
     except OSError as error:
         raise _refused(path, f"cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a NUL in the path
-        raise _refused(path, f"cannot be read: {error}") from None
+    except ValueError:  # whose words differ between versions of Python
+        raise _refused(path, "cannot be read: a NUL byte in its path") from None
 
 
 def of_allowed_size(path: Path, data: bytes) -> bytes:
@@ -97,13 +99,13 @@ def of_allowed_size(path: Path, data: bytes) -> bytes:
     return data
 
 
-def parse(data: bytes, source: str, families: Mapping[str, tuple[int, ...]]) -> Effective:
+def parse(data: bytes, source: str, words: Vocabulary) -> Effective:
     """The configuration in this YAML text; the defaults if there is nothing in it.
 
     Args:
         data: a file's content.
         source: what errors and origins call it.
-        families: as for `load`.
+        words: as for `load`.
 
     Raises:
         ConfigError: with every problem, unless it is not even YAML.
@@ -111,30 +113,36 @@ def parse(data: bytes, source: str, families: Mapping[str, tuple[int, ...]]) -> 
     from npu_agent.config.yaml_tree import read_tree  # PyYAML: 10 ms, for nothing without a file
 
     tree = read_tree(data, source)
-    return build(Map(Place(source), ()) if tree is None else tree, families)
+    return build(Map(Place(source), ()) if tree is None else tree, words)
 
 
-def build(tree: Node, families: Mapping[str, tuple[int, ...]]) -> Effective:
+def build(tree: Node, words: Vocabulary) -> Effective:
     """The configuration in this tree.
 
     Args:
         tree: of a file, or of command-line options.
-        families: as for `load`.
+        words: as for `load`.
 
     Raises:
         ConfigError: with every problem in it.
     """
-    reader = _Reader()
+    schema, defaults = schema_of(words), default_config(words)
+    reader = _Reader(schema, defaults)
+    places = reader.places
+    names = {field.encode_name: field.name for field in schema.root.fields}
+    config = good = None
     with suppress(_Enough):
-        config = reader.root(tree)
-        if not reader.problems:
-            for keys, message in broken_rules(config, families):
-                key = next(key for key in keys if key in reader.places)
-                reader.wrong(reader.places[key], key, message)
-        if not reader.problems:
-            places = reader.places
-            return Effective(config, {k.name: str(places.get(k.name, "default")) for k in KEYS})
-    raise ConfigError(reader.problems)
+        config = good = reader.root(tree)
+        values_are_good = not reader.problems
+        for keys, message in broken_rules(config, words.families):
+            tops = {names[re.split(r"[.[]", key)[0]] for key in keys}
+            good = msgspec.structs.replace(good, **{top: getattr(defaults, top) for top in tops})
+            if values_are_good:
+                key = next(key for key in keys if key in places)
+                reader.wrong(places[key], key, message)
+    if config is None or reader.problems:
+        raise ConfigError(reader.problems, good)
+    return Effective(config, {k.name: str(places.get(k.name, "default")) for k in KEYS})
 
 
 class _Enough(Exception):  # noqa: N818
@@ -144,10 +152,12 @@ class _Enough(Exception):  # noqa: N818
 class _Reader:
     """Turns a tree into values, and takes note of every problem and every key's place.
 
-    Each method returns None where it noted a problem; such a result is never used.
+    What has a problem is UNSET, and left out of the group or list that it is in.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schema: Schema, defaults: Config) -> None:
+        self.schema = schema
+        self.defaults = defaults
         self.problems: list[Problem] = []
         self.places: dict[str, Place] = {}
 
@@ -158,13 +168,13 @@ class _Reader:
 
     def root(self, tree: Node) -> Any:
         if isinstance(tree, Scalar) and tree.null:  # such as "---" alone
-            return Config()
+            return self.defaults
         if not isinstance(tree, Map):
             self.wrong(
                 tree.place, "", f"must be keys and values (interval: 10), not {_named(tree)}"
             )
-            return None
-        return self.group(tree, ROOT, "")
+            return self.defaults
+        return self.group(tree, self.schema.root, "")
 
     def value(self, node: Node, kind: mi.Type, key: str) -> Any:
         optional = isinstance(kind, mi.Metadata) and isinstance(kind.type, mi.UnionType)
@@ -190,6 +200,7 @@ class _Reader:
                 value, message = _scalar(node, kind, notes)
         if message:
             self.wrong(node.place, key, message)
+            return UNSET
         return value
 
     def list(self, node: List, kind: mi.VarTupleType, key: str) -> tuple[Any, ...]:
@@ -197,7 +208,7 @@ class _Reader:
         for index, item in enumerate(node.items):
             self.places[f"{key}[{index}]"] = item.place
             values.append(self.value(item, kind.item_type, f"{key}[{index}]"))
-        return tuple(values)
+        return tuple(value for value in values if value is not UNSET)
 
     def group(self, node: Map, kind: mi.StructType, prefix: str) -> Any:
         fields = {field.encode_name: field for field in kind.fields}
@@ -219,12 +230,15 @@ class _Reader:
                 if container and isinstance(value, Scalar) and value.null:
                     continue  # a group or list whose lines are all commented out
                 self.places[key] = name.place
-                values[field.name] = self.value(value, field.type, key)
+                if (read := self.value(value, field.type, key)) is not UNSET:
+                    values[field.name] = read
         for field in kind.fields:
             if field.required and field.encode_name not in seen:
                 self.wrong(node.place, prefix[:-1], f"{field.encode_name} is missing")
-                values[field.name] = None
-        return kind.cls(**values)
+            elif not field.required:
+                values.setdefault(field.name, field.default)
+        complete = all(field.name in values for field in kind.fields if field.required)
+        return kind.cls(**values) if complete else UNSET
 
 
 def _scalar(node: Node, kind: mi.Type, notes: Mapping[str, Any]) -> tuple[Any, str]:

@@ -10,13 +10,15 @@ from msgspec import inspect as mi
 
 from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.load import Effective, build, load
-from npu_agent.config.schema import KEYS, ROOT, DisabledDevice, Key, ResourceSpec, plain
-from npu_agent.config.text import as_yaml, shown
+from npu_agent.config.schema import KEYS, DisabledDevice, Key, ResourceSpec, plain, schema_of
+from npu_agent.config.text import as_yaml
 from npu_agent.config.tree import List, Map, Node, Scalar
+from npu_agent.text import shown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+
+    from npu_agent.core.vocabulary import Vocabulary
 
 _DEST = "config."
 
@@ -30,7 +32,9 @@ _ITEMS: dict[type, tuple[str, re.Pattern[str]]] = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser, group: str | None = None) -> None:
+def add_options(
+    parser: argparse.ArgumentParser, words: Vocabulary, group: str | None = None
+) -> None:
     """Add `--config-file` and an option for each key; with a group, that group's options only.
 
     Values stay text and an option that is not given leaves no trace in the namespace, so the same
@@ -47,9 +51,10 @@ def add_options(parser: argparse.ArgumentParser, group: str | None = None) -> No
             help="read the configuration from this YAML file, and follow it while running; "
             "not together with any option below",
         )
-    titles = {field.encode_name: plain(field.type)[0] for field in ROOT.fields}
+    schema = schema_of(words)
+    titles = {field.encode_name: plain(field.type)[0] for field in schema.root.fields}
     sections: dict[str, argparse._ArgumentGroup] = {}
-    for key in KEYS:
+    for key in schema.keys:
         if group not in (None, key.group):
             continue
         if key.group not in sections:
@@ -66,12 +71,12 @@ def add_options(parser: argparse.ArgumentParser, group: str | None = None) -> No
         )
 
 
-def from_args(args: argparse.Namespace, families: Mapping[str, tuple[int, ...]]) -> Effective:
+def from_args(args: argparse.Namespace, words: Vocabulary) -> Effective:
     """The configuration that a command line asks for.
 
     Args:
         args: parsed by a parser with `add_options`.
-        families: for each family of cards, the core counts that it has device nodes for.
+        words: what the vendors of cards call things, and their defaults.
 
     Raises:
         ConfigError: options beside `--config-file`, a bad value, or a bad file.
@@ -80,14 +85,14 @@ def from_args(args: argparse.Namespace, families: Mapping[str, tuple[int, ...]])
     keys = [key for key in KEYS if _DEST + key.name in given]
     path: Path | None = given.get("config_file")
     if path is None:
-        return build(_tree([(key, given[_DEST + key.name]) for key in keys]), families)
+        return build(_tree([(key, given[_DEST + key.name]) for key in keys]), words)
     if keys:
         options, names = (
             ", ".join(words) for words in zip(*((k.option, k.name) for k in keys), strict=True)
         )
         message = f"not together with {options}: set {names} in {path} instead"
         raise ConfigError([Problem(place=Place("--config-file"), message=message)])
-    return load(path, families)
+    return load(path, words)
 
 
 def _tree(given: list[tuple[Key, str]]) -> Map:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from npu_agent.config.errors import ConfigError
 from npu_agent.config.load import MAX_BYTES, Effective, of_allowed_size, parse, refusals
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import Config
+from npu_agent.core.state import ConfigState
+from npu_agent.core.vocabulary import Vocabulary
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.threads import DaemonThread
@@ -36,36 +38,17 @@ _DEADLINE = 2.0
 _Version = tuple[int, int, int, int] | None
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The config as it stands.
-
-    Attributes:
-        config: in force now.
-        generation: counts the configs that were in force, from 1.
-        loaded_at: when the file was last found good; seconds of the wall clock.
-        error: what is wrong with the file now; None if it is good.
-        rejected: how many bad versions of the file there were.
-        waiting: the keys whose new value waits for a restart.
-    """
-
-    config: Config
-    generation: int = 1
-    loaded_at: float
-    error: str | None = None
-    rejected: int = 0
-    waiting: tuple[str, ...] = ()
-
-
 class Poller:
-    """Publishes the config in `states`; a bad file changes nothing but the error that is shown."""
+    """Publishes the config in force and the state of its file; a bad file leaves the config."""
 
-    def __init__(
-        self, path: Path | None, families: Mapping[str, tuple[int, ...]], start: Effective
-    ) -> None:
+    def __init__(self, path: Path | None, words: Vocabulary, start: Effective) -> None:
         """`start` is what the agent started with; without a `path` there is nothing to follow."""
-        self.states: Feed[State] = Feed(State(config=start.config, loaded_at=time.time()))
+        self.configs: Feed[Config] = Feed(start.config)
+        """What is in force now."""
+        self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.time()))
+        """How the file stands; published after `configs`."""
         self._path = path
-        self._families = families
+        self._words = words
         self._now = threading.Event()
         self._judged: bytes | None = None
         """The content that was judged last; None when the file could not be read since then."""
@@ -133,19 +116,19 @@ class Poller:
             self._reject(f"{path}: the file is empty: write {{}} if all defaults are wanted")
             return
         try:
-            wanted = parse(data, str(path), self._families).config
+            wanted = parse(data, str(path), self._words).config
         except ConfigError as error:
             self._reject(str(error))
             return
         self._apply(wanted)
 
     def _apply(self, wanted: Config) -> None:
-        before = self.states.value
-        config = in_force(before.config, wanted)
-        found = changes(before.config, wanted)
-        if next(iter(broken_rules(config, self._families)), None):
+        before, present = self.states.value, self.configs.value
+        config = in_force(present, wanted)
+        found = changes(present, wanted)
+        if next(iter(broken_rules(config, self._words.families)), None):
             # The new live keys do not go with the old ones that wait: then all of it waits.
-            config = before.config
+            config = present
             found = tuple(msgspec.structs.replace(change, needs_restart=True) for change in found)
         waiting = tuple(change.key for change in found if change.needs_restart)
         if before.error is not None:
@@ -155,10 +138,10 @@ class Poller:
                 log.info("config changed", change=str(change))
             elif change.key not in before.waiting:
                 log.warning("config change waits for a restart", change=str(change))
+        self.configs.publish(config)
         self.states.publish(
-            State(
-                config=config,
-                generation=before.generation + (config != before.config),
+            ConfigState(
+                generation=before.generation + (config != present),
                 loaded_at=time.time(),
                 rejected=before.rejected,
                 waiting=waiting,
@@ -170,9 +153,7 @@ class Poller:
         if error == before.error:
             return
         log.error("the config file is refused and the last good one stays", error=error)
-        self.states.publish(
-            msgspec.structs.replace(before, error=error, rejected=before.rejected + 1)
-        )
+        self.states.publish(replace(before, error=error, rejected=before.rejected + 1))
 
 
 def _version(path: Path) -> _Version:

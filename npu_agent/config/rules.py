@@ -1,10 +1,11 @@
-"""What must hold between keys, and what only the families of cards can tell."""
+"""What must hold between keys, and what depends on the families of cards."""
 
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
+
+from npu_agent.text import closest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -49,10 +50,9 @@ def any_of(words: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
-    """`: did you mean rngd?`, or "" if none of the words is close; the prefix goes before it."""
-    known = {each.lower(): each for each in words}
-    close = get_close_matches(word.lower(), known, n=1)
-    return f": did you mean {prefix}{known[close[0]]}?" if close else ""
+    """`: did you mean npu?`, or "" if none of the words is close; the prefix goes before it."""
+    close = closest(word, words)
+    return f": did you mean {prefix}{close}?" if close else ""
 
 
 def _socket_path(config: Config) -> Iterator[Broken]:

@@ -1,13 +1,15 @@
 """The configuration's keys: types, defaults, limits, meaning, and which apply while running.
 
 This is the only place that lists them. The command-line options, the error messages, the JSON
-schema, `config show` and the comparison of two configurations are all derived from it.
+schema, `config show` and the comparison of two configurations are all derived from it. What only
+the vendors of cards can say (some defaults, the label sets, the metric schemas) is empty here and
+comes with their vocabulary: see `schema_of`.
 """
 
 from __future__ import annotations
 
 import re
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +17,9 @@ from msgspec import Meta
 from msgspec import inspect as mi
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from npu_agent.core.vocabulary import Vocabulary
 
 # Patterns are written so that Python and JSON schema (ECMA 262) read them alike.
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -23,12 +27,12 @@ _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]
 
 
 def _live(description: str) -> Meta:
-    """A key whose new value is in force at once."""
+    """A key whose new value applies immediately."""
     return Meta(description=description, extra={"live": True})
 
 
 def _restart(description: str) -> Meta:
-    """A key whose new value waits for the agent's next start."""
+    """A key whose new value applies from the agent's next start."""
     return Meta(description=description, extra={"live": False})
 
 
@@ -41,7 +45,7 @@ _ResourceName = Annotated[
         pattern=r"^(?=[^/]{1,244}/[^/]{1,63}$)(?!requests\.)(?!.*kubernetes\.io/)"
         + _SUBDOMAIN
         + r"/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-        extra={"must": "<domain>/<name> like beta.furiosa.ai/npu, outside kubernetes.io"},
+        extra={"must": "<domain>/<name> like {resource_name}, outside kubernetes.io"},
     ),
 ]
 
@@ -78,12 +82,12 @@ class DisabledDevice(_Values, frozen=True, kw_only=True):
 class ResourceSpec(_Values, frozen=True, kw_only=True):
     """A resource that offers one family's cards in a width of its own."""
 
-    name: Annotated[_ResourceName, Meta(description="The resource's name: furiosa.ai/rngd.")]
+    name: Annotated[_ResourceName, Meta(description="The resource's name: example.com/npu.")]
     family: Annotated[
         str,
         Meta(
             pattern=r"^\S+$",
-            description="The family whose cards it offers: warboy, rngd.",
+            description="The family whose cards it offers: {families}.",
             extra={"must": "a family of cards"},
         ),
     ]
@@ -98,7 +102,7 @@ class AllocationConfig(_Values, frozen=True, kw_only=True):
 
     method: Annotated[
         Literal["deviceNodes", "cdi"],
-        _restart("deviceNodes: the kubelet passes them in; cdi: by name, the runtime does."),
+        _restart("deviceNodes: by the kubelet, as nodes; cdi: by the runtime, as CDI names."),
     ] = "deviceNodes"
 
 
@@ -108,17 +112,19 @@ class HealthConfig(_Values, frozen=True, kw_only=True):
     interval: Annotated[
         float,
         Meta(ge=0.05, le=60, extra={"unit": "seconds"}),
-        _live("Seconds between two looks at each card's health."),
+        _live("Seconds between two probes of each card's health."),
     ] = 0.5
     failures: Annotated[
-        int, Meta(ge=1, le=100), _live("Bad looks in a row that make a card unhealthy.")
+        int, Meta(ge=1, le=100), _live("Failed probes in a row that make a card unhealthy.")
     ] = 2
     recoveries: Annotated[
-        int, Meta(ge=1, le=100), _live("Good looks in a row that make it healthy again.")
+        int,
+        Meta(ge=1, le=100),
+        _live("Good probes in a row after which an unhealthy card has recovered."),
     ] = 3
     max_temperature: Annotated[
         Annotated[float, Meta(ge=30, le=150, extra={"unit": "°C"})] | None,
-        _live("°C above which a card is unhealthy; without it, heat is no reason."),
+        _live("°C above which a card is unhealthy; without it, temperature does not count."),
     ] = None
 
 
@@ -130,14 +136,14 @@ class LabelsConfig(_Values, frozen=True, kw_only=True):
         _restart("api: set on the Node; nfd: written for Node Feature Discovery; none: no labels."),
     ] = "api"
     sets: Annotated[
-        tuple[Literal["alpha", "beta", "current"], ...],
+        tuple[str, ...],
         Meta(extra_json_schema={"uniqueItems": True}),
-        _live("Generations of label names: alpha (SDK 0.5), beta (0.8), current (2025 on)."),
-    ] = ("beta",)
+        _live("Generations of label names: {label_sets}."),
+    ] = ()
     resync: Annotated[
         float,
         Meta(ge=10, le=86400, extra={"unit": "seconds"}),
-        _live("Seconds between looks whether somebody else changed our labels."),
+        _live("Seconds between two checks of our labels for changes by others."),
     ] = 300.0
 
 
@@ -153,17 +159,14 @@ class MetricsConfig(_Values, frozen=True, kw_only=True):
         ),
         _restart("Address of the HTTP server, [host]:port; port 0 takes a free one."),
     ] = ":9100"
-    schema: Annotated[
-        Literal["0.8", "2025"],
-        _live("Generation of names and units: 0.8 (m°C, µW, mV, mA) or 2025 (°C, W)."),
-    ] = "0.8"
+    schema: Annotated[str, _live("Generation of names and units: {metric_schemas}.")] = ""
     pod_labels: Annotated[
-        bool, _live("Name the pod that holds a card (namespace, pod, container) in its series.")
+        bool, _live("Name the Pod that holds a card (namespace, pod, container) in its series.")
     ] = True
     interval: Annotated[
         float,
         Meta(ge=1, le=3600, extra={"unit": "seconds"}),
-        _live("Seconds between two readings of the figures and of who holds which device."),
+        _live("Seconds between two readings of telemetry and of assignments."),
     ] = 5.0
 
     @property
@@ -177,7 +180,7 @@ class LogConfig(_Values, frozen=True, kw_only=True):
     """What the agent logs."""
 
     level: Annotated[
-        Literal["debug", "info", "warning", "error"], _live("The least level that is logged.")
+        Literal["debug", "info", "warning", "error"], _live("The lowest level that is logged.")
     ] = "info"
     format: Annotated[
         Literal["text", "json"], _live("text: lines for people; json: lines for programs.")
@@ -187,8 +190,9 @@ class LogConfig(_Values, frozen=True, kw_only=True):
 class Config(_Values, frozen=True, kw_only=True):
     """Configuration of npu-agent.
 
-    Immutable and complete. Valid if it comes from `load`, `parse` or `from_args`: making one in
-    code checks nothing. Times are in seconds, temperatures in °C.
+    Immutable. Complete and valid if it comes from `load`, `parse` or `from_args`: one that is made
+    in code is not checked, and has no defaults of the vendors. Times are in seconds, temperatures
+    in °C.
     """
 
     default_pe: Annotated[
@@ -199,8 +203,8 @@ class Config(_Values, frozen=True, kw_only=True):
         float,
         Meta(ge=0.1, le=3600, extra={"unit": "seconds"}),
         _live(
-            "Seconds between looks at who each card is: UUID, serial number, versions. One that "
-            "comes or goes is seen within health.interval."
+            "Seconds between two readings of each card's identity: UUID, serial number, versions. "
+            "Cards that are added or removed are found within health.interval."
         ),
     ] = 10.0
     disabled_devices: Annotated[
@@ -218,10 +222,10 @@ class Config(_Values, frozen=True, kw_only=True):
             extra={"must": "a bare file name of letters, digits, '.', '_' and '-'"},
         ),
         _restart("First part of the name of the agent's own sockets there."),
-    ] = "furiosa-npu"
+    ] = ""
     resource_name: Annotated[
-        _ResourceName, _restart("Resource that offers all cards which `resources` does not.")
-    ] = "beta.furiosa.ai/npu"
+        _ResourceName, _restart("Resource that offers all cards which `resources` does not name.")
+    ] = ""
     resources: Annotated[
         tuple[ResourceSpec, ...],
         _restart("Resources per family and width, in place of resourceName and defaultPe."),
@@ -230,7 +234,9 @@ class Config(_Values, frozen=True, kw_only=True):
     health: HealthConfig = HealthConfig()
     labels: LabelsConfig = LabelsConfig()
     metrics: MetricsConfig = MetricsConfig()
-    events: Annotated[bool, _live("Send Events about cards that fail, recover, come or go.")] = True
+    events: Annotated[
+        bool, _live("Send Events about cards that fail, recover, are added or removed.")
+    ] = True
     log: LogConfig = LogConfig()
 
 
@@ -254,7 +260,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         attributes: the way to its value in a `Config`: ("health", "max_temperature").
         kind: its type, with `msgspec.inspect`'s limits.
         unit: "seconds", "°C" or "".
-        live: whether a new value is in force at once, or else after a restart.
+        live: whether a new value applies immediately, or else after a restart.
         default: its value where nobody set one.
     """
 
@@ -327,5 +333,82 @@ def _keys(
             )
 
 
-ROOT = struct(Config)
-KEYS = tuple(_keys(ROOT))
+_ROOT = struct(Config)
+KEYS = tuple(_keys(_ROOT))
+"""Every key, without what the vendors say of some."""
+
+
+class Schema(msgspec.Struct, frozen=True, eq=False):
+    """The keys, with all that the vendors say.
+
+    Attributes:
+        root: the type of the whole configuration.
+        keys: as `KEYS`.
+        choices: of the keys whose values the vendors name.
+        defaults: what these and some others are where nobody set them.
+    """
+
+    root: mi.StructType
+    keys: tuple[Key, ...]
+    choices: Mapping[str, tuple[str, ...]]
+    defaults: Mapping[str, object]
+
+
+@lru_cache(8)
+def schema_of(words: Vocabulary) -> Schema:
+    """The keys, completed by what the vendors call things."""
+    sets, schemas = words.label_sets, words.metric_schemas
+    texts = {
+        "resource_name": words.resource_name,
+        "families": ", ".join(words.families),
+        "label_sets": ", ".join(f"{name} ({one.about})" for name, one in sets.items()),
+        "metric_schemas": " or ".join(f"{name} ({one.about})" for name, one in schemas.items()),
+    }
+    choices = {"labels.sets": tuple(sets), "metrics.schema": tuple(schemas)}
+    defaults = {
+        "resourceName": words.resource_name,
+        "socketName": words.socket_name,
+        "labels.sets": (words.label_set,),
+        "metrics.schema": words.metric_schema,
+    }
+
+    def said(notes: dict[str, Any] | None) -> dict[str, Any] | None:
+        return notes and {
+            name: note.format(**texts) if isinstance(note, str) else note
+            for name, note in notes.items()
+        }
+
+    def completed(kind: Any, name: str) -> Any:
+        match kind:
+            case mi.Metadata():
+                return msgspec.structs.replace(
+                    kind,
+                    type=completed(kind.type, name),
+                    extra_json_schema=said(kind.extra_json_schema),
+                    extra=said(kind.extra),
+                )
+            case mi.VarTupleType():
+                return msgspec.structs.replace(kind, item_type=completed(kind.item_type, name))
+            case mi.StructType():
+                prefix = f"{name}." if name else ""
+                fields = tuple(field(each, prefix + each.encode_name) for each in kind.fields)
+                return msgspec.structs.replace(kind, fields=fields)
+            case mi.StrType() if name in choices:
+                return mi.LiteralType(choices[name])
+        return kind
+
+    def field(each: mi.Field, name: str) -> mi.Field:
+        kind = completed(each.type, name)
+        default = defaults.get(name, each.default)
+        if isinstance(kind, mi.StructType):
+            default = kind.cls(**{part.name: part.default for part in kind.fields})
+        return msgspec.structs.replace(each, type=kind, default=default)
+
+    root = completed(_ROOT, "")
+    return Schema(root=root, keys=tuple(_keys(root)), choices=choices, defaults=defaults)
+
+
+def default_config(words: Vocabulary) -> Config:
+    """The configuration in which nobody set anything."""
+    fields = schema_of(words).root.fields
+    return Config(**{field.name: field.default for field in fields})

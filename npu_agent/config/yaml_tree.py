@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from npu_agent.config.errors import ConfigError, Place, Problem
-from npu_agent.config.text import shown
 from npu_agent.config.tree import List, Map, Node, Scalar
+from npu_agent.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

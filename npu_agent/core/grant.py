@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from npu_agent.core.offer import Device
+from npu_agent.text import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,11 @@ class Grant:
     """What one container is given."""
 
     environment: tuple[tuple[str, str], ...]
-    """Variables and their values: ``("NPU_DEVNAME", "npu0pe0-1,npu1pe0-1")``."""
+    """Variables and their values: ``("ANVIL_CORES", "0:0-1,1:0-1")``."""
     nodes: tuple[str, ...]
     """Device nodes below /dev, ``rw``, at the same path in the container; each once."""
     cdi_names: tuple[str, ...]
-    """The same nodes as names for the container runtime: ``furiosa.ai/npu=<device ID>``."""
+    """The same nodes as names for the container runtime: ``example.com/npu=<device ID>``."""
 
 
 class Refusal(Enum):
@@ -85,23 +86,18 @@ def _requested(
     found = []
     for id_ in ids:
         if id_ in taken:
-            raise RefusalError(Refusal.INVALID, f"device {shown(id_)} is asked for twice")
+            raise RefusalError(Refusal.INVALID, f"device {quoted(id_)} is asked for twice")
         taken.add(id_)
         device = devices.get(id_)
         if device is None:
             raise RefusalError(
                 Refusal.UNKNOWN,
-                f"device {shown(id_)} is not one of {resource} on this node now: "
+                f"device {quoted(id_)} is not one of {resource} on this node now: "
                 f"it was removed, disabled, or cut into other parts ({len(devices)} are listed)",
             )
         if not device.healthy:
             raise RefusalError(
-                Refusal.UNFIT, f"device {shown(id_)} ({device.name}) is unhealthy: {device.reason}"
+                Refusal.UNFIT, f"device {quoted(id_)} ({device.name}) is unhealthy: {device.reason}"
             )
         found.append(device)
     return found
-
-
-def shown(id_: str) -> str:
-    """An ID from outside, made fit to show."""
-    return repr(id_) if len(id_) <= 80 else f"{id_[:80]!r}..."

@@ -59,10 +59,10 @@ class Access:
     core_nodes: tuple[tuple[CoreRange, str], ...]
     """The nodes of single and of fused cores, the narrow ones first."""
     environment: tuple[tuple[str, str], ...]
-    """Variables, each with the text for one range of cores: ``("NPU_DEVNAME", "npu0pe{cores}")``.
+    """Variables, each with the text for one range of cores: ``("ANVIL_CORES", "0:{cores}")``.
     The texts of several ranges are joined by commas."""
     cdi_kind: str
-    """``furiosa.ai/npu``: the kind of the card's CDI devices."""
+    """``example.com/npu``: the kind of the card's CDI devices."""
 
     def nodes(self) -> tuple[str, ...]:
         """Every node that the card may have."""
@@ -77,17 +77,17 @@ class Card:
     """
 
     vendor: str
-    """``furiosa``: the name of its vendor's folder in `npu_agent.vendors`."""
+    """``acme``: the name of its vendor's folder in `npu_agent.vendors`."""
     family: str
-    """``warboy``: as in config files; unique among all vendors."""
+    """``anvil``: as in config files; unique among all vendors."""
     title: str
-    """For people: ``FuriosaAI Warboy``."""
+    """For people: ``Acme Anvil``."""
     core_count: int
     access: Access
     index: int
     """The host's number of the card, N of ``npuN``."""
     product: str
-    """``warboy``, ``warboyB0``, ``rngd``."""
+    """``anvil``, ``anvilB0``: what is sold under a name of its own."""
     uuid: str | None = None
     serial: str | None = None
     pci_bus_id: str | None = None
@@ -101,7 +101,7 @@ class Card:
     switches: tuple[str, ...] = ()
     """What is above the card on the PCI bus, from the root complex (``pci0000:00``) down."""
     nodes: frozenset[str] = frozenset()
-    """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``rngd/npu0mgmt``."""
+    """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``anvil/npu0mgmt``."""
 
     @property
     def name(self) -> str:
@@ -162,7 +162,7 @@ class CoreReading:
     cycles: int | None = None
     """Cycles counted so far."""
     task_cycles: int | None = None
-    """Those of them spent on tasks. On a Warboy they begin anew at 2**32."""
+    """Those of them spent on tasks. Some start again from 0 at 2**32."""
     dram_total: int | None = None
     """Bytes of the card's memory that the core's user may take."""
     dram_used: int | None = None
@@ -236,7 +236,7 @@ class Oddity:
     """Something that looked like a card and is not served, and why."""
 
     entry: str
-    """Where it was seen, e.g. ``/sys/class/npu_mgmt/npu3_mgmt``."""
+    """Where it was seen, e.g. ``/sys/class/anvil/npu3``."""
     reason: str
     unread: bool = False
     """It may be a card all the same: it could not be read, and is tried again and again."""

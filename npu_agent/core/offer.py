@@ -20,7 +20,7 @@ class Resource:
     """A named set of devices, and how wide its devices are."""
 
     name: str
-    """As Pods ask for it: ``beta.furiosa.ai/npu``."""
+    """As Pods ask for it: ``example.com/npu``."""
     widths: tuple[tuple[str, int], ...]
     """For each family that it serves, how many cores a device has."""
 
@@ -40,7 +40,7 @@ class Device:
     """Why it is healthy or not, for people."""
     environment: tuple[tuple[str, tuple[str, ...]], ...]
     """For each variable the texts of the nodes that cover the cores:
-    ``("NPU_DEVNAME", ("npu0pe0-1",))``."""
+    ``("ANVIL_CORES", ("0:0-1",))``."""
     nodes: tuple[str, ...]
     """Device nodes of a holder, relative to /dev; existing ones only."""
 
@@ -93,7 +93,7 @@ def advertise(
     return tuple(
         device
         for state in snapshot.cards
-        if state.card.family in widths and not (unwanted and unwanted & _names(state))
+        if state.card.family in widths and not (unwanted and unwanted & names(state))
         for device in _devices(state.id, state.card, state.health, widths[state.card.family])
     )
 
@@ -112,7 +112,8 @@ def split_id(id_: str) -> tuple[str, CoreRange | None]:
     return card_id, CoreRange(int(match[1]), int(match[2] or match[1]))
 
 
-def _names(state: CardState) -> set[str]:
+def names(state: CardState) -> set[str]:
+    """What the config can call a card, in lower case: ``npu0``, its UUID, PCI address or ID."""
     card = state.card
     return {n.lower() for n in (card.name, card.uuid, card.pci_bus_id, state.id) if n}
 

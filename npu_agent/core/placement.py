@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from npu_agent.core.grant import Refusal, RefusalError, shown
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.offer import Device
+from npu_agent.text import quoted
 
 _BELOW_A_SWITCH = 4
 
@@ -103,7 +104,7 @@ def _check(free: Sequence[str], must: Sequence[str], size: int) -> None:
     if strange:
         raise RefusalError(
             Refusal.INVALID,
-            f"must_include_deviceIDs names {shown(strange[0])}, which is not available",
+            f"must_include_deviceIDs names {quoted(strange[0])}, which is not available",
         )
     if len(set(must)) > size:
         raise RefusalError(

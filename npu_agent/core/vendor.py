@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npu_agent.core.hardware import Card, CoreReading, Reading
+    from npu_agent.core.vocabulary import Vocabulary
+
 
 OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of a read for which this process or the host is to blame: they say nothing of a card. The
@@ -38,15 +38,15 @@ class Entry:
     """A place where a card of a family may be."""
 
     family: str
-    """``warboy``: as `Card.family`."""
+    """``anvil``: as `Card.family`."""
     index: int
     path: str
     """On this machine, i.e. below the host root."""
     inode: int
-    """A driver that is reloaded makes the entry anew, with another inode."""
+    """A driver that is reloaded makes a new entry, with another inode."""
     counters_wrap: bool
-    """Whether the counters of its cores begin anew at 2**32, so that they have to be read often
-    while cores are in use: `npu_agent.core.utilization`."""
+    """Whether the counters of its cores start again from 0 at 2**32, so that they have to be read
+    often while cores are in use: `npu_agent.core.utilization`."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -74,17 +74,11 @@ class Probe:
 class Vendor(Protocol):
     """The cards of one vendor on one host."""
 
-    @property
-    def name(self) -> str:
-        """``furiosa``: as `Card.vendor`."""
+    vocabulary: ClassVar[Vocabulary]
+    """Its families, and what config files, labels and metrics call things."""
 
-    @property
-    def core_counts(self) -> Mapping[str, int]:
-        """For each family, how many cores a card has."""
-
-    @property
-    def widths(self) -> Mapping[str, tuple[int, ...]]:
-        """For each family, how many cores a device can have: what the config is checked against."""
+    def __init__(self, root: Any) -> None:
+        """`root` is the path where the host's ``/`` is seen."""
 
     @property
     def place(self) -> str:
@@ -114,18 +108,11 @@ class Vendor(Protocol):
         """
 
     def read(self, entry: Entry, card: Card) -> Reading:
-        """The telemetry of `card`, which is at `entry`; what cannot be read is left out.
-
-        Raises:
-            OSError: one of `OWN_LIMITS`.
-        """
+        """The telemetry of `card`, which is at `entry`; what cannot be read is left out."""
 
     def read_cores(self, entry: Entry) -> tuple[CoreReading, ...]:
         """The counters of each core of which the driver says something.
 
         `CoreReading.utilization` is 0 for a core that is not in use and None for all others: what
         they do shows in two readings (`npu_agent.core.utilization`).
-
-        Raises:
-            OSError: one of `OWN_LIMITS`.
         """

@@ -1,17 +1,27 @@
-"""What a look finds: a name, how it stands, what was seen, and how to mend it."""
+"""One line of the report: a name, a state, what was found, and the remedy."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from npu_agent.core.trouble import TroubleKind
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SUDO = "run this as root: sudo npu-agent doctor"
 
 
 class State(enum.Enum):
-    """How it stands; only WRONG fails the command."""
+    """Only WRONG fails the command."""
 
     OK = "ok"
     NOTE = "note"
-    """Nothing that keeps the agent from working, and people should know."""
+    """The agent works; people should know."""
     UNUSED = "n/a"
     """The configuration, or this place, has no use for it."""
     UNKNOWN = "unknown"
@@ -21,36 +31,61 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of what `doctor` and `verify` say. The fields' names are those of the JSON."""
+    """One line of the report of `doctor` and `verify`. The fields' names are those of the JSON."""
 
     name: str
-    """What was looked at: ``plugin directory``, ``card npu0``."""
+    """The subject: ``plugin directory``, ``card npu0``."""
     state: State
     detail: str
-    """What was seen."""
+    """What was found."""
     remedy: str = ""
     """What to do about it; empty where there is nothing to do."""
 
-    def as_json(self) -> dict[str, str]:
+    def as_json(self) -> dict[str, Any]:
         """For programs."""
-        return {
-            "name": self.name,
-            "state": self.state.value,
-            "detail": self.detail,
-            "remedy": self.remedy,
-        }
+        return asdict(self) | {"state": self.state.value}
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
-    """What a look has instead of what it was to see."""
+class Finding(NamedTuple):
+    """A line without its name."""
 
-    why: str
-    denied: bool = False
-    """Whether this user may not see it; another one may."""
+    state: State
+    detail: str
+    remedy: str = ""
 
-    def check(self, name: str, *, remedy: str = "") -> Check:
-        """The line that says so."""
-        if self.denied:
-            remedy = "run this as root: sudo npu-agent doctor"
-        return Check(name, State.UNKNOWN, self.why, remedy)
+
+ok = partial(Finding, State.OK)
+note = partial(Finding, State.NOTE)
+unused = partial(Finding, State.UNUSED)
+unknown = partial(Finding, State.UNKNOWN)
+wrong = partial(Finding, State.WRONG)
+
+
+class Unseen(Exception):  # noqa: N818 (most of the time a value)
+    """In place of a value that a probe could not read; raised by the checks that need it."""
+
+    def __init__(self, why: str, kind: TroubleKind = TroubleKind.OTHER) -> None:
+        super().__init__(why)
+        self.why = why
+        self.kind = kind
+
+    @property
+    def finding(self) -> Finding:
+        """The line for it."""
+        return unknown(self.why, SUDO if self.kind is TroubleKind.DENIED else "")
+
+
+def have(value: T | Unseen) -> T:
+    """The value that a check needs; raises it if it is Unseen."""
+    if isinstance(value, Unseen):
+        raise value
+    return value
+
+
+def line(name: str, judge: Callable[P, Finding], *args: P.args, **kwargs: P.kwargs) -> Check:
+    """The line of this name: what `judge` finds, or that something it needs is Unseen."""
+    try:
+        found = judge(*args, **kwargs)
+    except Unseen as unseen:
+        found = unseen.finding
+    return Check(name, *found)

@@ -1,21 +1,30 @@
-"""The cluster: the API server, the agent's rights, and what its Node says of it."""
+"""The cluster: the API server, the agent's rights, and its Node."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from npu_agent.config.resources import resources_of
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Resource
-from npu_agent.doctor.check import Check, State, Unseen
+from npu_agent.doctor.check import (
+    Check,
+    Finding,
+    Unseen,
+    have,
+    line,
+    note,
+    ok,
+    unknown,
+    unused,
+    wrong,
+)
 from npu_agent.doctor.host import offered
 from npu_agent.doctor.kubelet import Kubelet, expected
-from npu_agent.doctor.look import DEADLINE, look
 from npu_agent.doctor.places import Places
+from npu_agent.doctor.probe import DEADLINE, probe
 from npu_agent.doctor.situation import Situation
 from npu_agent.kube import FIELD_MANAGER, Api, ApiError, Kind, access
 from npu_agent.kube.node import NodeMeta, node_meta, read_whole
@@ -23,43 +32,30 @@ from npu_agent.outputs.events import NAMESPACE
 from npu_agent.outputs.labels import compute, nfd
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.machine import read_machine
-from npu_agent.vendors.furiosa.families import core_counts
 
 _RULES = {
     ("get", "nodes"): "labels and Events are about its own Node",
     ("patch", "nodes"): "labels are applied to it",
-    ("create", "events"): "Events tell of its cards",
+    ("create", "events"): "Events report what becomes of its cards",
     ("patch", "events"): "one that happens again is counted up",
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Right:
-    """Something that the agent has to be allowed."""
-
-    verb: str
-    resource: str
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.resource}"
+Right = tuple[str, str]
+"""A verb and a resource that the agent has to be allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """All that was seen of it."""
 
-    wanted: tuple[Right, ...]
-    """What the configuration needs; empty: nothing is asked of the API server."""
-    known_as: str = ""
-    trouble: ApiError | None = None
-    """Why it could not be talked to."""
-    expects_credentials: bool = True
-    """Whether there should be some here: in a Pod, or where somebody pointed to a kubeconfig."""
-    allowed: Mapping[Right, bool] | None = None
-    node: Mapping[str, Any] | ApiError | None = None
-    """As the API server has it; None: not asked for."""
-    machine: Machine | None = None
-    """What the firmware calls this host; None where it does not say in time."""
+    server: Finding | Unseen
+    """Of the API server and the credentials."""
+    allowed: Mapping[Right, bool] | Unseen
+    """For each right that the configuration needs; none: nothing is asked of the API server."""
+    node: Mapping[str, Any] | ApiError | Unseen
+    """As the API server has it."""
+    machine: Machine | Unseen
+    """What the firmware calls this host."""
 
 
 def wanted(situation: Situation) -> tuple[Right, ...]:
@@ -72,64 +68,64 @@ def wanted(situation: Situation) -> tuple[Right, ...]:
         ("create", "events"): events,
         ("patch", "events"): events,
     }
-    return tuple(Right(*right) for right, needs in needed.items() if needs)
+    return tuple(right for right, needs in needed.items() if needs)
 
 
 async def cluster(situation: Situation) -> Cluster:
     """Asks for the rights first, which needs none; then for the Node."""
-    rights = wanted(situation)
-    read = await look(lambda: read_machine(situation.host_root))
-    machine = read if isinstance(read, Machine) else None
-    if not rights:
-        return Cluster(wanted=rights, machine=machine)
-    expects = await look(lambda: _credentials_expected(situation))
+    machine = await probe(lambda: read_machine(situation.host_root))
+    unasked = Unseen("the API server could not be asked")
+    if not wanted(situation):
+        return Cluster(server=unasked, allowed=unasked, node=unasked, machine=machine)
+    expected = await probe(lambda: _credentials_expected(situation))
     api = Api(deadline=DEADLINE)
     try:
-        return await _asked(api, situation, rights, machine)
+        allowed = await _allowed(api, situation)
+        server = ok(api.known_as)
+        node = await _node(api, situation)
     except ApiError as error:
-        credentials = expects is not False
-        return Cluster(
-            wanted=rights, trouble=error, expects_credentials=credentials, machine=machine
-        )
+        allowed = node = unasked
+        server = _of_failure(error, expected is not False)
     finally:
         await api.close()
+    return Cluster(server=server, allowed=allowed, node=node, machine=machine)
 
 
-async def _asked(
-    api: Api, situation: Situation, rights: tuple[Right, ...], machine: Machine | None
-) -> Cluster:
-    allowed: dict[Right, bool] | None
-    try:
-        allowed = {right: await _may(api, right, situation) for right in rights}
-    except ApiError as error:
-        if error.kind is not Kind.FORBIDDEN:
-            raise
-        allowed = None  # a cluster without system:basic-user; the rest may be asked
-    known_as = api.known_as
-    node: dict[str, Any] | ApiError | None = None
-    if situation.node_name:
+async def _allowed(api: Api, situation: Situation) -> Mapping[Right, bool] | Unseen:
+    allowed = {}
+    for verb, resource in wanted(situation):
+        where = {"namespace": NAMESPACE}
+        if resource == "nodes":
+            where = {"name": situation.node_name or ""}
         try:
-            node = await read_whole(api, situation.node_name)
+            allowed[verb, resource] = await access.allowed(api, verb, resource, **where)
         except ApiError as error:
-            node = error
-    return Cluster(wanted=rights, known_as=known_as, allowed=allowed, node=node, machine=machine)
+            if error.kind is not Kind.FORBIDDEN:
+                raise
+            # A cluster without system:basic-user; the rest may be asked.
+            return Unseen("the API server does not say")
+    return allowed
 
 
-async def _may(api: Api, right: Right, situation: Situation) -> bool:
-    if right.resource == "events":
-        return await access.allowed(api, right.verb, right.resource, namespace=NAMESPACE)
-    return await access.allowed(api, right.verb, right.resource, name=situation.node_name or "")
-
-
-def unseen(situation: Situation, why: Unseen) -> Cluster:
-    """Nothing of it was seen."""
-    trouble = ApiError(f"not asked: {why.why}", kind=Kind.UNREACHABLE)
-    return Cluster(wanted=wanted(situation), trouble=trouble)
+async def _node(api: Api, situation: Situation) -> Mapping[str, Any] | ApiError | Unseen:
+    if not situation.node_name:
+        return Unseen("NODE_NAME is not set")
+    try:
+        return await read_whole(api, situation.node_name)
+    except ApiError as error:
+        return error
 
 
 def _credentials_expected(situation: Situation) -> bool:
+    """Whether there should be some: in a Pod, or where somebody named or made a kubeconfig."""
     default = os.path.expanduser("~/.kube/config")  # noqa: PTH111 (see npu_agent/kube/client.py)
     return situation.in_pod or "KUBECONFIG" in os.environ or os.path.exists(default)  # noqa: PTH110
+
+
+def _of_failure(error: ApiError, credentials_expected: bool) -> Finding:
+    if error.kind is Kind.CREDENTIALS and not credentials_expected:
+        return unknown("no credentials here", "ask in the agent's Pod, or set KUBECONFIG")
+    return wrong(error.what, error.remedy)
 
 
 def checks(
@@ -140,115 +136,75 @@ def checks(
     places: Places,
 ) -> Iterator[Check]:
     """What it means."""
-    if not found.wanted:
-        unused = "labels.output and events ask nothing of it"
+    if not wanted(situation):
         for name in ("NODE_NAME", "API server", "Node"):
-            yield Check(name, State.UNUSED, unused)
+            yield line(name, unused, "labels.output and events ask nothing of it")
     else:
-        yield _of_name(situation)
-        yield _of_server(found)
-        for right in found.wanted:
-            yield _of_right(found, right)
-        yield _of_node(situation, found)
-        for resource in resources_of(situation.config, core_counts()):
-            yield _of_allocatable(situation, found, kubelet, snapshot, resource)
-    yield _of_labels(situation, found, snapshot, places)
+        yield line("NODE_NAME", _of_name, situation)
+        yield line("API server", have, found.server)
+        for right in wanted(situation):
+            yield line(f"right to {' '.join(right)}", _of_right, found, right)
+        yield line("Node", _of_node, situation, found)
+        for one in situation.resources:
+            name = f"allocatable {one.name}"
+            yield line(name, _of_allocatable, situation, found, kubelet, snapshot, one)
+    yield line("labels", _of_labels, situation, found, snapshot, places)
 
 
-def _of_name(situation: Situation) -> Check:
-    name = "NODE_NAME"
+def _of_name(situation: Situation) -> Finding:
     if situation.node_name:
-        return Check(name, State.OK, situation.node_name)
+        return ok(situation.node_name)
     if situation.in_pod:
-        return Check(
-            name,
-            State.WRONG,
+        return wrong(
             "not set: no Node can be labelled, and Events are about none",
             "set it from spec.nodeName by the downward API, as k8s/daemonset.yaml does",
         )
-    return Check(
-        name,
-        State.UNKNOWN,
-        "not set here, so that this host's Node cannot be looked at",
+    return unknown(
+        "not set here, so that this host's Node cannot be read",
         "NODE_NAME=(as `kubectl get nodes` has it) npu-agent doctor",
     )
 
 
-def _of_server(found: Cluster) -> Check:
-    name, error = "API server", found.trouble
-    if error is None:
-        return Check(name, State.OK, found.known_as)
-    if error.kind is Kind.CREDENTIALS and not found.expects_credentials:
-        return Check(
-            name,
-            State.UNKNOWN,
-            "no credentials here",
-            "ask in the agent's Pod, or set KUBECONFIG",
-        )
-    detail, remedy = _split(error)
-    return Check(name, State.WRONG, detail, remedy)
-
-
-def _split(error: ApiError) -> tuple[str, str]:
-    """An error's line as what happened and what to do, which it has last, in some words."""
-    parts = re.fullmatch("(.*): (.{25,})", str(error), re.DOTALL)
-    return (parts[1], parts[2]) if parts else (str(error), "")
-
-
-def _of_right(found: Cluster, right: Right) -> Check:
-    name = f"right to {right}"
-    if found.allowed is None:
-        why = "could not be asked" if found.trouble else "does not say"
-        return Check(name, State.UNKNOWN, f"the API server {why}")
-    if found.allowed[right]:
-        return Check(name, State.OK, "allowed")
-    rule = f'{{apiGroups: [""], resources: [{right.resource}], verbs: [{right.verb}]}}'
-    return Check(
-        name,
-        State.WRONG,
-        f"missing: {_RULES[right.verb, right.resource]}",
+def _of_right(found: Cluster, right: Right) -> Finding:
+    if have(found.allowed)[right]:
+        return ok("allowed")
+    verb, resource = right
+    rule = f'{{apiGroups: [""], resources: [{resource}], verbs: [{verb}]}}'
+    return wrong(
+        f"missing: {_RULES[right]}",
         f"kubectl apply -k k8s/, or add this rule to the ClusterRole npu-agent: {rule}; and its "
         "ClusterRoleBinding has to name this ServiceAccount",
     )
 
 
-def _of_node(situation: Situation, found: Cluster) -> Check:
-    name = "Node"
+def _of_node(situation: Situation, found: Cluster) -> Finding:
     if isinstance(found.node, ApiError):
-        detail, remedy = _split(found.node)
-        unseen = found.node.kind is Kind.FORBIDDEN  # which has a line of its own
-        return Check(name, State.UNKNOWN if unseen else State.WRONG, detail, remedy)
-    if found.node is None:
-        return _node_unseen(situation, found, name)
-    status, spec = _part(found.node, "status"), _part(found.node, "spec")
-    version = _part(status, "nodeInfo").get("kubeletVersion", "of unknown version")
+        # That right has a line of its own.
+        judge = unknown if found.node.kind is Kind.FORBIDDEN else wrong
+        return judge(found.node.what, found.node.remedy)
+    node = have(found.node)
+    status = _part(node, "status")
     conditions = status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
         ready = isinstance(condition, Mapping) and condition.get("type") == "Ready"
         if ready and condition.get("status") != "True":
-            return Check(
-                name,
-                State.NOTE,
-                f"{situation.node_name} is not Ready: {condition.get('message') or 'no word'}",
+            return note(
+                f"{situation.node_name} is not Ready: {condition.get('message') or 'no reason'}",
                 "journalctl -u kubelet",
             )
-    if spec.get("unschedulable"):
-        return Check(
-            name,
-            State.NOTE,
+    if _part(node, "spec").get("unschedulable"):
+        return note(
             f"{situation.node_name} is cordoned: no new Pod is scheduled to it",
             f"kubectl uncordon {situation.node_name}",
         )
-    return Check(name, State.OK, f"{situation.node_name}, kubelet {version}")
+    version = _part(status, "nodeInfo").get("kubeletVersion", "of unknown version")
+    return ok(f"{situation.node_name}, kubelet {version}")
 
 
-def _node_unseen(situation: Situation, found: Cluster, name: str) -> Check:
-    why = "the API server could not be asked"
-    if not situation.node_name:
-        why = "NODE_NAME is not set"
-    elif isinstance(found.node, ApiError):
-        why = "the Node could not be read: see there"
-    return Check(name, State.UNKNOWN, why)
+def _readable(found: Cluster) -> Mapping[str, Any]:
+    if isinstance(found.node, ApiError):
+        raise Unseen("the Node could not be read: see that line")
+    return have(found.node)
 
 
 def _part(thing: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -260,94 +216,79 @@ def _of_allocatable(
     situation: Situation,
     found: Cluster,
     kubelet: Kubelet,
-    snapshot: Snapshot | Unseen,
+    seen: Snapshot | Unseen,
     resource: Resource,
-) -> Check:
+) -> Finding:
     """Whether the Node has as many devices to give as are healthy here."""
-    name = f"allocatable {resource.name}"
-    if isinstance(snapshot, Unseen):
-        return snapshot.check(name)
-    if not isinstance(found.node, Mapping):
-        return _node_unseen(situation, found, name)
+    snapshot, node = have(seen), _readable(found)
     devices = offered(situation, resource, snapshot)
     healthy = len(expected(resource.name, devices, kubelet.held))
-    said = str(_part(_part(found.node, "status"), "allocatable").get(resource.name, "0"))
-    if said == str(healthy):
-        return Check(name, State.OK, f"{said}, as many as are healthy here")
+    count = str(_part(_part(node, "status"), "allocatable").get(resource.name, "0"))
+    if count == str(healthy):
+        return ok(f"{count}, as many as are healthy here")
     if any(odd.unread for odd in snapshot.odd):
-        return Check(
-            name,
-            State.UNKNOWN,
-            f"{said} on the Node, {healthy} healthy here, where not all could be read",
-            "mend the odd entry first",
+        return unknown(
+            f"{count} on the Node, {healthy} healthy here, where not all could be read",
+            "fix the odd entry first",
         )
-    causes = (
-        "the kubelet tells the Node every ten seconds: ask again; else the agent is not "
+    remedy = (
+        "no npu-agent serves this node: is its Pod running here?"
+        if kubelet.owner is None
+        else "the kubelet updates the Node every ten seconds: ask again; else the agent is not "
         "registered, follows another configuration, or a second plugin owns the resource"
-        if kubelet.agent_runs or isinstance(kubelet.owner, Unseen)
-        else "no npu-agent serves this node: is its Pod running here?"
     )
-    return Check(name, State.WRONG, f"{said} on the Node, {healthy} healthy device(s) here", causes)
+    return wrong(f"{count} on the Node, {healthy} healthy device(s) here", remedy)
 
 
 def _of_labels(
-    situation: Situation, found: Cluster, snapshot: Snapshot | Unseen, places: Places
-) -> Check:
+    situation: Situation, found: Cluster, seen: Snapshot | Unseen, places: Places
+) -> Finding:
     """Whether the labels are as they should be, and whose they are."""
-    name, output = "labels", situation.config.labels.output
-    if output == "none":
-        return Check(name, State.UNUSED, "labels.output is none")
-    if isinstance(snapshot, Unseen):
-        return snapshot.check(name)
+    config = situation.config.labels
+    if config.output == "none":
+        return unused("labels.output is none")
+    snapshot = have(seen)
     if doubt := compute.unsure(snapshot):
-        return Check(name, State.UNKNOWN, doubt)
-    machine = found.machine or Machine(vendor=None, name=None)
-    right = compute.labels(snapshot, machine, situation.config.labels.sets)
-    if output == "nfd":
-        if isinstance(places.features, Unseen):
-            return places.features.check(name)
-        there = nfd.parse(places.features)
-        wrong = _differences(right, there, frozenset(there))
-        return _labels(name, right, wrong, f"in {situation.host_root / nfd.FILE}")
-    if not isinstance(found.node, Mapping):
-        return _node_unseen(situation, found, name)
+        return unknown(doubt)
+    machine = Machine(vendor=None, name=None)
+    if not isinstance(found.machine, Unseen):
+        machine = found.machine
+    right = compute.labels(snapshot, machine, situation.vendor.label_sets(config.sets))
+    if config.output == "nfd":
+        there = nfd.parse(have(places.features))
+        return _compared(right, there, frozenset(there), f"in {situation.host_root / nfd.FILE}")
+    answer = _readable(found)
     try:
-        node = node_meta(found.node)
+        node = node_meta(answer)
     except ValueError as error:
-        return Check(name, State.UNKNOWN, f"the Node as answered: {error}")
-    wrong = _differences(right, node.labels, node.applied)
-    if not wrong and (theirs := sorted(right.keys() - node.applied)):
-        return _of_foreign(name, node, theirs[0], _part(found.node, "metadata"))
-    return _labels(name, right, wrong, "on the Node")
+        return unknown(f"the Node as answered: {error}")
+    finding = _compared(right, node.labels, node.applied, "on the Node")
+    if not finding.remedy and (theirs := sorted(right.keys() - node.applied)):
+        return _of_foreign(node, theirs[0], _part(answer, "metadata"))
+    return finding
 
 
-def _differences(
-    right: Mapping[str, str], there: Mapping[str, str], ours: frozenset[str]
-) -> list[str]:
-    """What is not as it should be, one phrase for each key."""
-    wrong = [
+def _compared(
+    right: Mapping[str, str], there: Mapping[str, str], ours: frozenset[str], where: str
+) -> Finding:
+    differences = [
         f"{key} is {there.get(key, 'missing')} and should be {value}"
         for key, value in right.items()
         if there.get(key) != value
     ]
-    return wrong + [f"{key} should be gone" for key in sorted(ours - right.keys())]
-
-
-def _labels(name: str, right: Mapping[str, str], wrong: list[str], where: str) -> Check:
-    if not wrong:
-        return Check(name, State.OK, f"{len(right)} {where}, as they should be")
-    more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
-    return Check(
-        name,
-        State.WRONG,
-        f"{where}: {wrong[0]}{more}",
-        "the agent puts them right within labels.resync; if not, readiness and its log say why. "
+    differences += [f"{key} should be gone" for key in sorted(ours - right.keys())]
+    if not differences:
+        return ok(f"{len(right)} {where}, as they should be")
+    more = f", and {len(differences) - 1} more differ" if len(differences) > 1 else ""
+    return wrong(
+        f"{where}: {differences[0]}{more}",
+        "the agent corrects them within labels.resync; if not, readiness and its log say why. "
         "`npu-agent labels apply` does it now",
     )
 
 
-def _of_foreign(name: str, node: NodeMeta, key: str, metadata: Mapping[str, Any]) -> Check:
-    """Labels with the right values in somebody else's hands."""
+def _of_foreign(node: NodeMeta, key: str, metadata: Mapping[str, Any]) -> Finding:
+    """Labels that have the right values, and another owner."""
     managers = sorted(
         str(entry.get("manager"))
         for entry in metadata.get("managedFields") or ()
@@ -355,11 +296,9 @@ def _of_foreign(name: str, node: NodeMeta, key: str, metadata: Mapping[str, Any]
         and entry.get("manager") != FIELD_MANAGER
         and f"f:{key}" in _part(_part(_part(entry, "fieldsV1"), "f:metadata"), "f:labels")
     )
-    return Check(
-        name,
-        State.NOTE,
+    return note(
         f"{key} of Node {node.name} is right, and set by "
-        f"{', '.join(managers) or 'somebody unknown'}",
+        f"{', '.join(managers) or 'an unknown manager'}",
         "two label the same Node: delete the vendor's feature discovery; the agent takes over at "
-        "its next look (labels.resync)",
+        "its next check of the labels (labels.resync)",
     )

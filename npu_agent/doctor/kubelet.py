@@ -11,6 +11,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,21 +19,32 @@ from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.config import SOCKET_PATH_MAX
-from npu_agent.config.resources import resources_of
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
-from npu_agent.core.offer import Device, split_id
-from npu_agent.doctor.check import Check, State, Unseen
+from npu_agent.core.offer import Device, Resource, split_id
+from npu_agent.core.trouble import Trouble, TroubleKind, kind_of
+from npu_agent.doctor.check import (
+    Check,
+    Finding,
+    Unseen,
+    have,
+    line,
+    note,
+    ok,
+    unknown,
+    wrong,
+)
 from npu_agent.doctor.host import offered
-from npu_agent.doctor.look import Directory, content, directory, look
-from npu_agent.doctor.places import of_writing
+from npu_agent.doctor.places import writable
+from npu_agent.doctor.probe import Directory, Process, directory, probe, process
 from npu_agent.doctor.situation import Situation
-from npu_agent.kubelet import podresources as assignments
-from npu_agent.kubelet.ownership import lock_path, owner_of
+from npu_agent.files import content
+from npu_agent.kubelet import KUBELET_SOCKET
+from npu_agent.kubelet.ownership import Owner, lock_path, owner_of
+from npu_agent.kubelet.podresources import UnavailableError, fetch, socket_beside
 from npu_agent.kubelet.rpc import apart
 from npu_agent.kubelet.wire import v1beta1 as wire
-from npu_agent.outputs.deviceplugin.session import KUBELET_SOCKET
-from npu_agent.vendors.furiosa.families import core_counts
+from npu_agent.text import reason
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 """The kubelet's device manager keeps what it knows there, as JSON (k8s.io/kubernetes,
@@ -42,10 +54,8 @@ _LARGEST = 32 << 20
 _ANSWER = 2.0
 """Seconds for a plugin to answer."""
 _OURS = "-[0-9a-f]{8}[.]sock"
-"""What follows the configured name in that of a socket of ours: see
+"""What follows the configured name in that of one of our sockets: see
 `npu_agent.outputs.deviceplugin.endpoint`."""
-_VENDORS = "furiosa"
-"""In the names of the vendor's own plugins' sockets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +65,15 @@ class Socket:
     name: str
     ours: bool
     """Whether it is named like one that an npu-agent of this configuration makes."""
-    accepts: bool
-    """Whether somebody takes connections."""
-    trouble: str = ""
-    """Why nobody does."""
+    trouble: Trouble | None = None
+    """Why nobody takes connections; None: somebody does."""
     plugin: bool = False
     """Whether it answers as a device plugin does."""
-    by: str = ""
-    """The process that made it, where /proc tells."""
+    by: Process | None = None
+    """The process that made it, where /proc has it."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.by})" if self.by else self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,39 +82,29 @@ class Kubelet:
 
     directory: Directory | Unseen
     sockets: tuple[Socket, ...] | Unseen
-    owner: str | Unseen | None
+    owner: Owner | Unseen | None
     """The npu-agent that serves this node; None: none does."""
     registered: Mapping[str, frozenset[str]] | Unseen | None
     """For each resource, the healthy devices that the kubelet knows; None: it has written nothing
     yet."""
     held: tuple[Assignment, ...] | Unseen
 
-    @property
-    def agent_runs(self) -> bool:
-        """Whether an npu-agent serves this node."""
-        return isinstance(self.owner, str)
-
 
 async def kubelet(situation: Situation) -> Kubelet:
-    """Looks at all of it."""
+    """Probes all of it."""
     path = situation.directory
     place, sockets, owner, registered, held = await asyncio.gather(
-        look(lambda: directory(path)),
+        probe(lambda: directory(path)),
         _sockets(situation),
-        look(lambda: _owner_of(path)),
+        probe(lambda: _owner_of(path)),
         _registered(path),
         _held(path),
     )
     return Kubelet(directory=place, sockets=sockets, owner=owner, registered=registered, held=held)
 
 
-def unseen(why: Unseen) -> Kubelet:
-    """Nothing of it was seen."""
-    return Kubelet(directory=why, sockets=why, owner=why, registered=why, held=why)
-
-
 async def _sockets(situation: Situation) -> tuple[Socket, ...] | Unseen:
-    names = await look(lambda: _socket_names(situation.directory))
+    names = await probe(lambda: _socket_names(situation.directory))
     if isinstance(names, Unseen):
         return names
     return tuple(await asyncio.gather(*(_socket(situation, name) for name in names)))
@@ -122,33 +123,20 @@ async def _socket(situation: Situation, name: str) -> Socket:
     try:
         async with asyncio.timeout(_ANSWER):
             _, writer = await asyncio.open_unix_connection(str(path))
+    except OSError as error:  # a TimeoutError, too
+        why = reason(error) or f"no answer within {_ANSWER:g} s"
+        return Socket(name=name, ours=ours, trouble=Trouble(what=why, kind=kind_of(error)))
+    with closing(writer):
         credentials = writer.get_extra_info("socket").getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
         )
-        writer.close()
-    except TimeoutError:
-        trouble = f"no answer within {_ANSWER:g} s"
-        return Socket(name=name, ours=ours, accepts=False, trouble=trouble)
-    except OSError as error:
-        trouble = error.strerror or str(error)
-        return Socket(name=name, ours=ours, accepts=False, trouble=trouble)
-    by = await look(lambda: _process(situation.proc, struct.unpack("3i", credentials)[0]))
+    by = await probe(lambda: process(situation.proc, struct.unpack("3i", credentials)[0]))
     return Socket(
         name=name,
         ours=ours,
-        accepts=True,
         plugin=name != KUBELET_SOCKET and not ours and await _is_plugin(path),
-        by=by if isinstance(by, str) else "",
+        by=None if isinstance(by, Unseen) else by,
     )
-
-
-def _process(proc: Path, pid: int) -> str:
-    """What runs there; empty for a process in another PID namespace, which has number 0."""
-    words = content(proc / str(pid) / "cmdline", 256) if pid else None
-    if not words:
-        return ""
-    shown = words.replace(b"\0", b" ").decode(errors="replace").strip()
-    return f"pid {pid}: {shown}"
 
 
 async def _is_plugin(path: Path) -> bool:
@@ -164,7 +152,7 @@ async def _is_plugin(path: Path) -> bool:
     return True
 
 
-def _owner_of(path: Path) -> str | None:
+def _owner_of(path: Path) -> Owner | None:
     """Who holds the lock. A shared one is asked for, for an instant, which nobody notices."""
     try:
         descriptor = os.open(lock_path(path), os.O_RDONLY | os.O_CLOEXEC)
@@ -180,7 +168,7 @@ def _owner_of(path: Path) -> str | None:
 
 
 async def _registered(path: Path) -> Mapping[str, frozenset[str]] | Unseen | None:
-    raw = await look(lambda: content(path / CHECKPOINT, _LARGEST))
+    raw = await probe(lambda: content(path / CHECKPOINT, _LARGEST))
     if raw is None or isinstance(raw, Unseen):
         return raw
     try:
@@ -192,51 +180,40 @@ async def _registered(path: Path) -> Mapping[str, frozenset[str]] | Unseen | Non
 
 async def _held(path: Path) -> tuple[Assignment, ...] | Unseen:
     try:
-        return await assignments.fetch(assignments.socket_beside(path))
-    except assignments.UnavailableError as error:
-        denied = isinstance(error.__cause__, PermissionError)
-        return Unseen(str(error), denied=denied)
+        return await fetch(socket_beside(path))
+    except UnavailableError as error:
+        return Unseen(str(error), kind_of(error.__cause__ or error))
 
 
 def checks(situation: Situation, found: Kubelet, snapshot: Snapshot | Unseen) -> Iterator[Check]:
     """What it means."""
-    yield _of_directory(situation, found.directory)
-    yield _of_kubelet_socket(situation, found)
-    yield _of_path(situation)
-    yield _of_leftovers(found.sockets)
-    yield _of_others(found.sockets, situation)
-    yield _of_owner(situation, found.owner)
-    yield _of_held(situation, found.held, snapshot)
-    for resource in resources_of(situation.config, core_counts()):
-        if isinstance(snapshot, Unseen):
-            yield snapshot.check(f"resource {resource.name}")
-        else:
-            devices = offered(situation, resource, snapshot)
-            yield of_resource(situation, resource.name, devices, found, snapshot)
+    yield line("plugin directory", _of_directory, situation, found.directory)
+    yield line(KUBELET_SOCKET, _of_kubelet_socket, situation, found.sockets)
+    yield line("socket path", _of_path, situation)
+    yield line("our sockets", _of_leftovers, found.sockets)
+    yield line("other plugins", _of_others, situation, found.sockets)
+    yield line("serving agent", _of_owner, situation, found.owner)
+    yield line("pod-resources", _of_held, situation, found.held, snapshot)
+    for resource in situation.resources:
+        yield line(f"resource {resource.name}", of_resource, situation, resource, found, snapshot)
 
 
-def _of_directory(situation: Situation, found: Directory | Unseen) -> Check:
-    name = "plugin directory"
+def _of_directory(situation: Situation, found: Directory | Unseen) -> Finding:
     if isinstance(found, Unseen):
-        if found.denied and situation.in_pod:
-            return Check(name, State.WRONG, found.why, _AS_ROOT)
-        return found.check(name)
-    if not found.there:
-        return Check(
-            name,
-            State.WRONG,
+        if found.kind is TroubleKind.DENIED and situation.in_pod:
+            return wrong(found.why, _AS_ROOT)
+    elif not found.there:
+        return wrong(
             f"{found.path} is missing, or no directory",
-            "is that the kubelet's (--root-dir)/device-plugins? Say which one by pluginDir "
+            "is that the kubelet's (--root-dir)/device-plugins? Name the right one by pluginDir "
             "(--plugin-dir), and in a Pod mount it there (hostPath)",
         )
-    if found.read_only:
-        return Check(
-            name,
-            State.WRONG,
+    elif found.read_only:
+        return wrong(
             f"{found.path} is mounted read-only",
             "mount it without readOnly: the agent makes its socket there",
         )
-    return of_writing(name, situation, found, _AS_ROOT)
+    return writable(situation, found, _AS_ROOT)
 
 
 _AS_ROOT = (
@@ -245,231 +222,181 @@ _AS_ROOT = (
 )
 
 
-def _of_kubelet_socket(situation: Situation, found: Kubelet) -> Check:
-    name, path = KUBELET_SOCKET, situation.directory / KUBELET_SOCKET
-    if isinstance(found.sockets, Unseen):
-        return found.sockets.check(name)
-    kubelet = next((each for each in found.sockets if each.name == KUBELET_SOCKET), None)
-    if kubelet is None:
-        return Check(
-            name,
-            State.WRONG,
+def _of_kubelet_socket(situation: Situation, sockets: tuple[Socket, ...] | Unseen) -> Finding:
+    path = situation.directory / KUBELET_SOCKET
+    found = next((each for each in have(sockets) if each.name == KUBELET_SOCKET), None)
+    if found is None:
+        return wrong(
             f"{path} is missing",
             "is the kubelet running (systemctl status kubelet), and is that its directory "
             "(pluginDir)?",
         )
-    if not kubelet.accepts:
-        if "denied" in kubelet.trouble and situation.uid:
-            return Unseen(f"{path}: {kubelet.trouble}", denied=True).check(name)
-        return Check(
-            name,
-            State.WRONG,
-            f"{path}: {kubelet.trouble}",
-            "the kubelet has ended or hangs: systemctl status kubelet, journalctl -u kubelet",
-        )
-    return Check(name, State.OK, f"{path} takes connections")
+    if found.trouble is None:
+        return ok(f"{path} takes connections")
+    if found.trouble.kind is TroubleKind.DENIED and situation.uid:
+        raise Unseen(f"{path}: {found.trouble}", TroubleKind.DENIED)
+    return wrong(
+        f"{path}: {found.trouble}",
+        "the kubelet has ended or hangs: systemctl status kubelet, journalctl -u kubelet",
+    )
 
 
-def _of_path(situation: Situation) -> Check:
+def _of_path(situation: Situation) -> Finding:
     path = situation.directory / f"{situation.config.socket_name}-01234567.sock"
     length = len(os.fsencode(path))
     if length > SOCKET_PATH_MAX:
-        return Check(
-            "socket path",
-            State.WRONG,
+        return wrong(
             f"that of our socket has {length} bytes, and Linux takes {SOCKET_PATH_MAX}",
             f"shorten pluginDir or socketName by {length - SOCKET_PATH_MAX}",
         )
-    return Check("socket path", State.OK, f"{length} bytes of at most {SOCKET_PATH_MAX}")
+    return ok(f"{length} bytes of at most {SOCKET_PATH_MAX}")
 
 
-def _of_leftovers(sockets: tuple[Socket, ...] | Unseen) -> Check:
-    name = "our sockets"
-    if isinstance(sockets, Unseen):
-        return sockets.check(name)
-    ours = [each for each in sockets if each.ours]
-    left = [each.name for each in ours if not each.accepts]
-    if left:
-        return Check(
-            name,
-            State.NOTE,
+def _of_leftovers(sockets: tuple[Socket, ...] | Unseen) -> Finding:
+    ours = [each for each in have(sockets) if each.ours]
+    if left := [each.name for each in ours if each.trouble]:
+        return note(
             f"nobody serves {', '.join(left)}",
             "harmless: left behind by an agent that was killed; the kubelet removes them when it "
             "starts, and so may you",
         )
-    return Check(name, State.OK, f"{len(ours)} served" if ours else "none")
+    return ok(f"{len(ours)} served" if ours else "none")
 
 
-def _of_others(sockets: tuple[Socket, ...] | Unseen, situation: Situation) -> Check:
+def _of_others(situation: Situation, sockets: tuple[Socket, ...] | Unseen) -> Finding:
     """Whether another device plugin serves this node, and may be one for the same cards."""
-    name = "other plugins"
-    if isinstance(sockets, Unseen):
-        return sockets.check(name)
-    others = [each for each in sockets if each.plugin]
-    names = (_VENDORS, situation.config.socket_name)
+    others = [each for each in have(sockets) if each.plugin]
+    names = (situation.vendor.sockets, situation.config.socket_name)
     rivals = [each for each in others if any(word in each.name for word in names)]
     if rivals:
-        return Check(
-            name,
-            State.WRONG,
-            f"{_shown(rivals)} answers as a device plugin and is not npu-agent's: by its name one "
-            "for the same cards, which both would hand out",
-            _DELETE,
+        return wrong(
+            f"{_joined(rivals)} answers as a device plugin and is not npu-agent's: by its name "
+            "one for the same cards, which both would hand out",
+            _delete(situation),
         )
-    if others:
-        return Check(name, State.OK, f"{_shown(others)}: by the name for other devices")
-    return Check(name, State.OK, "none")
+    return ok(f"{_joined(others)}: by the name for other devices" if others else "none")
 
 
-_DELETE = (
-    "delete the vendor's DaemonSet: kubectl get daemonsets -A | grep -i -e furiosa -e npu; two "
-    "plugins take a resource from each other, and the kubelet says so to neither"
-)
+def _delete(situation: Situation, unless: str = "") -> str:
+    return (
+        "delete the vendor's DaemonSet: kubectl get daemonsets -A | grep -i -e "
+        f"{situation.vendor.sockets} -e npu; two plugins take a resource from each other, and the "
+        f"kubelet reports it to neither{unless and f'. ({unless})'}"
+    )
 
 
-def _shown(sockets: Iterable[Socket]) -> str:
-    return ", ".join(f"{each.name} ({each.by})" if each.by else each.name for each in sockets)
+def _joined(sockets: Iterable[Socket]) -> str:
+    return ", ".join(map(str, sockets))
 
 
-def _of_owner(situation: Situation, owner: str | Unseen | None) -> Check:
-    name = "serving agent"
-    if isinstance(owner, Unseen):
-        return owner.check(name)
+def _of_owner(situation: Situation, found: Owner | Unseen | None) -> Finding:
+    owner = have(found)
     if owner is None:
-        return Check(
-            name,
-            State.NOTE,
+        return note(
             "no npu-agent serves this node now",
             "normal before it is installed, or without cards; else: is its Pod running here?",
         )
-    if situation.in_pod and f" on {situation.hostname}," not in owner:
-        return Check(
-            name,
-            State.NOTE,
+    if owner.host is None:
+        return unknown(f"{owner} serves this node", "ask again: it signs as soon as it has it")
+    if situation.in_pod and owner.host != situation.hostname:
+        return note(
             f"{owner}; the agent of this Pod ({situation.hostname}) stands by",
             "normal during a rollout; else there are two DaemonSets: kubectl get daemonsets -A | "
             "grep npu-agent, and delete one",
         )
-    return Check(name, State.OK, owner)
+    return ok(str(owner))
 
 
 def _of_held(
-    situation: Situation, held: tuple[Assignment, ...] | Unseen, snapshot: Snapshot | Unseen
-) -> Check:
-    name = "pod-resources"
-    if isinstance(held, Unseen):
-        if held.denied:
-            return held.check(name)
-        path = assignments.socket_beside(situation.directory).parent
-        return Check(
-            name,
-            State.WRONG,
-            held.why,
-            f"in a Pod, mount the host's {path} there (hostPath, readOnly); on the host, "
-            "systemctl status kubelet",
+    situation: Situation, found: tuple[Assignment, ...] | Unseen, snapshot: Snapshot | Unseen
+) -> Finding:
+    if isinstance(found, Unseen) and found.kind is not TroubleKind.DENIED:
+        return wrong(
+            found.why,
+            f"in a Pod, mount the host's {socket_beside(situation.directory).parent} there "
+            "(hostPath, readOnly); on the host, systemctl status kubelet",
         )
-    ours = {resource.name for resource in resources_of(situation.config, core_counts())}
-    mine = [one for one in held if one.resource in ours]
+    ours = {resource.name for resource in situation.resources}
+    mine = [one for one in have(found) if one.resource in ours]
     if isinstance(snapshot, Snapshot) and not any(odd.unread for odd in snapshot.odd):
         cards = {state.id for state in snapshot.cards}
         if gone := [one for one in mine if split_id(one.device)[0] not in cards]:
-            first = gone[0]
-            return Check(
-                name,
-                State.NOTE,
-                f"Pod {first.namespace}/{first.pod} holds {first.device}, which is not here any "
-                "more" + (f", and {len(gone) - 1} more are" if len(gone) > 1 else ""),
+            more = f", and {len(gone) - 1} more are" if len(gone) > 1 else ""
+            return note(
+                f"Pod {gone[0].namespace}/{gone[0].pod} holds {gone[0].device}, which is not here "
+                f"any more{more}",
                 "its card was drained or has failed under it: delete the Pod, or bring the card "
                 "back",
             )
-    return Check(name, State.OK, f"answers: {len(mine)} of our devices are held by Pods")
+    return ok(f"answers: {len(mine)} of our devices are held by Pods")
 
 
 def expected(
     resource: str, devices: tuple[Device, ...], held: tuple[Assignment, ...] | Unseen
 ) -> frozenset[str]:
-    """The IDs that can be handed out, by the agent's own reckoning; those in use among them."""
+    """The IDs that can be handed out, computed as the agent does; those in use among them."""
     if isinstance(held, tuple):
         cards = {device.card for device in devices}
-        ledger = Ledger().answered(held, 0.0, cards=cards, resources=[resource])
-        claims = ledger.claims(cards)
+        claims = Ledger().answered(held, 0.0, cards=cards, resources=[resource]).claims(cards)
         devices = tuple(one for one in devices if claims.against(resource, one) is None)
     return frozenset(device.id for device in devices if device.healthy)
 
 
 def of_resource(
-    situation: Situation,
-    resource: str,
-    devices: tuple[Device, ...],
-    found: Kubelet,
-    snapshot: Snapshot,
-) -> Check:
-    """Whether the kubelet has our devices under this resource, nobody else's, and only there."""
-    name, known = f"resource {resource}", found.registered
-    if isinstance(known, Unseen):
-        return known.check(name)
-    ours = {device.id for device in devices}
-    registered = (known or {}).get(resource, frozenset())
-    strange = sorted(registered - ours)
-    if strange and any(odd.unread for odd in snapshot.odd):
-        return Check(
-            name,
-            State.UNKNOWN,
-            f"the kubelet has {strange[0]}, which may be of a card that cannot be read",
-            "mend the odd entry first",
-        )
-    if strange:
-        cards = {state.id for state in snapshot.cards}
-        how = "no card of this host has"
-        if split_id(strange[0])[0] in cards:
-            how = "this configuration does not offer"
+    situation: Situation, resource: Resource, found: Kubelet, seen: Snapshot | Unseen
+) -> Finding:
+    """Whether the kubelet has our devices under this resource, no others, and only there."""
+    snapshot, known = have(seen), have(found.registered) or {}
+    devices = offered(situation, resource, snapshot)
+    registered = known.get(resource.name, frozenset())
+    cards = {state.id for state in snapshot.cards}
+    if strange := sorted(registered - {device.id for device in devices}):
+        if any(odd.unread for odd in snapshot.odd):
+            return unknown(
+                f"the kubelet has {strange[0]}, which may be of a card that cannot be read",
+                "fix the odd entry first",
+            )
+        ours = split_id(strange[0])[0] in cards
+        how = "this configuration does not offer" if ours else "no card of this host has"
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-        return Check(
-            name,
-            State.WRONG,
+        return wrong(
             f"the kubelet has device {strange[0]}{more} of it, which {how}: a second plugin "
             f"registers the same resource{_candidates(found.sockets)}",
-            f"{_DELETE}. (Or these are of an agent with another configuration: name its "
-            "--config-file)",
+            _delete(
+                situation,
+                "Or these are of an agent with another configuration: name its --config-file",
+            ),
         )
-    configured = {one.name for one in resources_of(situation.config, core_counts())}
+    configured = {one.name for one in situation.resources}
     cards = {device.card_id for device in devices}
-    for other, ids in sorted((known or {}).items()):
+    for other, ids in sorted(known.items()):
         both = sorted(id_ for id_ in ids if split_id(id_)[0] in cards)
         if other not in configured and both:
-            return Check(
-                name,
-                State.WRONG,
+            return wrong(
                 f"the kubelet has {both[0]} as {other}, too: a second plugin offers the same "
                 f"cards{_candidates(found.sockets)}",
-                f"{_DELETE}. (For five minutes after it has ended the kubelet remembers a "
-                "plugin, as after a change of resourceName)",
+                _delete(
+                    situation,
+                    "For five minutes after it has ended the kubelet remembers a plugin, as after "
+                    "a change of resourceName",
+                ),
             )
-    healthy = expected(resource, devices, found.held)
-    missing = healthy - registered
-    if missing and found.agent_runs:
-        return Check(
-            name,
-            State.WRONG,
-            f"the kubelet knows {len(healthy) - len(missing)} of {len(healthy)} devices",
-            "the agent runs and is not registered, or follows another configuration: see "
-            "readiness, and its log",
-        )
-    if missing:
-        return Check(
-            name,
-            State.NOTE,
-            f"the kubelet knows {len(healthy) - len(missing)} of {len(healthy)} devices: no agent "
-            "serves them",
-        )
+    healthy = expected(resource.name, devices, found.held)
+    if missing := healthy - registered:
+        detail = f"the kubelet knows {len(healthy) - len(missing)} of {len(healthy)} devices"
+        if isinstance(found.owner, Owner):
+            return wrong(
+                detail,
+                "the agent runs and is not registered, or follows another configuration: see "
+                "readiness, and its log",
+            )
+        return note(f"{detail}: no agent serves them")
     if not registered:
-        return Check(name, State.OK, "no device to offer, and the kubelet knows of none")
-    return Check(name, State.OK, f"the kubelet knows {len(registered)}, all of them ours")
+        return ok("no device to offer, and the kubelet knows of none")
+    return ok(f"the kubelet knows {len(registered)}, all of them ours")
 
 
 def _candidates(sockets: tuple[Socket, ...] | Unseen) -> str:
-    """Whose it may be."""
-    if isinstance(sockets, Unseen):
-        return ""
-    others = [each for each in sockets if each.plugin]
-    return f"; its socket may be {_shown(others)}" if others else ""
+    """Which sockets a second plugin may have."""
+    others = [] if isinstance(sockets, Unseen) else [each for each in sockets if each.plugin]
+    return f"; its socket may be {_joined(others)}" if others else ""

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_agent.doctor.check import Check, State, Unseen
-from npu_agent.doctor.look import Directory, content, directory, look
+from npu_agent.core.trouble import TroubleKind
+from npu_agent.doctor.check import Check, Finding, Unseen, have, line, ok, unused, wrong
+from npu_agent.doctor.probe import Directory, directory, probe
 from npu_agent.doctor.situation import Situation
+from npu_agent.files import content
 from npu_agent.outputs import cdi
 from npu_agent.outputs.labels import nfd
 
@@ -19,7 +21,7 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """All that was seen of them; None: not looked at, as the configuration does not use it."""
+    """All that was seen of them; None: not probed, as the configuration does not use it."""
 
     cdi: Directory | Unseen | None
     nfd: Directory | Unseen | None
@@ -28,25 +30,16 @@ class Places:
 
 
 async def places(situation: Situation) -> Places:
-    """Looks at those that the configuration uses."""
+    """Probes those that the configuration uses."""
     config, root = situation.config, situation.host_root
     by_cdi, by_nfd = config.allocation.method == "cdi", config.labels.output == "nfd"
-    specs, features = root / f"{cdi.DIRECTORY}/furiosa.ai-npu.json", root / nfd.FILE
-
-    async def none() -> None:
-        return None
-
+    features = root / nfd.FILE
     found, other, text = await asyncio.gather(
-        look(lambda: directory(_existing(specs.parent))) if by_cdi else none(),
-        look(lambda: directory(features.parent)) if by_nfd else none(),
-        look(lambda: content(features, _LARGEST)) if by_nfd else none(),
+        probe(lambda: directory(_existing(root / cdi.DIRECTORY)) if by_cdi else None),
+        probe(lambda: directory(features.parent) if by_nfd else None),
+        probe(lambda: content(features, _LARGEST) if by_nfd else None),
     )
     return Places(cdi=found, nfd=other, features=text)
-
-
-def unseen(why: Unseen) -> Places:
-    """Nothing of them was seen."""
-    return Places(cdi=why, nfd=why, features=why)
 
 
 def _existing(path: Path) -> Path:
@@ -58,43 +51,40 @@ def _existing(path: Path) -> Path:
 
 def checks(situation: Situation, found: Places) -> Iterator[Check]:
     """What it means."""
-    yield _writable(
+    yield line(
         "CDI directory",
+        writable,
         situation,
         found.cdi,
-        unused="allocation.method is deviceNodes",
-        remedy="let the agent write the host's /var/run/cdi (component k8s/components/cdi), or set "
+        "let the agent write the host's /var/run/cdi (component k8s/components/cdi), or set "
         "allocation.method to deviceNodes",
+        without="allocation.method is deviceNodes",
     )
-    yield _writable(
+    yield line(
         "NFD directory",
+        writable,
         situation,
         found.nfd,
-        unused=f"labels.output is {situation.config.labels.output}",
-        remedy="install Node Feature Discovery here and let the agent write its features.d "
+        "install Node Feature Discovery here and let the agent write its features.d "
         "(component k8s/components/nfd-output), or set labels.output to api",
+        without=f"labels.output is {situation.config.labels.output}",
     )
 
 
-def _writable(
-    name: str, situation: Situation, found: Directory | Unseen | None, *, unused: str, remedy: str
-) -> Check:
+def writable(
+    situation: Situation, found: Directory | Unseen | None, remedy: str, *, without: str = ""
+) -> Finding:
+    """Whether this process may write to a directory; `without` says why it is not needed."""
     if found is None:
-        return Check(name, State.UNUSED, unused)
-    if isinstance(found, Unseen):
-        return found.check(name)
-    if not found.there:
-        return Check(name, State.WRONG, f"{found.path} is missing", remedy)
-    if found.read_only:
-        return Check(name, State.WRONG, f"{found.path} is mounted read-only", remedy)
-    return of_writing(name, situation, found, remedy)
-
-
-def of_writing(name: str, situation: Situation, found: Directory, remedy: str) -> Check:
-    """Whether this process may write to a directory that is there."""
-    if found.writable:
-        return Check(name, State.OK, f"{found.path} ({found.owner}) can be written")
-    detail = f"{found.path} ({found.owner}) may not be written by uid {situation.uid}"
+        return unused(without)
+    place = have(found)
+    if not place.there:
+        return wrong(f"{place.path} is missing", remedy)
+    if place.read_only:
+        return wrong(f"{place.path} is mounted read-only", remedy)
+    if place.writable:
+        return ok(f"{place.path} ({place.owner}) can be written")
+    detail = f"{place.path} ({place.owner}) may not be written by uid {situation.uid}"
     if not situation.in_pod and situation.uid:
-        return Unseen(detail, denied=True).check(name)
-    return Check(name, State.WRONG, detail, remedy)
+        raise Unseen(detail, TroubleKind.DENIED)
+    return wrong(detail, remedy)

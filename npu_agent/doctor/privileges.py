@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from npu_agent.doctor.check import Check, State, Unseen
-from npu_agent.doctor.look import Directory, content, look
+from npu_agent.doctor.check import (
+    SUDO,
+    Check,
+    Finding,
+    Unseen,
+    have,
+    line,
+    note,
+    ok,
+    unknown,
+    unused,
+    wrong,
+)
+from npu_agent.doctor.probe import Directory, probe
 from npu_agent.doctor.situation import Situation
+from npu_agent.files import content
 
 _LARGEST = 1 << 16
 _SYS_ADMIN = 1 << 21
@@ -16,7 +29,7 @@ _SYS_ADMIN = 1 << 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Privileges:
-    """As /proc/self/status tells them; containers are entered with the privileges they have."""
+    """As in /proc/self/status; a process started in a container has the container's privileges."""
 
     capabilities: int
     """CapEff, a bit for each."""
@@ -27,7 +40,7 @@ class Privileges:
 
 
 async def privileges(situation: Situation) -> Privileges | Unseen:
-    """Looks at them."""
+    """Probes them."""
     status, mounts = situation.proc / "self/status", situation.proc / "self/mounts"
 
     def read() -> Privileges | None:
@@ -41,19 +54,19 @@ async def privileges(situation: Situation) -> Privileges | Unseen:
             writable_root=_writable_root(content(mounts, _LARGEST) or b""),
         )
 
-    found = await look(read)
-    return found if found is not None else Unseen(f"{status} does not tell")
+    found = await probe(read)
+    return found if found is not None else Unseen(f"{status} has no CapEff")
 
 
 def _fields(status: bytes) -> Mapping[str, str]:
-    lines = (line.partition(":") for line in status.decode(errors="replace").splitlines())
+    lines = (text.partition(":") for text in status.decode(errors="replace").splitlines())
     return {name: value.strip() for name, _, value in lines}
 
 
 def _writable_root(mounts: bytes) -> bool:
     """Whether the last file system mounted at / is writable; proc(5), /proc/pid/mounts."""
-    lines = [line.split() for line in mounts.decode(errors="replace").splitlines()]
-    options = [line[3].split(",") for line in lines if len(line) > 3 and line[1] == "/"]
+    lines = [text.split() for text in mounts.decode(errors="replace").splitlines()]
+    options = [words[3].split(",") for words in lines if len(words) > 3 and words[1] == "/"]
     return bool(options) and "ro" not in options[-1]
 
 
@@ -61,42 +74,32 @@ def checks(
     situation: Situation, found: Privileges | Unseen, directory: Directory | Unseen
 ) -> Iterator[Check]:
     """What it means. `directory` is the kubelet's for device plugins."""
-    yield _of_uid(situation, directory)
-    if not situation.in_pod:
-        yield Check("privileges", State.UNUSED, "only looked at in the agent's Pod")
-    elif isinstance(found, Unseen):
-        yield found.check("privileges")
-    else:
-        yield _of_excess(found)
+    yield line("uid", _of_uid, situation, directory)
+    yield line("privileges", _of_excess, situation, found)
 
 
-def _of_uid(situation: Situation, directory: Directory | Unseen) -> Check:
-    name = "uid"
+def _of_uid(situation: Situation, directory: Directory | Unseen) -> Finding:
     if situation.uid == 0:
-        return Check(name, State.OK, "0, as the kubelet's directory wants it")
+        return ok("0, as the kubelet's directory needs it")
     if isinstance(directory, Directory) and (directory.writable or not directory.there):
-        return Check(name, State.OK, f"{situation.uid}, and the plugin directory lets it write")
+        return ok(f"{situation.uid}, which may write to the plugin directory")
     if situation.in_pod:
-        return Check(
-            name,
-            State.WRONG,
-            f"{situation.uid}: the plugin directory is not for it",
+        return wrong(
+            f"{situation.uid}, which may not write to the plugin directory",
             "runAsUser: 0 in the Pod's securityContext, as k8s/daemonset.yaml has it; no "
             "capability is needed",
         )
-    return Check(
-        name,
-        State.UNKNOWN,
-        f"{situation.uid}: what only root may see is left out",
-        "run this as root: sudo npu-agent doctor",
-    )
+    return unknown(f"{situation.uid}: what only root may see is left out", SUDO)
 
 
-def _of_excess(found: Privileges) -> Check:
+def _of_excess(situation: Situation, privileges: Privileges | Unseen) -> Finding:
+    if not situation.in_pod:
+        return unused("only checked in the agent's Pod")
+    found = have(privileges)
     more = []
     if found.capabilities:
-        said = "is privileged" if found.capabilities & _SYS_ADMIN else "has capabilities"
-        more.append((f"{said} (CapEff {found.capabilities:016x})", 'capabilities: {drop: ["ALL"]}'))
+        what = "is privileged" if found.capabilities & _SYS_ADMIN else "has capabilities"
+        more.append((f"{what} (CapEff {found.capabilities:016x})", 'capabilities: {drop: ["ALL"]}'))
     if found.may_gain:
         more.append(("may gain privileges", "allowPrivilegeEscalation: false"))
     if not found.seccomp:
@@ -104,10 +107,8 @@ def _of_excess(found: Privileges) -> Check:
     if found.writable_root:
         more.append(("has a writable root file system", "readOnlyRootFilesystem: true"))
     if not more:
-        return Check("privileges", State.OK, "none: no capability, none to be gained, seccomp on")
-    return Check(
-        "privileges",
-        State.NOTE,
+        return ok("none: no capability, none to be gained, seccomp on")
+    return note(
         "more than it needs: it " + ", ".join(what for what, _ in more),
         "in the container's securityContext, privileged: false, "
         + ", ".join(remedy for _, remedy in more),

@@ -29,10 +29,10 @@ def table(checks: Iterable[Check], *, narrow: bool) -> Table:
     made = Table(box=box.ASCII2, header_style="")
     made.add_column("State", no_wrap=True)
     made.add_column("Check", overflow="fold", max_width=_NAME if narrow else None)
-    made.add_column("Found, and how to mend it", overflow="fold")
+    made.add_column("Found, and what to do", overflow="fold")
     for check in checks:
-        said = f"{check.detail}\n-> {check.remedy}" if check.remedy else check.detail
-        made.add_row(check.state.value, check.name, said, style=_STYLES.get(check.state))
+        found = f"{check.detail}\n-> {check.remedy}" if check.remedy else check.detail
+        made.add_row(check.state.value, check.name, found, style=_STYLES.get(check.state))
     return made
 
 

@@ -1,20 +1,31 @@
-"""metrics.listen: free, held by a running npu-agent (then: is it ready?), or somebody else's."""
+"""metrics.listen: free, held by a running npu-agent (then: is it ready?), or by another program."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_agent.doctor.check import Check, State, Unseen
-from npu_agent.doctor.look import content, look, seen
+from npu_agent.doctor.check import (
+    Check,
+    Finding,
+    Unseen,
+    have,
+    line,
+    note,
+    ok,
+    unused,
+    wrong,
+)
+from npu_agent.doctor.probe import Process, probe, process
 from npu_agent.doctor.situation import Situation
+from npu_agent.files import content
 from npu_agent.inventory.reader import HungError, Reader
+from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.web.server import explained, listen
 
 _ANSWER = 3.0
@@ -28,15 +39,15 @@ _LISTENS = b"0A"
 class Serving:
     """What was seen of metrics.listen."""
 
-    agent: bool
+    agent: bool = False
     """Whether an npu-agent answers there."""
     unready: tuple[str, ...] = ()
     """Its reasons."""
     free: bool = False
-    trouble: str = ""
-    """Why it cannot be had, with the remedy."""
-    holder: str = ""
-    """Who has it instead: ``pid 7: nginx``; empty where that cannot be seen."""
+    remedy: str = ""
+    """Why the address cannot be had, and what to do about it."""
+    holder: Process | None = None
+    """Who has it; None where that cannot be seen."""
     answers: bool = False
     """Whether somebody takes connections there."""
 
@@ -45,7 +56,7 @@ async def serving(situation: Situation) -> Serving | Unseen:
     """Asks who is there; if nobody, takes the address for an instant."""
     host, port = situation.config.metrics.address
     if not port:
-        return Serving(agent=False, free=True)
+        return Serving(free=True)
     status, body = await _get(host or "127.0.0.1", port, "/healthz")
     if status == 200 and body.startswith("ok"):
         _, body = await _get(host or "127.0.0.1", port, "/readyz")
@@ -56,62 +67,56 @@ async def serving(situation: Situation) -> Serving | Unseen:
             for each in await listen((host, port), reader):
                 each.close()
         except (OSError, HungError) as error:
-            # Kept apart from `Unseen`: that it cannot be had is what was to be found out.
-            holder = await look(lambda: _holder(situation.proc, port))
+            # Not Unseen: whether it can be had is the question.
+            holder = await probe(lambda: _holder(situation.proc, port))
             return Serving(
-                agent=False,
-                trouble=explained(error),
-                holder=holder if isinstance(holder, str) else "",
+                remedy=explained(error),
+                holder=None if isinstance(holder, Unseen) else holder,
                 answers=status is not None,
             )
-    return Serving(agent=False, free=True)
+    return Serving(free=True)
 
 
 async def _get(host: str, port: int, path: str) -> tuple[int | None, str]:
-    """Status and body; None as the status if nobody takes the connection.
+    """Status and body; 0 as the status of what is no answer, None if nobody takes connections.
 
     By hand: what listens there may be anything, and aiohttp is not needed for one line.
     """
-
-    async def ask() -> tuple[int | None, str]:
+    status: int | None = None
+    try:
         async with asyncio.timeout(_ANSWER):
             reader, writer = await asyncio.open_connection(host, port, limit=_LARGEST)
-            try:
+            status = 0
+            with closing(writer):
                 writer.write(
                     f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
                 )
                 raw = await reader.read(_LARGEST)
                 while more := await reader.read(_LARGEST - len(raw)):
                     raw += more
-            finally:
-                writer.close()
-        head, _, body = raw.partition(b"\r\n\r\n")
-        words = head.split(None, 2)
-        number = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-        return number, body.decode(errors="replace")
-
-    answer = await seen(ask())
-    if isinstance(answer, Unseen):
-        return (None if "refused" in answer.why else 0), ""
-    return answer
+    except TimeoutError:
+        return 0, ""  # also before it is connected: a full queue belongs to somebody
+    except OSError:
+        return status, ""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    words = head.split(None, 2)
+    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    return status, body.decode(errors="replace")
 
 
-def _holder(proc: Path, port: int) -> str:
+def _holder(proc: Path, port: int) -> Process | None:
     """The process that listens on a port; root sees those of all users. May block."""
     inodes = set()
     for table in ("net/tcp", "net/tcp6"):
-        for line in (content(proc / table, 1 << 22) or b"").splitlines()[1:]:
-            fields = line.split()
+        for row in (content(proc / table, 1 << 22) or b"").splitlines()[1:]:
+            fields = row.split()
             listens = len(fields) > 9 and fields[3] == _LISTENS
             if listens and int(fields[1].rpartition(b":")[2], 16) == port:
                 inodes.add(f"socket:[{fields[9].decode()}]")
     for directory in proc.iterdir():
-        if not directory.name.isdigit():
-            continue
-        if inodes.intersection(_open_files(directory / "fd")):
-            words = (content(directory / "cmdline", 256) or b"").replace(b"\0", b" ")
-            return f"pid {directory.name}: {words.decode(errors='replace').strip()}"
-    return ""
+        if directory.name.isdigit() and inodes.intersection(_open_files(directory / "fd")):
+            return process(proc, int(directory.name))
+    return None
 
 
 def _open_files(directory: Path) -> Iterator[str]:
@@ -122,51 +127,43 @@ def _open_files(directory: Path) -> Iterator[str]:
                 yield str(each.readlink())
 
 
-def checks(situation: Situation, found: Serving | Unseen, owner: str | None) -> Iterator[Check]:
-    """What it means. `owner` is the agent that serves this node, as it calls itself."""
-    listen = situation.config.metrics.listen
+def checks(situation: Situation, found: Serving | Unseen, owner: Owner | None) -> Iterator[Check]:
+    """What it means. `owner` is the agent that serves this node."""
+    yield line("metrics.listen", _of_address, situation, found, owner)
     if isinstance(found, Unseen):
-        yield found.check("metrics.listen")
         return
+    for reason in found.unready or ("",):
+        yield line("readiness", _of_readiness, situation, found, reason)
+
+
+def _of_address(situation: Situation, probed: Serving | Unseen, owner: Owner | None) -> Finding:
+    found, listen = have(probed), situation.config.metrics.listen
     if found.agent:
-        yield Check("metrics.listen", State.OK, f"an npu-agent answers on {listen}")
-    elif found.free:
-        yield Check("metrics.listen", State.OK, f"{listen} is free here")
-    elif found.answers and re.search("npu[-_]agent.* run", found.holder):
-        yield Check(
-            "metrics.listen",
-            State.WRONG,
+        return ok(f"an npu-agent answers on {listen}")
+    if found.free:
+        return ok(f"{listen} is free here")
+    if found.answers and found.holder and found.holder.runs_an_agent:
+        return wrong(
             f"{found.holder} has {listen} and does not answer within {_ANSWER:g} s",
             "its event loop is stuck: its log says where it stood; in a Pod the liveness probe "
-            "starts it anew after half a minute, elsewhere you do",
+            "restarts it after half a minute, elsewhere restart it yourself",
         )
-    else:
-        who = f" by {found.holder}" if found.holder else ""
-        here = situation.in_pod or (owner is not None and f" on {situation.hostname}," in owner)
-        yield Check(
-            "metrics.listen",
-            State.WRONG if here else State.NOTE,
-            f"{listen} cannot be had: it is held{who}"
-            if found.answers
-            else f"{listen}: not to be had{who}",
-            found.trouble
-            if here
-            else f"no matter for an agent in a Pod, which has ports of its own; for one on this "
-            f"host itself: {found.trouble}",
-        )
+    by = f" by {found.holder}" if found.holder else ""
+    held = f": it is held{by}" if found.answers or by else ""
+    detail = f"{listen} cannot be had{held}"
+    if situation.in_pod or (owner is not None and owner.host == situation.hostname):
+        return wrong(detail, found.remedy)
+    return note(
+        detail,
+        "no matter for an agent in a Pod, which has ports of its own; for one on this host "
+        f"itself: {found.remedy}",
+    )
+
+
+def _of_readiness(situation: Situation, found: Serving, reason: str) -> Finding:
     if not found.agent:
-        yield Check(
-            "readiness",
-            State.UNUSED,
-            f"no npu-agent answers on {listen}"
-            + ("" if situation.in_pod else ": it may have a network of its own; ask in its Pod"),
-        )
-    elif not found.unready:
-        yield Check("readiness", State.OK, "the agent that answers is ready")
-    for reason in found.unready:
-        yield Check(
-            "readiness",
-            State.WRONG,
-            reason,
-            "the agent says so itself (/readyz); its log and the lines above tell more",
-        )
+        beside = "" if situation.in_pod else ": it may have a network of its own; ask in its Pod"
+        return unused(f"no npu-agent answers on {situation.config.metrics.listen}{beside}")
+    if not reason:
+        return ok("the agent that answers is ready")
+    return wrong(reason, "reported by the agent itself (/readyz); see its log and the lines above")

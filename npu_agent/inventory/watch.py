@@ -212,7 +212,7 @@ class Watch(Worker):
                 cores = self._meter.measured(reading.cores, reading.at)
                 view = replace(self.view, reading=replace(reading, cores=cores), probed=True)
                 self._show(entry, view)
-            self._limited = False
+                self._limited = False
         except _LimitedError as error:
             if not self._limited:
                 log.error("the agent cannot read cards for now", card=entry.name, reason=error)

@@ -18,6 +18,7 @@ from npu_agent import __version__
 from npu_agent.kube import errors, serviceaccount
 from npu_agent.kube.credentials import Credentials, CredentialsError, tls_context
 from npu_agent.kube.errors import ApiError, Attempt, Kind
+from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Api:
             return _object(self._named(request.attempt), request, answer)
         except CredentialsError as error:
             await self.close()
-            raise request.attempt.failed(Kind.CREDENTIALS, str(error)) from error
+            raise request.attempt.failed(Kind.CREDENTIALS, error.what, error.remedy) from error
         except ApiError as error:
             if error.kind in (Kind.UNREACHABLE, Kind.CREDENTIALS):
                 await self.close()  # the next call reads address, CA and credentials again
@@ -207,13 +208,13 @@ async def _credentials(given: Path | None) -> Credentials:
     paths, exists = await _on_thread(_kubeconfig, given)
     if not exists:
         if given:
-            raise CredentialsError(f"the kubeconfig {given} is missing: give another one")
+            raise CredentialsError(f"the kubeconfig {given} is missing", "give another one")
         raise CredentialsError(
             "no credentials for the API server: there is neither a service account "
             f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
-            f"environment) nor a kubeconfig ({paths}): in a Pod mount its token as "
-            "k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do without by labels.output: "
-            "none and events: false"
+            f"environment) nor a kubeconfig ({paths})",
+            "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do "
+            "without by labels.output: none and events: false",
         )
     module = await _on_thread(importlib.import_module, "npu_agent.kube.kubeconfig")
     loaded: Credentials = await module.load(paths)
@@ -295,11 +296,11 @@ def _object(attempt: Attempt, request: Request, answer: _Answer) -> dict[str, An
             found = json.loads(answer.body)
         except (ValueError, RecursionError):
             beginning = answer.body[:100].decode("utf-8", "replace")
-            trouble = f"no JSON, but {errors.one_line(beginning)!r}"
+            trouble = f"no JSON, but {one_line(beginning)!r}"
     if isinstance(found, dict) and found.get("kind") == request.kind:
         return found
     kind = found.get("kind") if isinstance(found, dict) else type(found).__name__
-    trouble = trouble or f"{errors.one_line(kind)} instead of {request.kind}"
+    trouble = trouble or f"{one_line(kind)} instead of {request.kind}"
     raise attempt.failed(
         Kind.GARBAGE,
         f"{attempt.server} answered {answer.status} with {trouble}",

@@ -6,11 +6,21 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from npu_agent.kube.errors import one_line
+from npu_agent.text import one_line
 
 
 class CredentialsError(Exception):
-    """There are none that can be used; the message names which were tried, and the remedy."""
+    """There are none that can be used.
+
+    Attributes:
+        what: which were tried, and what is wrong with them.
+        remedy: what to do about it; may be empty.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(": ".join(filter(None, (what, remedy))))
+        self.what = what
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +57,7 @@ def checked(authorization: str, source: str) -> str:
     """
     scheme, _, secret = authorization.strip().partition(" ")
     if not secret:
-        raise CredentialsError(f"{source}: the token is empty: restart the Pod, or log in again")
+        raise CredentialsError(f"{source}: the token is empty", "restart the Pod, or log in again")
     if not (secret.isascii() and secret.isprintable()):
         raise CredentialsError(f"{source}: the token is more than one line of plain characters")
     return f"{scheme} {secret}"
@@ -68,8 +78,9 @@ def tls_context(credentials: Credentials) -> ssl.SSLContext:
         files = " and ".join(filter(None, named)) or "the certificate authorities of this system"
         why = "not PEM, or damaged" if isinstance(error, ssl.SSLError) else one_line(error)
         raise CredentialsError(
-            f"{credentials.source}: {files} cannot be used ({why}): a Pod has the cluster's ca.crt "
-            "from the ConfigMap kube-root-ca.crt, a kubeconfig names it as certificate-authority"
+            f"{credentials.source}: {files} cannot be used ({why})",
+            "a Pod has the cluster's ca.crt from the ConfigMap kube-root-ca.crt, a kubeconfig "
+            "names it as certificate-authority",
         ) from error
     if not credentials.verify:
         context.check_hostname = False

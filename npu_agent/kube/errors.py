@@ -15,10 +15,10 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
+from npu_agent.text import one_line
+
 LONGEST_WAIT = 300.0
 """Seconds: a Retry-After beyond it is a mistake, or a proxy's page for maintenance."""
-_SAID = 300
-"""Characters of a server's own words that a message has at most."""
 
 
 class Kind(enum.Enum):
@@ -109,14 +109,6 @@ class Attempt:
         """The error for this."""
         what = f"cannot {self.doing}: {why}"
         return ApiError(what, remedy, kind=kind, status=status, retry_after=retry_after)
-
-
-def one_line(words: object) -> str:
-    """Somebody else's words as one short line that a terminal can show."""
-    text = str(words) or (type(words).__name__ if isinstance(words, Exception) else "")
-    line = " ".join(text[: 4 * _SAID].split())
-    line = "".join(char if char.isprintable() else "?" for char in line)
-    return line if len(line) <= _SAID else f"{line[: _SAID - 1]}…"
 
 
 def retry_after(value: str | None, now: float | None = None) -> float | None:

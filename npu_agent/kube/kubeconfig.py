@@ -11,8 +11,8 @@ from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
-from npu_agent.kube.errors import one_line
 from npu_agent.kube.proxy import proxy_for
+from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
 
 _DEADLINE = 5.0
@@ -38,7 +38,7 @@ async def load(paths: str) -> Credentials:
         await KubeConfigLoader(config_dict=merged, config_base_path=None).load_and_set(made)
     except Exception as error:  # the library has no error of its own for a malformed file
         raise CredentialsError(
-            f"{source} cannot be used: {one_line(error)}: does kubectl work with it?"
+            f"{source} cannot be used: {one_line(error)}", "does kubectl work with it?"
         ) from error
     if not made.host:
         raise CredentialsError(f"{source} cannot be used: its cluster has no server")

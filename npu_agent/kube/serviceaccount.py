@@ -7,12 +7,22 @@ from pathlib import Path
 
 from npu_agent import files
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
-from npu_agent.kube.errors import one_line
-from npu_agent.kube.proxy import proxy_for
+from npu_agent.text import one_line
 
 DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LONGEST = 2**16
 """Bytes; tokens have about 1,000."""
+
+
+def trust_only_the_cluster() -> None:
+    """Has OpenSSL's default authorities be the cluster's alone, where this is a Pod.
+
+    By OpenSSL's SSL_CERT_FILE, unless it is set. When aiohttp is imported it makes two TLS contexts
+    with all authorities of the system, which the agent has no use for: its one server is the API
+    server. That is 1.7 MB and 0.1 s less. To be called before aiohttp is imported.
+    """
+    if _server(DIRECTORY / "token"):
+        os.environ.setdefault("SSL_CERT_FILE", str(DIRECTORY / "ca.crt"))
 
 
 async def load() -> Credentials | None:
@@ -25,6 +35,8 @@ async def load() -> Credentials | None:
     server = _server(token)
     if server is None:
         return None
+    from npu_agent.kube.proxy import proxy_for  # urllib.request: 10 ms before the registration
+
     return Credentials(
         server=server,
         source=f"the service account ({token})",
@@ -54,7 +66,7 @@ async def authorization(token: Path) -> str:
         text = (await files.read(token, _LONGEST)).decode("ascii")
     except (OSError, ValueError) as error:
         raise CredentialsError(
-            f"the service account's token {token} cannot be read: {one_line(error)}: does the "
-            "volume mount of the Pod have it, and may this user read it?"
+            f"the service account's token {token} cannot be read: {one_line(error)}",
+            "does the volume mount of the Pod have it, and may this user read it?",
         ) from error
     return checked(f"Bearer {text.strip()}", f"the service account's token {token}")

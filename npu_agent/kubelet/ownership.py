@@ -18,6 +18,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from npu_agent import __version__
@@ -66,7 +67,7 @@ class Ownership:
             waited = False
             while not self._owned():
                 waited = True
-                self._wait_for(owner_of(self._descriptor))
+                self._wait_for(str(owner_of(self._descriptor)))
                 waiting(self._owner)
                 await asyncio.sleep(_TRY_EVERY)
             waiting(None)
@@ -143,12 +144,23 @@ def _sign(descriptor: int) -> None:
     os.pwrite(descriptor, json.dumps(who).encode() + b"\n", 0)
 
 
-def owner_of(descriptor: int) -> str:
-    """Who signed the lock file, for people; `descriptor` is the file's, open for reading."""
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The agent that holds the lock, as it signed the file; for people by ``str``."""
+
+    host: str | None = None
+    """In a Pod this is the Pod's name; None: it has not signed, or not as we do."""
+    words: str = "an agent that has not signed its lock"
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def owner_of(descriptor: int) -> Owner:
+    """Who signed the lock file; `descriptor` is the file's, open for reading."""
     try:
         who = json.loads(os.pread(descriptor, 4096, 0))
-        return (
-            f"npu-agent {who['version']} on {who['host']}, pid {who['pid']}, since {who['since']}"
-        )
+        words = f"npu-agent {who['version']} on {who['host']}, pid {who['pid']}"
+        return Owner(str(who["host"]), f"{words}, since {who['since']}")
     except (OSError, ValueError, KeyError, TypeError):
-        return "an agent that has not said its name"
+        return Owner()

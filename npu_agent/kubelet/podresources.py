@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpclib.client import Channel, Stream
+from grpclib.client import Channel
 from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.core.ledger import SETTLED, Assignment
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
-from npu_agent.kubelet.rpc import apart
+from npu_agent.kubelet.rpc import apart, receive_bounded
 from npu_agent.logs import logger
 from npu_agent.ticks import until_tick
 
@@ -41,8 +40,6 @@ with `decode.MOST` devices in each, take 60 more at their peak (measured): two a
 what grpclib holds of one at a time 4 (its window), the devices before and after they are sorted,
 together with the previous ones, 15, and the rest is memory in use only in part.
 """
-_PIECE = 1 << 16
-"""Bytes of an answer that are taken from grpclib at a time."""
 _SLICE = 0.0005
 """Seconds of decoding before the loop gets a turn."""
 
@@ -106,8 +103,8 @@ async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
 class PodResources:
     """Keeps `holdings` up to date by asking the kubelet now and then, and on request."""
 
-    def __init__(self, socket: Path, interval: Callable[[], float]) -> None:
-        """`interval` says how many seconds to wait between two times; it is asked each time."""
+    def __init__(self, socket: Path, interval: Feed[float]) -> None:
+        """`interval` is how many seconds to wait between two requests."""
         self.holdings: Feed[Holdings] = Feed(Holdings())
         self._socket = socket
         self._interval = interval
@@ -154,7 +151,7 @@ class PodResources:
                 log.info("the kubelet says again who holds what")
             self.holdings.publish(Holdings(assignments=assignments, asked_at=asked_at, error=error))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(until_tick(self._interval())):
+                async with asyncio.timeout(until_tick(self._interval.value)):
                     await self._at_once.wait()
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
@@ -187,44 +184,7 @@ async def _call(socket: Path, method: str) -> bytearray | None:
     ):
         await stream.send_message(_Raw(), end=True)
         await stream.recv_initial_metadata()
-        return await _message(stream)
-
-
-async def _message(stream: Stream[_Raw, _Raw]) -> bytearray | None:
-    """Receives what `stream.recv_message` would; None if the call ends without a message.
-
-    grpclib takes a message of any size, and copies it in one go: so it is taken piece by piece from
-    the HTTP/2 stream below, once the five bytes before it (whether it is compressed, and its
-    length: the gRPC over HTTP/2 protocol) have said that it is not too large.
-
-    Raises:
-        ValueError: it is too large, compressed, or ends early.
-    """
-    with stream._wrapper:  # noqa: SLF001 (it ends the wait when the connection ends)
-        receive = stream._stream.recv_data  # noqa: SLF001 (see above)
-        try:
-            prefix = await receive(5)
-            if not prefix:
-                return None
-            compressed, length = struct.unpack(">?I", prefix)
-            if compressed:
-                raise ValueError("the answer is compressed, and nobody asked for that")
-            if length > _LARGEST:
-                raise ValueError(
-                    f"the answer has {length:,} bytes, and {_LARGEST:,} are the most that is taken"
-                )
-            message = bytearray()
-            while missing := length - len(message):
-                piece = await receive(min(_PIECE, missing))
-                if not piece:
-                    break
-                message += piece
-                await asyncio.sleep(0)
-        except AssertionError:  # grpclib's for a stream that ends within a piece
-            missing = True
-    if missing:
-        raise ValueError("the answer is cut off")
-    return message
+        return await receive_bounded(stream, _LARGEST)
 
 
 async def _decoded(socket: Path, answer: bytearray) -> tuple[Assignment, ...]:

@@ -1,9 +1,19 @@
-"""What grpclib leaves to be done: a server that can be closed, and calls that leave no mark."""
+"""What grpclib leaves to be done: a server that can be closed, calls without side effects, a bound.
+
+All that the agent uses of grpclib's private parts is here, because there is no public way:
+
+- `Server._protocol_factory`, overridden to know the open connections: `Server` neither lists nor
+  closes them, and `listen(server, ...)` has events for calls only.
+- `Stream._wrapper` and `Stream._stream.recv_data`, to receive a message in pieces: `recv_message`
+  takes one of any size, and grpclib's `Configuration` has no limit for it.
+- `grpclib._typing.IServable`, a type, for the type checker.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Collection, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,12 +24,16 @@ from grpclib.server import Server
 
 if TYPE_CHECKING:
     from grpclib._typing import IServable
+    from grpclib.client import Stream
 
 T = TypeVar("T")
 
+_PIECE = 1 << 16
+"""Bytes of a message that are taken from grpclib at a time."""
+
 
 async def apart(call: Coroutine[Any, Any, T]) -> T:
-    """Awaits a call to a gRPC server in a task of its own; returns or raises what it does.
+    """Awaits a call to a gRPC server in its own task; returns or raises what it does.
 
     When a connection is lost or a deadline passes, grpclib wakes whoever waits by cancelling the
     task, raises its own error there, and never takes the cancellation back (`Task.uncancel`). In
@@ -28,6 +42,48 @@ async def apart(call: Coroutine[Any, Any, T]) -> T:
     for its own end.
     """
     return await asyncio.create_task(call)
+
+
+async def receive_bounded(stream: Stream[Any, Any], most: int) -> bytearray | None:
+    """Receives the message that `stream.recv_message` would, still encoded.
+
+    grpclib takes a message of any size, and copies it in one go. Here it is taken piece by piece
+    from the HTTP/2 stream below, once the five bytes before it (whether it is compressed, and its
+    length: the gRPC over HTTP/2 protocol) show that it is not too large.
+
+    Args:
+        stream: of a call, its initial metadata received.
+        most: bytes that the message may have.
+
+    Returns:
+        The message; None if the call ends without one.
+
+    Raises:
+        ValueError: it is too large, compressed, or ends early.
+    """
+    with stream._wrapper:  # noqa: SLF001 (it ends the wait when the connection ends)
+        receive = stream._stream.recv_data  # noqa: SLF001
+        try:
+            prefix = await receive(5)
+            if not prefix:
+                return None
+            compressed, length = struct.unpack(">?I", prefix)
+            if compressed:
+                raise ValueError("the answer is compressed, and nobody asked for that")
+            if length > most:
+                raise ValueError(f"the answer has {length:,} bytes, and the limit is {most:,}")
+            message = bytearray()
+            while missing := length - len(message):
+                piece = await receive(min(_PIECE, missing))
+                if not piece:
+                    break
+                message += piece
+                await asyncio.sleep(0)
+        except AssertionError:  # grpclib's for a stream that ends within a piece
+            missing = True
+    if missing:
+        raise ValueError("the answer is cut off")
+    return message
 
 
 class UnixServer(Server):

@@ -1,7 +1,8 @@
 """Container Device Interface: the device nodes of each device under a name that the runtime knows.
 
-With `allocation.method: cdi` the kubelet passes names of kind ``furiosa.ai/npu`` on, and the
-container runtime finds the nodes in a spec file (cncf-tags/container-device-interface, SPEC.md).
+With `allocation.method: cdi` the kubelet passes names on, such as ``example.com/npu=<device ID>``,
+and the container runtime finds the nodes in a spec file
+(cncf-tags/container-device-interface, SPEC.md).
 Nodes only: the environment of several devices has to be joined, which a spec cannot.
 """
 
@@ -13,40 +14,36 @@ from collections.abc import Iterable
 
 from npu_agent.core.offer import Device
 
-KIND = "furiosa.ai/npu"
 DIRECTORY = "var/run/cdi"
-"""Below the host's root: where container runtimes look for specs that change while they run."""
+"""Below the host's root: where container runtimes expect specs that change while they run."""
 _VERSION = "0.5.0"
 """The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
 def specs(devices: Iterable[Device]) -> dict[str, bytes]:
-    """The spec files for these devices by name, one for each kind that has any."""
-    content = spec(devices)
-    return {f"{KIND.replace('/', '-')}.json": content} if content else {}
-
-
-def spec(devices: Iterable[Device]) -> bytes | None:
-    """The spec file for these devices, None if there are none.
+    """The spec files for these devices by their names in `DIRECTORY`: one for each vendor's kind.
 
     Devices whose ID is no name for CDI, or that have no nodes, are left out: one of them would
     make the runtime refuse the whole file.
     """
-    entries = [
-        {
-            "name": device.id,
-            "containerEdits": {
-                "deviceNodes": [
-                    {"path": f"/dev/{node}", "hostPath": f"/dev/{node}", "permissions": "rw"}
-                    for node in device.nodes
-                ]
-            },
-        }
-        for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order)
-        if device.nodes and _NAME.fullmatch(device.id)
-    ]
-    if not entries:
-        return None
-    text = json.dumps({"cdiVersion": _VERSION, "kind": KIND, "devices": entries}, indent=1)
+    found: dict[str, list[dict[str, object]]] = {}
+    for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order):
+        if device.nodes and _NAME.fullmatch(device.id):
+            found.setdefault(device.card.access.cdi_kind, []).append(_entry(device))
+    return {
+        f"{kind.replace('/', '-')}.json": _spec(kind, entries) for kind, entries in found.items()
+    }
+
+
+def _spec(kind: str, entries: list[dict[str, object]]) -> bytes:
+    text = json.dumps({"cdiVersion": _VERSION, "kind": kind, "devices": entries}, indent=1)
     return text.encode() + b"\n"
+
+
+def _entry(device: Device) -> dict[str, object]:
+    nodes = [
+        {"path": f"/dev/{node}", "hostPath": f"/dev/{node}", "permissions": "rw"}
+        for node in device.nodes
+    ]
+    return {"name": device.id, "containerEdits": {"deviceNodes": nodes}}

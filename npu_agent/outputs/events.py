@@ -9,13 +9,13 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from npu_agent.backoff import Backoff
-from npu_agent.config import ConfigState
 from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.state import ConfigState
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube import event as events
@@ -126,9 +126,9 @@ class Events:
         node_name: str | None,
         snapshots: Feed[Snapshot],
         configs: Feed[ConfigState],
-        wanted: Callable[[], bool],
+        wanted: Feed[bool],
     ) -> None:
-        """`wanted` is whether Events are to be sent; it is called at each change."""
+        """`wanted` is whether Events are sent; what happens while it is False is dropped."""
         self.results: Counter[str] = Counter()
         self.error: str | None = None
         """Why Events cannot be sent; None while nothing is wrong."""
@@ -158,7 +158,7 @@ class Events:
                 *config_events(config, self._configs.value),
             ]
             snapshot, config = self._snapshots.value, self._configs.value
-            for event in happened if self._wanted() else ():
+            for event in happened if self._wanted.value else ():
                 self._add(event, time.time())
 
     def _add(self, event: Event, now: float) -> None:

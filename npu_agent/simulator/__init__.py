@@ -1,6 +1,6 @@
 """A driver tree that lives and can be made to fail: the agent reads it as it reads a real host.
 
-`make` writes it, `Simulation` keeps it alive, `apply_fault` breaks and mends its cards.
+`make` writes it, `Simulation` keeps it alive, `apply_fault` breaks and repairs its cards.
 """
 
 from npu_agent.simulator.cards import MAX_CARDS, CardSpec, card, parse_cards
@@ -13,7 +13,6 @@ from npu_agent.simulator.tree import (
     cards,
     living,
     make,
-    remove_card,
     tick,
 )
 
@@ -34,6 +33,5 @@ __all__ = [
     "living",
     "make",
     "parse_cards",
-    "remove_card",
     "tick",
 ]

@@ -1,69 +1,99 @@
-"""What simulated cards are: two families, a card's identity, and the text that asks for cards."""
+"""What simulated cards are: families, a card's identity, and the text that asks for cards."""
+
+from __future__ import annotations
 
 import uuid
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from functools import lru_cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Protocol
+
+from npu_agent.text import closest
+
+if TYPE_CHECKING:
+    from npu_agent.simulator.picture import Content, Picture
+    from npu_agent.simulator.telemetry import CardTelemetry
 
 MAX_CARDS = 1024
 
 
-@dataclass(frozen=True)
+class Driver(Protocol):
+    """What a vendor's folder knows of its tree; a module with these functions will do."""
+
+    def picture(self, spec: CardSpec, state: CardTelemetry, /) -> Picture:
+        """All that a healthy card shows."""
+
+    def directories(self, family: str, /) -> Collection[str]:
+        """Directories that are there without a card."""
+
+    def liveness(self, spec: CardSpec, /) -> str:
+        """The file that says ``1`` or ``0``: whether the card works."""
+
+    def temperatures(self, spec: CardSpec, /) -> str:
+        """What the paths of its temperature sensors begin with."""
+
+    def first_core_node(self, spec: CardSpec, /) -> str:
+        """The device node of its first core."""
+
+    def garbage(self, spec: CardSpec, /) -> Mapping[str, Content]:
+        """Nonsense for files; those that the card does not have are ignored."""
+
+    def unreadable(self, spec: CardSpec, /) -> Iterable[str]:
+        """Files that can be made to fail; those that the card does not have are ignored."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """What all cards of one family have in common.
 
     Attributes:
         name: as `--cards` spells it.
-        title: for people, such as `FuriosaAI Warboy`.
-        device_type: content of the file `device_type`.
-        pci_device: PCI device id below vendor 1ed2.
+        title: for people.
+        driver: what its tree looks like.
         cores: number of processing elements (PE).
-        fused: PE ranges that have a node of their own beside the single ones.
         clock_mhz: what the cycle counters count.
-        core_dram: bytes of DRAM per core that the driver reports; 0 if it does not.
         idle_watts: power at no load.
         busy_watts: power with every core at full load.
+        identities: what the UUIDs of its cards are made from.
+        serial: what their serial numbers begin with.
+        dev_major: major number of the management node.
+        revision: of the chip.
+        driver_version: as the driver's file has it.
+        firmware_version: as the driver's file has it.
     """
 
     name: str
     title: str
-    device_type: str
-    pci_device: int
+    driver: Driver
     cores: int
-    fused: tuple[str, ...]
     clock_mhz: int
-    core_dram: int
     idle_watts: float
     busy_watts: float
+    identities: uuid.UUID
+    serial: str
+    dev_major: int
+    revision: str
+    driver_version: str
+    firmware_version: str
 
 
-# The counters of a Warboy belong to the control processor of a PE: the "ne operation" clock. At
-# 1 GHz a 32-bit counter wraps after 4.3 s of full load, so a reader has to look more often.
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("warboy", "FuriosaAI Warboy", "Warboy", 0, 2, ("0-1",), 1000, 0, 1.37, 55.0),
-        Family(
-            name="rngd",
-            title="FuriosaAI RNGD",
-            device_type="RNGD",
-            pci_device=1,
-            cores=8,
-            fused=("0-1", "2-3", "4-5", "6-7", "0-3", "4-7"),
-            clock_mhz=1000,
-            core_dram=6 << 30,
-            idle_watts=53.0,
-            busy_watts=180.0,
-        ),
-    )
-}
+@lru_cache(1)
+def families() -> Mapping[str, Family]:
+    """Those of all vendors: each folder beside this module is a vendor's and has `FAMILIES`."""
+    import npu_agent.simulator as here
 
-# Only these differ by family and may differ by card as well: soc_rev, driver, firmware, serial.
-_RELEASES = {
-    "warboy": ("B0", "1.9.2, 3def9c2", "1.6.0, c1bebfd", "WBYB0236FH"),
-    "rngd": ("B0", "2025.4.0~dev0, 7e25130", "2025.4.0, 9a1f0c3", "RNGD0125FH"),
-}
-_DEV_MAJOR = {"warboy": 509, "rngd": 508}
-_IDENTITIES = uuid.UUID("1ed20000-1200-4e50-8000-6e70752d6167")
+    folders = [one.name for one in iter_modules(here.__path__) if one.ispkg]
+    vendors = [import_module(f"{here.__name__}.{name}") for name in folders]
+    return {family.name: family for vendor in vendors for family in vendor.FAMILIES}
+
+
+def default_cards() -> str:
+    """What is simulated where nobody says what."""
+    return f"{next(iter(families()))}=2"
+
+
 _CARDS_PER_DOMAIN = 120  # 30 pairs a root complex, 4 buses each: more would run out of buses
 
 
@@ -74,7 +104,7 @@ class CardSpec:
     Any value may be overridden with `dataclasses.replace`; an empty text gives an empty file.
 
     Attributes:
-        family: a key of `FAMILIES`.
+        family: a key of `families()`.
         index: its number on the host, over all families: 0 is `npu0`.
         uuid: upper-case UUID.
         serial: serial number.
@@ -82,7 +112,7 @@ class CardSpec:
         pci_path: the bridges above it below /sys/devices, root complex first, slash-separated.
         numa_node: -1 is none.
         dev: character device `major:minor` of the management node.
-        soc_rev: revision, such as `B0`.
+        revision: of the chip, such as `B0`.
         driver_version: as in the file `version`: version, comma, commit.
         firmware_version: as in the file `fw_version`.
     """
@@ -95,7 +125,7 @@ class CardSpec:
     pci_path: str
     numa_node: int
     dev: str
-    soc_rev: str
+    revision: str
     driver_version: str
     firmware_version: str
 
@@ -107,7 +137,7 @@ class CardSpec:
     @property
     def traits(self) -> Family:
         """What it shares with its family."""
-        return FAMILIES[self.family]
+        return families()[self.family]
 
 
 def card(family: str, index: int) -> CardSpec:
@@ -119,7 +149,7 @@ def card(family: str, index: int) -> CardSpec:
     Raises:
         ValueError: there is no such family, or the number is out of range.
     """
-    if family not in FAMILIES:
+    if family not in families():
         raise ValueError(f"unknown family {family!r}{_suggest(family)}")
     if not 0 <= index < MAX_CARDS:
         raise ValueError(f"card number {index} is out of range: 0 to {MAX_CARDS - 1}")
@@ -128,13 +158,13 @@ def card(family: str, index: int) -> CardSpec:
     position, numa_node = divmod(pair, 2)
     root = numa_node * 0x80
     bus = root + position * 4 + 1  # two cards, then the two sides of their switch
-    revision, driver, firmware, serial = _RELEASES[family]
-    identity = uuid.uuid5(_IDENTITIES, f"{family}/{index}")
+    traits = families()[family]
+    identity = uuid.uuid5(traits.identities, f"{family}/{index}")
     return CardSpec(
         family=family,
         index=index,
         uuid=str(identity).upper(),
-        serial=serial + identity.hex[:7].upper(),
+        serial=traits.serial + identity.hex[:7].upper(),
         pci_bus_id=f"{domain:04x}:{bus + slot:02x}:00.0",
         pci_path="/".join(
             (
@@ -145,32 +175,32 @@ def card(family: str, index: int) -> CardSpec:
             )
         ),
         numa_node=numa_node,
-        dev=f"{_DEV_MAJOR[family]}:{index}",
-        soc_rev=revision,
-        driver_version=driver,
-        firmware_version=firmware,
+        dev=f"{traits.dev_major}:{index}",
+        revision=traits.revision,
+        driver_version=traits.driver_version,
+        firmware_version=traits.firmware_version,
     )
 
 
 def swapped(spec: CardSpec) -> CardSpec:
     """Another card of the same family in the same slot: a new UUID and serial number."""
-    identity = uuid.uuid5(_IDENTITIES, f"after {spec.uuid or spec.serial}")
-    serial = _RELEASES[spec.family][3] + identity.hex[:7].upper()
+    identity = uuid.uuid5(spec.traits.identities, f"after {spec.uuid or spec.serial}")
+    serial = spec.traits.serial + identity.hex[:7].upper()
     return replace(spec, uuid=str(identity).upper(), serial=serial)
 
 
 def parse_cards(text: str) -> tuple[CardSpec, ...]:
-    """Cards from text such as `warboy=2,rngd=1`, numbered in the order given; `warboy` is one.
+    """Cards from text such as `a=2,b=1`, numbered in the order given; `a` alone is one.
 
     A count of 0 is allowed: a host without cards is a host, too.
 
     Raises:
         ValueError: says which part is wrong and what would be right.
     """
-    families: list[str] = []
+    wanted: list[str] = []
     for part in text.split(","):
         name, equals, count = (piece.strip() for piece in part.partition("="))
-        if name not in FAMILIES:
+        if name not in families():
             what = f"unknown family {name!r}" if name else f"a family is missing in {part!r}"
             raise ValueError(f"--cards {text!r}: {what}{_suggest(name)}")
         if not equals:
@@ -180,13 +210,18 @@ def parse_cards(text: str) -> tuple[CardSpec, ...]:
                 f"--cards {text!r}: {count!r} is not a number of cards; right is e.g. {name}=2"
             )
         # A text of 5,000 digits is refused by int() itself, with words that do not help.
-        if len(count) > 4 or len(families) + int(count) > MAX_CARDS:
+        if len(count) > 4 or len(wanted) + int(count) > MAX_CARDS:
             raise ValueError(f"--cards {text!r}: more than {MAX_CARDS} cards in all")
-        families += [name] * int(count)
-    return tuple(card(family, index) for index, family in enumerate(families))
+        wanted += [name] * int(count)
+    return tuple(card(family, index) for index, family in enumerate(wanted))
+
+
+def example() -> str:
+    """A list of cards, for people."""
+    return ",".join(f"{name}={count}" for name, count in zip(families(), (2, 1), strict=False))
 
 
 def _suggest(name: str) -> str:
-    close = get_close_matches(name, FAMILIES, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{hint} (there are: {', '.join(FAMILIES)}; right is e.g. warboy=2,rngd=1)"
+    close = closest(name, families())
+    hint = f"; did you mean {close!r}?" if close else ""
+    return f"{hint} (there are: {', '.join(families())}; right is e.g. {example()})"

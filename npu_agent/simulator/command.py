@@ -7,11 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from npu_agent.simulator.cards import CardSpec, parse_cards
+from npu_agent.simulator.cards import CardSpec, default_cards, example, parse_cards
 from npu_agent.simulator.faults import FAULTS, SimulatedCard
 from npu_agent.simulator.tree import Simulation, SimulatorError, apply_fault, cards, living, make
-
-DEFAULT_CARDS = "warboy=2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cards",
         metavar="LIST",
-        help="cards in their order, such as warboy=2,rngd=1 "
-        f"(default: those that ROOT has, else {DEFAULT_CARDS})",
+        help=f"cards in their order, such as "
+        f"{example()} (default: those that ROOT has, else {default_cards()})",
     )
     parser.add_argument("--once", action="store_true", help="make the tree and end")
     actions = parser.add_subparsers(dest="simulate_action", metavar="fault|status")
@@ -92,7 +90,7 @@ def _specs(root: Path, wanted: str | None) -> Sequence[CardSpec]:
     try:
         return [card.spec for card in cards(root)]
     except SimulatorError:  # not made yet, or not ours: make() says which
-        return parse_cards(DEFAULT_CARDS)
+        return parse_cards(default_cards())
 
 
 async def _live(root: Path, summary: str) -> None:
@@ -147,8 +145,8 @@ def _summary(root: Path, specs: Sequence[CardSpec], *, once: bool) -> str:
         (
             f"A simulated driver tree is in {root}:",
             *(rows or ["  no cards"]),
-            f"look at it:    npu-agent info --host-root {root}",
-            f"break a card:  npu-agent simulate {root} fault {first} dead   (mend it: ... ok)",
+            f"its cards:     npu-agent info --host-root {root}",
+            f"break a card:  npu-agent simulate {root} fault {first} dead   (repair it: ... ok)",
             "nothing moves in it; leave out --once to keep it alive"
             if once
             else "It is alive until you press Ctrl-C.",

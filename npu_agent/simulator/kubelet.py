@@ -110,7 +110,7 @@ class StandInKubelet:
         self._server = self._lister = None
 
     async def renew_socket(self) -> None:
-        """Makes ``kubelet.sock`` anew and keeps its streams, as newer kubelets may."""
+        """Makes a new ``kubelet.sock`` and keeps its streams, as newer kubelets may."""
         if self._server:
             await self._server.shutdown()
         await self._listen()

@@ -1,7 +1,7 @@
 """How a card's readings move: pure functions from one moment to the next, no I/O.
 
 What is shown belongs together because all of it comes from the load of the cores: temperature
-follows it slowly, power at once, current from power, cycle counters by the clock.
+follows it slowly, power without delay, current from power, cycle counters by the clock.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from npu_agent.simulator.cards import FAMILIES, Family
+from npu_agent.simulator.cards import Family, families
 
 Workload = Literal["auto", "busy", "single", "idle"]
 
@@ -28,7 +28,7 @@ class CardTelemetry:
     """One moment of one card.
 
     Attributes:
-        family: a key of `npu_agent.simulator.cards.FAMILIES`.
+        family: a key of `npu_agent.simulator.cards.families`.
         load: per core, 0 to 1; a core with load is in use.
         temperature: per core, °C.
         cycles: per core, clock cycles since the driver was loaded.
@@ -57,7 +57,7 @@ class CardTelemetry:
     @property
     def traits(self) -> Family:
         """What it shares with its family."""
-        return FAMILIES[self.family]
+        return families()[self.family]
 
     @property
     def mean_load(self) -> float:
@@ -82,8 +82,8 @@ class CardTelemetry:
 
 
 def fresh(family: str) -> CardTelemetry:
-    """A card a minute after its driver was loaded: idle, 40 °C; a Warboy takes 1.37 W."""
-    traits = FAMILIES[family]
+    """A card a minute after its driver was loaded: idle, 40 °C."""
+    traits = families()[family]
     return CardTelemetry(
         family=family,
         load=(0.0,) * traits.cores,
@@ -94,7 +94,7 @@ def fresh(family: str) -> CardTelemetry:
 
 
 def with_workload(state: CardTelemetry, workload: Workload) -> CardTelemetry:
-    """The card with another workload; load is there at once, heat follows as it is advanced."""
+    """The card with another workload; load is there immediately, heat follows as it is advanced."""
     if workload == state.workload:
         return state
     if workload == "auto":
@@ -105,7 +105,7 @@ def with_workload(state: CardTelemetry, workload: Workload) -> CardTelemetry:
 
 
 def reset(state: CardTelemetry) -> CardTelemetry:
-    """The card after its device was reset: what it counts begins anew; load and heat stay."""
+    """The card after its device was reset: its counters start again from 0; load and heat stay."""
     none = (0,) * len(state.cycles)
     return replace(state, cycles=none, task_cycles=none, uptime=0.0)
 

@@ -1,4 +1,4 @@
-"""The simulated driver tree on disk: made, moved on, broken, mended, and kept alive.
+"""The simulated driver tree on disk: made, moved on, broken, repaired, and kept alive.
 
 All state is in ROOT/.npu-simulator, so every function here works from any process, on a tree that
 is kept alive and on one that is not:
@@ -28,24 +28,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from difflib import get_close_matches
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from npu_agent.simulator.cards import CardSpec
+from npu_agent import files
+from npu_agent.simulator.cards import CardSpec, default_cards
 from npu_agent.simulator.faults import FAULTS, SimulatedCard, find_fault, seen
-from npu_agent.simulator.picture import (
-    Content,
-    Picture,
-    Special,
-    base_directories,
-    host,
-    merge,
-)
+from npu_agent.simulator.picture import Content, Picture, Special, host, merge
 from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
+from npu_agent.text import closest, reason
 
-STATE_DIR = ".npu-simulator"
+STATE_DIR = files.SIMULATION
 
 _Cards = tuple[SimulatedCard, ...]
 
@@ -87,21 +81,6 @@ def make(root: Path, specs: Sequence[CardSpec], *, plain_nodes: bool = False) ->
         )
 
     _Tree(root, plain_nodes=plain_nodes).change(change, create=True)
-
-
-def remove_card(root: Path, card: str) -> None:
-    """Takes a card out of the tree for good; the fault `gone` is for one that may come back.
-
-    Raises:
-        SimulatorError: root is no simulated tree, or cannot be written.
-        ValueError: there is no such card.
-    """
-
-    def change(cards: _Cards) -> _Cards:
-        taken = _find(cards, card)
-        return tuple(one for one in cards if one is not taken)
-
-    _Tree(root).change(change)
 
 
 def apply_fault(root: Path, card: str, fault: str) -> None:
@@ -148,17 +127,15 @@ def living(root: Path) -> bool:
     """Whether a process keeps this tree alive at this moment.
 
     Raises:
-        SimulatorError: the tree cannot be looked at.
+        SimulatorError: the tree cannot be read.
     """
     path = root / STATE_DIR / "alive"
-    try:
+    with _errors_of(root):
         if not path.exists():
             return False
-        # Under the tree's lock: a simulator that starts now must not take this look for a rival.
+        # Under the tree's lock: a simulator that starts now must not take this for a rival.
         with _locked(root), path.open() as alive:
             return not _try_lock(alive.fileno())
-    except OSError as error:
-        raise _unusable(root, error) from error
 
 
 class Simulation:
@@ -211,8 +188,8 @@ def _find(cards: _Cards, name: str) -> SimulatedCard:
         if name in (card.spec.name, card.spec.pci_bus_id, card.spec.uuid):
             return card
     names = [card.spec.name for card in cards]
-    close = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(name, names)
+    hint = f"; did you mean {close!r}?" if close else ""
     raise ValueError(f"no card {name!r}{hint} (there are: {', '.join(names) or 'none'})")
 
 
@@ -294,7 +271,9 @@ class _Tree:
         stale = self._made_paths() - paths
         # Written down before they are made: a crash leaves nothing that is not known to be ours.
         self._set_made(paths | stale)
-        bases = base_directories(card.spec.family for card in cards)
+        bases = frozenset({"sys/bus/pci/devices", "dev"}).union(
+            *(card.spec.traits.driver.directories(card.spec.family) for card in cards)
+        )
         for base in sorted(bases):
             _mkdir(self.root / base)
         # Links go first and come last, so that a card is never listed without its files.
@@ -336,7 +315,7 @@ class _Tree:
         self._written[path] = to
 
     def _put(self, target: Path, content: Content, mode: int = 0o644) -> None:
-        """Puts content in a place, at once: a reader sees all of it or all of what was before."""
+        """Puts content in a place in one step: a reader sees all of the new or of the old."""
         new = self._beside()
         if content is Special.DIRECTORY:
             new.mkdir()
@@ -386,7 +365,8 @@ def _stamp_of(path: Path) -> tuple[int, int]:
 
 def _not_simulated(root: Path) -> SimulatorError:
     return SimulatorError(
-        f"{root} is not a simulated tree; make one with: npu-agent simulate {root} --cards warboy=2"
+        f"{root} is not a simulated tree; make one with: "
+        f"npu-agent simulate {root} --cards {default_cards()}"
     )
 
 
@@ -405,7 +385,7 @@ def _load(root: Path) -> tuple[_Cards, bool]:
     except (KeyError, TypeError, ValueError) as error:
         raise SimulatorError(
             f"{path} cannot be understood ({error!r}); another version of npu-agent made it? "
-            f"Remove {root} and make it anew"
+            f"Remove {root} and make it again"
         ) from error
 
 
@@ -456,13 +436,8 @@ def _errors_of(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unusable(root, error) from error
-
-
-def _unusable(root: Path, error: OSError) -> SimulatorError:
-    what = error.strerror or str(error)
-    where = f": {error.filename}" if error.filename else ""
-    return SimulatorError(f"cannot use {root} for a simulated tree: {what}{where}")
+        message = f"cannot use {root} for a simulated tree: {reason(error)}"
+        raise SimulatorError(message) from error
 
 
 @contextmanager

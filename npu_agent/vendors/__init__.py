@@ -1,1 +1,19 @@
-"""What the agent knows of vendors' hardware: one folder a vendor."""
+"""The vendors of cards: a folder for each, and its line below. Who puts parts together starts here.
+
+docs/add-a-vendor.md leads through a new one.
+"""
+
+from __future__ import annotations
+
+from npu_agent.core.vendor import Vendor
+from npu_agent.core.vocabulary import merged
+from npu_agent.vendors.furiosa.sysfs import Furiosa
+
+VENDORS: tuple[type[Vendor], ...] = (
+    Furiosa,
+)  # fmt: skip
+"""Every vendor; the first one's defaults are the product's."""
+
+VOCABULARIES = tuple(vendor.vocabulary for vendor in VENDORS)
+WORDS = merged(VOCABULARIES)
+"""What all of them call things: what the config is checked against."""

@@ -32,7 +32,7 @@ def test_tour_is_the_golden_one() -> None:
             "✘ this did not happen within 0.5 s",
         ),
         (
-            "answer.encode.container_response = refuse",
+            "service.requested = refuse",
             "5. A Pod asks for one NPU",
             "✘ FAILED_PRECONDITION: out of order",
         ),
@@ -45,11 +45,11 @@ def test_step_that_does_not_happen_ends_the_tour_with_exit_1(
 import asyncio, sys
 from npu_agent import cli
 from npu_agent.commands import demo
-from npu_agent.core import grant as answer
-from npu_agent.outputs.deviceplugin import session
+from npu_agent.core.grant import Refusal, RefusalError
+from npu_agent.outputs.deviceplugin import service, session
 
-def refuse(devices, **_):
-    raise answer.RefusalError(answer.Wrong.UNFIT, "out of order")
+def refuse(*_):
+    raise RefusalError(Refusal.UNFIT, "out of order")
 
 {fault}
 sys.exit(cli.main(["demo", "--once"]))
@@ -73,7 +73,7 @@ def test_stays_up_until_ctrl_c_and_leaves_nothing_behind() -> None:
     with started("demo") as process:
         log = process.printed("the agent's log is in ").rpartition(" ")[2]
         directory = Path(log).parent
-        process.printed("What it says from here on:")
+        process.printed("Its log from here on:")
         simulator.apply_fault(directory / "host", "npu0", "dead")
         assert "card=npu0" in process.said("card unhealthy")
         code, _, err = process.end(signal.SIGINT)

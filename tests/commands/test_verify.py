@@ -146,7 +146,7 @@ def test_other_things_in_dev_are_nobodys(warboy: Container) -> None:
 @pytest.mark.parametrize(
     ("environ", "line", "words"),
     [
-        ({"NPU_DEVNAME": None}, "NPU_DEVNAME", "is not set: this container was given no NPU"),
+        ({"NPU_DEVNAME": None}, "NPU_DEVNAME", "is not set: this container has no NPU"),
         ({"FURIOSA_DEVICES": None}, "FURIOSA_DEVICES", "is not set"),
         ({"FURIOSA_DEVICES": ""}, "FURIOSA_DEVICES", "is empty"),
         ({"NPU_DEVNAME": "npu0"}, "NPU_DEVNAME", "'npu0' in 'npu0' has not the form npu0pe0-1"),
@@ -240,8 +240,8 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int | No
         (errno.EBUSY, "in use (EBUSY)", "has it open"),
         (errno.EPERM, "not permitted (EPERM)", "device cgroup"),
         (errno.EACCES, "not for this user (EACCES)", "runAsUser: 0"),
-        (errno.ENXIO, "no device is behind it", "make the Pod anew"),
-        (errno.ENODEV, "no device is behind it", "make the Pod anew"),
+        (errno.ENXIO, "no device is behind it", "create the Pod again"),
+        (errno.ENODEV, "no device is behind it", "create the Pod again"),
         (errno.EIO, "Input/output error", "dmesg"),
     ],
 )

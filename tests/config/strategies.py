@@ -17,8 +17,7 @@ from npu_agent.config import (
     MetricsConfig,
     ResourceSpec,
 )
-
-from .families import FAMILIES
+from npu_agent.vendors import WORDS
 
 # A whole configuration takes some milliseconds to draw; the keys are independent of each other.
 FEW = settings(max_examples=25, deadline=None)
@@ -38,7 +37,7 @@ DEVICES = st.builds(
 
 @st.composite
 def resources(draw: st.DrawFn) -> tuple[ResourceSpec, ...]:
-    shapes = [(family, width) for family, widths in FAMILIES.items() for width in widths]
+    shapes = [(family, width) for family, widths in WORDS.families.items() for width in widths]
     chosen = draw(st.lists(st.sampled_from(shapes), unique_by=itemgetter(0), max_size=2))
     names = draw(st.lists(RESOURCE, unique=True, min_size=len(chosen), max_size=len(chosen)))
     return tuple(

@@ -3,9 +3,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from npu_agent.config import KEYS, Change, Config, DisabledDevice, HealthConfig, Key, changes, parse
+from npu_agent.config import (
+    KEYS,
+    Change,
+    Config,
+    DisabledDevice,
+    HealthConfig,
+    Key,
+    changes,
+    default_config,
+    parse,
+)
+from npu_agent.vendors import WORDS
 
-from .families import FAMILIES
 from .strategies import CONFIGS, FEW
 
 OTHER = {
@@ -39,14 +49,14 @@ def test_each_key_alone(key: Key) -> None:
     name = key.name
     group, _, leaf = name.rpartition(".")
     text = f"{group}: {{{leaf}: {OTHER[name]}}}" if group else f"{name}: {OTHER[name]}"
-    [change] = changes(Config(), parse(text.encode(), "f", FAMILIES).config)
+    [change] = changes(default_config(WORDS), parse(text.encode(), "f", WORDS).config)
     assert change.key == name
     assert str(change).startswith(f"{name}: ")
     assert str(change).endswith(f" -> {OTHER[name]}")
 
 
 def test_values_and_restart() -> None:
-    old = Config(health=HealthConfig(max_temperature=90.0))
+    old = Config(socket_name="furiosa-npu", health=HealthConfig(max_temperature=90.0))
     new = Config(socket_name="x", disabled_devices=(DisabledDevice(dev_name="npu0"),))
     assert changes(old, new) == (
         Change("disabledDevices", (), (DisabledDevice(dev_name="npu0"),), needs_restart=False),

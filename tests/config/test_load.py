@@ -3,8 +3,9 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,26 +21,26 @@ from npu_agent.config import (
     MetricsConfig,
     Place,
     ResourceSpec,
+    default_config,
     load,
     parse,
     read,
 )
 from npu_agent.config.load import MAX_BYTES
-
-from .families import FAMILIES
+from npu_agent.vendors import WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def config_of(text: str) -> Config:
-    return parse(text.encode(), "config.yaml", FAMILIES).config
+    return parse(text.encode(), "config.yaml", WORDS).config
 
 
 def error_of(text: str | bytes) -> ConfigError:
     data = text.encode() if isinstance(text, str) else text
     with pytest.raises(ConfigError) as caught:
-        parse(data, "config.yaml", FAMILIES)
+        parse(data, "config.yaml", WORDS)
     return caught.value
 
 
@@ -121,7 +122,7 @@ def test_integers_become_floats() -> None:
     ],
 )
 def test_nothing_is_the_defaults(text: str) -> None:
-    assert config_of(text) == Config()
+    assert config_of(text) == default_config(WORDS)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_after_twenty_problems_it_stops() -> None:
 
 
 def test_origins() -> None:
-    effective = parse(b"events: false\nhealth:\n  failures: 3\nlabels:\n", "f.yaml", FAMILIES)
+    effective = parse(b"events: false\nhealth:\n  failures: 3\nlabels:\n", "f.yaml", WORDS)
     set_by_file = {k: v for k, v in effective.origins.items() if v != "default"}
     assert set_by_file == {"events": "f.yaml:1", "health.failures": "f.yaml:3"}
 
@@ -265,15 +266,15 @@ def test_origins() -> None:
 
 def refusal_of(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(path, FAMILIES)
+        load(path, WORDS)
     return str(caught.value).replace(str(path), "FILE")
 
 
 def test_load(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("events: false\n")
-    effective = load(path, FAMILIES)
-    assert effective.config == Config(events=False)
+    effective = load(path, WORDS)
+    assert effective.config == msgspec.structs.replace(default_config(WORDS), events=False)
     assert effective.origins["events"] == f"{path}:1"
 
 
@@ -317,7 +318,7 @@ def test_a_path_below_a_file(tmp_path: Path) -> None:
 
 
 def test_a_path_with_a_nul() -> None:
-    assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: embedded null byte"
+    assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: a NUL byte in its path"
 
 
 @pytest.mark.parametrize(
@@ -364,7 +365,7 @@ LINES = st.sampled_from(
 
 def only_config_errors(data: bytes) -> None:
     try:
-        effective = parse(data, "config.yaml", FAMILIES)
+        effective = parse(data, "config.yaml", WORDS)
     except ConfigError as error:
         assert error.problems  # noqa: PT017
         lines = data.decode("utf-8", "replace").splitlines() or [""]
@@ -410,3 +411,33 @@ def test_the_largest_files_end() -> None:
     only_config_errors(f"interval: {'1' * 260_000}".encode())
     only_config_errors(f"log: {{level: {'debug' * 52_000}}}".encode())
     only_config_errors(f"labels: {{sets: [{'beta,' * 10_000}]}}".encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        # What is at fault is left out, and nothing beside it.
+        (
+            "interval: soon\nsocketName: x\nmetrics: {listen: ':9200', shema: '0.8'}\n",
+            {"socket_name": "x", "metrics": MetricsConfig(listen=":9200", schema="0.8")},
+        ),
+        (
+            "disabledDevices: [{devName: npu0}, {nodeName: n1}, {devName: 'a b'}]\n",
+            {"disabled_devices": (DisabledDevice(dev_name="npu0"),)},
+        ),
+        # Values that are each right, and do not go together.
+        (
+            "interval: 5\nresources: [{name: a.example/b, family: warboy, coresPerDevice: 5}]\n",
+            {"interval": 5},
+        ),
+        (f"socketName: x\npluginDir: /{'x' * 120}\n", {}),
+        ("- x\n", {}),
+        ("a: [", None),
+    ],
+)
+def test_what_is_good_in_a_file_that_is_refused(text: str, good: dict[str, Any] | None) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text.encode(), "FILE", WORDS)
+    defaults = default_config(WORDS)
+    expected = None if good is None else msgspec.structs.replace(defaults, **good)
+    assert refused.value.good == expected

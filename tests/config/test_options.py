@@ -17,12 +17,14 @@ from npu_agent.config import (
     Key,
     ResourceSpec,
     add_options,
+    default_config,
     from_args,
     parse,
 )
+from npu_agent.config.schema import schema_of
 from npu_agent.config.text import as_yaml
+from npu_agent.vendors import WORDS
 
-from .families import FAMILIES
 from .strategies import CONFIGS, FEW
 
 if TYPE_CHECKING:
@@ -31,12 +33,12 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(allow_abbrev=False)
-    add_options(made)
+    add_options(made, WORDS)
     return made
 
 
 def effective_of(*args: str) -> Effective:
-    return from_args(parser().parse_args(args), FAMILIES)
+    return from_args(parser().parse_args(args), WORDS)
 
 
 def error_of(*args: str) -> str:
@@ -47,13 +49,14 @@ def error_of(*args: str) -> str:
 
 def test_no_option_is_the_defaults() -> None:
     effective = effective_of()
-    assert effective.config == Config()
+    assert effective.config == default_config(WORDS)
     assert effective.origins == {key.name: "default" for key in KEYS}
 
 
 def test_values_and_origins() -> None:
     effective = effective_of("--interval", "5", "--health-failures=4", "--disabled-devices", "a, b")
-    assert effective.config == Config(
+    assert effective.config == msgspec.structs.replace(
+        default_config(WORDS),
         interval=5.0,
         health=HealthConfig(failures=4),
         disabled_devices=(DisabledDevice(dev_name="a"), DisabledDevice(dev_name="b")),
@@ -168,7 +171,7 @@ def test_each_option_is_refused_beside_a_file(key: Key, tmp_path: Path) -> None:
 def test_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("interval: 5\n")
-    assert effective_of("--config-file", str(path)) == parse(b"interval: 5\n", str(path), FAMILIES)
+    assert effective_of("--config-file", str(path)) == parse(b"interval: 5\n", str(path), WORDS)
     path.write_text("resources: [{name: a/b, family: warboy, coresPerDevice: 4}]\n")
     assert error_of("--config-file", str(path)) == (
         f"{path}:1: resources[0].coresPerDevice: "
@@ -178,9 +181,9 @@ def test_config_file(tmp_path: Path) -> None:
 
 def test_one_group_alone() -> None:
     made = argparse.ArgumentParser()
-    add_options(made, "log")
+    add_options(made, WORDS, "log")
     args = made.parse_args(["--log-level", "debug"])
-    assert from_args(args, FAMILIES).config.log.level == "debug"
+    assert from_args(args, WORDS).config.log.level == "debug"
     help_text = made.format_help()
     assert "--log-format" in help_text
     assert "--interval" not in help_text
@@ -189,20 +192,20 @@ def test_one_group_alone() -> None:
 
 def test_options_before_and_after_a_command_join() -> None:
     made = argparse.ArgumentParser()
-    add_options(made, "log")
-    add_options(made.add_subparsers().add_parser("run"))
+    add_options(made, WORDS, "log")
+    add_options(made.add_subparsers().add_parser("run"), WORDS)
     args = made.parse_args(["--log-level", "debug", "run", "--interval", "3"])
-    effective = from_args(args, FAMILIES)
+    effective = from_args(args, WORDS)
     assert effective.config.log.level == "debug"
     assert effective.config.interval == 3.0
 
 
 def test_help_says_meaning_and_default() -> None:
     text = " ".join(parser().format_help().split())
-    for key in KEYS:
+    for key in schema_of(WORDS).keys:
         assert f"{key.option} " in text
         assert key.description in text
-    assert "--interval SECONDS Seconds between looks" in text
+    assert "--interval SECONDS Seconds between two readings" in text
     assert "--default-pe {Fusion,Single} What one device is" in text
     assert "(default: beta)" in text
     assert "(default: true)" in text

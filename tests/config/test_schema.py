@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from msgspec import inspect as mi
 
-from npu_agent.config import KEYS, Config, DisabledDevice, MetricsConfig, disabled_for
+from npu_agent.config import (
+    KEYS,
+    Config,
+    DisabledDevice,
+    MetricsConfig,
+    default_config,
+    disabled_for,
+)
+from npu_agent.config.schema import schema_of
+from npu_agent.vendors import WORDS
 
 from .strategies import CONFIGS, FEW
 
@@ -41,7 +50,7 @@ def test_keys_and_options_as_the_specification_names_them() -> None:
 
 
 def test_defaults() -> None:
-    assert {key.name: key.default for key in KEYS} == {
+    assert {key.name: key.default for key in schema_of(WORDS).keys} == {
         "defaultPe": "Fusion",
         "interval": 10.0,
         "disabledDevices": (),
@@ -65,7 +74,7 @@ def test_defaults() -> None:
         "log.level": "info",
         "log.format": "text",
     }
-    assert all(key.of(Config()) == key.default for key in KEYS)
+    assert all(key.of(default_config(WORDS)) == key.default for key in schema_of(WORDS).keys)
 
 
 def test_keys_that_wait_for_a_restart() -> None:

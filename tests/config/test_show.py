@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 
 from npu_agent.config import KEYS, Config, Effective, json_schema, parse, show
+from npu_agent.vendors import WORDS
 
-from .families import FAMILIES
 from .strategies import CONFIGS, FEW
 from .test_load import FULL
 
@@ -24,7 +24,7 @@ metrics: {schema: 2025}
 health: {maxTemperature: 95}
 """
     assert (
-        show(parse(text.encode(), "c.yaml", FAMILIES))
+        show(parse(text.encode(), "c.yaml", WORDS))
         == """\
 defaultPe: Fusion                           # default
 interval: 2.5                               # c.yaml:1
@@ -62,7 +62,7 @@ log:
 @given(CONFIGS)
 def test_what_is_shown_says_the_same(config: Config) -> None:
     text = show(Effective(config, {key.name: "config.yaml:1" for key in KEYS}))
-    assert parse(text.encode(), "shown", FAMILIES).config == config
+    assert parse(text.encode(), "shown", WORDS).config == config
 
 
 def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
@@ -114,7 +114,7 @@ def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
 
 
 def valid(value: Any) -> bool:
-    schema = json.loads(json.dumps(json_schema()))
+    schema = json.loads(json.dumps(json_schema(WORDS)))
     return fits(value, schema, schema)
 
 
@@ -155,7 +155,7 @@ def test_schema_refuses(value: dict[str, Any]) -> None:
 
 
 def test_schema_describes_every_key() -> None:
-    schema = json_schema()
+    schema = json_schema(WORDS)
     for group in schema["$defs"].values():
         assert group["additionalProperties"] is False
         assert "\n" not in group["description"]
@@ -165,5 +165,5 @@ def test_schema_describes_every_key() -> None:
 
 
 def test_full_file_is_shown_and_read_again() -> None:
-    effective = parse(FULL.encode(), "config.yaml", FAMILIES)
-    assert parse(show(effective).encode(), "shown", FAMILIES).config == effective.config
+    effective = parse(FULL.encode(), "config.yaml", WORDS)
+    assert parse(show(effective).encode(), "shown", WORDS).config == effective.config

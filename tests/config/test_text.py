@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from npu_agent.config import DisabledDevice
-from npu_agent.config.text import as_yaml, shown
+from npu_agent.config.text import as_yaml
 
 
 @pytest.mark.parametrize(
@@ -32,20 +32,3 @@ from npu_agent.config.text import as_yaml, shown
 )
 def test_as_yaml(value: object, text: str) -> None:
     assert as_yaml(value) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "short"),
-    [
-        ("10s", "10s"),
-        ("a b", "a b"),
-        ("", '""'),
-        (" a", '" a"'),
-        ("a\nb", '"a\\nb"'),
-        ("\x1b[31m", '"\\u001b[31m"'),
-        ("x" * 60, "x" * 60),
-        ("x" * 61, "x" * 60 + "…"),
-    ],
-)
-def test_shown(text: str, short: str) -> None:
-    assert shown(text) == short

@@ -111,7 +111,12 @@ def test_a_held_card_is_known_by_whatever_is_left_of_its_identity(lost: str) -> 
     """Over a restart, too: `device_uuid` may not be readable then."""
     before = held(A, by="U0")
     after = Ledger().recovered(before.record(), 100.0)
-    identity: dict[str, Any] = {"uuid": "U0", "serial": "S0", "pci_bus_id": "0000:01:00.0", lost: None}
+    identity: dict[str, Any] = {
+        "uuid": "U0",
+        "serial": "S0",
+        "pci_bus_id": "0000:01:00.0",
+        lost: None,
+    }
     changed = card(4, **identity)  # and it has another number
     for ledger in (before, answered(after, pod("U0"), at=101.0, cards=[changed])):
         reason = ledger.claims([changed]).against("other/name", offered(changed)[0])

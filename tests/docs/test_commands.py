@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from npu_agent import cli, config
-from npu_agent.vendors.furiosa.families import widths
+from npu_agent.vendors import WORDS
 
 from .pages import Page, pages
 
@@ -66,4 +66,4 @@ def test_the_real_parser_takes_it(page: str, text: str) -> None:
         except SystemExit:
             pytest.fail(f"{page}: npu-agent {variant} is not a command")
         if not hasattr(args, "config_file"):
-            config.from_args(args, widths())
+            config.from_args(args, WORDS)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from npu_agent.config import KEYS, SOCKET_PATH_MAX, SOCKET_SUFFIX, ConfigError, parse
-from tests.config.families import FAMILIES
+from npu_agent.vendors import WORDS
 
 from .pages import ROOT
 
@@ -36,7 +36,7 @@ def test_examples_are_good() -> None:
     examples = re.findall(r"^```yaml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(examples) == 3
     for text in examples:
-        parse(text.encode(), "example", FAMILIES)
+        parse(text.encode(), "example", WORDS)
 
 
 def test_errors_are_real() -> None:
@@ -56,7 +56,7 @@ resources:
 - {name: rngd, family: rngd}
 """
     with pytest.raises(ConfigError) as caught:
-        parse(text.encode(), "config.yaml", FAMILIES)
+        parse(text.encode(), "config.yaml", WORDS)
     assert f"```\n{caught.value}\n```" in PAGE
 
 

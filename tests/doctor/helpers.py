@@ -18,7 +18,8 @@ import pytest
 from aiohttp import web
 
 from npu_agent import simulator
-from npu_agent.config import Config, MetricsConfig
+from npu_agent.commands.doctor import FURIOSA
+from npu_agent.config import MetricsConfig, default_config
 from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import advertise
 from npu_agent.doctor.check import Check
@@ -32,7 +33,8 @@ from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.vendors.furiosa.families import core_counts
+from npu_agent.vendors import WORDS
+from npu_agent.vendors.furiosa.labels import SETS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.kube.helpers import kubeconfig, serving
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -70,7 +72,7 @@ class ApiServer:
             asked = review["spec"]["resourceAttributes"]
             # As RBAC does: a right to Events of one namespace is none to those of another.
             assert asked["group"] == ""
-            assert asked.get("namespace") == {"events": "default"}.get(asked["resource"])
+            assert asked.get("namespace", "") == {"events": "default"}.get(asked["resource"], "")
             allowed = (asked["verb"], asked["resource"]) in self.rights
             return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
         name = request.path.rpartition("/")[2]
@@ -198,11 +200,11 @@ async def good_node(
         (proc / "self/mounts").write_text("overlay / overlay ro,relatime 0 0\n")
         simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
         snapshot = await read_once([Furiosa(root)])
-        (resource,) = resources_of(Config(), core_counts())
+        (resource,) = resources_of(default_config(WORDS), WORDS.core_counts)
         ids = [device.id for device in advertise(snapshot, resource)]
         registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
         write_checkpoint(directory, registered)
-        labels = compute.labels(snapshot, read_machine(root), ("beta",))
+        labels = compute.labels(snapshot, read_machine(root), [SETS["beta"]])
         api = ApiServer(_node(labels, len(ids)))
         port = Port()
         await port.start()
@@ -217,11 +219,13 @@ async def good_node(
                     node = Node(
                         root=root,
                         situation=Situation(
-                            config=Config(
+                            config=msgspec.structs.replace(
+                                default_config(WORDS),
                                 plugin_dir=str(directory),
                                 metrics=MetricsConfig(listen=f"127.0.0.1:{port.number}"),
                             ),
                             host_root=root,
+                            vendor=FURIOSA,
                             node_name=NODE_NAME,
                             in_pod=True,
                             uid=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import threading
@@ -11,31 +12,39 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from npu_agent import simulator
+from npu_agent.commands.doctor import FURIOSA
 from npu_agent.config import (
     AllocationConfig,
-    Config,
     DisabledDevice,
     LabelsConfig,
     MetricsConfig,
+    default_config,
 )
 from npu_agent.core.hardware import Oddity
 from npu_agent.core.ledger import Assignment
-from npu_agent.doctor import cluster, host, kubelet, look, places, privileges, serving
+from npu_agent.core.trouble import Trouble, TroubleKind
+from npu_agent.doctor import cluster, host, kubelet, places, privileges, probe, serving
 from npu_agent.doctor.check import Check, State, Unseen
-from npu_agent.doctor.look import Directory
+from npu_agent.doctor.examine import _filled
+from npu_agent.doctor.probe import Directory, Process
 from npu_agent.doctor.situation import Situation
+from npu_agent.kube.errors import ApiError, Attempt, Kind, answered
+from npu_agent.kubelet.ownership import Owner, lock_path
 from npu_agent.outputs.labels import nfd
+from npu_agent.vendors import WORDS
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
 from tests.kube.helpers import hangs
-from tests.outputs.deviceplugin.helpers import devices, snapshot, state
+from tests.outputs.deviceplugin.helpers import snapshot, state
 
 DIRECTORY = Directory(path=Path("/plugins"), owner="uid 0, gid 0, mode 0750")
 POD = Situation(
-    config=Config(),
+    config=default_config(WORDS),
     host_root=Path("/host"),
+    vendor=FURIOSA,
     node_name="n1",
     in_pod=True,
     uid=0,
@@ -43,7 +52,11 @@ POD = Situation(
 )
 HOST = replace(POD, in_pod=False, host_root=Path("/"))
 SEEN = kubelet.Kubelet(
-    directory=DIRECTORY, sockets=(), owner="npu-agent 0.1.0 on pod, pid 1", registered={}, held=()
+    directory=DIRECTORY,
+    sockets=(),
+    owner=Owner("pod", "npu-agent 0.1.0 on pod, pid 1"),
+    registered={},
+    held=(),
 )
 
 
@@ -73,8 +86,8 @@ def hung() -> None:
         (replace(DIRECTORY, read_only=True, writable=False), POD, State.WRONG, "without readOnly"),
         (replace(DIRECTORY, writable=False), replace(POD, uid=7), State.WRONG, "runAsUser: 0"),
         (replace(DIRECTORY, writable=False), replace(HOST, uid=7), State.UNKNOWN, "sudo"),
-        (Unseen("no", denied=True), replace(HOST, uid=7), State.UNKNOWN, "sudo"),
-        (Unseen("no", denied=True), replace(POD, uid=7), State.WRONG, "runAsUser: 0"),
+        (Unseen("no", TroubleKind.DENIED), replace(HOST, uid=7), State.UNKNOWN, "sudo"),
+        (Unseen("no", TroubleKind.DENIED), replace(POD, uid=7), State.WRONG, "runAsUser: 0"),
     ],
 )
 def test_a_plugin_directory_that_is_not_to_be_written(
@@ -109,21 +122,23 @@ def test_a_directory_that_this_configuration_writes(name: str, bad: Directory) -
 
 
 def test_a_directory_as_it_is(tmp_path: Path) -> None:
-    found = look.directory(tmp_path)
+    found = probe.directory(tmp_path)
     assert found.there
     assert found.writable
     assert not found.read_only
     (tmp_path / "file").touch()
-    assert not look.directory(tmp_path / "file").there
-    assert not look.directory(tmp_path / "file/below").there
-    assert not look.directory(tmp_path / "missing").there
+    assert not probe.directory(tmp_path / "file").there
+    assert not probe.directory(tmp_path / "file/below").there
+    assert not probe.directory(tmp_path / "missing").there
     tmp_path.chmod(0o500)
     with ordinary_user(), pytest.raises(PermissionError):
-        look.directory(tmp_path / "file")
+        probe.directory(tmp_path / "file")
 
 
 def test_a_socket_path_that_is_too_long() -> None:
-    long = replace(POD, config=Config(plugin_dir="/" + "x" * 100))
+    long = replace(
+        POD, config=msgspec.structs.replace(default_config(WORDS), plugin_dir="/" + "x" * 100)
+    )
     lines = {line.name: line for line in kubelet.checks(long, SEEN, snapshot())}
     assert lines["socket path"].state is State.WRONG
     assert "shorten pluginDir or socketName by 20" in lines["socket path"].remedy
@@ -139,7 +154,7 @@ def test_another_user_than_root() -> None:
         (replace(POD, uid=7), unwritable, State.WRONG),
         (replace(POD, uid=7), DIRECTORY, State.OK),
         (replace(HOST, uid=7), unwritable, State.UNKNOWN),
-        (replace(HOST, uid=7), Unseen("no", denied=True), State.UNKNOWN),
+        (replace(HOST, uid=7), Unseen("no", TroubleKind.DENIED), State.UNKNOWN),
     ):
         line = next(privileges.checks(situation, Unseen("no"), directory))
         assert (line.name, line.state) == ("uid", expected)
@@ -174,7 +189,7 @@ async def test_an_ordinary_user_is_told_what_is_left_out(node: Node) -> None:
 
 
 def test_the_host_root_was_forgotten() -> None:
-    blind = replace(host.unseen(Unseen("no")), host_beside=True)
+    blind = replace(_filled(host.Hardware, Unseen("no")), host_beside=True)
     lines = list(host.checks(replace(POD, host_root=Path("/")), blind))
     assert (lines[0].name, lines[0].state) == ("host root", State.WRONG)
     assert "--host-root=/host" in lines[0].remedy
@@ -183,12 +198,12 @@ def test_the_host_root_was_forgotten() -> None:
 
 
 def test_a_taken_port_matters_where_the_agent_wants_it() -> None:
-    taken = serving.Serving(agent=False, trouble="take another", holder="pid 7: nginx")
+    taken = serving.Serving(remedy="take another", holder=Process(7, ("nginx",)))
     for situation, owner, expected in (
         (POD, None, State.WRONG),
         (HOST, None, State.NOTE),
-        (HOST, "npu-agent 0.1.0 on some-pod, pid 1, since", State.NOTE),
-        (HOST, "npu-agent 0.1.0 on pod, pid 1, since", State.WRONG),
+        (HOST, Owner("some-pod"), State.NOTE),
+        (HOST, Owner("pod"), State.WRONG),
     ):
         line = next(serving.checks(situation, taken, owner))
         assert line.state is expected
@@ -198,7 +213,7 @@ def test_a_taken_port_matters_where_the_agent_wants_it() -> None:
 
 def test_an_agent_that_is_stuck() -> None:
     stuck = serving.Serving(
-        agent=False, answers=True, holder="pid 1: /usr/bin/npu-agent run --host-root=/host"
+        answers=True, holder=Process(1, ("/usr/bin/npu-agent", "run", "--host-root=/host"))
     )
     line = next(serving.checks(POD, stuck, None))
     assert line.state is State.WRONG
@@ -206,8 +221,33 @@ def test_an_agent_that_is_stuck() -> None:
     assert "liveness probe" in line.remedy
 
 
+async def test_an_address_that_nobody_holds_is_not_held() -> None:
+    """A refused connection is nobody's, whatever words Python has for it."""
+    config = msgspec.structs.replace(
+        default_config(WORDS), metrics=MetricsConfig(listen="192.0.2.1:9100")
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert await serving._get("127.0.0.1", free.getsockname()[1], "/healthz") == (None, "")
+    line = next(serving.checks(POD, serving.Serving(remedy="no such address"), None))
+    assert (line.state, line.detail) == (State.WRONG, ":9100 cannot be had")
+    found = await serving.serving(replace(POD, config=config))
+    assert isinstance(found, serving.Serving)
+    assert not found.free
+
+
+async def test_a_connection_that_is_not_answered_is_somebodys() -> None:
+    async def closes(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(closes, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        assert (await serving._get("127.0.0.1", port, "/healthz"))[0] == 0
+
+
 async def test_port_0_is_always_free() -> None:
-    config = Config(metrics=MetricsConfig(listen=":0"))
+    config = msgspec.structs.replace(default_config(WORDS), metrics=MetricsConfig(listen=":0"))
     found = await serving.serving(replace(POD, config=config))
     assert isinstance(found, serving.Serving)
     assert found.free
@@ -237,8 +277,25 @@ async def test_a_kubeconfig_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert line.remedy == "does kubectl work with it?"
 
 
+def failed_with(error: ApiError) -> Check:
+    found = replace(_filled(cluster.Cluster, Unseen("no")), node=error)
+    return told(POD, found)["Node"]
+
+
+def test_what_an_error_says_is_not_taken_for_its_remedy() -> None:
+    """However long the words behind its last colon are, and however often a remedy has one."""
+    get = Attempt(doing="get Node n1", verb="get", resource="nodes", server="https://a")
+    bare = failed_with(get.failed(Kind.GARBAGE, "its answer: no object of the kind that was asked"))
+    assert bare.detail == "cannot get Node n1: its answer: no object of the kind that was asked"
+    assert bare.remedy == ""
+    status = b'{"kind": "Status", "message": "no"}'
+    missing = failed_with(answered(get, 404, {}, status, None))
+    assert missing.remedy.startswith("NODE_NAME may be wrong: it has to be the name that")
+    assert missing.detail.endswith("answered 404 Not Found (no)")
+
+
 def told(situation: Situation, found: cluster.Cluster) -> dict[str, Check]:
-    nowhere = places.unseen(Unseen("no"))
+    nowhere = _filled(places.Places, Unseen("no"))
     lines = cluster.checks(situation, found, SEEN, snapshot(), nowhere)
     return {line.name: line for line in lines}
 
@@ -267,10 +324,10 @@ async def test_what_hangs_holds_up_nothing_else(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = await node.examined()
-    monkeypatch.setattr(look, "DEADLINE", 0.5)
+    monkeypatch.setattr(probe, "DEADLINE", 0.5)
     monkeypatch.setattr(cluster, "DEADLINE", 0.5)
     monkeypatch.setattr(kubelet, "content", lambda *_: hung())  # the checkpoint
-    monkeypatch.setattr(host, "_pci", lambda _: hung())
+    monkeypatch.setattr(host, "_pci", lambda *_: hung())
     monkeypatch.setattr(ApiServer, "__call__", lambda _self, request: hangs(request))
     async with asyncio.timeout(30):
         after = await node.examined()
@@ -345,13 +402,8 @@ def owned(
     one = state()
     odd = (Oddity("/sys/x", "hangs", unread=True),) if unread else ()
     known = {name: frozenset(ids) for name, ids in registered.items()}
-    return kubelet.of_resource(
-        POD,
-        RESOURCE,
-        devices(one),
-        replace(seen, registered=known),
-        replace(snapshot(one), odd=odd),
-    )
+    lines = kubelet.checks(POD, replace(seen, registered=known), replace(snapshot(one), odd=odd))
+    return next(each for each in lines if each.name == f"resource {RESOURCE}")
 
 
 def test_ids_of_another_shape_are_of_another_plugin_or_configuration() -> None:
@@ -366,9 +418,7 @@ def test_an_id_that_may_be_of_a_card_that_cannot_be_read() -> None:
 
 
 def test_a_candidate_is_named() -> None:
-    rival = kubelet.Socket(
-        name="x.sock", ours=False, accepts=True, plugin=True, by="pid 7: /bin/plugin"
-    )
+    rival = kubelet.Socket(name="x.sock", ours=False, plugin=True, by=Process(7, ("/bin/plugin",)))
     line = owned({RESOURCE: ["X"]}, replace(SEEN, sockets=(rival,)))
     assert "its socket may be x.sock (pid 7: /bin/plugin)" in line.detail
 
@@ -391,13 +441,53 @@ def test_a_device_that_a_pod_holds_and_that_has_gone() -> None:
     assert "Pod ns/job-1 holds GONE" in lines["pod-resources"].detail
 
 
+def test_the_lock_is_asked_for_as_a_shared_one(tmp_path: Path) -> None:
+    """An exclusive one, even for an instant, could keep an agent from taking over."""
+    lock_path(tmp_path).touch()
+    with lock_path(tmp_path).open() as another_doctor:
+        fcntl.flock(another_doctor, fcntl.LOCK_SH)
+        assert kubelet._owner_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("status", ["False", "Unknown", None])
+def test_only_true_is_ready(status: str | None) -> None:
+    node = {"status": {"conditions": [{"type": "Ready", "status": status}]}}
+    found = replace(_filled(cluster.Cluster, Unseen("no")), node=node)
+    assert told(POD, found)["Node"].state is State.NOTE
+    node["status"]["conditions"][0]["status"] = "True"
+    assert told(POD, found)["Node"].state is State.OK
+
+
+async def test_an_agent_that_has_not_signed_its_lock_is_nobody_elses(node: Node) -> None:
+    """It may be the very agent of this Pod: nothing is said of one that stands by."""
+    lock_path(node.directory).write_text("")
+    line = (await node.examined())["serving agent"]
+    assert line.state is State.UNKNOWN
+    assert "stands by" not in line.detail
+
+
+def test_a_kubelet_socket_that_is_refused_to_root_is_wrong_and_to_others_unknown() -> None:
+    """By the kind of error, EPERM as well as EACCES, and not by its words."""
+    for uid, words, kind, expected in (
+        (7, "Operation not permitted", TroubleKind.DENIED, State.UNKNOWN),
+        (0, "Permission denied", TroubleKind.DENIED, State.WRONG),
+        (7, "the access was denied its turn", TroubleKind.TIMEOUT, State.WRONG),
+    ):
+        dead = kubelet.Socket(
+            name="kubelet.sock", ours=False, trouble=Trouble(what=words, kind=kind)
+        )
+        lines = kubelet.checks(replace(POD, uid=uid), replace(SEEN, sockets=(dead,)), snapshot())
+        assert next(x for x in lines if x.name == "kubelet.sock").state is expected
+
+
 def test_an_agent_of_another_resource_is_no_rival(tmp_path: Path) -> None:
     """Only the lock says who serves; it is looked at without being taken."""
     assert kubelet._owner_of(tmp_path) is None
     with locked(tmp_path, "other"):
         owner = kubelet._owner_of(tmp_path)
         assert owner is not None
-        assert "npu-agent 0.1.0 on other, pid 1" in owner
+        assert owner.host == "other"
+        assert "npu-agent 0.1.0 on other, pid 1" in str(owner)
     assert kubelet._owner_of(tmp_path) is None
 
 

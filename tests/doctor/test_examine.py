@@ -15,7 +15,7 @@ import pytest
 
 from npu_agent import simulator
 from npu_agent.config import AllocationConfig, LabelsConfig, MetricsConfig
-from npu_agent.doctor import examine, kubelet, look
+from npu_agent.doctor import examine, kubelet, probe
 from npu_agent.doctor.check import State
 from npu_agent.simulator.tree import STATE_DIR
 from tests.doctor.helpers import RESOURCE, Node, own, unserved
@@ -484,7 +484,7 @@ BREAKS: dict[str, Break] = {
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What hangs here hangs for good: no need to wait for it as long as for a real card."""
-    monkeypatch.setattr(look, "DEADLINE", 2.0)
+    monkeypatch.setattr(probe, "DEADLINE", 2.0)
 
 
 async def test_a_good_node(node: Node) -> None:

@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 
 from npu_agent import config
-from npu_agent.config import Config, ConfigError
+from npu_agent.commands.doctor import FURIOSA
+from npu_agent.config import Config, ConfigError, default_config
 from npu_agent.doctor.check import Check, State
 from npu_agent.doctor.situation import Situation, configuration, forgotten
+from npu_agent.vendors import WORDS
+
+
+def parsed(*arguments: str | Path) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    config.add_options(parser, WORDS)
+    return parser.parse_args([str(argument) for argument in arguments])
 
 
 def given(*arguments: str | Path) -> tuple[Config, Check]:
-    parser = argparse.ArgumentParser()
-    config.add_options(parser)
-    return configuration(parser.parse_args([str(argument) for argument in arguments]))
+    return configuration(parsed(*arguments), WORDS)
 
 
 def test_a_good_file(tmp_path: Path) -> None:
@@ -31,7 +37,7 @@ def test_options_and_defaults() -> None:
     found, check = given("--socket-name", "x", "--interval", "5")
     assert found.socket_name == "x"
     assert check == Check("config", State.OK, "no file; --interval, --socket-name and the defaults")
-    assert given() == (Config(), Check("config", State.OK, "no file; the defaults"))
+    assert given() == (default_config(WORDS), Check("config", State.OK, "no file; the defaults"))
 
 
 def test_of_a_bad_file_what_is_good_in_it(tmp_path: Path) -> None:
@@ -60,7 +66,7 @@ def test_of_what_is_no_configuration_nothing(tmp_path: Path, content: bytes | No
     if content is not None:
         file.write_bytes(content)
     found, check = given("--config-file", file)
-    assert found == Config()
+    assert found == default_config(WORDS)
     assert check.state is State.WRONG
     assert str(file) in check.detail
     assert "the defaults" in check.remedy
@@ -78,8 +84,9 @@ def test_wrong_use_is_no_line(wrong: tuple[str, ...]) -> None:
 def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     situation = Situation(
-        config=Config(),
+        config=default_config(WORDS),
         host_root=Path("/"),
+        vendor=FURIOSA,
         node_name=None,
         in_pod=True,
         uid=0,
@@ -87,10 +94,10 @@ def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
         agent_config=file,
     )
     _, check = given()
-    assert forgotten(situation, check) == check
+    assert forgotten(parsed(), situation, check) == check
     file.write_text("interval: 5\n")
-    note = forgotten(situation, check)
+    note = forgotten(parsed(), situation, check)
     assert note.state is State.NOTE
     assert note.remedy == f"npu-agent doctor --config-file={file}"
     _, named = given("--config-file", file)
-    assert forgotten(situation, named) == named
+    assert forgotten(parsed("--config-file", file), situation, named) == named

@@ -16,7 +16,7 @@ import yaml
 
 from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
-from npu_agent.outputs.labels.compute import PREFIXES
+from npu_agent.vendors.furiosa.labels import SETS
 from tests.e2e.node import NAMESPACE, PROJECT, RESOURCE, SOON, WORKLOAD, Node
 
 ALL_SETS: dict[str, Any] = {"labels": {"sets": ["alpha", "beta", "current"], "resync": 10}}
@@ -116,7 +116,7 @@ def ours(node: Node) -> dict[str, str]:
     return {
         key: value
         for key, value in labels(node).items()
-        if key.startswith(tuple(PREFIXES.values())) and key not in FOREIGN
+        if key.startswith(tuple(set_.prefix for set_ in SETS.values())) and key not in FOREIGN
     }
 
 
@@ -200,7 +200,7 @@ def versions(node: Node) -> dict[str, str]:
     return {
         entry["manager"]: entry["time"]
         for entry in found["metadata"]["managedFields"]
-        if any(prefix in json.dumps(entry["fieldsV1"]) for prefix in PREFIXES.values())
+        if any(set_.prefix in json.dumps(entry["fieldsV1"]) for set_ in SETS.values())
         and entry["manager"] == "npu-agent"
     }
 

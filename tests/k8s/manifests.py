@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent import config
+from npu_agent.vendors import WORDS
 
 from .tools import K8S, kustomize
 
@@ -53,7 +54,7 @@ def _rendered() -> str:
 
 
 def _with_config(schema: dict[str, Any]) -> str:
-    schema["$defs"] = _for_helm(config.json_schema()["$defs"])
+    schema["$defs"] = _for_helm(config.json_schema(WORDS)["$defs"])
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

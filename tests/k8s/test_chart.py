@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from npu_agent import __version__, config
-from npu_agent.vendors.furiosa.families import widths
+from npu_agent.vendors import WORDS
 
 from .conftest import Overlay
 from .schemas import VERSIONS, check
@@ -131,7 +131,7 @@ def test_the_config_is_the_agents(tmp_path: Path) -> None:
     (text,) = (t["data"]["config.yaml"] for t in made if t["kind"] == "ConfigMap")
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    config.load(file, widths())
+    config.load(file, WORDS)
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())["config"]
     assert yaml.safe_load(text) == defaults | given
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.kube.errors import Attempt, Kind, answered, failed, one_line, retry_after
+from npu_agent.kube.errors import Attempt, Kind, answered, failed, retry_after
+from npu_agent.text import one_line
 
 NOW = 1_700_000_000.0  # Tue, 14 Nov 2023 22:13:20 GMT
 GET = Attempt(doing="get Node n1", verb="get", resource="nodes", server="https://a")

@@ -130,7 +130,7 @@ async def test_owner_that_has_not_signed(tmp_path: Path, content: str) -> None:
         lock_path(tmp_path).write_text(content, encoding="latin-1")
         running = asyncio.create_task(second.run())
         await second.waited()
-        assert second.told[0] == "an agent that has not said its name"
+        assert second.told[0] == "an agent that has not signed its lock"
         running.cancel()
 
 

@@ -12,6 +12,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from npu_agent.core.ledger import Assignment
+from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.podresources import (
     Holdings,
@@ -219,7 +220,7 @@ async def test_too_large_an_answer_is_refused_before_it_has_come(socket: Path) -
     with pytest.raises(UnavailableError) as error:
         await ask(socket, says(announced((1 << 32) - 1), then=hangs))
     assert str(error.value) == (
-        f"{socket}: the answer has 4,294,967,295 bytes, and 8,388,608 are the most that is taken"
+        f"{socket}: the answer has 4,294,967,295 bytes, and the limit is 8,388,608"
     )
 
 
@@ -275,7 +276,7 @@ async def test_what_is_known_outlives_an_answer_that_is_refused(socket: Path) ->
     lister = PodResources(HELD)
     server = UnixServer([lister], socket)
     await server.listen()
-    pod_resources = assignments.PodResources(socket, lambda: 3600.0)
+    pod_resources = assignments.PodResources(socket, Feed(3600.0))
     running = asyncio.create_task(pod_resources.run())
 
     async def told() -> Holdings:

@@ -15,13 +15,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
+import msgspec
 import yaml
 
 from npu_agent import simulator
 from npu_agent.agent import Agent
-from npu_agent.config import Config, Effective, HealthConfig, LabelsConfig, MetricsConfig
+from npu_agent.config import (
+    Effective,
+    HealthConfig,
+    LabelsConfig,
+    MetricsConfig,
+    default_config,
+)
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.vendors import WORDS
 from tests.monitoring.helpers import manifest, write_rules
 
 NPU = "beta.furiosa.ai/npu"
@@ -105,7 +113,8 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
         simulator.apply_fault(root, card, fault)
     kubelet = StandInKubelet(plugins, directory / "pod-resources")
     await kubelet.start()
-    config = Config(
+    config = msgspec.structs.replace(
+        default_config(WORDS),
         plugin_dir=str(plugins),
         health=HealthConfig(interval=0.1),
         labels=LabelsConfig(output="nfd"),

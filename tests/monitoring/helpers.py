@@ -15,7 +15,8 @@ import pytest
 import yaml
 from prometheus_client.process_collector import ProcessCollector
 
-from npu_agent.outputs.prometheus import cards, own
+from npu_agent.outputs.prometheus import own
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
 
 PROJECT = Path(__file__).parents[2]
 COMPONENTS = PROJECT / "k8s" / "components"
@@ -79,8 +80,8 @@ def exported() -> set[str]:
     histograms: set[str] = set()
     for definition in own.DEFINITIONS:
         (histograms if definition.kind == "histogram" else names).add(definition.name)
-    for schema in cards.SCHEMAS:
-        names |= {definition.name for definition in cards.DEFINITIONS[schema]}
+    for schema in SCHEMAS.values():
+        names |= {metric.name for metric in schema.metrics}
     names |= {
         sample.name
         for metric in ProcessCollector(registry=None).collect()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from npu_agent.config import Config, ConfigState
 from npu_agent.core.hardware import CardState, Health, Snapshot, State
+from npu_agent.core.state import ConfigState
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.client import Request
@@ -38,7 +38,7 @@ def dead(index: int, reason: str = "alive says 0") -> CardState:
 
 
 def config(error: str | None = None) -> ConfigState:
-    return ConfigState(config=Config(), loaded_at=0.0, error=error)
+    return ConfigState(loaded_at=0.0, error=error)
 
 
 def shown(before: Snapshot, after: Snapshot) -> list[tuple[str, str]]:
@@ -157,7 +157,7 @@ class Room:
     server: Server = field(default_factory=Server)
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(snapshot(card(0), card(1))))
     configs: Feed[ConfigState] = field(default_factory=lambda: Feed(config()))
-    wanted: bool = True
+    wanted: Feed[bool] = field(default_factory=lambda: Feed(True))
 
     @asynccontextmanager
     async def running(self, node_name: str | None = "node-1") -> AsyncIterator[Events]:
@@ -166,7 +166,7 @@ class Room:
             node_name=node_name,
             snapshots=self.snapshots,
             configs=self.configs,
-            wanted=lambda: self.wanted,
+            wanted=self.wanted,
         )
         task = asyncio.create_task(one.run())
         await self.seen()
@@ -311,10 +311,10 @@ async def test_there_is_a_limit_to_requests_and_to_what_waits(
 
 
 async def test_nothing_is_sent_where_nobody_wants_it(room: Room) -> None:
-    room.wanted = False
+    room.wanted.publish(False)
     async with room.running():
         await room.show(dead(0), card(1))
-        room.wanted = True
+        room.wanted.publish(True)
         await room.show(dead(0), dead(1))
         (event,) = room.server.objects.values()
         assert "npu1" in event["message"]

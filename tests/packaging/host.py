@@ -92,7 +92,6 @@ async def serves(container: Container, command: Sequence[str], host: Host, ca: A
                 code, _, errors = await asyncio.to_thread(agent.end)
                 print(errors)
         assert code == 0
-        assert "not laid out" not in errors
         assert not [path for path in host.plugins.iterdir() if path.name.startswith("furiosa-npu")]
     await kubelet.stop()
 

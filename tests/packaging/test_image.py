@@ -81,12 +81,10 @@ def test_nothing_of_the_build_is_left_in_it(image: Path) -> None:
 def test_all_that_the_agent_loads_is_compiled(image: Path) -> None:
     """Else it is compiled at each start, as there is no place to keep it."""
     look = (
-        "import sys, pathlib; from npu_agent import agent, cli, view; "
-        "from npu_agent.kube import lean; import npu_agent.outputs.web.connections; "
-        "lean.module('kubernetes_asyncio.client.api_client'); "
-        "lean.module('kubernetes_asyncio.config.kube_config'); "
-        "loaded = [m for m in sys.modules.values() if m and '_unexecuted' not in vars(m)]; "
-        "files = [m.__spec__ for m in loaded if getattr(m, '__spec__', None)]; "
+        "import sys, pathlib; from npu_agent import agent, cli; "
+        "from npu_agent.commands import run, view; "
+        "import npu_agent.outputs.web.connections; import npu_agent.kube.kubeconfig; "
+        "files = [m.__spec__ for m in sys.modules.values() if getattr(m, '__spec__', None)]; "
         "files = [s for s in files if s.origin and s.origin.startswith('/opt') and s.cached]; "
         "assert len(files) > 200, len(files); "
         "print(*(s.name for s in files if not pathlib.Path(s.cached).exists()))"

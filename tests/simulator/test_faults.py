@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.simulator import FAULTS, apply_fault, card, cards, make, tick
-from npu_agent.simulator.picture import core, hwmon, liveness, management
+from npu_agent.simulator.furiosa.driver import core, hwmon, liveness, management
 
 from .helpers import listing, wait_until
 

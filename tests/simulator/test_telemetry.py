@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_agent.simulator import CardTelemetry, advance, fresh
-from npu_agent.simulator.cards import FAMILIES
+from npu_agent.simulator.cards import families
 from npu_agent.simulator.telemetry import Workload, with_workload
 
-families = pytest.mark.parametrize("family", FAMILIES)
+each_family = pytest.mark.parametrize("family", families())
 
 
 def after(state: CardTelemetry, seconds: int, seed: int = 1) -> CardTelemetry:
@@ -27,13 +27,13 @@ def test_a_fresh_warboy_is_the_one_of_the_readme() -> None:
     assert set(state.load) == {0.0}
 
 
-@families
+@each_family
 def test_what_is_busy_is_hot_and_takes_power_and_current_and_counts_task_cycles(
     family: str,
 ) -> None:
     idle = after(with_workload(fresh(family), "idle"), 300)
     busy = after(with_workload(fresh(family), "busy"), 300)
-    traits = FAMILIES[family]
+    traits = families()[family]
 
     assert idle.mean_load == 0.0
     assert busy.mean_load > 0.7
@@ -51,23 +51,23 @@ def test_what_is_busy_is_hot_and_takes_power_and_current_and_counts_task_cycles(
         assert 0.7 * elapsed < task <= elapsed
 
 
-@families
+@each_family
 def test_heat_follows_load_slowly_and_power_at_once(family: str) -> None:
     busy = with_workload(fresh(family), "busy")
     soon, later = after(busy, 1), after(busy, 60)
 
-    assert busy.watts > 0.8 * FAMILIES[family].busy_watts
+    assert busy.watts > 0.8 * families()[family].busy_watts
     assert 40 < max(soon.temperature) < 50 < max(later.temperature)
     cooling = advance(with_workload(later, "idle"), 1.0, Random(1))
-    assert cooling.watts == FAMILIES[family].idle_watts
+    assert cooling.watts == families()[family].idle_watts
     assert 50 < max(cooling.temperature) < max(later.temperature)
 
 
-@families
+@each_family
 def test_single_is_load_on_the_first_core_alone(family: str) -> None:
     state = with_workload(fresh(family), "single")
     later = after(state, 60)
-    others = FAMILIES[family].cores - 1
+    others = families()[family].cores - 1
     for moment in (state, later):
         assert moment.load[0] > 0.7
         assert moment.load[1:] == (0.0,) * others
@@ -76,7 +76,7 @@ def test_single_is_load_on_the_first_core_alone(family: str) -> None:
     assert max(later.temperature) == later.temperature[0]
 
 
-@families
+@each_family
 def test_auto_alternates_between_idle_and_busy(family: str) -> None:
     rng, state, targets = Random(7), fresh(family), set()
     for _ in range(600):
@@ -101,7 +101,7 @@ def test_the_same_generator_gives_the_same_life() -> None:
 
 @settings(deadline=None)
 @given(
-    family=st.sampled_from(sorted(FAMILIES)),
+    family=st.sampled_from(sorted(families())),
     workload=st.sampled_from(("auto", "busy", "single", "idle")),
     steps=st.lists(st.floats(0, 3600), min_size=1, max_size=30),
     seed=st.integers(),
@@ -114,7 +114,7 @@ def test_readings_stay_within_bounds_and_counters_never_go_back(
         before, state = state, advance(state, dt, rng)
         assert all(0.0 <= load <= 1.0 for load in state.load)
         assert all(39.9 <= celsius <= 70.1 for celsius in state.temperature)
-        traits = FAMILIES[family]
+        traits = families()[family]
         assert traits.idle_watts <= state.watts <= traits.busy_watts
         assert state.uptime == before.uptime + dt
         assert state.errors == before.errors

@@ -18,11 +18,10 @@ from npu_agent.simulator import (
     living,
     make,
     parse_cards,
-    remove_card,
     tick,
     tree,
 )
-from npu_agent.simulator.picture import core, liveness, management, nodes
+from npu_agent.simulator.furiosa.driver import core, liveness, management, nodes
 from npu_agent.simulator.tree import STATE_DIR
 
 from .helpers import listing, wait_until
@@ -138,7 +137,7 @@ def test_cards_are_added_and_taken_while_the_others_keep_their_state(tmp_path: P
     assert cards(root)[0].telemetry == telemetry
     assert cards(root)[0].faults == ("dead",)
 
-    remove_card(root, "npu0")
+    make(root, [found.spec for found in cards(root)[1:]], plain_nodes=True)
     assert [found.spec.name for found in cards(root)] == ["npu1", "npu2"]
     assert "npu0" not in listing(root)
     made(root, "warboy=0")
@@ -249,7 +248,6 @@ def test_only_a_simulated_tree_can_be_changed(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "missing", tmp_path / "file"):
         for change in (
             lambda root: apply_fault(root, "npu0", "dead"),
-            lambda root: remove_card(root, "npu0"),
             tick,
             cards,
         ):

@@ -15,7 +15,7 @@ from npu_agent.core.grant import Grant
 from npu_agent.core.offer import Device
 
 _CACHED = 1 << 16
-"""Pieces kept for each kind: 1,000 RNGD cards have 35,000 nodes."""
+"""Pieces kept for each kind: 1,000 cards of 8 cores have 35,000 nodes."""
 
 
 def _varint(number: int) -> bytes:

@@ -16,13 +16,13 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.server import Stream
 
 from npu_agent.core import placement
+from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError, grant, requested
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin import encode
-from npu_agent.outputs.deviceplugin.counts import Counts
 
 log = logger(__name__)
 

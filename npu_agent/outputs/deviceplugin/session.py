@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.backoff import Backoff
+from npu_agent.core.counts import Counts
 from npu_agent.core.offer import Device
+from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed
+from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.rpc import apart
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
-from npu_agent.outputs.deviceplugin.counts import Counts
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, Streams, options
 from npu_agent.ticks import until_tick
 
 log = logger(__name__)
 
-KUBELET_SOCKET = "kubelet.sock"
 API_VERSION = "v1beta1"
 
 _REGISTER_DEADLINE = 15.0
@@ -50,33 +49,6 @@ _FICKLE_LONGEST = 1.5
 _STEADY = 5.0
 """Seconds a registration has to last to count as a success. A kubelet that keeps dropping us is
 registered with less and less often, but never more than 2 s after a loss."""
-
-
-class Phase(enum.Enum):
-    """Where a session stands."""
-
-    NO_CARDS = "no cards"
-    """Nothing to serve, so nothing is registered: quiet, and waiting."""
-    STANDBY = "standby"
-    """Another agent of this node serves the resource."""
-    REGISTERING = "registering"
-    """Waiting for the kubelet."""
-    REGISTERED = "registered"
-    """The kubelet holds our stream open."""
-    BLOCKED = "blocked"
-    """The plugin directory cannot be used."""
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """A session's state, for people and for readiness."""
-
-    resource: str
-    phase: Phase
-    reason: str = ""
-    registrations: int = 0
-    """Successful registrations since the start."""
 
 
 async def _nothing() -> None:
@@ -122,7 +94,9 @@ class Session:
                 does not tell.
             by_cdi: whether containers get their device nodes by CDI names.
         """
-        self.status: Feed[Status] = Feed(Status(resource=resource, phase=Phase.NO_CARDS))
+        self.status: Feed[SessionStatus] = Feed(
+            SessionStatus(resource=resource, phase=SessionPhase.NO_CARDS)
+        )
         self.counts = Counts()
         self._resource = resource
         self._devices = devices
@@ -148,24 +122,24 @@ class Session:
             while True:
                 try:
                     await self._until_cards()
-                    self._say(Phase.REGISTERING)
+                    self._say(SessionPhase.REGISTERING)
                     async with self._ownership.held(self._standby) as still_ours:
                         sweep(self._directory, self._socket_name)
                         await self._prepare()
                         await self._hold(still_ours)
                     pause.reset()
                 except OSError as error:
-                    self._trouble(Phase.BLOCKED, _explained(error, self._directory))
+                    self._trouble(SessionPhase.BLOCKED, _explained(error, self._directory))
                     await asyncio.sleep(pause.next())
         finally:
-            self._say(Phase.ENDED)
+            self._say(SessionPhase.ENDED)
 
     async def _until_cards(self) -> None:
         """Waits for the first device: an empty list is of no use to the kubelet."""
         async for devices in self._devices.watch():
             if devices:
                 return
-            self._say(Phase.NO_CARDS)
+            self._say(SessionPhase.NO_CARDS)
 
     async def _hold(self, still_ours: Callable[[], bool]) -> None:
         """Serves for as long as the resource is ours: on a new socket after each loss."""
@@ -182,7 +156,7 @@ class Session:
                 log.warning(
                     "lost the kubelet: registering again", resource=self._resource, reason=lost
                 )
-                self._say(Phase.REGISTERING, lost)
+                self._say(SessionPhase.REGISTERING, lost)
             if loop.time() - since > _STEADY:
                 fickle.reset()
             # Never immediately: a kubelet that has not closed the old stream yet would take the new
@@ -219,7 +193,7 @@ class Session:
         """Registers until the kubelet holds our stream; False if our socket vanishes."""
         absent = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
         while (trouble := await self._register(endpoint)) is not None:
-            self._trouble(Phase.REGISTERING, trouble)
+            self._trouble(SessionPhase.REGISTERING, trouble)
             await asyncio.sleep(absent.next())
             if not endpoint.exists():
                 return False
@@ -227,7 +201,7 @@ class Session:
         self._registrations += 1
         self.counts.returns += self._lost
         self._lost = False
-        self._say(Phase.REGISTERED)
+        self._say(SessionPhase.REGISTERED)
         log.info("registered", resource=self._resource, endpoint=endpoint.path.name)
         return True
 
@@ -307,20 +281,20 @@ class Session:
 
     def _standby(self, owner: str | None) -> None:
         if owner is None:
-            self._say(Phase.REGISTERING)
+            self._say(SessionPhase.REGISTERING)
         else:
-            self._say(Phase.STANDBY, f"served by {owner}")
+            self._say(SessionPhase.STANDBY, f"served by {owner}")
 
-    def _trouble(self, phase: Phase, reason: str) -> None:
+    def _trouble(self, phase: SessionPhase, reason: str) -> None:
         """As `_say`, for what keeps us from serving; logged once, however often it is tried."""
         self._say(phase, reason)
         if reason != self._told:
             self._told = reason
             log.warning("not registered: trying again", resource=self._resource, reason=reason)
 
-    def _say(self, phase: Phase, reason: str = "") -> None:
+    def _say(self, phase: SessionPhase, reason: str = "") -> None:
         self.status.publish(
-            Status(
+            SessionStatus(
                 resource=self._resource,
                 phase=phase,
                 reason=reason,

@@ -1,16 +1,18 @@
 """What the labels say: a Snapshot and the machine's name in, keys and values out.
 
-The three sets are the vendor's three generations of names, with the vendor's meanings; the table is
-in docs/labels.md. Each value is made of what one or more cards say: see `value` and `_joined`.
+Which labels there are is the vendor's (`npu_agent.core.vocabulary.LabelSet`). Each value is made of
+what one or more cards say: see `value` and `_joined`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from npu_agent.core.hardware import Card, Snapshot
+from npu_agent.core.vocabulary import Fact, Label, LabelSet
+from npu_agent.text import natural, quoted
 
 LONGEST = 63
 """Characters of a label value; the API server refuses longer ones."""
@@ -20,7 +22,6 @@ NAME_FILE = "/sys/class/dmi/id/product_name"
 
 _OTHER = re.compile(r"[^A-Za-z0-9_.]+")
 _NUMBERS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?\b")
-_DIGITS = re.compile(r"([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,27 +78,37 @@ def value(text: str) -> str | None:
     return plain.strip("-_.")[:LONGEST].rstrip("-_.") or None
 
 
-def explained(snapshot: Snapshot, machine: Machine, sets: Collection[str]) -> tuple[Explained, ...]:
-    """Every key of `sets` (``alpha``, ``beta``, ``current``), sorted, with its value or why not."""
-    return tuple(
-        sorted(
-            (
-                _joined(PREFIXES[name] + key, tuple(says(snapshot, machine)))
-                for name in set(sets)
-                for key, says in _SETS[name].items()
-            ),
-            key=lambda label: label.key,
+def explained(
+    snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]
+) -> tuple[Explained, ...]:
+    """Every key of `sets`, sorted, with its value or why not."""
+    found = {
+        set_.prefix + label.key: _joined(
+            set_.prefix + label.key,
+            tuple(_SAYS[label.fact](label, _served(snapshot, set_), machine)),
         )
-    )
+        for set_ in sets
+        for label in set_.labels
+    }
+    return tuple(found[key] for key in sorted(found))
 
 
-def labels(snapshot: Snapshot, machine: Machine, sets: Collection[str]) -> dict[str, str]:
+def labels(snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]) -> dict[str, str]:
     """The labels that the Node should have, sorted by key; none where there is no card."""
     return {
         label.key: label.value
         for label in explained(snapshot, machine, sets)
         if label.value is not None
     }
+
+
+def _served(snapshot: Snapshot, set_: LabelSet) -> Snapshot:
+    """The cards and FPGA samples that this set describes."""
+    return replace(
+        snapshot,
+        cards=tuple(state for state in snapshot.cards if state.card.family in set_.families),
+        odd=tuple(odd for odd in snapshot.odd if odd.sample_of in set_.families),
+    )
 
 
 def unsure(snapshot: Snapshot) -> str | None:
@@ -127,19 +138,13 @@ def _joined(key: str, said: tuple[_Said, ...]) -> Explained:
         elif one.text is not None:
             because += " has no ASCII letter or digit"
         reasons.setdefault(because, []).append(one.who)
-    kept = sorted(found, key=_natural)
+    kept = sorted(found, key=natural)
     while len("_".join(kept)) > LONGEST:
         kept.pop()
     why = "; ".join(f"{', '.join(who)}: {because}" for because, who in reasons.items())
     if len(kept) < len(found):
         why += f"; {len(found) - len(kept)} of {len(found)} values do not fit"
     return Explained(key, "_".join(kept) or None, why)
-
-
-def _natural(text: str) -> tuple[list[str | int], str]:
-    """Sorts numbers within texts as numbers: 1.9.2 before 1.10.0."""
-    parts = _DIGITS.split(text)
-    return [int(part) if at % 2 else part for at, part in enumerate(parts)], text
 
 
 def _split(text: str) -> _Version:
@@ -159,55 +164,35 @@ def _split(text: str) -> _Version:
     )
 
 
-def _quoted(text: str) -> str:
-    """A text from outside, fit to be shown."""
-    return repr(text) if len(text) <= LONGEST else f"{text[:LONGEST]!r}..."
-
-
-_Says = Callable[[Snapshot, Machine], Iterable[_Said]]
-"""Who says what for a label: nobody where there is no card."""
-
-
-def _of_cards(text: Callable[[Card], str], named: Callable[[str], str] = str) -> _Says:
-    """`named` makes the label's text of the card's."""
-
-    def says(snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
+def _of_cards(text: Callable[[Card], str]) -> _Says:
+    def says(label: Label, snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
         for state in snapshot.cards:
             said = text(state.card)
-            yield _Said(state.card.name, named(said), said)
-
-    return says
-
-
-def _of_cards_and_samples(card: Callable[[str], str], sample: Callable[[str], str]) -> _Says:
-    """`card` and `sample` make the text of the name of a family."""
-
-    def says(snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
-        for state in snapshot.cards:
-            yield _Said(state.card.name, card(state.card.family), state.card.family)
+            yield _Said(state.card.name, label.named(said), said)
         for odd in snapshot.odd:
-            if odd.sample_of is not None:
-                yield _Said(odd.entry, sample(odd.sample_of), f"{odd.sample_of}, an FPGA sample")
+            if label.sample is not None and odd.sample_of is not None:
+                said = f"{odd.sample_of}, an FPGA sample"
+                yield _Said(odd.entry, label.sample(odd.sample_of), said)
 
     return says
 
 
-def _of_versions(what: str, part: str, text: Callable[[Card], str | None]) -> _Says:
-    def says(snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
+def _of_versions(what: str, text: Callable[[Card], str | None]) -> _Says:
+    def says(label: Label, snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
         for state in snapshot.cards:
             full = text(state.card)
             if full is None:
                 yield _Said(state.card.name, None, f"the driver gives no {what} version")
                 continue
-            found: str | None = getattr(_split(full), part)
-            missing = "" if found else f" has no {part}"
-            yield _Said(state.card.name, found, _quoted(full) + missing)
+            found: str | None = getattr(_split(full), label.part)
+            missing = "" if found else f" has no {label.part}"
+            yield _Said(state.card.name, found, quoted(full, LONGEST) + missing)
 
     return says
 
 
 def _of_machine(file: str, text: Callable[[Machine], str | None]) -> _Says:
-    def says(snapshot: Snapshot, machine: Machine) -> Iterable[_Said]:
+    def says(_label: Label, snapshot: Snapshot, machine: Machine) -> Iterable[_Said]:
         if not snapshot.cards:
             return
         said = text(machine)
@@ -216,74 +201,26 @@ def _of_machine(file: str, text: Callable[[Machine], str | None]) -> _Says:
         elif not said.strip():
             yield _Said(file, None, "empty")
         else:
-            yield _Said(file, said, _quoted(said.strip()))
+            yield _Said(file, said, quoted(said.strip(), LONGEST))
 
     return says
 
 
-def _count(snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
+def _count(_label: Label, snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
     if snapshot.cards:
         names = ", ".join(state.card.name for state in snapshot.cards)
         yield _Said(names, str(len(snapshot.cards)), "installed, healthy or not")
 
 
-def _old_name(family: str) -> str:
-    """What the first two generations call a family."""
-    return "renegade" if family == "rngd" else family
+_Says = Callable[[Label, Snapshot, Machine], Iterable[_Said]]
+"""Who says what for a label: nobody where there is no card."""
 
-
-def _driver(part: str) -> _Says:
-    return _of_versions("driver", part, lambda card: card.driver_version)
-
-
-def _firmware(part: str) -> _Says:
-    return _of_versions("firmware", part, lambda card: card.firmware_version)
-
-
-_SETS: dict[str, dict[str, _Says]] = {
-    "alpha": {
-        "npu.family": _of_cards_and_samples(_old_name, _old_name),
-        "npu.hwtype": _of_cards_and_samples(lambda _: "haps", lambda _: "u250"),
-    },
-    "beta": {
-        "npu.count": _count,
-        "npu.product": _of_cards(lambda card: card.product),
-        "npu.family": _of_cards(lambda card: card.family, _old_name),
-        "machine.vendor": _of_machine(VENDOR_FILE, lambda machine: machine.vendor),
-        "machine.name": _of_machine(NAME_FILE, lambda machine: machine.name),
-        "driver.version": _driver("version"),
-        "driver.version.major": _driver("major"),
-        "driver.version.minor": _driver("minor"),
-        "driver.version.patch": _driver("patch"),
-        "driver.reference": _driver("commit"),
-    },
-    "current": {
-        "npu.count": _count,
-        "npu.family": _of_cards(lambda card: card.family),
-        "npu.product": _of_cards(lambda card: card.product),
-        "driver.version": _driver("version"),
-        "driver.version.major": _driver("major"),
-        "driver.version.minor": _driver("minor"),
-        "driver.version.patch": _driver("patch"),
-        "driver.version.metadata": _driver("commit"),
-        "driver.version.prerelease": _driver("prerelease"),
-        "firmware.version": _firmware("version"),
-        "firmware.version.major": _firmware("major"),
-        "firmware.version.minor": _firmware("minor"),
-        "firmware.version.patch": _firmware("patch"),
-        "firmware.version.metadata": _firmware("commit"),
-        "firmware.version.prerelease": _firmware("prerelease"),
-    },
+_SAYS: dict[Fact, _Says] = {
+    Fact.COUNT: _count,
+    Fact.FAMILY: _of_cards(lambda card: card.family),
+    Fact.PRODUCT: _of_cards(lambda card: card.product),
+    Fact.DRIVER: _of_versions("driver", lambda card: card.driver_version),
+    Fact.FIRMWARE: _of_versions("firmware", lambda card: card.firmware_version),
+    Fact.MACHINE_VENDOR: _of_machine(VENDOR_FILE, lambda machine: machine.vendor),
+    Fact.MACHINE_NAME: _of_machine(NAME_FILE, lambda machine: machine.name),
 }
-
-PREFIXES: dict[str, str] = {
-    "alpha": "alpha.furiosa.ai/",
-    "beta": "beta.furiosa.ai/",
-    "current": "furiosa.ai/",
-}
-"""For each set, what its keys begin with."""
-
-KEYS: dict[str, tuple[str, ...]] = {
-    name: tuple(sorted(PREFIXES[name] + key for key in keys)) for name, keys in _SETS.items()
-}
-"""For each set, every key that it can have, sorted."""

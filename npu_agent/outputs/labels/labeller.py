@@ -7,16 +7,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.hardware import Snapshot
+from npu_agent.core.state import LabelState
+from npu_agent.core.vocabulary import LabelSet
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import logger
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.compute import Machine
-from npu_agent.outputs.labels.state import LabelState
 from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
@@ -63,6 +64,15 @@ class Output(Protocol):
         """Called when the next `put` has other labels than the last one: do not trust a cache."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The labels to apply, whether they may be wrong, and how often to check them (seconds)."""
+
+    labels: Mapping[str, str]
+    unsure: bool
+    resync: float
+
+
 class Labeller:
     """Keeps the labels in one place; `state` has their status, `results` counts what was done."""
 
@@ -70,8 +80,8 @@ class Labeller:
         self,
         *,
         snapshots: Feed[Snapshot],
-        sets: Feed[Collection[str]],
-        resync: Callable[[], float],
+        sets: Feed[Collection[LabelSet]],
+        resync: Feed[float],
         output: Output,
         machine: Callable[[], Machine],
     ) -> None:
@@ -96,19 +106,20 @@ class Labeller:
 
     async def run(self) -> None:
         """Follows hardware and config until cancelled."""
-        wanted: Feed[tuple[Mapping[str, str], bool] | None] = Feed(None)
+        wanted: Feed[_Wanted | None] = Feed(None)
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._follow(wanted))
             await self._keep(wanted)
 
-    async def _follow(self, wanted: Feed[tuple[Mapping[str, str], bool] | None]) -> None:
-        """Computes what is wanted, and whether that may be wrong, whenever something changes."""
+    async def _follow(self, wanted: Feed[_Wanted | None]) -> None:
+        """Computes what is wanted whenever something changes."""
         machine = await self._machine_once()
-        async for _ in changes_of(self._snapshots, self._sets):
+        async for _ in changes_of(self._snapshots, self._sets, self._resync):
             snapshot = self._snapshots.value
             if snapshot.complete:
                 labels = compute.labels(snapshot, machine, self._sets.value)
-                wanted.publish((labels, compute.unsure(snapshot) is not None))
+                unsure = compute.unsure(snapshot) is not None
+                wanted.publish(_Wanted(labels, unsure, self._resync.value))
 
     async def _machine_once(self) -> Machine:
         """The machine's vendor and name; they do not change while it runs."""
@@ -121,7 +132,7 @@ class Labeller:
                 self._machine = Machine(vendor=None, name=None)
         return self._machine
 
-    async def _keep(self, wanted: Feed[tuple[Mapping[str, str], bool] | None]) -> None:
+    async def _keep(self, wanted: Feed[_Wanted | None]) -> None:
         pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
         before: Mapping[str, str] | None = None
         while True:
@@ -129,13 +140,13 @@ class Labeller:
             if now is None:
                 await changed.wait()
                 continue
-            labels, careful = now
+            labels = now.labels
             if before is not None and labels != before:
                 if await _within(changed, _SETTLE):
                     continue
                 self._output.changed()
             try:
-                await self._put(labels, careful=careful)
+                await self._put(labels, careful=now.unsure)
             except UnavailableError as error:
                 self._trouble(labels, error)
                 await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))
@@ -143,7 +154,7 @@ class Labeller:
             before = labels
             pause.reset()
             # With jitter, so that the agents of thousands of nodes do not ask at the same moment.
-            await _within(changed, self._resync() * random.uniform(0.8, 1.2))  # noqa: S311
+            await _within(changed, now.resync * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> None:
         self.state.publish(replace(self.state.value, labels=labels))

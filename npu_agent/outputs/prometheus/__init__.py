@@ -1,1 +1,1 @@
-"""What Prometheus is told: of the cards (`cards`), of the agent itself (`own`), and the page."""
+"""What Prometheus gets: metrics of the cards (`cards`), of the agent (`own`), and the page."""

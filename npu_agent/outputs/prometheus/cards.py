@@ -1,8 +1,7 @@
 """What /metrics says of the cards and of who holds them: a Snapshot in, metric families out. Pure.
 
-Names, units and labels are the vendor's, in two generations ("schemas") that share names with other
-units and so are never served together: docs/metrics.md. All are gauges, the vendor's ``_total`` and
-``_count`` among them.
+Names and units are those of each card's vendor (`npu_agent.core.vocabulary.MetricSchema`); labels
+are the same for all. All families are gauges, also those that a vendor calls ``_total``.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Protocol
+from itertools import chain
 
 from prometheus_client.metrics_core import Metric
 
@@ -24,26 +23,10 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
+from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import split_id
+from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
 from npu_agent.outputs.prometheus.text import Definition, Labels, Samples, clean, finite
-
-SCHEMAS = ("0.8", "2025")
-"""Generations of names and units, as the config key metrics.schema has them."""
-
-
-class Assignment(Protocol):
-    """An `npu_agent.kubelet.podresources.Assignment`: that module does I/O, this one is pure."""
-
-    @property
-    def namespace(self) -> str: ...  # noqa: D102 (there)
-    @property
-    def pod(self) -> str: ...  # noqa: D102
-    @property
-    def container(self) -> str: ...  # noqa: D102
-    @property
-    def resource(self) -> str: ...  # noqa: D102
-    @property
-    def device(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +61,7 @@ def families(
     snapshot: Snapshot,
     assignments: Iterable[Assignment],
     *,
-    schema: str,
+    schemas: tuple[MetricSchema, ...],
     hostname: str,
     pod_labels: bool,
     resources: Collection[str],
@@ -88,7 +71,7 @@ def families(
     Args:
         snapshot: the cards.
         assignments: who holds what.
-        schema: one of `SCHEMAS`.
+        schemas: each vendor's names and units.
         hostname: the Node's name, for the label.
         pod_labels: whether series name the container that alone holds what they are about.
         resources: those that are ours; an assignment of another one is nobody's business here.
@@ -96,7 +79,7 @@ def families(
     cards = shown(
         snapshot, assignments, hostname=hostname, pod_labels=pod_labels, resources=resources
     )
-    metrics = [definition.metric(cards) for definition in DEFINITIONS[schema]]
+    metrics = [definition.metric(cards) for definition in definitions(schemas)]
     return [metric for metric in metrics if metric.samples]
 
 
@@ -271,7 +254,7 @@ def _info(cards: Cards) -> Samples:
 def _health(cards: Cards) -> Samples:
     """Each state, as kube-state-metrics shows the phases of a Pod: 1 is the one it is in.
 
-    The reason is only with an unhealthy or unknown state that is the one of now: so the series of
+    The reason is only with an unhealthy or unknown state that is the present one: so the series of
     ``healthy`` is one and the same for the card's whole life, and its average is the availability.
     """
     for card in cards:
@@ -289,98 +272,49 @@ def _assigned(cards: Cards) -> Samples:
             yield card.identity.plus(core=str(hold.cores), resource=hold.resource, **holder), 1
 
 
-_SENSORS = {
-    "0.8": (
-        ("temperature", "m°C (thousandths of 1 °C)", SensorKind.TEMPERATURE, 1),
-        ("power", "µW (millionths of 1 W)", SensorKind.POWER, 1),
-        ("voltage", "mV (thousandths of 1 V)", SensorKind.VOLTAGE, 1),
-        ("current", "mA (thousandths of 1 A)", SensorKind.CURRENT, 1),
-    ),
-    "2025": (
-        ("temperature", "°C", SensorKind.TEMPERATURE, 1_000),
-        ("power", "W", SensorKind.POWER, 1_000_000),
-        ("voltage", "mV (thousandths of 1 V)", SensorKind.VOLTAGE, 1),
-        ("current", "mA (thousandths of 1 A)", SensorKind.CURRENT, 1),
-    ),
+_SAMPLES: dict[Quantity, Callable[[Cards], Samples]] = {
+    Quantity.ALIVE: _of_card(lambda reading: reading.alive),
+    Quantity.UPTIME: _of_card(lambda reading: reading.uptime),
+    Quantity.ERRORS: _errors,
+    Quantity.UTILIZATION: _of_core(lambda core: core.utilization),
+    Quantity.FREQUENCY: _of_core(lambda core: core.frequency),
+    Quantity.DRAM_TOTAL: _of_core(lambda core: core.dram_total),
+    Quantity.DRAM_USED: _of_core(lambda core: core.dram_used),
+    Quantity.CYCLES: _of_core(lambda core: core.cycles),
+    Quantity.TASK_CYCLES: _of_core(lambda core: core.task_cycles),
+    Quantity.INFO: _info,
+    Quantity.HEALTH: _health,
+    Quantity.ASSIGNED: _assigned,
 }
-"""For each schema the families of sensors: name, unit, kind, and by what values are divided."""
-
-_RENAMED: dict[str, dict[str, str]] = {"0.8": {}, "2025": {"rms_total": "rms"}}
-"""What the vendor's exporter calls a sensor, where that is not the driver's label."""
 
 
-def _definitions(schema: str) -> Definitions:
-    return (
-        Definition(
-            name="furiosa_npu_alive",
-            help="Whether the driver says that the card works: 1 or 0.",
-            samples=_of_card(lambda reading: reading.alive),
-        ),
-        Definition(
-            name="furiosa_npu_uptime",
-            help="Seconds since the firmware of the card started.",
-            samples=_of_card(lambda reading: reading.uptime),
-        ),
-        Definition(
-            name="furiosa_npu_error",
-            help="Errors that the driver has counted, by kind (label).",
-            samples=_errors,
-        ),
-        *(
-            Definition(
-                name=f"furiosa_npu_hw_{what}",
-                help=f"The {what} in {unit}, by sensor (label).",
-                samples=partial(_sensors, kind, per_unit, _RENAMED[schema]),
-            )
-            for what, unit, kind, per_unit in _SENSORS[schema]
-        ),
-        Definition(
-            name="furiosa_npu_core_utilization",
-            help="Per cent of the core's cycles spent on tasks between the last two readings.",
-            samples=_of_core(lambda core: core.utilization),
-        ),
-        Definition(
-            name="furiosa_npu_core_frequency",
-            help="The clock of the core in MHz.",
-            samples=_of_core(lambda core: core.frequency),
-        ),
-        Definition(
-            name="furiosa_npu_dram_total",
-            help="Bytes of the card's memory that the user of the core may take.",
-            samples=_of_core(lambda core: core.dram_total),
-        ),
-        Definition(
-            name="furiosa_npu_dram_usage",
-            help="Bytes of the card's memory that the user of the core has taken.",
-            samples=_of_core(lambda core: core.dram_used),
-        ),
-        Definition(
-            name="furiosa_npu_total_cycle_count",
-            help="Cycles that the core has counted so far.",
-            samples=_of_core(lambda core: core.cycles),
-        ),
-        Definition(
-            name="furiosa_npu_task_execution_cycle",
-            help="Cycles that the core has spent on tasks so far.",
-            samples=_of_core(lambda core: core.task_cycles),
-        ),
-        Definition(
-            name="furiosa_npu_info",
-            help="What the card is, in its labels; always 1.",
-            samples=_info,
-        ),
-        Definition(
-            name="furiosa_npu_health",
-            help="The health of the card: 1 for the state that it is in, 0 for the others.",
-            samples=_health,
-        ),
-        Definition(
-            name="furiosa_npu_assigned",
-            help="The container that holds cores of the card; always 1.",
-            samples=_assigned,
-        ),
+@lru_cache(16)
+def definitions(schemas: tuple[MetricSchema, ...]) -> Definitions:
+    """The families of these schemas, in the order of the page.
+
+    Each schema describes the cards of its vendor. A name that two vendors use is one family, with
+    the help of the first: Prometheus refuses a page that has it twice.
+    """
+    named: dict[str, list[tuple[MetricSchema, MetricName]]] = {}
+    for schema in schemas:
+        for metric in schema.metrics:
+            named.setdefault(metric.name, []).append((schema, metric))
+    return tuple(
+        Definition(name=name, help=uses[0][1].help, samples=partial(_of_vendors, tuple(uses)))
+        for name, uses in named.items()
     )
 
 
-DEFINITIONS: dict[str, Definitions] = {schema: _definitions(schema) for schema in SCHEMAS}
-"""The families of each schema, in the order of the page."""
+def _of_vendors(uses: tuple[tuple[MetricSchema, MetricName], ...], cards: Cards) -> Samples:
+    return chain.from_iterable(
+        _samples(schema, metric)(
+            tuple(card for card in cards if card.state.card.family in schema.families)
+        )
+        for schema, metric in uses
+    )
+
+
+def _samples(schema: MetricSchema, metric: MetricName) -> Callable[[Cards], Samples]:
+    if metric.sensors is not None:
+        return partial(_sensors, metric.sensors, metric.per_unit, schema.renamed)
+    return _SAMPLES[metric.quantity]

@@ -1,59 +1,59 @@
-"""The page of /metrics: bytes that are ready when Prometheus asks, and never half of them."""
+"""The page of /metrics: the cards' part is rendered on change, the agent's own part on request."""
 
 from __future__ import annotations
 
 import asyncio
-import struct
+import math
+import operator
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.process_collector import ProcessCollector
 
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment
+from npu_agent.core.state import AgentState, stale_after
+from npu_agent.core.vocabulary import MetricSchema
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kubelet.podresources import Holdings
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own
-from npu_agent.outputs.prometheus.own import Own
 from npu_agent.outputs.prometheus.text import Definition, Source, render
+
+if TYPE_CHECKING:
+    from zlib import _Compress
 
 log = logger(__name__)
 
 Made = TypeVar("Made")
 
-# As prometheus_client has them, in modules that bring half of it along.
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-"""Content-Type of `Page.body(openmetrics=False, ...)`."""
-OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-"""Content-Type of `Page.body(openmetrics=True, ...)`."""
-
-_AT_LEAST = 0.2
+_ASKED_FOR = 150.0
+"""Seconds after a request in which the cards' part is rendered as soon as something changes, so
+that the next scrape finds it ready. Longer than any usual scrape interval; without a scraper
+nothing is rendered."""
+_AT_LEAST = 1.0
 """Seconds between two renderings of the cards, however often they change."""
 _SETTLE = 0.05
-"""Seconds from a change to the look at it: cards that are read together are shown together."""
+"""Seconds from a change to its rendering: cards that are read together are rendered together."""
 _OWN_FOR = 1.0
-"""Seconds for which what the agent says of itself is not made anew."""
-_LATE, _LATE_AT_LEAST = 3, 10.0
-"""Intervals between readings, and seconds, after which a card's last figures are not shown."""
+"""Seconds for which the agent's own part is kept."""
 _SLICE = 1_000
-"""Assignments that are looked at between two turns for others."""
+"""Assignments that are filtered between two turns for others."""
 _LEVEL = 1
 """Of compression: the page repeats itself so much that more effort gains nothing."""
-_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\x04\xff"
-"""RFC 1952: deflate, no name, no time, quickly made, on a system that does not matter."""
+_GZIP = 31
+"""zlib's `wbits` for the gzip format with the largest window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the config says of the page."""
 
-    schema: str
-    """Key metrics.schema, one of `cards.SCHEMAS`."""
+    schemas: tuple[MetricSchema, ...]
+    """What key metrics.schema names: each vendor's names and units."""
     pod_labels: bool
     """Key metrics.podLabels."""
     interval: float
@@ -62,143 +62,120 @@ class Settings:
     """The names of the agent's resources: whose holders are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """What the cards' part of a page is made from."""
-
-    snapshot: Snapshot
-    assignments: tuple[Assignment, ...]
-    settings: Settings
-
-    def makes_the_same_as(self, other: _Subject | None) -> bool:
-        """Whether the part would be the same; not by a look at each of maybe many assignments."""
-        return (
-            other is not None
-            and self.assignments is other.assignments
-            and self.settings == other.settings
-            and self.snapshot == other.snapshot
-        )
-
-
 class Page:
-    """Keeps the page: the cards' part rendered on change, the agent's own when it is asked for.
-
-    The cards' part is text in which both formats agree, as it holds gauges only.
-    """
+    """Keeps the page. The cards' part reads the same in both formats, as it holds gauges only."""
 
     def __init__(
         self,
         *,
         snapshots: Feed[Snapshot],
-        holdings: Feed[Holdings],
+        assignments: Feed[tuple[Assignment, ...]],
         settings: Feed[Settings],
         hostname: str,
-        own: Callable[[], Own],
+        state: Callable[[], AgentState],
     ) -> None:
-        """A page without cards, until it runs.
+        """A page that is empty until somebody asks for it.
 
         Args:
-            snapshots: the cards.
-            holdings: who holds what.
+            snapshots: the hardware.
+            assignments: who holds what, of any resource of the node.
             settings: what the config says of the page.
-            hostname: the Node's name, for the label of that name.
-            own: gathers what the agent says of itself; asked once a second at most.
+            hostname: the Node's name, for the label.
+            state: puts together the state of the agent, with its counters and clock.
         """
         self.failures: Counter[str] = Counter()
-        """How often each family could not be made, and was left out."""
+        """How often each family could not be rendered and was left out."""
         self._snapshots = snapshots
-        self._holdings = holdings
+        self._assignments = assignments
         self._settings = settings
         self._hostname = hostname
-        self._gather = own
+        self._state = state
         self._process = ProcessCollector(registry=None)
         self._failing: set[str] = set()
-        """Families that failed last time, which the log knows of."""
-        self._subject: _Subject | None = None
-        self._aged: Feed[float] = Feed(0.0)
-        """Until when readings were recent enough, at the last time that some ceased to be so."""
-        self._ageing: asyncio.TimerHandle | None = None
+        """Families that failed the last time."""
+        self._asked = asyncio.Event()
+        self._asked_at = -math.inf
+        self._behind = True
+        """Whether there may be changes that nobody has rendered."""
+        self._rendering = asyncio.Lock()
+        self._rendered: tuple[object, ...] = ()
+        """The values of the feeds that the cards' part was rendered from."""
+        self._stale_at = math.inf
+        """When the first of the readings in the cards' part becomes stale; `time.monotonic`."""
         self._cards = b""
-        self._packed: tuple[bytes, int] | None = None
-        """The cards' part as `_deflated`, and its CRC; None until somebody asks for it."""
+        self._packed: tuple[bytes, _Compress] | None = None
+        """The cards' part as the start of a gzip member, and its compressor; None until needed."""
         self._own: dict[bool, tuple[float, bytes]] = {}
-        """The own part as text and as OpenMetrics, and until when it is good."""
+        """The own part as text and as OpenMetrics, and until when it is kept."""
 
     async def run(self) -> None:
-        """Renders on change until cancelled."""
-        feeds = (self._snapshots, self._holdings, self._settings, self._aged)
-        async for _ in changes_of(*feeds):
+        """Renders on change, as long as somebody asks for the page now and then."""
+        async for _ in changes_of(self._snapshots, self._assignments, self._settings):
+            if time.monotonic() - self._asked_at > _ASKED_FOR:
+                self._behind = True
+                self._asked.clear()
+                await self._asked.wait()
             await asyncio.sleep(_SETTLE)
-            subject = self._now()
-            if subject is not None and not subject.makes_the_same_as(self._subject):
-                await self._render(subject)
-                self._subject = subject
+            if await self._render():
                 await asyncio.sleep(_AT_LEAST)
 
-    def body(self, *, openmetrics: bool, gzip: bool) -> bytes:
-        """The page as it is now, in OpenMetrics or else as text; with `gzip` compressed by it.
+    async def body(self, *, openmetrics: bool, gzip: bool) -> bytes:
+        """The present page, in OpenMetrics or else as text; with `gzip` compressed by it.
 
-        Takes no look at hardware and no question to anybody.
+        Reads no hardware and asks nobody; the first request for a long time renders.
         """
+        self._asked_at = time.monotonic()
+        self._asked.set()
+        if self._behind or self._asked_at >= self._stale_at:
+            await self._render()
         own = self._own_part(openmetrics=openmetrics)
         if not gzip:
             return self._cards + own
-        if self._packed is None:
-            self._packed = _deflated(self._cards, zlib.Z_FULL_FLUSH), zlib.crc32(self._cards)
-        packed, crc = self._packed
-        # One gzip member of two runs of blocks: some readers, browsers among them, take the first
-        # of several members for the whole.
-        size = (len(self._cards) + len(own)) & 0xFFFF_FFFF
-        trailer = struct.pack("<LL", zlib.crc32(own, crc), size)
-        return _GZIP_HEADER + packed + _deflated(own, zlib.Z_FINISH) + trailer
+        # One gzip member and not one for each part: some readers, browsers among them, take the
+        # first of several members for the whole.
+        start, packer = self._packed = self._packed or _packed(self._cards)
+        packer = packer.copy()
+        return start + packer.compress(own) + packer.flush()
 
-    def _now(self) -> _Subject | None:
-        """What there is to show; None before the first look at the cards is complete."""
-        snapshot, settings = self._snapshots.value, self._settings.value
-        if not snapshot.complete:
-            return None
-        late = max(_LATE_AT_LEAST, _LATE * settings.interval)
-        since = time.monotonic() - late
-        snapshot = cards.recent(snapshot, since)
-        self._look_again_at(
-            min((s.reading.at + late for s in snapshot.cards if s.reading), default=None)
-        )
-        return _Subject(snapshot, self._holdings.value.assignments, settings)
-
-    def _look_again_at(self, moment: float | None) -> None:
-        """Has the page made anew when the oldest reading will have become too old to be shown."""
-        if self._ageing:
-            self._ageing.cancel()
-        self._ageing = None
-        if moment is not None:
-            delay = max(0.0, moment - time.monotonic()) + 0.01
-            loop = asyncio.get_running_loop()
-            self._ageing = loop.call_later(delay, self._aged.publish, moment)
-
-    async def _render(self, subject: _Subject) -> None:
-        """Makes the cards' part, family by family with a turn for others between, then shows it."""
-        settings = subject.settings
-        ours: list[Assignment] = []
-        for at in range(0, len(subject.assignments), _SLICE):
-            some = subject.assignments[at : at + _SLICE]
-            ours += [one for one in some if one.resource in settings.resources]
-            await asyncio.sleep(0)
-        shown = self._attempt(
-            "cards",
-            lambda: cards.shown(
-                subject.snapshot,
-                ours,
-                hostname=self._hostname,
-                pod_labels=settings.pod_labels,
-                resources=settings.resources,
-            ),
-        )
-        parts = []
-        for definition in cards.DEFINITIONS[settings.schema]:
-            await asyncio.sleep(0)
-            parts.append(self._family(definition, shown or (), openmetrics=False))
-        self._cards = b"".join(parts)
-        self._packed = None
+    async def _render(self) -> bool:
+        """Brings the cards' part up to date; returns whether it was not."""
+        async with self._rendering:
+            present = self._snapshots.value, self._assignments.value, self._settings.value
+            snapshot, assignments, settings = present
+            now = time.monotonic()
+            # By identity: a feed keeps its value while an equal one is published.
+            same = self._rendered and all(map(operator.is_, present, self._rendered))
+            if (same and now < self._stale_at) or not snapshot.complete:
+                self._behind = not snapshot.complete
+                return False
+            late = stale_after(settings.interval)
+            snapshot = cards.recent(snapshot, now - late)
+            ours: list[Assignment] = []
+            for at in range(0, len(assignments), _SLICE):
+                some = assignments[at : at + _SLICE]
+                ours += [one for one in some if one.resource in settings.resources]
+                await asyncio.sleep(0)
+            shown = self._attempt(
+                "cards",
+                lambda: cards.shown(
+                    snapshot,
+                    ours,
+                    hostname=self._hostname,
+                    pod_labels=settings.pod_labels,
+                    resources=settings.resources,
+                ),
+            )
+            parts = []
+            for definition in cards.definitions(settings.schemas):
+                await asyncio.sleep(0)
+                parts.append(self._family(definition, shown or (), openmetrics=False))
+            self._cards = b"".join(parts)
+            # Ready for the next scrape, if the last one took gzip.
+            self._packed = self._packed and _packed(self._cards)
+            self._rendered, self._behind = present, False
+            read = (state.reading.at + late for state in snapshot.cards if state.reading)
+            self._stale_at = min(read, default=math.inf)
+            return True
 
     def _own_part(self, *, openmetrics: bool) -> bytes:
         until, part = self._own.get(openmetrics, (0.0, b""))
@@ -210,10 +187,10 @@ class Page:
 
     def _render_own(self, *, openmetrics: bool) -> bytes:
         parts: list[bytes | None] = []
-        gathered = self._attempt("own", self._gather)
-        if gathered is not None:
+        state = self._attempt("own", self._state)
+        if state is not None:
             parts += [
-                self._family(definition, gathered, openmetrics=openmetrics)
+                self._family(definition, state, openmetrics=openmetrics)
                 for definition in own.DEFINITIONS
             ]
         parts.append(self._attempt("process", lambda: self._render_process(openmetrics)))
@@ -252,7 +229,7 @@ class Page:
         return made
 
 
-def _deflated(data: bytes, ending: int) -> bytes:
-    """Blocks of raw deflate (RFC 1951), which end on a byte and refer to nothing before them."""
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return packer.compress(data) + packer.flush(ending)
+def _packed(cards: bytes) -> tuple[bytes, _Compress]:
+    """The start of a gzip member, and the compressor that goes on after it."""
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+    return packer.compress(cards) + packer.flush(zlib.Z_FULL_FLUSH), packer

@@ -1,8 +1,8 @@
 """Metric families as values, and as the text that Prometheus reads: pure.
 
-Why not prometheus_client's own encoder: it sorts and escapes the labels of every sample anew, which
-for 8 cards of 8 cores takes 23 ms of the loop, each time the cards were read; to make the families
-and to render them here takes 4. The tests compare the two. Formats: Prometheus text format 0.0.4
+Why not prometheus_client's own encoder: it sorts and escapes the labels of every sample each time,
+which for 8 cards of 8 cores takes 23 ms of the loop; building and rendering the families here takes
+4. The tests compare the two. Formats: Prometheus text format 0.0.4
 and OpenMetrics 1.0.
 """
 
@@ -16,7 +16,7 @@ from typing import Generic, Literal, TypeVar
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from npu_agent.outputs.deviceplugin.counts import Histogram
+from npu_agent.core.counts import Histogram
 
 Source = TypeVar("Source")
 
@@ -38,7 +38,7 @@ class Labels(dict[str, str]):
     __slots__ = ("_named", "text")
 
     text: str
-    """``arch="rngd",device="npu0"``: escaped, in the order in which the labels were given."""
+    """``arch="anvil",device="npu0"``: escaped, in the order in which the labels were given."""
 
     def __init__(self, **labels: str | None) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Labels(dict[str, str]):
         return more
 
     def named(self, label: str) -> Labels:
-        """`plus(label=label)`, kept: what a card has sensors and counters of stays the same."""
+        """`plus(label=label)`, kept: the sensors and counters of a card stay the same."""
         known = self._named.get(label)
         if known is None:
             if len(self._named) >= _MOST_NAMED:  # a driver that makes up names does not fill memory
@@ -76,7 +76,7 @@ class Labels(dict[str, str]):
 NONE = Labels()
 """For series that need no label."""
 
-Samples = Iterable[tuple[Labels, float | None]]
+Samples = Iterable[tuple[Labels, float | Histogram | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +88,11 @@ class Definition(Generic[Source]):
     kind: Literal["gauge", "counter", "histogram"] = "gauge"
     help: str
     """One sentence for people, which names the unit."""
-    samples: Callable[[Source], Samples | Iterable[tuple[Labels, Histogram]]]
+    samples: Callable[[Source], Samples]
     """Samples that are None, not finite, or there already are left out."""
 
     def metric(self, source: Source) -> Metric:
-        """The family with its samples; it has none where `source` says nothing of it."""
+        """The family with its samples, if `source` has any."""
         name = self.name.removesuffix("_total") if self.kind == "counter" else self.name
         metric = Metric(name, self.help, self.kind)
         seen: set[str] = set()
@@ -128,7 +128,7 @@ def render(metric: Metric, *, openmetrics: bool) -> bytes:
 
 
 def clean(value: str) -> str:
-    """A text as a label's value: valid Unicode, and of a bearable length."""
+    """A text as a label's value: valid Unicode of limited length."""
     if len(value) > LONGEST:
         value = f"{value[: LONGEST - 1]}…"
     return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -1,6 +1,6 @@
-"""HTTP connections by aiohttp, bounded: no client can hold memory, a scrape or our exit up.
+"""HTTP connections by aiohttp, bounded: no client can fill memory, or delay a scrape or our exit.
 
-Loaded only when the server starts: aiohttp costs the command line too much.
+Loaded only when the server starts: aiohttp takes long to import.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 
-# Not by `aiohttp.web`, which brings applications, routes and file serving along: 1 MB.
+# Not by `aiohttp.web`, which brings applications, routes and file serving along: 1.4 MB.
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 from aiohttp.web_request import BaseRequest
@@ -22,24 +22,24 @@ from aiohttp.web_server import Server
 from npu_agent.outputs.web.pages import Pages
 
 _MOST = 64
-"""Connections that are kept. Beyond, the one that was silent for longest is closed: whoever opens
-many hurts himself, and a scraper, who speaks at once, still gets through."""
+"""Connections that are kept. Beyond, the one that has been silent for longest is closed: a client
+that opens many hurts itself, and a scraper, which sends its request immediately, gets through."""
 _SILENCE = 30.0
 """Seconds a client may take to send a request, the first or the next. aiohttp counts from the
 connection or the last answer, so that a client that sends a byte now and then gains nothing."""
 _TAKE = 10.0
-"""Seconds a client may take to take its answer."""
+"""Seconds a client may take to read its answer."""
 _LINGER = 1.0
-"""Seconds to read on what nobody asked for, so that a client that sends it sees the answer."""
+"""Seconds in which an unwanted request body is read, so that its client gets to the answer."""
 _LINE, _HEADERS = 4096, 40
-"""Bytes of a line of a request's head, and how many headers. With `_MOST` this bounds what clients
-that never finish their heads can make the agent hold: some 20 MB."""
+"""Limits of a request's head: bytes of a line, and number of headers. With `_MOST` they bound the
+memory that clients with unfinished heads can take: some 20 MB."""
 _BACKLOG = 128
-"""Connections that wait to be accepted; asyncio listens anew with its own number, else."""
+"""Connections that wait to be accepted: asyncio calls listen again, with this number."""
 
 
 class Connections(Server):
-    """The server's open connections; makes the protocol of each new one, as asyncio asks for."""
+    """The server's open connections; asyncio's factory for the protocol of each new one."""
 
     def __init__(self, pages: Pages) -> None:
         """Answers with `pages`."""
@@ -56,13 +56,13 @@ class Connections(Server):
         )
         self._pages = pages
         self._open: dict[RequestHandler, asyncio.Transport] = {}
-        """Sorted: the one that was silent for longest comes first."""
+        """Sorted: the one that has been silent for longest comes first."""
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         """Called by aiohttp for each new connection."""
         super().connection_made(handler, transport)
-        # Then "written" means that the kernel has it: what a client does not take stays within
-        # the deadline of `_handle`, and an idle connection has nothing that keeps it from closing.
+        # So that "written" means that the kernel has it: a client that does not read falls under
+        # the deadline of `_handle`, and nothing keeps an idle connection from closing.
         transport.set_write_buffer_limits(high=0)
         self._open[handler] = transport
         if len(self._open) > _MOST:
@@ -82,7 +82,7 @@ class Connections(Server):
         protocol = request.protocol
         if protocol in self._open:
             self._open[protocol] = self._open.pop(protocol)
-        answer = self._pages.answer(
+        answer = await self._pages.answer(
             request.method,
             request.path,
             accept=request.headers.get("Accept", ""),
@@ -93,7 +93,7 @@ class Connections(Server):
             body=answer.body,
             headers={**answer.headers, "Server": "npu-agent"},
         )
-        # Written here and not after the return, where aiohttp would wait without end.
+        # Written here and not after the return, where aiohttp would wait without a deadline.
         try:
             async with asyncio.timeout(_TAKE):
                 await response.prepare(request)
@@ -109,8 +109,7 @@ class Connections(Server):
 def _drop(transport: asyncio.Transport) -> None:
     """Ends a connection with a reset.
 
-    After a plain close the kernel would keep what was not taken, megabytes, and offer it for
-    minutes to a client that does not take it.
+    After a plain close the kernel would keep what the client has not read, megabytes, for minutes.
     """
     transport.get_extra_info("socket").setsockopt(
         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
@@ -119,7 +118,7 @@ def _drop(transport: asyncio.Transport) -> None:
 
 
 def _errors() -> logging.Logger:
-    """The log of aiohttp's own troubles, without those that only tell of what clients send."""
+    """The logger of aiohttp's own errors, without those that are the client's fault."""
     found = logging.getLogger(f"{__name__}.aiohttp")
     found.filters[:] = [_ours]
     return found

@@ -19,7 +19,7 @@ _MOST = int(SPAN / _STEP) + 1
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One reading, as far as the curves need it; NaN where the driver does not say."""
+    """What the curves need of one reading; NaN where the driver does not report it."""
 
     at: float
     """`time.monotonic`."""
@@ -32,7 +32,7 @@ class Point:
 
 
 class History:
-    """Remembers readings while it runs; a card that goes is forgotten.
+    """Remembers readings while it runs; a card that is gone is forgotten.
 
     Bounded: at most 62 points a card.
     """
@@ -52,7 +52,7 @@ class History:
         return tuple(self._points.get(card_id, ()))
 
     def add(self, snapshot: Snapshot) -> None:
-        """Notes what is new in `snapshot`, and forgets the cards that are not in it."""
+        """Adds what is new in `snapshot`, and forgets the cards that are not in it."""
         self._points = {
             state.id: self._points.get(state.id) or deque(maxlen=_MOST) for state in snapshot.cards
         }
@@ -61,7 +61,7 @@ class History:
 
 
 def load_of(reading: Reading) -> float:
-    """The mean load of a card's cores in per cent; NaN where the driver tells nothing of them."""
+    """The mean load of a card's cores in per cent; NaN where the driver reports none."""
     loads = [core.utilization for core in reading.cores]
     known = [load for load in loads if load is not None and math.isfinite(load)]
     return sum(known) / len(known) if known else math.nan

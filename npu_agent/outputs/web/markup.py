@@ -27,13 +27,13 @@ UNKNOWN = TO = "\N{EN DASH}"
 
 
 def curve(title: str, at: Sequence[int], values: Sequence[float], least: float) -> str:
-    """A curve over the last minutes, in a box of `WIDE` by `HIGH`; broken where nothing is known.
+    """A curve over the last minutes, in a box of `WIDE` by `HIGH`; broken where values are missing.
 
     Args:
-        title: what it shows, for who cannot see it.
-        at: where on the way from the left end, 0, to the right one, `WIDE`, each value is.
-        values: NaN where nothing is known.
-        least: how much the box's height stands for at least, so that noise stays small.
+        title: what it shows, for screen readers.
+        at: the horizontal position of each value, 0 to `WIDE`.
+        values: NaN where one is missing.
+        least: the smallest range that fills the box's height, so that noise stays small.
     """
     known = [value for value in values if not math.isnan(value)]
     if len(known) < 2:
@@ -62,7 +62,7 @@ def curve(title: str, at: Sequence[int], values: Sequence[float], least: float) 
 
 
 def section(anchor: str, title: str, body: str, more: str = "") -> str:
-    """A part of the page with its title, and more on it beside that."""
+    """A part of the page with its title, and small print beside the title."""
     small = f"<small>{more}</small>" if more else ""
     return (
         f'<section id="{anchor}" aria-labelledby="{anchor}-title">'
@@ -71,7 +71,7 @@ def section(anchor: str, title: str, body: str, more: str = "") -> str:
 
 
 def box(body: str) -> str:
-    """What a section holds, on a ground of its own."""
+    """The body of a section, with a background of its own."""
     return f'<div class="box">{body}</div>'
 
 
@@ -86,7 +86,7 @@ def error(kind: str, message: str) -> str:
 
 
 def pairs(found: Iterable[tuple[str, str]]) -> str:
-    """Names and what they stand for, as HTML."""
+    """Names and values, as HTML."""
     items = "".join(f"<dt>{key}</dt><dd>{value}</dd>" for key, value in found)
     return f'<dl class="pairs">{items}</dl>'
 
@@ -94,8 +94,8 @@ def pairs(found: Iterable[tuple[str, str]]) -> str:
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of HTML cells; nothing without rows.
 
-    The roles are said aloud because on a narrow screen it is drawn as blocks, and browsers take
-    that for the end of its being a table.
+    The roles are explicit because on a narrow screen it is drawn as blocks, and browsers then no
+    longer treat it as a table.
     """
     if not rows:
         return ""
@@ -130,7 +130,7 @@ _ICONS = {
 
 
 def icon(name: str) -> str:
-    """A sign beside a word that says the same: colour alone tells some people nothing."""
+    """A sign beside a word that says the same: some people cannot tell colours apart."""
     return f'<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{_ICONS[name]}</svg>'
 
 
@@ -150,8 +150,8 @@ def text(found: str, longest: int = LONGEST) -> str:
 def plain(text: str, longest: int = LONGEST) -> str:
     """As `text`, for places that take no elements.
 
-    What is no character of a page (control characters, halves of surrogates, as reading a driver's
-    odd bytes gives) is shown as an escape.
+    What is no character of a page (control characters, halves of surrogates, as in a driver's
+    odd bytes) is shown as an escape.
     """
     if len(text) > longest:
         text = text[:longest] + "…"

@@ -6,9 +6,9 @@ _OPENMETRICS_VERSIONS = ("", "1.0.0", "0.0.1")
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Whether a scraper that sends this Accept header rather has OpenMetrics than the text format.
+    """Whether a scraper that sends this Accept header prefers OpenMetrics to the text format.
 
-    Only if it names OpenMetrics: whoever takes anything gets the format that everyone reads.
+    Only if it names OpenMetrics: who accepts anything gets the format that everyone reads.
     """
     openmetrics = plain = 0.0
     for name, parameters in _items(accept):
@@ -22,7 +22,7 @@ def wants_openmetrics(accept: str) -> bool:
 
 
 def takes_gzip(accept_encoding: str) -> bool:
-    """Whether a client that sends this Accept-Encoding header takes gzip."""
+    """Whether a client that sends this Accept-Encoding header accepts gzip."""
     qualities = {name: _quality(parameters) for name, parameters in _items(accept_encoding)}
     return qualities.get("gzip", qualities.get("*", 0.0)) > 0
 
@@ -39,7 +39,7 @@ def _items(header: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def _quality(parameters: dict[str, str]) -> float:
-    """The item's weight, 0 to 1; one that is no number counts as not wanted."""
+    """The item's weight, 0 to 1; one that is no number counts as 0."""
     try:
         quality = float(parameters.get("q", "1"))
     except ValueError:

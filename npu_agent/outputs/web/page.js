@@ -44,7 +44,7 @@
     running = false;
     document.body.classList.toggle("old", since !== null);
     if (lost.hidden !== (since === null)) {
-      lost.textContent = since && `Connection lost at ${since} UTC: what is below is not of now. Trying again.`;
+      lost.textContent = since && `Connection lost at ${since} UTC: this page is out of date. Retrying.`;
       lost.hidden = since === null;
     }
     if (!document.hidden) timer = setTimeout(update, EVERY);

@@ -1,7 +1,7 @@
-"""The status page: a Status as one HTML document that needs nothing from elsewhere. Pure.
+"""The status page: the state of the agent as one HTML document that needs nothing else. Pure.
 
 Made for somebody who is called at night: the first line says whether all is well, and if not, what
-is not. Works without JavaScript (it is reloaded then), on a phone and in the dark.
+is wrong. Works without JavaScript (the page then reloads itself), on a phone and in dark mode.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from npu_agent.core.hardware import CoreReading, Health, State
-from npu_agent.outputs.deviceplugin.session import Phase
+from npu_agent.core.hardware import CardState, CoreReading, Health, State
+from npu_agent.core.problems import Note, notes, problems, unready
+from npu_agent.core.state import AgentState, Holder, ResourceState, SessionPhase, is_fenced
 from npu_agent.outputs.web import markup as m
 from npu_agent.outputs.web.history import SPAN, Point, load_of
-from npu_agent.outputs.web.status import CardStatus, Holder, Note, ResourceStatus, Status
 
 _STYLE = (Path(__file__).parent / "page.css").read_text()
 _SCRIPT = (Path(__file__).parent / "page.js").read_text()
@@ -37,53 +37,52 @@ POLICY = (
 _BUILD = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 
 
-def page(status: Status, history: Callable[[str], Sequence[Point]], monotonic: float) -> str:
+def page(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
     """The document.
 
     Args:
-        status: what it shows.
+        state: what it shows.
         history: a card's last readings, by the card's ID.
-        monotonic: `time.monotonic` of `status.now`: the clock of the history.
     """
-    node = status.node or "unknown node"
-    count = len(status.problems)
-    state = f"{count} problem{'s' if count > 1 else ''}" if count else "all well"
+    node = state.node or "unknown node"
+    found = problems(state)
+    summary = m.number(len(found), "problem") if found else "all well"
     return (
         f'<!DOCTYPE html>\n<html lang="en" data-build="{_BUILD}">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{m.plain(node)}: {state} - npu-agent</title>\n"
+        f"<title>{m.plain(node)}: {summary} - npu-agent</title>\n"
         '<link rel="icon" href="data:,">\n'
         '<noscript><meta http-equiv="refresh" content="5"></noscript>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n"
         '<p id="said" class="away" role="status"></p>\n<p id="lost" role="alert" hidden></p>\n'
-        f"{_main(status, history, monotonic)}\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+        f"{_main(state, found, history)}\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
-def _main(status: Status, history: Callable[[str], Sequence[Point]], monotonic: float) -> str:
-    cards = status.cards
-    tiles = "".join(
-        _card(card, status, history(card.state.id), monotonic) for card in cards[: m.MOST]
-    )
-    none = "No cards on this host." if status.looked else "Still looking for cards."
+def _main(
+    state: AgentState, found: Sequence[Note], history: Callable[[str], Sequence[Point]]
+) -> str:
+    cards = state.snapshot.cards
+    tiles = "".join(_card(card, state, history(card.id)) for card in cards[: m.MOST])
+    none = "No cards on this host." if state.snapshot.complete else _SEARCHING
     return "\n".join(
         (
             "<main>",
-            _top(status),
-            _head(status),
+            _top(state),
+            _head(state, found),
             m.section(
                 "cards",
                 "Cards",
                 f'<div class="cards">{tiles}</div>' if tiles else m.box(m.empty(none)),
-                _sum(status),
+                _sum(state),
             ),
-            _assignments(status),
+            _assignments(state),
             '<div class="halves">',
-            _resources(status),
-            _config(status),
-            _labels(status),
-            _odd(status),
+            _resources(state),
+            _config(state),
+            _labels(state),
+            _odd(state),
             "</div>",
             _FOOT,
             "</main>",
@@ -91,6 +90,7 @@ def _main(status: Status, history: Callable[[str], Sequence[Point]], monotonic: 
     )
 
 
+_SEARCHING = "Still searching for cards"
 _FOOT = (
     '<footer><a id="to-metrics" href="metrics">Metrics</a>'
     '<a id="to-json" href="status.json">This page as JSON</a>'
@@ -99,42 +99,41 @@ _FOOT = (
 """Its links are relative: the page may be seen through a proxy, below a path."""
 
 
-def _sum(status: Status) -> str:
-    if not status.cards:
+def _sum(state: AgentState) -> str:
+    cards, limit = state.snapshot.cards, state.max_temperature
+    if not cards:
         return ""
-    in_use = sum(bool(card.holders) for card in status.cards)
-    limit = status.config.config.health.max_temperature
+    in_use = sum(bool(state.holders_of(card)) for card in cards)
     fence = "" if limit is None else f", taken out of service above {limit:g}{m.NBSP}°C"
-    return f"{len(status.cards)} installed, {in_use} in use{fence}"
+    return f"{len(cards)} installed, {in_use} in use{fence}"
 
 
-def _top(status: Status) -> str:
+def _top(state: AgentState) -> str:
     return (
-        f'<div class="top"><h1>{m.text(status.node or "unknown node")}</h1><p class="facts">'
-        f"<span>npu-agent {m.text(status.version)}</span>"
-        f"<span>up {m.span(status.now - status.started_at)}</span>"
-        f"<span>as of {m.clock(status.now)} UTC</span></p></div>"
+        f'<div class="top"><h1>{m.text(state.node or "unknown node")}</h1><p class="facts">'
+        f"<span>npu-agent {m.text(state.version)}</span>"
+        f"<span>up {m.span(state.now - state.started_at)}</span>"
+        f"<span>as of {m.clock(state.now)} UTC</span></p></div>"
     )
 
 
-def _head(status: Status) -> str:
+def _head(state: AgentState, found: Sequence[Note]) -> str:
     """What is wrong, or that nothing is."""
-    problems, notes = status.problems, status.notes
-    sick = sum(card.state.health.state is State.UNHEALTHY for card in status.cards)
-    counted = m.number(len(status.cards), "card")
-    if not problems:
+    cards = state.snapshot.cards
+    sick, counted = sum(map(is_fenced, cards)), m.number(len(cards), "card")
+    if not found:
         kind, icon = "good", "good"
-        text = f"All is well: {counted}" if status.cards else "All is well: no cards here"
-        if not status.looked:
-            kind, icon, text = "plain", "wait", "Still looking for cards"
+        text = f"All is well: {counted}" if cards else "All is well: no cards here"
+        if not state.snapshot.complete:
+            kind, icon, text = "plain", "wait", _SEARCHING
     else:
-        kind, icon = ("bad", "bad") if sick or status.unready else ("warn", "warn")
-        text = m.number(len(problems), "problem")
+        kind = icon = "bad" if sick or unready(state) else "warn"
+        text = m.number(len(found), "problem")
         if sick:
             text += f": {sick} of {counted} unhealthy"
-    shown = [(note, "problem") for note in problems] + [(note, "note") for note in notes]
+    shown = [(note, "problem") for note in found] + [(note, "note") for note in notes(state)]
     lines = "".join(
-        f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, status)}">'
+        f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, state)}">'
         f"{m.text(note.text)}</a></li>"
         for number, (note, kind_) in enumerate(shown[: m.MOST])
     )
@@ -145,63 +144,61 @@ def _head(status: Status) -> str:
     )
 
 
-def _anchor(note: Note, status: Status) -> str:
-    for card in status.cards:
-        if note.card == card.state.id:
+def _anchor(note: Note, state: AgentState) -> str:
+    for card in state.snapshot.cards:
+        if note.card == card.id:
             return _card_anchor(card)
     return {"card": "cards", "resource": "resources", "hardware": "not-served"}.get(
         note.subject, note.subject
     )
 
 
-def _card_anchor(card: CardStatus) -> str:
-    return "-".join(map(str, card.state.card.key))
+def _card_anchor(card: CardState) -> str:
+    return "-".join(map(str, card.card.key))
 
 
-def _card_link(card: CardStatus, number: int) -> str:
+def _card_link(card: CardState, number: int) -> str:
     """A link to the card; `number` tells apart the links to one card: ids keep the focus."""
     anchor = _card_anchor(card)
-    return f'<a id="at-{anchor}-{number}" href="#{anchor}">{m.text(card.state.card.name)}</a>'
+    return f'<a id="at-{anchor}-{number}" href="#{anchor}">{m.text(card.card.name)}</a>'
 
 
-def _card(card: CardStatus, status: Status, points: Sequence[Point], monotonic: float) -> str:
-    state, health = card.state, card.state.health
+def _card(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
     anchor = _card_anchor(card)
-    sick = health.state is State.UNHEALTHY
-    off = f' <span class="pill plain">{m.icon("off")}disabled</span>' if card.disabled else ""
+    sick = " sick" if is_fenced(card) else ""
+    off = f' <span class="pill plain">{m.icon("off")}disabled</span>'
     return (
-        f'<article class="card{" sick" if sick else ""}" id="{anchor}" '
-        f'aria-labelledby="{anchor}-t">'
-        f'<header><h3 id="{anchor}-t">{m.text(state.card.name)}'
-        f"<small>{m.text(card.title)}</small></h3>"
-        f"<div>{_health(health.state)}{off}</div></header>"
-        + _why(health, status.now)
-        + _figures(card, status, points, monotonic)
-        + _cores(state.reading.cores if state.reading else (), late=card.late)
-        + _users(card)
+        f'<article class="card{sick}" id="{anchor}" aria-labelledby="{anchor}-t">'
+        f'<header><h3 id="{anchor}-t">{m.text(card.card.name)}'
+        f"<small>{m.text(card.card.title)}</small></h3>"
+        f"<div>{_health(card.health.state)}{off if state.is_disabled(card) else ''}</div></header>"
+        + _why(card.health, state.now)
+        + _figures(card, state, points)
+        + _cores(card.reading.cores if card.reading else (), stale=state.is_stale(card))
+        + _users(state.holders_of(card))
         + _traits(card, anchor)
         + "</article>"
     )
 
 
 def _why(health: Health, now: float) -> str:
-    """Why a card is as it is, and since when; for one that works that is no news."""
+    """The reason for a card's health, and since when; emphasised unless it is healthy."""
     since = f"since {m.when(health.since, now)}"
     if health.state is State.HEALTHY:
         return f'<p class="why">{m.text(health.reason)} {since}</p>'
     return f'<p class="why"><b>{m.text(health.reason)}</b>{since}</p>'
 
 
-def _health(state: State) -> str:
-    kind = {State.HEALTHY: "good", State.UNHEALTHY: "bad", State.UNKNOWN: "warn"}[state]
-    icon = "unknown" if state is State.UNKNOWN else kind
-    return f'<span class="pill {kind}">{m.icon(icon)}{state.value}</span>'
+def _health(health: State) -> str:
+    kind = {State.HEALTHY: "good", State.UNHEALTHY: "bad", State.UNKNOWN: "warn"}[health]
+    icon = "unknown" if health is State.UNKNOWN else kind
+    return f'<span class="pill {kind}">{m.icon(icon)}{health.value}</span>'
 
 
-def _figures(card: CardStatus, status: Status, points: Sequence[Point], monotonic: float) -> str:
-    """Temperature, power and load: the value of now, and the curve of the last minutes."""
-    reading = card.state.reading
-    limit = status.config.config.health.max_temperature
+def _figures(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
+    """Temperature, power and load: the present value, and the curve of the last minutes."""
+    reading, limit, monotonic = card.reading, state.max_temperature, state.monotonic
+    stale, read_at = state.is_stale(card), state.read_at(card)
     now = (None, None, math.nan)  # type: tuple[float | None, float | None, float]
     if reading is not None:
         now = (reading.temperature(), reading.power(), load_of(reading))
@@ -217,23 +214,23 @@ def _figures(card: CardStatus, status: Status, points: Sequence[Point], monotoni
     for title, value, unit, digits, values, least in rows:
         hot = title == "Temperature" and limit is not None and value > limit
         shown = m.UNKNOWN if math.isnan(value) else f"{value:.{digits}f}{m.NBSP}{unit}"
-        style = " stale" if card.late else " hot" if hot else ""
+        style = " stale" if stale else " hot" if hot else ""
         cells.append(
             f'<div><dt>{title}</dt><dd class="value{style}">{shown}</dd>'
             f"<dd>{m.curve(title, at, values, least)}</dd>"
             f'<dd class="range">{_range(values, digits)}</dd></div>'
         )
-    late = ""
-    if card.late and card.read_at is not None:
-        late = (
-            f'<p class="why"><span class="pill warn">{m.icon("warn")}old figures</span> '
-            f"read {m.when(card.read_at, status.now)}</p>"
+    old = ""
+    if stale and read_at is not None:
+        old = (
+            f'<p class="why"><span class="pill warn">{m.icon("warn")}stale</span> '
+            f"read {m.when(read_at, state.now)}</p>"
         )
-    return f'<dl class="figures">{"".join(cells)}</dl>{late}'
+    return f'<dl class="figures">{"".join(cells)}</dl>{old}'
 
 
 def _range(values: Sequence[float], digits: int) -> str:
-    """The least and the greatest of a curve's values; nothing where there is no curve."""
+    """The range of a curve's values; nothing where there is no curve."""
     known = [value for value in values if not math.isnan(value)]
     if len(known) < 2:
         return ""
@@ -241,14 +238,14 @@ def _range(values: Sequence[float], digits: int) -> str:
     return low if low == high else f"{low}{m.TO}{high}"
 
 
-def _cores(cores: Sequence[CoreReading], *, late: bool) -> str:
+def _cores(cores: Sequence[CoreReading], *, stale: bool) -> str:
     """A bar for the load of each core."""
     if not any(core.utilization is not None for core in cores):
         return ""
     items = []
     for core in cores[:64]:
         load = core.utilization
-        if late or load is None or not math.isfinite(load):
+        if stale or load is None or not math.isfinite(load):
             load = None
         full = 0.0 if load is None else min(100.0, max(0.0, load))
         shown = m.UNKNOWN if load is None else f"{load:.0f}"
@@ -269,13 +266,14 @@ def _cores(cores: Sequence[CoreReading], *, late: bool) -> str:
     )
 
 
-def _users(card: CardStatus) -> str:
-    if not card.holders:
+def _users(holders: Sequence[Holder]) -> str:
+    if not holders:
         return '<ul class="users"><li class="dim">not in use</li></ul>'
     items = "".join(
         f'<li><span class="cut">{_cut(holder)}</span>'
-        f'<span>{_pod(holder)} <span class="dim">/ {m.text(holder.container)}</span></span></li>'
-        for holder in card.holders[: m.MOST]
+        f"<span>{_pod(holder)} "
+        f'<span class="dim">/ {m.text(holder.assignment.container)}</span></span></li>'
+        for holder in holders[: m.MOST]
     )
     return f'<ul class="users" aria-label="In use by">{items}</ul>'
 
@@ -287,12 +285,13 @@ def _cut(holder: Holder) -> str:
 
 
 def _pod(holder: Holder) -> str:
-    return f'<span class="dim">{m.text(holder.namespace)} /</span> {m.text(holder.pod)}'
+    pod = holder.assignment
+    return f'<span class="dim">{m.text(pod.namespace)} /</span> {m.text(pod.pod)}'
 
 
-def _traits(card: CardStatus, anchor: str) -> str:
-    """What the card is: on one line what is asked for most, and the rest on request."""
-    what, reading = card.state.card, card.state.reading
+def _traits(card: CardState, anchor: str) -> str:
+    """What the card is: the most important facts on one line, the rest behind a click."""
+    what, reading = card.card, card.reading
     errors = [(name, count) for name, count in (reading.errors if reading else ()) if count]
     brief = (
         what.pci_bus_id,
@@ -307,7 +306,7 @@ def _traits(card: CardStatus, anchor: str) -> str:
         ("Driver", what.driver_version),
         ("Firmware", what.firmware_version),
         ("Serial", what.serial),
-        ("Device ID", card.state.id),
+        ("Device ID", card.id),
         ("Running for", m.span(reading.uptime) if reading and reading.uptime is not None else None),
     )
     items = "".join(f"<dt>{k}</dt><dd>{m.text(v)}</dd>" for k, v in pairs if v is not None)
@@ -320,72 +319,75 @@ def _traits(card: CardStatus, anchor: str) -> str:
     )
 
 
-def _assignments(status: Status) -> str:
+def _assignments(state: AgentState) -> str:
     rows = [
-        (holder, _card_link(card, number), card.state.health.state)
-        for card in status.cards
-        for number, holder in enumerate(card.holders)
+        (holder.assignment, _cut(holder), _card_link(card, number), card.health.state)
+        for card in state.snapshot.cards
+        for number, holder in enumerate(state.holders_of(card))
     ]
     rows += [
-        (holder, f"gone: {m.text(holder.device)}", State.UNHEALTHY) for holder in status.missing
+        (gone.assignment, _cut(gone), f"gone: {m.text(gone.assignment.device)}", State.UNHEALTHY)
+        for gone in state.holders.get(None, ())
     ]
     rows.sort(key=lambda row: (row[0].namespace, row[0].pod, row[0].container))
     table = m.table(
         ("Namespace", "Pod", "Holds", "Resource"),
         [
             (
-                m.text(holder.namespace),
-                f'{m.text(holder.pod)} <span class="dim">/ {m.text(holder.container)}</span>',
-                f"{card}, {_cut(holder)} {'' if health is State.HEALTHY else _health(health)}",
-                m.text(holder.resource),
+                m.text(it.namespace),
+                f'{m.text(it.pod)} <span class="dim">/ {m.text(it.container)}</span>',
+                f"{card}, {cores} {'' if health is State.HEALTHY else _health(health)}",
+                m.text(it.resource),
             )
-            for holder, card, health in rows
+            for it, cores, card, health in rows
         ],
     )
     trouble = ""
-    if status.holdings_error is not None:
-        trouble = m.error("warn", f"As last known: {status.holdings_error}")
+    if state.assignments_error is not None:
+        trouble = m.error("warn", f"As last known: {state.assignments_error}")
     body = table or m.empty("No container holds a card.")
     return m.section("assignments", "In use by", m.box(trouble + body))
 
 
-def _resources(status: Status) -> str:
+def _resources(state: AgentState) -> str:
     rows = [
         (
             m.text(one.session.resource),
             _phase(one),
-            f"{one.healthy} of {one.offered} healthy" if one.offered else "none",
+            f"{sum(device.healthy for device in one.devices)} of {len(one.devices)} healthy"
+            if one.devices
+            else "none",
             str(one.session.registrations),
         )
-        for one in status.resources
+        for one in state.resources
     ]
     table = m.table(("Resource", "At the kubelet", "Devices", "Registrations"), rows)
-    held_back = [pair for one in status.resources for pair in one.withheld]
+    withheld = [device for one in state.resources for device in state.withheld(one)]
     more = m.table(
-        ("Device", "Held back because"),
-        [(m.text(name), m.text(reason)) for name, reason in held_back],
+        ("Device", "Withheld because"),
+        [(m.text(device.name), m.text(device.reason)) for device in withheld],
     )
     return m.section("resources", "Resources", m.box(table + more))
 
 
-def _phase(one: ResourceStatus) -> str:
+def _phase(one: ResourceState) -> str:
     phase = one.session.phase
     kind = {
-        Phase.REGISTERED: "good",
-        Phase.NO_CARDS: "plain",
-        Phase.STANDBY: "plain",
-        Phase.REGISTERING: "warn",
+        SessionPhase.REGISTERED: "good",
+        SessionPhase.NO_CARDS: "plain",
+        SessionPhase.STANDBY: "plain",
+        SessionPhase.REGISTERING: "warn",
     }.get(phase, "bad")
     icon = {"plain": "wait"}.get(kind, kind)
     reason = f"<br>{m.text(one.session.reason)}" if one.session.reason else ""
     return f'<span><span class="pill {kind}">{m.icon(icon)}{phase.value}</span>{reason}</span>'
 
 
-def _config(status: Status) -> str:
-    config = status.config
+def _config(state: AgentState) -> str:
+    config = state.config
     pairs = [
         ("Generation", str(config.generation)),
-        ("Last found good", m.when(config.loaded_at, status.now)),
+        ("Last good", m.when(config.loaded_at, state.now)),
         ("Refused versions", str(config.rejected)),
     ]
     if config.waiting:
@@ -400,15 +402,13 @@ def _config(status: Status) -> str:
     return m.section("config", "Config", m.box(m.pairs(pairs)))
 
 
-def _labels(status: Status) -> str:
-    labels = status.labels
+def _labels(state: AgentState) -> str:
+    labels = state.labels
     if labels is None or labels.output == "none":
         return m.section("labels", "Labels on the Node", m.box(m.empty("Switched off.")))
     where = "the Node itself" if labels.output == "api" else "Node Feature Discovery"
     written = (
-        "not by this process"
-        if labels.applied_at is None
-        else m.when(labels.applied_at, status.now)
+        "not by this process" if labels.applied_at is None else m.when(labels.applied_at, state.now)
     )
     if labels.error is not None:
         pill = f'<span class="pill bad">{m.icon("bad")}not in place</span>'
@@ -425,8 +425,8 @@ def _labels(status: Status) -> str:
     )
 
 
-def _odd(status: Status) -> str:
-    if not status.odd:
+def _odd(state: AgentState) -> str:
+    if not state.snapshot.odd:
         return ""
-    rows = [(f"<code>{m.text(odd.entry)}</code>", m.text(odd.reason)) for odd in status.odd]
-    return m.section("not-served", "Seen and not served", m.box(m.table(("Entry", "Why"), rows)))
+    rows = [(f"<code>{m.text(odd.entry)}</code>", m.text(odd.reason)) for odd in state.snapshot.odd]
+    return m.section("not-served", "Found and not served", m.box(m.table(("Entry", "Why"), rows)))

@@ -1,4 +1,4 @@
-"""The HTTP server: gets its address, serves the pages there, and tells when it cannot."""
+"""The HTTP server: listens on its address and serves the pages, or logs why it cannot."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import ipaddress
 import socket
 from contextlib import closing
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
 from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.logs import logger
-from npu_agent.outputs.web.pages import Pages
+
+if TYPE_CHECKING:
+    from npu_agent.outputs.web.pages import Pages
 
 log = logger(__name__)
 
@@ -22,24 +25,24 @@ _ENDING = 0.4
 _RESOLVE = 5.0
 """Seconds for a host's name to be resolved."""
 _FIRST, _LONGEST = 0.5, 5.0
-"""Seconds between tries: an older instance in the host's network goes within a minute."""
+"""Seconds between tries: an older instance in the host's network ends within a minute."""
 _BACKLOG = 128
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT)
 
 
 class Server:
-    """Serves `pages` while it runs; `listening` is the address that it has."""
+    """Serves `pages` while it runs; `listening` is its address."""
 
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
         """`address` is the config's metrics.listen: host "" is every interface, port 0 any port."""
         self.listening: Feed[tuple[str, int] | None] = Feed(None)
-        """Host and port; None while there is none."""
+        """Host and port; None while it does not listen."""
         self._address = address
         self._pages = pages
 
     async def run(self) -> None:
-        """Serves until cancelled; a port that is taken is asked for again and again."""
-        # aiohttp takes its time to load, and the loop has better use for it: the kubelet waits.
+        """Serves until cancelled; a port that is taken is tried again and again."""
+        # On a thread: aiohttp takes long to import, and the kubelet waits for the loop.
         await asyncio.to_thread(import_module, "npu_agent.outputs.web.connections")
         from npu_agent.outputs.web.connections import serving
 
@@ -56,17 +59,17 @@ class Server:
                 each.close()
 
     async def _bound(self) -> list[socket.socket]:
-        """The listening sockets, as soon as they can be had."""
+        """The listening sockets, as soon as they can be opened."""
         pause = Backoff(first=_FIRST, longest=_LONGEST)
-        told = ""
+        logged = ""
         with closing(Reader("npu-resolve")) as resolver:
             while True:
                 try:
                     return await listen(self._address, resolver)
                 except (OSError, HungError) as error:
                     reason = explained(error)
-                    if reason != told:
-                        told = reason
+                    if reason != logged:
+                        logged = reason
                         log.error(
                             "metrics and status cannot be served: trying again",
                             address=_shown(self._address),
@@ -76,19 +79,19 @@ class Server:
 
 
 async def listen(address: tuple[str, int], resolver: Reader) -> list[socket.socket]:
-    """Listens at all that `address` stands for.
+    """Listens on every address that `address` stands for.
 
     Raises:
-        OSError: it cannot be done; no socket is left open.
-        HungError: nobody says what address the host's name stands for.
+        OSError: it cannot; no socket is left open.
+        HungError: the host's name is not resolved before the deadline.
     """
     host, port = address
     if not host:
         return [_everywhere(port)]
     if _is_number(host):
         return [_one(host, port)]
-    # Names are asked for by blocking calls, which may hang: not on the loop, nor on one of its
-    # executor's threads, which would keep the process from ending.
+    # A name is resolved by a blocking call, which may hang: not on the loop, nor on a thread of its
+    # executor, which would keep the process from ending.
     found = await resolver.call(
         lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), deadline=_RESOLVE
     )
@@ -146,9 +149,9 @@ def _shown(address: tuple[str, int]) -> str:
 
 
 def explained(error: OSError | HungError) -> str:
-    """Why it is not to be had, with the remedy."""
+    """Why the address cannot be used, with the remedy."""
     if isinstance(error, HungError):
-        return "the host's name is not resolved: give metrics.listen an address by numbers"
+        return "the host's name is not resolved: give metrics.listen a numeric address"
     if isinstance(error, socket.gaierror):
         return f"the host's name cannot be resolved ({error.strerror}): see metrics.listen"
     match error.errno:
@@ -158,7 +161,7 @@ def explained(error: OSError | HungError) -> str:
                 "(with hostNetwork, any on this node): give metrics.listen another one"
             )
         case errno.EACCES | errno.EPERM:
-            return "ports below 1024 are not for the agent: give metrics.listen a higher one"
+            return "the agent may not use ports below 1024: give metrics.listen a higher one"
         case errno.EADDRNOTAVAIL:
             return "this host has no such address: give metrics.listen one that it has, or none"
     return f"{error.strerror}: see metrics.listen"

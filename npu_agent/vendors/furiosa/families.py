@@ -12,17 +12,6 @@ FAMILIES: dict[str, Family] = {
         rngd.FAMILY,
     )
 }
-"""Every known family by name, in the order in which they are looked for."""
+"""Every known family by name, in the order in which they are searched."""
 
-
-def core_counts() -> dict[str, int]:
-    """For each family, how many cores a card has."""
-    return {family.name: family.core_count for family in FAMILIES.values()}
-
-
-def widths() -> dict[str, tuple[int, ...]]:
-    """For each family, how many cores a device can have: what the config is checked against."""
-    return {family.name: family.widths for family in FAMILIES.values()}
-
-
-__all__ = ["FAMILIES", "Family", "core_counts", "widths"]
+__all__ = ["FAMILIES", "Family"]

@@ -50,7 +50,7 @@ class Family:
     counters: Callable[[bytes], tuple[int, int] | None]
     """That file's content -> ``(cycles, task cycles)``."""
     counts_in_use_only: bool
-    """Whether only cores in use have counters, which then are of 32 bits and begin anew at 2**32;
+    """Whether only cores in use have counters, of 32 bits that start again from 0 at 2**32;
     else every core has them, of 64 bits."""
     frequencies: Callable[[bytes | None], tuple[int | None, ...]]
     """The file of clocks -> MHz of each core; empty where it tells none."""

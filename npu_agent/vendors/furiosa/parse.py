@@ -121,7 +121,7 @@ def errors(raw: bytes | None) -> tuple[tuple[str, int], ...]:
 def per_core(raw: bytes | None, cores: int) -> tuple[int | None, ...]:
     """One line a core, in their order: ``1``, or a number after a name, as ``pe0 (MHz): 1000``.
 
-    Lines are told apart by their place alone, so a file with more or fewer lines than `cores` tells
+    Lines are identified by their place alone, so a file with more or fewer lines than `cores` tells
     nothing: an empty tuple. None stands for a line without a number.
     """
     lines = (raw or b"").decode("ascii", "replace").splitlines()
@@ -134,8 +134,8 @@ def perf_regs(raw: bytes) -> tuple[int, int] | None:
     """``(cycles, task cycles)`` of a Warboy's core; None unless all three registers are there.
 
     The cycle count is in two registers of 32 bits, the task cycles (``TaskExecutionTime``) in one:
-    they begin anew at 0 after 2**32 - 1. All ones in every register of the cycle count is what is
-    read of a card that fell off the bus, and no count.
+    they start again from 0 after 2**32 - 1. All ones in every register of the cycle count is
+    what is read of a card that fell off the bus, and no count.
     """
     found = _hex(_REGISTER, raw)
     try:

@@ -11,17 +11,19 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe
+from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.family import VENDOR
+from npu_agent.vendors.furiosa.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from npu_agent.core.vocabulary import Vocabulary
     from npu_agent.vendors.furiosa.family import Family
 
 _LARGEST_FILE = 64 * 1024
@@ -42,13 +44,11 @@ _HWMON = {
 class Furiosa:
     """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
 
-    name = VENDOR
+    vocabulary: ClassVar[Vocabulary] = VOCABULARY
 
     def __init__(self, root: Path, families: Mapping[str, Family] = FAMILIES) -> None:
         """`root` is where the host's ``/`` is seen: ``/`` itself, or a mount in a container."""
         self.place = str(root / "sys/class")
-        self.core_counts = {family.name: family.core_count for family in families.values()}
-        self.widths = {family.name: family.widths for family in families.values()}
         self._families = families
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")
@@ -97,7 +97,7 @@ class Furiosa:
         device_type = parse.text(_read(f"{directory}/device_type"))
         if device_type is None:
             raise NotServedError(
-                "device_type is absent, empty or not text: the card cannot be told"
+                "device_type is absent, empty or not text: the card cannot be identified"
             )
         product = family.product(device_type, parse.text(_optional(f"{directory}/soc_rev")))
         if product is None:
@@ -174,7 +174,7 @@ class Furiosa:
         return parts[roots[-1] : -1] if roots else ()
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
-        """Which of the card's nodes exist. A stat, never an open: opening takes the core.
+        """Which of the card's nodes exist. Never opened: opening takes the core.
 
         Whatever comes or goes in a directory changes its time, so the last answer holds as long as
         that stays the same: one stat of a directory instead of 35 of nodes, twice a second.
@@ -199,7 +199,7 @@ class Furiosa:
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
         for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
-            for name in sorted(_names(directory), key=_natural):
+            for name in sorted(_names(directory), key=natural):
                 for prefix, (suffix, kind) in _HWMON.items():
                     number = name.removeprefix(prefix).removesuffix(suffix)
                     if name != prefix + number + suffix or not number.isdecimal():
@@ -216,7 +216,7 @@ _Figures = tuple[int, int]
 
 
 class _CoreFiles:
-    """The files of a card's cores at one moment; each file is read once, and only if it matters.
+    """The files of a card's cores at one moment; each is read once, and only if it matters.
 
     A container that holds fused cores has its figures in the entry of the fused cores, while those
     of the single ones tell that they are free. So a core's figures are those of the narrowest entry
@@ -227,29 +227,29 @@ class _CoreFiles:
         self._family = family
         beside = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
         self._beside = f"{beside}/{family.core_entry.format(n=entry.index)}"
-        self._fused: dict[str, _Figures | _Told] = {}
+        self._fused: dict[str, _Figures | _Without] = {}
         self._occupied: tuple[int | None, ...] = ()
         if family.occupancy_file:
             raw = _optional(f"{entry.path}/{family.occupancy_file}")
             self._occupied = parse.per_core(raw, family.core_count)
 
     def core(self, core: int, frequency: int | None) -> CoreReading | None:
-        """What is told of this core, which runs at `frequency` MHz; None if that is nothing."""
+        """What the files say of this core, which runs at `frequency` MHz; None if nothing."""
         family, covering = self._family, self._family.covering[core]
         occupied = self._occupied[core] if self._occupied else None
         holder: CoreRange | None = None
-        memory: _Figures | _Told = _Told.NOTHING
+        memory: _Figures | _Without = _Without.NOTHING
         if family.memory_file and family.memory and occupied != 0:
             holder, memory = self._first(covering, family.memory_file, family.memory)
             if holder:
                 covering = (holder, *(cores for cores in covering if cores != holder))
         source, counters = self._first(covering, family.counters_file, family.counters)
-        told = counters if memory is _Told.NOTHING else memory
-        free = occupied == 0 or (occupied != 1 and told is _Told.FREE)
-        cycles, task_cycles = (None, None) if isinstance(counters, _Told) else counters
+        found = counters if memory is _Without.NOTHING else memory
+        free = occupied == 0 or (occupied != 1 and found is _Without.FREE)
+        cycles, task_cycles = (None, None) if isinstance(counters, _Without) else counters
         total = used = None
-        if holder and not isinstance(memory, _Told):
-            # What fused cores have together is told in equal parts, so that cores can be summed.
+        if holder and not isinstance(memory, _Without):
+            # What fused cores have together is split into equal parts, so that cores can be summed.
             total, used = memory[0] // len(holder), memory[1] // len(holder)
         if frequency is None and total is None and source is None and not free:
             return None
@@ -269,9 +269,9 @@ class _CoreFiles:
         covering: tuple[CoreRange, ...],
         file: str,
         understand: Callable[[bytes], _Figures | None],
-    ) -> tuple[CoreRange | None, _Figures | _Told]:
+    ) -> tuple[CoreRange | None, _Figures | _Without]:
         """The first of these entries that has figures, and these; else what they tell instead."""
-        told = _Told.NOTHING
+        without = _Without.NOTHING
         for cores in covering:
             path = f"{self._beside}{cores}/{file}"
             figures = self._fused.get(path)
@@ -279,14 +279,14 @@ class _CoreFiles:
                 figures = _figures(path, understand)
                 if cores.first != cores.last:
                     self._fused[path] = figures
-            if not isinstance(figures, _Told):
+            if not isinstance(figures, _Without):
                 return cores, figures
-            if told is not _Told.NONSENSE and figures is not _Told.NOTHING:
-                told = figures
-        return None, told
+            if without is not _Without.NONSENSE and figures is not _Without.NOTHING:
+                without = figures
+        return None, without
 
 
-class _Told(enum.Enum):
+class _Without(enum.Enum):
     """What files of a core tell that has no figures."""
 
     NOTHING = "there is none"
@@ -294,21 +294,21 @@ class _Told(enum.Enum):
     NONSENSE = "one cannot be read or understood"
 
 
-def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _Told:
+def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _Without:
     """The figures in a file of a core, or what it tells without any."""
     try:
         raw = _read(path)
     except PermissionError:
-        return _Told.FREE
+        return _Without.FREE
     except OSError as error:
         if error.errno in OWN_LIMITS:
             raise
-        return _Told.NONSENSE
+        return _Without.NONSENSE
     if raw is None:
-        return _Told.NOTHING
+        return _Without.NOTHING
     if not raw or raw.isspace():
-        return _Told.FREE
-    return understand(raw) or _Told.NONSENSE
+        return _Without.FREE
+    return understand(raw) or _Without.NONSENSE
 
 
 def _read(path: str) -> bytes | None:
@@ -356,10 +356,3 @@ def _names(directory: str) -> list[str]:
 
 def _listed(directory: str, prefix: str) -> list[str]:
     return [f"{directory}/{name}" for name in sorted(_names(directory)) if name.startswith(prefix)]
-
-
-def _natural(name: str) -> tuple[str, int]:
-    """Sorts temp2 before temp10."""
-    stem = name.partition("_")[0]
-    letters = stem.rstrip("0123456789")
-    return (letters, int(stem[len(letters) :] or 0))

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from npu_agent.core.counts import RESULTS, Counts, Histogram
 from npu_agent.feed import Feed
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.outputs.deviceplugin import session
-from npu_agent.outputs.deviceplugin.counts import RESULTS, Counts, Histogram
 from npu_agent.outputs.deviceplugin.service import Devices
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.simulator.kubelet import StandInKubelet

@@ -78,7 +78,7 @@ class Kubelet(PodResources):
     """Answers when the machine has it answer; while it is down, only with errors."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(Path("/nowhere"), lambda: 1e9)
+        super().__init__(Path("/nowhere"), Feed(1e9))
         self.machine = machine
 
     def ask(self) -> None:

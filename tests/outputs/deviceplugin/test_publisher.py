@@ -31,7 +31,7 @@ class Kubelet(PodResources):
     """Its pod-resources API: answers when the room has it answer."""
 
     def __init__(self) -> None:
-        super().__init__(Path("/nowhere"), lambda: 1e9)
+        super().__init__(Path("/nowhere"), Feed(1e9))
         self.asked = 0
         self.asked_soon = 0
 

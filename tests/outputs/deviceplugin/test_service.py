@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 
+from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import State
 from npu_agent.feed import Feed
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
-from npu_agent.outputs.deviceplugin.counts import Counts
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, Streams
 from tests.outputs.deviceplugin.client import (

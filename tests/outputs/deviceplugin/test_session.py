@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from npu_agent.backoff import Backoff
+from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed
 from npu_agent.kubelet import ownership
 from npu_agent.kubelet.ownership import Ownership, lock_path
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import Devices, Streams
-from npu_agent.outputs.deviceplugin.session import Phase, Session, Status
+from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
 
@@ -87,7 +88,7 @@ class Room:
         """Waits until the kubelet has a list, from another socket than `after`, and we know it."""
         plugin = await self.told(lambda p: p.connected and p.messages > 0 and p.endpoint != after)
         if self.one:
-            await until(self.one, lambda s: s.phase is Phase.REGISTERED)
+            await until(self.one, lambda s: s.phase is SessionPhase.REGISTERED)
         return plugin
 
 
@@ -147,7 +148,7 @@ async def ended(task: asyncio.Task[None]) -> None:
         await asyncio.wait([task])
 
 
-async def until(one: Session, condition: Callable[[Status], bool]) -> Status:
+async def until(one: Session, condition: Callable[[SessionStatus], bool]) -> SessionStatus:
     async with asyncio.timeout(DEADLINE):
         async for status in one.status.watch():
             if condition(status):
@@ -182,8 +183,10 @@ async def test_registers_and_lists_the_devices(room: Room, said: Callable[[], li
         plugin = await room.registered()
         assert plugin.devices == (("UUID-A", "Healthy"), ("UUID-B", "Healthy"))
         assert plugin.endpoint in names(room.directory)
-        status = await until(one, lambda s: s.phase is Phase.REGISTERED)
-        assert status == Status(resource=RESOURCE, phase=Phase.REGISTERED, registrations=1)
+        status = await until(one, lambda s: s.phase is SessionPhase.REGISTERED)
+        assert status == SessionStatus(
+            resource=RESOURCE, phase=SessionPhase.REGISTERED, registrations=1
+        )
         assert said() == ["registered"]
 
 
@@ -205,7 +208,7 @@ async def test_end_is_in_order(room: Room) -> None:
     (room.directory / "kubelet_internal_checkpoint").write_text("{}")
     async with room.running() as one:
         plugin = await room.registered()
-    assert one.status.value.phase is Phase.ENDED
+    assert one.status.value.phase is SessionPhase.ENDED
     assert not (await room.told(lambda p: not p.connected)).healthy()
     assert plugin.endpoint not in names(room.directory)
     assert names(room.directory) == ["kubelet.sock", "kubelet_internal_checkpoint"]
@@ -219,7 +222,7 @@ async def test_waits_for_the_kubelet_and_says_so_once(
         await tries.more(10)
         status = one.status.value
         missing = f"{room.directory}/kubelet.sock is missing: the kubelet is not running, or not on"
-        assert status.phase is Phase.REGISTERING
+        assert status.phase is SessionPhase.REGISTERING
         assert status.reason.startswith(missing)
         assert said() == [f"not registered: trying again: {status.reason}"]
         await room.kubelet.start()
@@ -247,7 +250,7 @@ async def test_kubelet_restarts(room: Room, said: Callable[[], list[str]]) -> No
         assert len(after.healthy()) == 2
         assert before.endpoint not in names(room.directory)
         # More than twice where the kubelet is slow to put the old stream away (`runClient`).
-        await until(one, lambda s: s.phase is Phase.REGISTERED and s.registrations >= 2)
+        await until(one, lambda s: s.phase is SessionPhase.REGISTERED and s.registrations >= 2)
         assert said()[:2] == ["registered", "lost the kubelet: registering again: its stream ended"]
         assert said()[-1] == "registered"
 
@@ -361,7 +364,7 @@ async def test_end_while_register_is_not_answered(room: Room) -> None:
         async with asyncio.timeout(DEADLINE):
             while not room.kubelet.calls:
                 await asyncio.sleep(0.001)
-    assert one.status.value.phase is Phase.ENDED
+    assert one.status.value.phase is SessionPhase.ENDED
     assert not [name for name in names(room.directory) if name.startswith("npu-")]
 
 
@@ -373,7 +376,7 @@ async def test_registered_but_nobody_asks(
     await room.kubelet.start()
     async with room.running() as one:
         status = await until(one, lambda s: bool(s.reason))
-        assert status.phase is Phase.REGISTERING
+        assert status.phase is SessionPhase.REGISTERING
         assert status.reason == "registered, but the kubelet asks for no devices within 0.1 s"
         assert status.registrations == 0
         monkeypatch.setattr(session, "_CONNECT_DEADLINE", DEADLINE)
@@ -400,7 +403,7 @@ async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(
     await room.kubelet.start()
     async with room.running() as one:
         before = await room.registered()
-        await until(one, lambda s: s.phase is Phase.REGISTERED)
+        await until(one, lambda s: s.phase is SessionPhase.REGISTERED)
         await room.kubelet.renew_socket()
         await looks.more(10)
         assert await room.told() == before
@@ -472,7 +475,7 @@ async def test_plugin_directory_is_missing_and_appears(
     room.directory.rmdir()
     async with room.running() as one:
         await tries.more(5)
-        assert one.status.value.phase is Phase.BLOCKED
+        assert one.status.value.phase is SessionPhase.BLOCKED
         assert one.status.value.reason == (
             f"{room.directory} does not exist: is this the kubelet's device-plugins directory, and "
             "is it mounted? (option --plugin-dir)"
@@ -491,7 +494,7 @@ async def test_plugin_directory_vanishes_and_appears_again(room: Room) -> None:
         for name in names(room.directory):
             (room.directory / name).unlink()
         room.directory.rmdir()
-        await until(one, lambda s: s.phase is Phase.BLOCKED)
+        await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
         room.directory.mkdir()
         await room.kubelet.start()
         await room.registered(after=before.endpoint)
@@ -501,7 +504,7 @@ async def test_file_in_the_way_of_the_directory(room: Room) -> None:
     room.directory.rmdir()
     room.directory.write_text("")
     async with room.running() as one:
-        status = await until(one, lambda s: s.phase is Phase.BLOCKED)
+        status = await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
         assert status.reason == f"{lock_path(room.directory)}: Not a directory"
         room.directory.unlink()
         room.directory.mkdir()
@@ -529,7 +532,7 @@ async def test_directory_that_cannot_be_written(
 
     monkeypatch.setattr(os, "open", refuse)
     async with room.running() as one:
-        status = await until(one, lambda s: s.phase is Phase.BLOCKED)
+        status = await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
         assert ending in status.reason
         assert str(room.directory) in status.reason
         monkeypatch.setattr(os, "open", real)
@@ -541,7 +544,7 @@ async def test_directory_that_cannot_be_written(
 async def test_directory_without_write_permission(room: Room) -> None:
     room.directory.chmod(0o500)
     async with room.running() as one:
-        status = await until(one, lambda s: s.phase is Phase.BLOCKED)
+        status = await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
         assert "Permission denied" in status.reason
         room.directory.chmod(0o700)
         await room.kubelet.start()
@@ -552,7 +555,7 @@ async def test_socket_path_that_is_too_long(room: Room, said: Callable[[], list[
     room.directory = room.directory / ("d" * 100)
     room.directory.mkdir()
     async with room.running() as one:
-        status = await until(one, lambda s: s.phase is Phase.BLOCKED)
+        status = await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
         assert (
             "bytes and Linux takes 107: choose a shorter pluginDir or socketName" in status.reason
         )
@@ -567,7 +570,7 @@ async def test_no_cards_at_all_is_quiet_until_one_appears(
     async with room.running() as one:
         for _ in range(20):
             await asyncio.sleep(0)
-        assert one.status.value.phase is Phase.NO_CARDS
+        assert one.status.value.phase is SessionPhase.NO_CARDS
         assert names(room.directory) == ["kubelet.sock"]
         assert not room.kubelet.plugins.value
         assert said() == []
@@ -599,7 +602,7 @@ async def test_second_agent_stands_by_harms_nothing_and_takes_over(
     before = await room.registered()
     looks = Tries(monkeypatch, Endpoint, "exists")
     async with room.running() as second:
-        status = await until(second, lambda s: s.phase is Phase.STANDBY)
+        status = await until(second, lambda s: s.phase is SessionPhase.STANDBY)
         assert status.reason.startswith("served by npu-agent ")
         assert f"pid {os.getpid()}" in status.reason
         await looks.more(5)
@@ -611,7 +614,7 @@ async def test_second_agent_stands_by_harms_nothing_and_takes_over(
         after = await room.registered(after=before.endpoint)
         assert len(after.healthy()) == 2
         assert room.kubelet.calls == 2
-        await until(second, lambda s: s.phase is Phase.REGISTERED)
+        await until(second, lambda s: s.phase is SessionPhase.REGISTERED)
 
 
 @pytest.mark.usefixtures("unhurried")

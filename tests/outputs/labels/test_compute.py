@@ -13,10 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, Health, Oddity, Snapshot, State
+from npu_agent.core.vocabulary import Fact, Label, LabelSet
 from npu_agent.outputs.labels.compute import (
-    KEYS,
     LONGEST,
-    PREFIXES,
     Machine,
     explained,
     labels,
@@ -24,10 +23,14 @@ from npu_agent.outputs.labels.compute import (
     value,
 )
 from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.labels import SETS as BY_NAME
 
 GOLDEN = Path(__file__).parent / "golden"
 DOCS = Path(__file__).parents[3] / "docs" / "labels.md"
-SETS = tuple(KEYS)
+SETS = tuple(BY_NAME.values())
+BETA = BY_NAME["beta"]
+KEYS = {name: set_.keys for name, set_ in BY_NAME.items()}
+PREFIXES = {name: set_.prefix for name, set_ in BY_NAME.items()}
 
 # Kubernetes, "Labels and Selectors", and apimachinery's IsValidLabelValue.
 VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
@@ -121,9 +124,9 @@ def golden(name: str, found: str) -> str:
 def test_labels_are_as_in_their_golden_files(name: str) -> None:
     snapshot, machine = HOSTS[name]
     lines = [f"unsure: {unsure(snapshot)}"]
-    for set_ in SETS:
+    for set_, names in BY_NAME.items():
         lines += ["", f"# {set_}"]
-        for label in explained(snapshot, machine, [set_]):
+        for label in explained(snapshot, machine, [names]):
             said = "has no label" if label.value is None else f"= {label.value}"
             lines.append(f"{label.key} {said}  ({label.why})")
     found = "\n".join(lines) + "\n"
@@ -147,18 +150,18 @@ def test_sets_come_together_or_alone_and_twice_is_once() -> None:
     snapshot, machine = HOSTS["one-warboy"]
     whole = labels(snapshot, machine, SETS)
     assert list(whole) == sorted(whole)
-    parts = [labels(snapshot, machine, {name}) for name in SETS]
+    parts = [labels(snapshot, machine, {set_}) for set_ in SETS]
     assert {key: text for part in parts for key, text in part.items()} == whole
     assert all(parts)
     assert sum(map(len, parts)) == len(whole)
-    assert labels(snapshot, machine, ["beta", "beta"]) == labels(snapshot, machine, ["beta"])
+    assert labels(snapshot, machine, [BETA, BETA]) == labels(snapshot, machine, [BETA])
     assert labels(snapshot, machine, ()) == {}
 
 
 @pytest.mark.parametrize(("length", "kept"), [(31, 2), (32, 1)])
 def test_values_are_joined_as_long_as_they_fit_whole(length: int, kept: int) -> None:
     commits = ("a" * 31, "b" * length)
-    found = labels(*versions(*(f"1.9.2, {commit}" for commit in commits)), ["beta"])
+    found = labels(*versions(*(f"1.9.2, {commit}" for commit in commits)), [BETA])
     assert found["beta.furiosa.ai/driver.reference"] == "_".join(commits[:kept])
 
 
@@ -178,7 +181,7 @@ def test_values_are_joined_as_long_as_they_fit_whole(length: int, kept: int) -> 
     ],
 )
 def test_only_whole_numbers_become_parts_of_a_version(text: str, numbers: list[str]) -> None:
-    found = labels(*versions(text), ["beta"])
+    found = labels(*versions(text), [BETA])
     parts = [found.get(f"beta.furiosa.ai/driver.version.{x}") for x in ("major", "minor", "patch")]
     assert [part for part in parts if part] == numbers
 
@@ -285,3 +288,14 @@ def test_the_table_in_the_docs_has_every_key_of_every_set() -> None:
     }
     for prefix in PREFIXES.values():
         assert f"`{prefix}`" in DOCS.read_text()
+
+
+def test_each_vendors_labels_are_of_its_own_cards() -> None:
+    count = Label(key="anvil.count", fact=Fact.COUNT)
+    theirs = LabelSet(about="", families={"anvil"}, prefix="acme.example/", labels=(count,))
+    ours = card()
+    other = replace(ours, id="B", card=replace(ours.card, family="anvil", index=1))
+    found = labels(host(ours, other), SERVER, [BETA, theirs])
+    assert (found["beta.furiosa.ai/npu.count"], found["acme.example/anvil.count"]) == ("1", "1")
+    assert found["beta.furiosa.ai/npu.family"] == "warboy"
+    assert "acme.example/anvil.count" not in labels(host(ours), SERVER, [BETA, theirs])

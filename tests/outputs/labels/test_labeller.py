@@ -11,11 +11,13 @@ from typing import Literal
 import pytest
 
 from npu_agent.core.hardware import CardState, Health, Oddity, Snapshot, State
+from npu_agent.core.vocabulary import LabelSet
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, UnavailableError
 from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.labels import SETS
 
 DEADLINE = 20.0
 WELL = Health(state=State.HEALTHY, reason="works", since=0.0)
@@ -57,9 +59,9 @@ class Place:
 @dataclass
 class Room:
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(cards(2)))
-    sets: Feed[Collection[str]] = field(default_factory=lambda: Feed(("beta",)))
+    sets: Feed[Collection[LabelSet]] = field(default_factory=lambda: Feed((SETS["beta"],)))
     place: Place = field(default_factory=Place)
-    resync: float = 3600.0
+    resync: Feed[float] = field(default_factory=lambda: Feed(3600.0))
     machine: Callable[[], Machine] = lambda: Machine(vendor="Acme", name="Box 1")
 
     @asynccontextmanager
@@ -67,7 +69,7 @@ class Room:
         one = Labeller(
             snapshots=self.snapshots,
             sets=self.sets,
-            resync=lambda: self.resync,
+            resync=self.resync,
             output=self.place,
             machine=self.machine,
         )
@@ -130,7 +132,7 @@ async def test_hardware_and_sets_are_followed(room: Room) -> None:
         await room.put(1)
         room.snapshots.publish(cards(1))
         assert (await room.put(2))["beta.furiosa.ai/npu.count"] == "1"
-        room.sets.publish(("alpha", "current"))
+        room.sets.publish((SETS["alpha"], SETS["current"]))
         third = await room.put(3)
         assert third["furiosa.ai/npu.count"] == "1"
         assert third["alpha.furiosa.ai/npu.family"] == "warboy"
@@ -154,10 +156,17 @@ async def test_a_reload_of_the_driver_is_one_change_or_none(
 
 
 async def test_it_looks_again_after_a_while(room: Room) -> None:
-    room.resync = 0.01
+    room.resync.publish(0.01)
     async with room.running():
         assert await room.put(1) == await room.put(5)
         assert room.place.changes == 0  # looks for drift, all of them
+
+
+async def test_a_shorter_resync_does_not_wait_for_the_end_of_the_longer_one(room: Room) -> None:
+    async with room.running():
+        await room.put(1)
+        room.resync.publish(0.01)
+        await room.put(5)
 
 
 async def test_a_refusal_is_told_once_and_tried_until_it_works(

@@ -14,10 +14,11 @@ import pytest
 from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.outputs.labels import nfd
-from npu_agent.outputs.labels.compute import KEYS, Machine, labels
+from npu_agent.outputs.labels.compute import Machine, labels
 from npu_agent.outputs.labels.labeller import UnavailableError
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.labels.nfd import NfdOutput, parse, render
+from npu_agent.vendors.furiosa.labels import SETS
 from tests.inventory.helpers import tree
 from tests.outputs.labels.test_compute import HOSTS
 
@@ -116,7 +117,7 @@ async def test_a_missing_directory_is_told_with_its_remedy(tmp_path: Path) -> No
 async def test_a_file_that_cannot_be_written_is_told_with_its_remedy(
     output: NfdOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_path: str, _flags: int) -> int:
+    def refuse(_path: Path, _flags: int) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(files, "regular", refuse)
@@ -139,7 +140,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A file system that hangs until the event is set."""
     free, opened = threading.Event(), files.regular
 
-    def hang(path: str, flags: int) -> int:
+    def hang(path: Path, flags: int) -> int:
         free.wait()
         return opened(path, flags)
 
@@ -174,7 +175,7 @@ def test_a_file_is_read_as_nfd_reads_it() -> None:
 @pytest.mark.parametrize("name", HOSTS)
 def test_every_host_gives_a_file_that_says_the_same(name: str) -> None:
     snapshot, machine = HOSTS[name]
-    wanted = labels(snapshot, machine, tuple(KEYS))
+    wanted = labels(snapshot, machine, SETS.values())
     content = render(wanted)
     assert parse(content) == wanted
     assert (content is None) == (not wanted)
@@ -184,7 +185,7 @@ def test_every_host_gives_a_file_that_says_the_same(name: str) -> None:
 def test_the_machine_is_what_its_firmware_says(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     assert read_machine(root) == Machine(vendor="npu-agent\n", name="Simulated Host\n")
-    found = labels(HOSTS["one-warboy"][0], read_machine(root), ["beta"])
+    found = labels(HOSTS["one-warboy"][0], read_machine(root), [SETS["beta"]])
     assert found["beta.furiosa.ai/machine.vendor"] == "npu-agent"
     assert found["beta.furiosa.ai/machine.name"] == "Simulated-Host"
 
@@ -205,4 +206,4 @@ def test_hostile_names_are_read_up_to_256_bytes(tmp_path: Path) -> None:
     machine = read_machine(tmp_path)
     assert machine.vendor == ("\ufffd\ufffd\0" * 86)[:256]
     assert machine.name == "é" * 127 + "\n" + "\ufffd"
-    assert labels(Snapshot(), machine, tuple(KEYS)) == {}
+    assert labels(Snapshot(), machine, SETS.values()) == {}

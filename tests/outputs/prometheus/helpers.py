@@ -10,8 +10,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from npu_agent.config import Config
-from npu_agent.config.poller import State as ConfigState
+from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import (
     CardState,
     CoreReading,
@@ -23,10 +22,9 @@ from npu_agent.core.hardware import (
     State,
 )
 from npu_agent.core.ledger import Assignment
-from npu_agent.outputs.deviceplugin.counts import Counts
-from npu_agent.outputs.deviceplugin.session import Phase, Status
+from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
 from npu_agent.outputs.prometheus.lag import LoopLag
-from npu_agent.outputs.prometheus.own import Own
+from npu_agent.outputs.prometheus.own import DEFINITIONS
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 RESOURCE = "beta.furiosa.ai/npu"
@@ -93,20 +91,33 @@ def held(device: str, pod: str = "train-0", resource: str = RESOURCE) -> Assignm
     return Assignment("ml", pod, "main", resource, device)
 
 
-def own(**values: Any) -> Own:
-    """What a new agent says of itself, but for `values`."""
-    status = Status(resource=RESOURCE, phase=Phase.REGISTERED, registrations=1)
+def own(*sessions: tuple[SessionStatus, Counts], **values: Any) -> AgentState:
+    """The state of a new agent, but for `values`; with these sessions, or a registered one."""
+    registered = SessionStatus(resource=RESOURCE, phase=SessionPhase.REGISTERED, registrations=1)
+    resources = (
+        ResourceState(session=session, counts=counts)
+        for session, counts in sessions or ((registered, Counts()),)
+    )
     defaults: dict[str, Any] = {
         "version": "1.2.3",
+        "node": "node-1",
         "hostname": "node-1",
+        "started_at": 0.0,
         "now": 0.0,
+        "monotonic": 0.0,
         "snapshot": Snapshot(complete=True),
-        "sessions": ((status, Counts()),),
-        "config": ConfigState(config=Config(), loaded_at=1_700_000_000.0),
-        "restarts": {},
+        "resources": tuple(resources),
+        "config": ConfigState(loaded_at=1_700_000_000.0),
+        "stale_after": 15.0,
         "lag": LoopLag().seconds,
     }
-    return Own(**{**defaults, **values})
+    return AgentState(**{**defaults, **values})
+
+
+def families(state: AgentState) -> list[Metric]:
+    """The agent's own families that have a sample, but for ``process_*``."""
+    metrics = [definition.metric(state) for definition in DEFINITIONS]
+    return [metric for metric in metrics if metric.samples]
 
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -1,5 +1,6 @@
 """What is said of cards and of who holds them; whole pages are in test_golden."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from npu_agent.core.hardware import (
     State,
 )
 from npu_agent.core.ledger import Assignment
+from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.text import render
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus.helpers import (
     RESOURCE,
     card,
@@ -37,7 +40,7 @@ FULL = card(uuid="UUID-A", reading=full_reading(cores=8))
 
 def families(shown: Snapshot, *assignments: Assignment, **changed: Any) -> list[Metric]:
     arguments: dict[str, Any] = {
-        "schema": "0.8",
+        "schemas": (SCHEMAS["0.8"],),
         "hostname": "node-1",
         "pod_labels": True,
         "resources": {RESOURCE},
@@ -51,7 +54,8 @@ def names(metrics: list[Metric]) -> list[str]:
 
 def test_every_family_is_a_gauge_and_in_both_schemas() -> None:
     found = {
-        schema: families(snapshot(FULL), held("UUID-A"), schema=schema) for schema in cards.SCHEMAS
+        schema: families(snapshot(FULL), held("UUID-A"), schemas=(SCHEMAS[schema],))
+        for schema in SCHEMAS
     }
     assert names(found["0.8"]) == [
         "alive",
@@ -86,7 +90,7 @@ def test_every_family_is_a_gauge_and_in_both_schemas() -> None:
 def test_units_and_names_of_sensors_differ_by_schema(
     schema: str, temperature: dict[tuple[str], float], power: dict[tuple[str], float]
 ) -> None:
-    found = families(snapshot(FULL), schema=schema)
+    found = families(snapshot(FULL), schemas=(SCHEMAS[schema],))
     assert values(found, "furiosa_npu_hw_temperature", "label") == temperature
     assert values(found, "furiosa_npu_hw_power", "label") == power
     assert values(found, "furiosa_npu_hw_voltage", "label") == {("vdd",): 750}
@@ -249,19 +253,19 @@ def test_cards_with_one_number_are_told_apart_by_arch() -> None:
         (["x" * 300, "x" * 400], ["x" * 255 + "…", "x" * 200 + "_2"]),
     ],
 )
-@pytest.mark.parametrize("schema", cards.SCHEMAS)
+@pytest.mark.parametrize("schema", SCHEMAS)
 def test_sensors_with_the_same_label_are_numbered(
     schema: str, labels: list[str], shown: list[str]
 ) -> None:
     sensors = tuple(Sensor(SensorKind.TEMPERATURE, label, 1_000) for label in labels)
-    found = families(snapshot(card(reading=reading(sensors=sensors))), schema=schema)
+    found = families(snapshot(card(reading=reading(sensors=sensors))), schemas=(SCHEMAS[schema],))
     told = values(found, "furiosa_npu_hw_temperature", "label")
     assert [label for (label,) in told] == shown
 
 
 def test_a_sensor_may_have_the_name_that_another_is_given() -> None:
     sensors = tuple(Sensor(SensorKind.POWER, label, 1) for label in ("rms", "rms_total"))
-    found = families(snapshot(card(reading=reading(sensors=sensors))), schema="2025")
+    found = families(snapshot(card(reading=reading(sensors=sensors))), schemas=(SCHEMAS["2025"],))
     assert set(values(found, "furiosa_npu_hw_power", "label")) == {("rms",), ("rms_2",)}
 
 
@@ -323,7 +327,7 @@ def _cards() -> st.SearchStrategy[list[CardState]]:
 
 
 @settings(max_examples=50)
-@given(st.data(), _cards(), st.sampled_from(cards.SCHEMAS), TEXTS, st.booleans())
+@given(st.data(), _cards(), st.sampled_from(sorted(SCHEMAS)), TEXTS, st.booleans())
 def test_whatever_the_hardware_says_the_page_stays_readable(
     data: st.DataObject, found: list[CardState], schema: str, hostname: str, pod_labels: bool
 ) -> None:
@@ -344,7 +348,7 @@ def test_whatever_the_hardware_says_the_page_stays_readable(
     metrics = families(
         snapshot(*found),
         *assignments,
-        schema=schema,
+        schemas=(SCHEMAS[schema],),
         hostname=hostname,
         pod_labels=pod_labels,
     )
@@ -355,3 +359,20 @@ def test_whatever_the_hardware_says_the_page_stays_readable(
     assert series(told) == series(parsed(page + b"# EOF\n", openmetrics=True)) == series(metrics)
     info = [metric for metric in metrics if metric.name == "furiosa_npu_info"]
     assert len(series(info)) == len(found)
+
+
+def test_each_vendors_cards_are_described_by_its_own_schema() -> None:
+    ours = SCHEMAS["0.8"]
+    alive = MetricName(name="acme_alive", help="Whether it works.", quantity=Quantity.ALIVE)
+    info = MetricName(name="furiosa_npu_info", help="Another help.", quantity=Quantity.INFO)
+    theirs = MetricSchema(about="", families={"anvil"}, metrics=(alive, info), renamed={})
+    one = card(reading=reading(alive=True))
+    other = replace(one, id="B", card=replace(one.card, family="anvil", index=1))
+    found = {
+        metric.name: metric for metric in families(snapshot(one, other), schemas=(ours, theirs))
+    }
+    assert [sample.labels["device"] for sample in found["acme_alive"].samples] == ["npu1"]
+    assert [sample.labels["device"] for sample in found["furiosa_npu_alive"].samples] == ["npu0"]
+    shared = found["furiosa_npu_info"]
+    assert [sample.labels["device"] for sample in shared.samples] == ["npu0", "npu1"]
+    assert shared.documentation == "What the card is, in its labels; always 1."

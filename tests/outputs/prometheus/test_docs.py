@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.outputs.prometheus import cards, own
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus import helpers
 from tests.outputs.prometheus.test_golden import GOLDEN
 
@@ -25,8 +26,8 @@ def rows(prefix: str) -> dict[str, list[str]]:
 
 def test_every_metric_of_cards_is_listed_in_the_order_of_the_page() -> None:
     listed = list(rows("furiosa_npu_"))
-    for schema in cards.SCHEMAS:
-        names = [definition.name for definition in cards.DEFINITIONS[schema]]
+    for schema in SCHEMAS.values():
+        names = [definition.name for definition in cards.definitions((schema,))]
         assert listed == names
 
 
@@ -52,6 +53,6 @@ def test_labels_of_the_agents_metrics_are_those_of_the_page(name: str) -> None:
 def test_every_metric_that_the_page_speaks_of_is_there() -> None:
     spoken = set(re.findall(r"\b(?:furiosa_npu|npu_agent)_[a-z_]*[a-z]\b", TEXT))
     names = {definition.name for definition in own.DEFINITIONS}
-    for definitions in cards.DEFINITIONS.values():
-        names |= {definition.name for definition in definitions}
+    for schema in SCHEMAS.values():
+        names |= {metric.name for metric in schema.metrics}
     assert {name.removesuffix("_bucket") for name in spoken} - {"npu_agent_"} <= names

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
+from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Assignment
+from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.inventory.inventory import read_once
-from npu_agent.outputs.deviceplugin.counts import Counts
-from npu_agent.outputs.deviceplugin.session import Phase, Status
 from npu_agent.outputs.prometheus import cards
-from npu_agent.outputs.prometheus import own as own_families
 from npu_agent.outputs.prometheus.text import render
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import management, tree, write
-from tests.outputs.prometheus.helpers import RESOURCE, held, own, parsed, series
+from tests.outputs.prometheus.helpers import RESOURCE, families, held, own, parsed, series
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_000.0
@@ -108,7 +108,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -
     metrics = cards.families(
         found,
         [*holders(found.cards), held("GPU-1", "other", "nvidia.com/gpu")],
-        schema=schema,
+        schemas=(SCHEMAS[schema],),
         hostname="node-1",
         pod_labels=True,
         resources={RESOURCE},
@@ -116,11 +116,11 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -
     counts = Counts(messages=2)
     counts.allocated("granted", 0.0007)
     counts.preferred["one card"] += 1
-    metrics += own_families.families(
+    metrics += families(
         own(
-            now=NOW,
+            (SessionStatus(resource=RESOURCE, phase=SessionPhase.REGISTERED), counts),
+            monotonic=NOW,
             snapshot=found,
-            sessions=((Status(resource=RESOURCE, phase=Phase.REGISTERED), counts),),
             labels_applied=Counter(written=1),
             events=Counter(sent=3),
             reading_failures={("warboy", "npu0", "hung"): 1},
@@ -143,7 +143,7 @@ def host(
     return name, _pinned(asyncio.run(read_once([Furiosa(root)]))), holders
 
 
-@pytest.mark.parametrize("schema", cards.SCHEMAS)
+@pytest.mark.parametrize("schema", SCHEMAS)
 def test_pages_are_as_in_their_golden_files(
     host: tuple[str, Snapshot, Holders], schema: str
 ) -> None:

@@ -16,7 +16,7 @@ async def test_lag_is_how_much_later_it_is_woken(monkeypatch: pytest.MonkeyPatch
 
     async def sleep(seconds: float) -> None:
         nonlocal now
-        asked.append(round(seconds, 6))
+        asked.append(seconds)
         if len(asked) > len(late):
             raise asyncio.CancelledError
         now += seconds + late[len(asked) - 1]
@@ -26,8 +26,7 @@ async def test_lag_is_how_much_later_it_is_woken(monkeypatch: pytest.MonkeyPatch
     loop_lag = LoopLag()
     with pytest.raises(asyncio.CancelledError):
         await loop_lag.run()
-    # Always a quarter past the second, however late it was before: as all periodic work.
-    assert asked == [0.95, 1.0, 0.001, 0.996, 1.0]
+    assert set(asked) == {5.0}  # seldom: an idle agent sleeps
     seconds = loop_lag.seconds
     of = dict(zip((*seconds.bounds, math.inf), seconds.counts, strict=True))
     assert {bound: count for bound, count in of.items() if count} == {

@@ -4,15 +4,14 @@ from collections import Counter
 
 import pytest
 
-from npu_agent.config import Config
-from npu_agent.config.poller import State as ConfigState
-from npu_agent.outputs.deviceplugin.counts import RESULTS, Counts
-from npu_agent.outputs.deviceplugin.session import Phase, Status
-from npu_agent.outputs.prometheus.own import DEFINITIONS, families
+from npu_agent.core.counts import RESULTS, Counts
+from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
+from npu_agent.outputs.prometheus.own import DEFINITIONS
 from npu_agent.outputs.prometheus.text import render
 from tests.outputs.prometheus.helpers import (
     RESOURCE,
     card,
+    families,
     own,
     parsed,
     reading,
@@ -22,25 +21,25 @@ from tests.outputs.prometheus.helpers import (
 
 
 def config(**changed: object) -> ConfigState:
-    return ConfigState(config=Config(), loaded_at=12.5, **changed)  # type: ignore[arg-type]
+    return ConfigState(loaded_at=12.5, **changed)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("phase", "shown"),
     [
-        (Phase.NO_CARDS, {}),
-        (Phase.STANDBY, {(RESOURCE,): 0}),
-        (Phase.REGISTERING, {(RESOURCE,): 0}),
-        (Phase.REGISTERED, {(RESOURCE,): 1}),
-        (Phase.BLOCKED, {(RESOURCE,): 0}),
-        (Phase.ENDED, {(RESOURCE,): 0}),
+        (SessionPhase.NO_CARDS, {}),
+        (SessionPhase.STANDBY, {(RESOURCE,): 0}),
+        (SessionPhase.REGISTERING, {(RESOURCE,): 0}),
+        (SessionPhase.REGISTERED, {(RESOURCE,): 1}),
+        (SessionPhase.BLOCKED, {(RESOURCE,): 0}),
+        (SessionPhase.ENDED, {(RESOURCE,): 0}),
     ],
 )
 def test_registered_is_one_only_while_the_kubelet_holds_our_stream(
-    phase: Phase, shown: dict[tuple[str], float]
+    phase: SessionPhase, shown: dict[tuple[str], float]
 ) -> None:
-    status = Status(resource=RESOURCE, phase=phase, registrations=3)
-    found = families(own(sessions=((status, Counts()),)))
+    status = SessionStatus(resource=RESOURCE, phase=phase, registrations=3)
+    found = families(own((status, Counts())))
     assert values(found, "npu_agent_registered", "resource") == shown
 
 
@@ -64,10 +63,8 @@ def test_counts_of_two_resources() -> None:
     two.preferred["one card"] = 4
     found = families(
         own(
-            sessions=(
-                (Status(resource="a/one", phase=Phase.REGISTERED), one),
-                (Status(resource="a/two", phase=Phase.REGISTERING), two),
-            )
+            (SessionStatus(resource="a/one", phase=SessionPhase.REGISTERED), one),
+            (SessionStatus(resource="a/two", phase=SessionPhase.REGISTERING), two),
         )
     )
     messages = values(found, "npu_agent_list_and_watch_messages_total", "resource")
@@ -113,7 +110,7 @@ def test_config_in_force_refused_and_waiting() -> None:
 def test_age_and_failures_of_readings() -> None:
     found = families(
         own(
-            now=100.0,
+            monotonic=100.0,
             snapshot=snapshot(
                 card("rngd", 0, reading=reading(97.5)),
                 card("warboy", 0, reading=reading(100.25)),

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from npu_agent.core.hardware import Snapshot
+from npu_agent.core.state import AgentState
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.prometheus import cards, page
-from npu_agent.outputs.prometheus.own import Own
-from npu_agent.outputs.prometheus.page import OPENMETRICS, TEXT, Page, Settings
+from npu_agent.outputs.prometheus.page import Page, Settings
 from npu_agent.outputs.prometheus.text import Definition
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus.helpers import (
     RESOURCE,
     card,
@@ -34,7 +35,7 @@ from tests.outputs.prometheus.helpers import (
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
 SETTINGS = Settings(
-    schema="0.8", pod_labels=True, interval=5.0, resources=frozenset({RESOURCE, "a/b"})
+    schemas=(SCHEMAS["0.8"],), pod_labels=True, interval=5.0, resources=frozenset({RESOURCE, "a/b"})
 )
 
 
@@ -45,27 +46,27 @@ class Room:
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(Snapshot()))
     holdings: Feed[Holdings] = field(default_factory=lambda: Feed(Holdings()))
     settings: Feed[Settings] = field(default_factory=lambda: Feed(SETTINGS))
-    own: Callable[[], Own] = own
+    own: Callable[[], AgentState] = own
 
     def __post_init__(self) -> None:
         self.page = Page(
             snapshots=self.snapshots,
-            holdings=self.holdings,
+            assignments=self.holdings.map(lambda holdings: holdings.assignments),
             settings=self.settings,
             hostname="node-1",
-            own=self._gather,
+            state=self._gather,
         )
 
-    def _gather(self) -> Own:
+    def _gather(self) -> AgentState:
         return self.own()
 
-    def text(self) -> str:
-        return self.page.body(openmetrics=False, gzip=False).decode()
+    async def text(self) -> str:
+        return (await self.page.body(openmetrics=False, gzip=False)).decode()
 
     async def until(self, condition: Callable[[str], bool]) -> str:
         """The first page from now on that fulfils `condition`."""
         async with asyncio.timeout(DEADLINE):
-            while not condition(text := self.text()):
+            while not condition(text := await self.text()):
                 await asyncio.sleep(0.002)
         return text
 
@@ -110,8 +111,8 @@ def renderings(monkeypatch: pytest.MonkeyPatch) -> list[Snapshot]:
 
 async def test_series_come_and_go_with_what_they_describe() -> None:
     async with running() as room:
-        assert "furiosa_npu" not in room.text()
-        assert 'npu_agent_build_info{version="1.2.3"' in room.text()
+        assert "furiosa_npu" not in await room.text()
+        assert 'npu_agent_build_info{version="1.2.3"' in await room.text()
         both = snapshot(card(index=0, reading=full_reading()), card(index=1))
         room.snapshots.publish(both)
         text = await room.shows('device="npu0"', 'device="npu1"')
@@ -131,32 +132,56 @@ async def test_a_change_of_config_is_followed() -> None:
         room.snapshots.publish(snapshot(card(reading=full_reading())))
         room.holdings.publish(Holdings(asked_at=1.0, assignments=(held("rngd-0"),)))
         await room.shows('label="peak"} 45500\n', 'pod="train-0"')
-        room.settings.publish(replace(SETTINGS, schema="2025"))
+        room.settings.publish(replace(SETTINGS, schemas=(SCHEMAS["2025"],)))
         await room.shows('label="peak"} 45.5\n')
         room.settings.publish(replace(SETTINGS, resources=frozenset({"a/b"})))
         await room.hides("train-0")
 
 
-async def test_nothing_is_shown_before_the_first_look_is_complete(
-    renderings: list[Snapshot], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_shown_before_every_card_was_read(renderings: list[Snapshot]) -> None:
     async with running() as room:
-        looked, now = asyncio.Event(), room.page._now
-
-        def noted() -> Any:
-            looked.set()
-            return now()
-
-        monkeypatch.setattr(room.page, "_now", noted)
         room.snapshots.publish(Snapshot(cards=(card(index=0),)))
-        async with asyncio.timeout(DEADLINE):
-            await looked.wait()
-        room.holdings.publish(Holdings(asked_at=1.0))
+        for turn in range(1, 4):
+            assert "furiosa_npu" not in await room.text()
+            room.holdings.publish(Holdings(asked_at=1.0, assignments=(held(f"rngd-{turn}"),)))
+            await asyncio.sleep(0.005)
         whole = snapshot(card(index=0), card(index=1))
         room.snapshots.publish(whole)
         text = await room.shows("furiosa_npu_info")
         assert 'device="npu1"' in text
     assert renderings == [whole]
+
+
+async def test_without_a_scraper_nothing_is_rendered(
+    renderings: list[Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def change(*indices: int) -> None:
+        for index in indices:
+            room.snapshots.publish(snapshot(card(index=index)))
+            await asyncio.sleep(0.02)
+
+    async with running() as room:
+        await change(0, 1, 2)
+        assert renderings == []
+        assert 'device="npu2"' in await room.text()  # the first request is answered all the same
+        await change(3)
+        assert len(renderings) == 2  # and the next one finds it ready
+        monkeypatch.setattr(page, "_ASKED_FOR", -1.0)  # the scraper has gone
+        await change(4, 5, 6)
+        assert len(renderings) == 2
+        assert 'device="npu6"' in await room.text()
+
+
+async def test_readers_who_come_together_after_a_quiet_time_all_get_the_present_page(
+    renderings: list[Snapshot],
+) -> None:
+    async with running() as room:
+        for index in (1, 2):
+            room.snapshots.publish(snapshot(card(index=index)))
+            await asyncio.sleep(0.01)
+        for text in await asyncio.gather(*(room.text() for _ in range(5))):
+            assert 'device="npu2"' in text
+    assert len(renderings) == 1
 
 
 async def test_the_same_is_not_made_twice(renderings: list[Snapshot]) -> None:
@@ -178,10 +203,12 @@ async def test_many_changes_are_one_page(
     async with running() as room:
         room.snapshots.publish(snapshot(card(index=0)))
         await room.shows('device="npu0"')
-        for index in range(1, 20):
+        room.snapshots.publish(snapshot(card(index=1)))
+        await room.shows('device="npu1"')
+        for index in range(2, 20):
             room.snapshots.publish(snapshot(card(index=index)))
             await asyncio.sleep(0)
-    assert len(renderings) == 1
+    assert len(renderings) == 2
 
 
 async def test_a_page_is_whole_or_the_one_before() -> None:
@@ -193,22 +220,22 @@ async def test_a_page_is_whole_or_the_one_before() -> None:
         room.snapshots.publish(new)
         seen = 0
         while True:
-            text = room.text()
+            text = await room.text()
             assert ('"old"' in text) != ('"new"' in text)
             if '"new"' in text:
                 break
             seen += 1
             await asyncio.sleep(0)
-        assert seen > len(cards.DEFINITIONS["0.8"]) // 2  # others had their turns meanwhile
+        assert seen > len(SCHEMAS["0.8"].metrics) // 2  # others had their turns meanwhile
 
 
 async def test_figures_of_a_card_that_stopped_answering_go_by_themselves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(page, "_LATE_AT_LEAST", 0.5)
+    monkeypatch.setattr(page, "stale_after", lambda _: 0.5)
     now = time.monotonic()
     late = card(index=0, reading=reading(now, alive=True))
-    async with running(settings=Feed(replace(SETTINGS, interval=0.001))) as room:
+    async with running() as room:
         room.snapshots.publish(
             snapshot(late, card(index=1, reading=reading(now + 900, alive=True)))
         )
@@ -228,10 +255,10 @@ async def test_every_form_says_the_same(cards_there: bool) -> None:
             room.snapshots.publish(snapshot(card(reading=full_reading())))
             await room.shows("furiosa_npu_info")
         room.page._process = Pinned()  # type: ignore[assignment]
-        plain = room.page.body(openmetrics=False, gzip=False)
-        openmetrics = room.page.body(openmetrics=True, gzip=False)
-        assert gzip.decompress(room.page.body(openmetrics=False, gzip=True)) == plain
-        packed = room.page.body(openmetrics=True, gzip=True)
+        plain = await room.page.body(openmetrics=False, gzip=False)
+        openmetrics = await room.page.body(openmetrics=True, gzip=False)
+        assert gzip.decompress(await room.page.body(openmetrics=False, gzip=True)) == plain
+        packed = await room.page.body(openmetrics=True, gzip=True)
         assert gzip.decompress(packed) == openmetrics
         # One member: a reader that stops after the first has it all.
         reader = zlib.decompressobj(wbits=31)
@@ -258,14 +285,14 @@ async def test_compressed_cards_follow_the_cards() -> None:
         for index in (0, 1):
             room.snapshots.publish(snapshot(card(index=index)))
             await room.shows(f'device="npu{index}"')
-            unpacked = gzip.decompress(room.page.body(openmetrics=False, gzip=True))
+            unpacked = gzip.decompress(await room.page.body(openmetrics=False, gzip=True))
             assert f'device="npu{index}"'.encode() in unpacked
 
 
-def test_own_part_is_made_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_part_is_made_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
-    def counted() -> Own:
+    def counted() -> AgentState:
         nonlocal asked
         asked += 1
         return own(restarts={"asked": asked})
@@ -273,16 +300,16 @@ def test_own_part_is_made_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch)
     room = Room(own=counted)
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    assert 'npu_agent_part_restarts_total{part="asked"} 1\n' in room.text()
+    assert 'npu_agent_part_restarts_total{part="asked"} 1\n' in await room.text()
     now += 0.9
-    assert 'npu_agent_part_restarts_total{part="asked"} 1\n' in room.text()
+    assert 'npu_agent_part_restarts_total{part="asked"} 1\n' in await room.text()
     now += 0.2
-    assert 'npu_agent_part_restarts_total{part="asked"} 2\n' in room.text()
+    assert 'npu_agent_part_restarts_total{part="asked"} 2\n' in await room.text()
     assert asked == 2
 
 
-def test_the_process_is_told_of() -> None:
-    text = Room().text()
+async def test_the_process_is_told_of() -> None:
+    text = await Room().text()
     for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "start_time_seconds"):
         assert f"\nprocess_{name} " in text
 
@@ -296,8 +323,9 @@ async def test_a_family_that_fails_is_left_out_told_once_and_counted(
     bad: Definition[cards.Cards] = Definition(
         name="furiosa_npu_alive", help="Broken.", samples=broken
     )
-    good = cards.DEFINITIONS["0.8"]
-    monkeypatch.setitem(cards.DEFINITIONS, "0.8", (bad, *good[1:]))
+    good = cards.definitions
+    some = (bad, *good((SCHEMAS["0.8"],))[1:])
+    monkeypatch.setattr(cards, "definitions", lambda _: some)
     room = Room()
     room.own = lambda: own(page_failures=room.page.failures)
     task = asyncio.create_task(room.page.run())
@@ -307,17 +335,17 @@ async def test_a_family_that_fails_is_left_out_told_once_and_counted(
         assert "furiosa_npu_alive" not in text.replace('family="furiosa_npu_alive"', "")
         assert "furiosa_npu_uptime{" in text
     room.page._own.clear()
-    assert 'npu_agent_page_failures_total{family="furiosa_npu_alive"} 3\n' in room.text()
+    assert 'npu_agent_page_failures_total{family="furiosa_npu_alive"} 3\n' in await room.text()
     said = [
         record for record in caplog.records if record.name == "npu_agent.outputs.prometheus.page"
     ]
     assert [record.message for record in said] == ["a part of the metrics page is left out"]
     assert said[0].exc_info is not None
     # It works again, and what fails after that is news.
-    monkeypatch.setitem(cards.DEFINITIONS, "0.8", good)
+    monkeypatch.setattr(cards, "definitions", good)
     room.snapshots.publish(snapshot(card(index=3, reading=full_reading())))
     await room.shows("\nfuriosa_npu_alive{")
-    monkeypatch.setitem(cards.DEFINITIONS, "0.8", (bad, *good[1:]))
+    monkeypatch.setattr(cards, "definitions", lambda _: some)
     room.snapshots.publish(snapshot(card(index=4, reading=full_reading())))
     await room.hides("\nfuriosa_npu_alive{")
     said = [
@@ -350,7 +378,9 @@ async def test_cards_that_cannot_be_shown_do_not_stay_as_they_were(
 
 
 @pytest.mark.parametrize("what", ["own", "process"])
-def test_own_part_that_fails_costs_no_other(what: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_own_part_that_fails_costs_no_other(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.ERROR)
     room = Room()
 
@@ -361,13 +391,8 @@ def test_own_part_that_fails_costs_no_other(what: str, caplog: pytest.LogCapture
         room.own = broken
     else:
         room.page._process.collect = broken  # type: ignore[method-assign]
-    text = room.text()
+    text = await room.text()
     assert ("npu_agent_build_info" in text) == (what != "own")
     assert ("process_open_fds" in text) == (what != "process")
     assert room.page.failures == {what: 1}
-    assert room.page.body(openmetrics=True, gzip=False).endswith(b"# EOF\n")
-
-
-def test_content_types_are_those_that_prometheus_knows() -> None:
-    assert TEXT == "text/plain; version=0.0.4; charset=utf-8"
-    assert OPENMETRICS == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert (await room.page.body(openmetrics=True, gzip=False)).endswith(b"# EOF\n")

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as library_openmetrics
 from prometheus_client.registry import Collector
 
-from npu_agent.outputs.deviceplugin.counts import Histogram
+from npu_agent.core.counts import Histogram
 from npu_agent.outputs.prometheus.text import LONGEST, NONE, Definition, Labels, finite, render
 from tests.outputs.prometheus.helpers import parsed
 

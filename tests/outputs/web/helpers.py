@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from gzip import compress as zipped
 
-from npu_agent.config.poller import State as ConfigState
-from npu_agent.config.schema import Config, HealthConfig
+from npu_agent.core.counts import Counts, Histogram
 from npu_agent.core.hardware import (
     CardState,
     CoreRange,
@@ -20,19 +19,22 @@ from npu_agent.core.hardware import (
     Snapshot,
     State,
 )
-from npu_agent.core.ledger import Assignment
+from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import advertise, device_id
+from npu_agent.core.problems import unready
+from npu_agent.core.state import (
+    AgentState,
+    ConfigState,
+    LabelState,
+    ResourceState,
+    SessionPhase,
+    SessionStatus,
+)
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.outputs.deviceplugin import session
-from npu_agent.outputs.deviceplugin.publisher import Wanted
-from npu_agent.outputs.deviceplugin.session import Phase
-from npu_agent.outputs.labels.state import LabelState
-from npu_agent.outputs.web import ready
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
-from npu_agent.outputs.web.status import Status, status
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
 
@@ -91,10 +93,10 @@ class Scene:
     odd: tuple[Oddity, ...] = ()
     complete: bool = True
     holdings: Holdings = field(default_factory=lambda: Holdings(asked_at=1.0))
-    config: ConfigState = field(
-        default_factory=lambda: ConfigState(config=Config(), loaded_at=time.time())
-    )
-    phase: Phase = Phase.REGISTERED
+    config: ConfigState = field(default_factory=lambda: ConfigState(loaded_at=time.time()))
+    stale_after: float = 15.0
+    max_temperature: float | None = None
+    phase: SessionPhase = SessionPhase.REGISTERED
     reason: str = ""
     registrations: int = 1
     cores: int | None = None
@@ -102,8 +104,8 @@ class Scene:
     disabled: frozenset[str] = frozenset()
     labels: LabelState | None = None
     node: str | None = "node-7"
+    version: str = "1.2.3"
     started: float = field(default_factory=lambda: time.time() - 7_300)
-    heartbeat: str | None = None
     history: History = field(default_factory=lambda: History(Feed(Snapshot())))
     metrics: bytes | Exception = PROMETHEUS
     """What /metrics answers, or how it fails."""
@@ -112,58 +114,48 @@ class Scene:
     def snapshot(self) -> Snapshot:
         return Snapshot(cards=self.cards, odd=self.odd, complete=self.complete)
 
-    @property
-    def wanted(self) -> Wanted:
-        return Wanted(resources(RESOURCE, self.cores), self.disabled)
-
-    @property
-    def sessions(self) -> tuple[session.Status, ...]:
-        return (
-            session.Status(
-                resource=RESOURCE,
-                phase=self.phase,
-                reason=self.reason,
-                registrations=self.registrations,
-            ),
-        )
-
     def unready(self) -> tuple[str, ...]:
-        return ready.reasons(
-            snapshot=self.snapshot,
-            wanted=self.wanted,
-            sessions=self.sessions,
-            config=self.config,
-        )
+        return tuple(map(str, unready(self.state())))
 
-    def status(self) -> Status:
-        return status(
-            snapshot=self.snapshot,
-            holdings=self.holdings,
-            config=self.config,
-            sessions=self.sessions,
-            devices={
-                one.name: advertise(self.snapshot, one, self.disabled)
-                for one in self.wanted.resources
-            },
-            labels=self.labels,
-            unready=self.unready(),
+    def state(self) -> AgentState:
+        wanted = resources(RESOURCE, self.cores)
+        session = SessionStatus(
+            resource=RESOURCE,
+            phase=self.phase,
+            reason=self.reason,
+            registrations=self.registrations,
+        )
+        devices = advertise(self.snapshot, wanted[0], self.disabled)
+        cards = [card.card for card in self.cards]
+        ledger = Ledger().answered(
+            self.holdings.assignments, 1.0, cards=cards, resources={RESOURCE}
+        )
+        held_now = ledger.holdings(self.cards)
+        return AgentState(
+            version=self.version,
             node=self.node,
-            version="1.2.3",
+            hostname=self.node or "a-host",
             started_at=self.started,
             now=time.time(),
             monotonic=time.monotonic(),
+            snapshot=self.snapshot,
+            holdings=held_now,
+            assignments=self.holdings.assignments,
+            assignments_error=self.holdings.error,
+            resources=(ResourceState(session=session, counts=Counts(), devices=devices),),
+            wanted=wanted,
+            disabled=self.disabled,
+            config=self.config,
+            stale_after=self.stale_after,
+            max_temperature=self.max_temperature,
+            labels=self.labels,
+            lag=Histogram(()),
         )
 
     def pages(self) -> Pages:
-        return Pages(
-            metrics=self._metrics,
-            status=self.status,
-            unready=self.unready,
-            history=self.history,
-            heartbeat=lambda: self.heartbeat,
-        )
+        return Pages(metrics=self._metrics, state=self.state, history=self.history)
 
-    def _metrics(self, *, openmetrics: bool, gzip: bool) -> bytes:
+    async def _metrics(self, *, openmetrics: bool, gzip: bool) -> bytes:
         if isinstance(self.metrics, Exception):
             raise self.metrics
         body = self.metrics + b"# EOF\n" * openmetrics
@@ -245,7 +237,6 @@ def night() -> Scene:
             )
             old.append(now)
         history.add(Snapshot(cards=tuple(old), complete=True))
-    config = Config(health=HealthConfig(max_temperature=95.0))
     return Scene(
         cards=tuple(cards),
         odd=(
@@ -265,7 +256,6 @@ def night() -> Scene:
             ),
         ),
         config=ConfigState(
-            config=config,
             generation=4,
             loaded_at=time.time() - 5_400,
             error=(
@@ -290,7 +280,7 @@ def night() -> Scene:
             in_place=True,
             applied_at=time.time() - 266_000,
         ),
-        cores=None,
+        max_temperature=95.0,
         history=history,
         node="npu-rack3-node07.dc1.example.com",
         started=time.time() - 266_020,

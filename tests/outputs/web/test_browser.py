@@ -8,13 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from npu_agent.core.hardware import CardState, Oddity
+from npu_agent.core.state import LabelState, SessionPhase
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.outputs.deviceplugin.session import Phase
-from npu_agent.outputs.labels.state import LabelState
 from npu_agent.outputs.web.server import Server
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.browser import Tab, program, tab
@@ -76,12 +74,12 @@ def hostile() -> Scene:
         cards=(read(card),),
         odd=(Oddity(bad, bad, unread=True),),
         holdings=Holdings(assignments=(held(card, bad, namespace=bad),), error=bad),
-        phase=Phase.BLOCKED,
+        phase=SessionPhase.BLOCKED,
         reason=bad,
         labels=LabelState(output="api", labels={bad: bad}, error=bad),
         node=bad,
     )
-    scene.config = msgspec.structs.replace(scene.config, error=bad, waiting=(bad,))
+    scene.config = replace(scene.config, error=bad, waiting=(bad,))
     return scene
 
 

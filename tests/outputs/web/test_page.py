@@ -1,17 +1,14 @@
 """The status page as a document; how it looks and behaves is for `test_browser`."""
 
 import re
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import msgspec
 import pytest
 
 from npu_agent.core.hardware import CoreReading, Oddity
+from npu_agent.core.state import LabelState, SessionPhase
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.outputs.deviceplugin.session import Phase
-from npu_agent.outputs.labels.state import LabelState
 from npu_agent.outputs.web.markup import curve
 from npu_agent.outputs.web.page import page
 from tests.outputs.deviceplugin.helpers import state
@@ -64,7 +61,7 @@ class Document(HTMLParser):
 
 
 def shown(scene: Scene) -> Document:
-    return Document(page(scene.status(), scene.history.of, time.monotonic()))
+    return Document(page(scene.state(), scene.history.of))
 
 
 def headline(scene: Scene) -> str:
@@ -74,13 +71,16 @@ def headline(scene: Scene) -> str:
 
 
 def html(scene: Scene) -> str:
-    return page(scene.status(), scene.history.of, time.monotonic())
+    return page(scene.state(), scene.history.of)
 
 
 def test_the_first_line_says_whether_all_is_well() -> None:
     assert headline(Scene(cards=(read(state()),))) == "All is well: 1 card"
     assert headline(Scene()) == "All is well: no cards here"
-    assert headline(Scene(complete=False, phase=Phase.REGISTERED)) == "Still looking for cards"
+    assert (
+        headline(Scene(complete=False, phase=SessionPhase.REGISTERED))
+        == "Still searching for cards"
+    )
     assert headline(night()) == "3 problems: 2 of 8 cards unhealthy"
 
 
@@ -103,7 +103,7 @@ def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
         "Temperature 97 °C",
         "Power 148.0 W",
         "cores 0-3 speech / whisper-large-5c9d7b6f4-x8kzq / main",
-        "old figures read 12 min",
+        "stale read 12 min",
         "errors counted: pcie_post_error 17",
         "0000:37:00.0 · NUMA 0 · driver 2025.4.0",
         "Firmware 2025.4.0, c1bebfd",
@@ -171,12 +171,12 @@ def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
         cards=(card,),
         odd=(Oddity(bad, bad, unread=True),),
         holdings=Holdings(assignments=(held(card, bad, namespace=bad),), error=bad),
-        phase=Phase.BLOCKED,
+        phase=SessionPhase.BLOCKED,
         reason=bad,
         labels=LabelState(output="api", labels={bad: bad}, error=bad),
         node=bad,
     )
-    scene.config = msgspec.structs.replace(scene.config, error=bad, waiting=(bad,))
+    scene.config = replace(scene.config, error=bad, waiting=(bad,))
     text = html(scene)
     text.encode()
     found = Document(text)

@@ -1,4 +1,4 @@
-"""What a resource's plugin has done so far, counted for /metrics: plain numbers, no I/O."""
+"""What the agent counts for /metrics: plain numbers, no I/O."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _ALLOCATION = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1
 
 
 class Histogram:
-    """How often a number fell between which bounds. Sized once; a new number costs a bisection."""
+    """Counts numbers by the bounds they fall between. Sized once; a number costs a bisection."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """`bounds` are upper ones, sorted, each included; what is above the last one counts too."""
+        """`bounds` are sorted upper bounds, each included; numbers above the last one count too."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Of each bound, and of all above the last."""
+        """One count for each bound, and one for everything above the last."""
         self.total = 0.0
         """Sum of the numbers."""
 
@@ -35,7 +35,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one resource, from the agent's start on."""
+    """Counts of one resource, since the agent started."""
 
     messages: int = 0
     """Device lists sent to the kubelet."""
@@ -46,7 +46,7 @@ class Counts:
     preferred: Counter[str] = field(default_factory=Counter)
     """Answers to GetPreferredAllocation, by `placement.Choice.reason`."""
     returns: int = 0
-    """Times that the kubelet dropped us and was registered with again."""
+    """Times that the registration was lost and made again."""
 
     def allocated(self, result: str, seconds: float) -> None:
         """Counts an Allocate call that ended."""

@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from npu_agent.simulator import CardSpec, CardTelemetry, advance, card, fresh
-from npu_agent.simulator.picture import core, files, hwmon, liveness, management, nodes
+from npu_agent.simulator.furiosa.driver import core, files, hwmon, liveness, management, nodes
 from npu_agent.simulator.telemetry import Workload, with_workload
 
 WARBOY, RNGD = card("warboy", 0), card("rngd", 1)
@@ -51,7 +51,7 @@ def test_liveness_and_identity(spec: CardSpec, name: str) -> None:
 
 
 def test_an_overridden_identity_may_be_empty_as_on_old_drivers() -> None:
-    spec = replace(WARBOY, uuid="", serial="", firmware_version="", dev="", soc_rev="")
+    spec = replace(WARBOY, uuid="", serial="", firmware_version="", dev="", revision="")
     seen = files(spec, fresh("warboy"))
 
     for name in ("device_uuid", "device_sn", "fw_version", "dev", "soc_rev"):

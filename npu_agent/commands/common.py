@@ -1,0 +1,42 @@
+"""What the commands have in common: the vendors' cards and words, and logging by the options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from npu_agent import config, logs
+from npu_agent.core.vendor import Vendor
+from npu_agent.vendors import VENDORS, WORDS
+
+
+def host_root(args: argparse.Namespace) -> Path:
+    """--host-root."""
+    root: Path = getattr(args, "host_root", Path("/"))
+    return root
+
+
+def vendors(args: argparse.Namespace) -> list[Vendor]:
+    """The cards of every vendor on this host."""
+    return [vendor(host_root(args)) for vendor in VENDORS]
+
+
+def effective(args: argparse.Namespace) -> config.Effective:
+    """The configuration that the options ask for.
+
+    Raises:
+        ConfigError: see `npu_agent.config.from_args`.
+    """
+    return config.from_args(args, WORDS)
+
+
+def quiet(args: argparse.Namespace) -> config.Config:
+    """Logging of the commands for people: only errors, unless they ask for more.
+
+    Returns:
+        The configuration.
+    """
+    found = effective(args)
+    default = found.origins["log.level"] == "default"
+    logs.setup("error" if default else found.config.log.level, found.config.log.format)
+    return found.config

@@ -1,0 +1,23 @@
+"""`npu-agent config`: check, show or describe the configuration."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from npu_agent import config
+from npu_agent.commands.common import effective
+from npu_agent.vendors import WORDS
+
+
+def main(args: argparse.Namespace) -> int:
+    """Does `args.action`."""
+    match args.action:
+        case "check":
+            config.load(args.file, WORDS)
+            print(f"{args.file}: good")
+        case "show":
+            print(config.show(effective(args)), end="")
+        case "schema":
+            print(json.dumps(config.json_schema(WORDS), indent=2))
+    return 0

@@ -1,0 +1,59 @@
+"""`npu-agent labels`: what would be put on the Node and why; put it there once; clear it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+
+from npu_agent.commands import FAILED, view
+from npu_agent.commands.common import host_root, quiet, vendors
+from npu_agent.core.vocabulary import LabelSet, label_sets
+from npu_agent.inventory.inventory import read_once
+from npu_agent.kube import Api
+from npu_agent.outputs.labels import compute, output_of
+from npu_agent.outputs.labels.labeller import Output, UnavailableError
+from npu_agent.outputs.labels.machine import read_machine
+from npu_agent.vendors import VOCABULARIES
+
+
+def main(args: argparse.Namespace) -> int:
+    """Does `args.action`."""
+    return asyncio.run(_act(args))
+
+
+async def _act(args: argparse.Namespace) -> int:
+    wanted, root = quiet(args).labels, host_root(args)
+    api = Api()
+    # Where the config wants no labels, these are about what the default would do.
+    method = "api" if wanted.output == "none" else wanted.output
+    output = output_of(method, api=api, node_name=os.environ.get("NODE_NAME"), host_root=root)
+    assert output is not None  # noqa: S101  (for the type checker)
+    try:
+        if args.action == "clear":
+            print(*sorted(await output.clear()) or ["nothing to clear"], sep="\n")
+        else:
+            await _show_or_apply(args, output, label_sets(VOCABULARIES, wanted.sets))
+    except UnavailableError as error:
+        print(f"npu-agent: {error}", file=sys.stderr)
+        return FAILED
+    finally:
+        await api.close()
+    return 0
+
+
+async def _show_or_apply(
+    args: argparse.Namespace, output: Output, sets: tuple[LabelSet, ...]
+) -> None:
+    root = host_root(args)
+    snapshot = await read_once(vendors(args))
+    machine = read_machine(root)
+    if args.action == "show":
+        view.show(view.labels_table(compute.explained(snapshot, machine, sets)))
+    else:
+        labels = compute.labels(snapshot, machine, sets)
+        await output.put(labels, careful=False)
+        print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
+    if doubt := compute.unsure(snapshot):
+        print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)

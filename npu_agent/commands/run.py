@@ -1,0 +1,32 @@
+"""`npu-agent run`: the agent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+
+from npu_agent import logs
+from npu_agent.commands.common import effective, host_root
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs it until SIGTERM."""
+    # The first process of a container has no default for SIGTERM: without this, an agent that is
+    # ended while it still imports would be waited for until it is killed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    from npu_agent import agent
+
+    found = effective(args)
+    logs.setup(found.config.log.level, found.config.log.format)
+    asyncio.run(
+        agent.run(
+            found,
+            host_root=host_root(args),
+            node_name=os.environ.get("NODE_NAME") or None,
+            config_file=getattr(args, "config_file", None),
+        )
+    )
+    return 0

@@ -1,0 +1,130 @@
+"""Whether the agent does its job, and what somebody should know: pure functions of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from npu_agent.core.hardware import State
+from npu_agent.core.offer import advertise
+from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, is_fenced
+from npu_agent.core.trouble import Trouble, TroubleKind
+
+Subject = Literal["card", "resource", "assignments", "config", "labels", "hardware"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something that people should know, and what it is about."""
+
+    subject: Subject
+    text: str
+    card: str | None = None
+    """The ID of the card that it is about."""
+
+
+def unready(state: AgentState) -> tuple[Trouble, ...]:
+    """What keeps the agent from being ready; empty when nothing does.
+
+    It is ready when the kubelet holds every resource that has cards open, or when another instance
+    of the agent serves it (a rolling update with maxSurge waits for the new one to be ready before
+    it ends the old one), and when the config file that is there is the one in force. Keys that
+    wait for a restart are no reason: only a restart would help, and that is the user's decision.
+    """
+    found = [_unserved(one.session, state) for one in state.resources]
+    if state.config.error is not None:
+        found.append(Trouble(what="config", cause=state.config.error, kind=TroubleKind.CONFIG))
+    return tuple(filter(None, found))
+
+
+def _unserved(session: SessionStatus, state: AgentState) -> Trouble | None:
+    """Why this resource is not served as it should be; None if it is."""
+    doing, kind = session.phase.value, TroubleKind.REGISTRATION
+    match session.phase:
+        case SessionPhase.REGISTERED | SessionPhase.STANDBY:
+            return None
+        case SessionPhase.NO_CARDS | SessionPhase.REGISTERING:
+            doing = "registering again" if session.registrations else "registering"
+            if not state.snapshot.complete:
+                doing, kind = "registering: still searching for cards", TroubleKind.STARTING
+            elif not _has_cards(session.resource, state):
+                return None
+    return Trouble(what=f"{session.resource}: {doing}", cause=session.reason, kind=kind)
+
+
+def _has_cards(name: str, state: AgentState) -> bool:
+    """Computed from the hardware: a session gets its cards a moment after they were found."""
+    return any(
+        advertise(state.snapshot, resource, state.disabled)
+        for resource in state.wanted
+        if resource.name == name
+    )
+
+
+def problems(state: AgentState) -> tuple[Note, ...]:
+    """What somebody should see to; empty when all is well."""
+    return (*_of_cards(state), *_of_the_agent(state))
+
+
+def _of_cards(state: AgentState) -> Iterator[Note]:
+    stale = []
+    for card in state.snapshot.cards:
+        if is_fenced(card):
+            users = dict.fromkeys(holder.pod for holder in state.holders_of(card))
+            used = f"; in use by {', '.join(users)}" if users else ""
+            text = f"{card.card.name} is unhealthy: {card.health.reason}{used}"
+            yield Note(subject="card", card=card.id, text=text)
+        elif state.is_stale(card):
+            stale.append(card)
+    if stale:
+        cards = ", ".join(card.card.name for card in stale)
+        text = f"{cards}: readings are stale, no new ones arrive"
+        yield Note(subject="card", card=stale[0].id, text=text)
+    for holder in state.holders.get(None, ()):
+        text = f"{holder.pod} holds {holder.assignment.device}, whose card is gone"
+        yield Note(subject="assignments", text=text)
+
+
+def _of_the_agent(state: AgentState) -> Iterator[Note]:
+    for trouble in unready(state):
+        if trouble.kind is not TroubleKind.CONFIG:
+            yield Note(subject="resource", text=str(trouble))
+    if state.config.error is not None:
+        first = state.config.error.partition("\n")[0]
+        text = f"the config file is refused, the last good one stays in force: {first}"
+        yield Note(subject="config", text=text)
+    if state.assignments_error is not None:
+        text = f"the assignments of devices to Pods are unknown: {state.assignments_error}"
+        yield Note(subject="assignments", text=text)
+    if state.labels is not None and state.labels.error is not None:
+        text = f"the Node's labels are not applied: {state.labels.error}"
+        yield Note(subject="labels", text=text)
+    for odd in state.snapshot.odd:
+        if odd.unread:
+            yield Note(subject="hardware", text=f"{odd.entry} cannot be read: {odd.reason}")
+
+
+def notes(state: AgentState) -> Iterator[Note]:
+    """What is out of the ordinary and no fault."""
+    for card in state.snapshot.cards:
+        name = card.card.name
+        if card.health.state is State.UNKNOWN:
+            text = f"{name}: its health is unknown: {card.health.reason}"
+            yield Note(subject="card", card=card.id, text=text)
+        if state.is_disabled(card):
+            text = f"{name} is not offered: disabled in the config"
+            yield Note(subject="card", card=card.id, text=text)
+    for resource in state.resources:
+        for device in state.withheld(resource):
+            yield Note(subject="resource", text=f"{device.name} is withheld: {device.reason}")
+    if state.config.waiting:
+        keys = ", ".join(state.config.waiting)
+        yield Note(subject="config", text=f"waits for a restart of the agent: {keys}")
+    labels = state.labels
+    if labels is not None and not labels.in_place and labels.error is None and labels.labels:
+        yield Note(subject="labels", text="the Node's labels are not applied yet")
+    for one in state.resources:
+        if one.session.phase is SessionPhase.STANDBY:
+            why = f": {one.session.reason}" if one.session.reason else ""
+            yield Note(subject="resource", text=f"{one.session.resource} is on standby{why}")

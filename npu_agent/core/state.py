@@ -1,0 +1,205 @@
+"""AgentState: how the agent and its node stand at one moment, as one frozen value.
+
+It is put together in one place, `npu_agent.agent`. Readiness and problems
+(`npu_agent.core.problems`), JSON, HTML and the agent's own metrics are pure functions of it.
+Times are seconds of the wall clock (`time.time`) unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal
+
+from npu_agent.core.counts import Counts, Histogram
+from npu_agent.core.hardware import CardState, CoreRange, Snapshot, State
+from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.offer import Device, Resource, names
+
+
+class SessionPhase(enum.Enum):
+    """Where a resource stands at the kubelet."""
+
+    NO_CARDS = "no cards"
+    """Nothing to serve, so nothing is registered."""
+    STANDBY = "standby"
+    """Another agent of this node serves the resource."""
+    REGISTERING = "registering"
+    """Waiting for the kubelet."""
+    REGISTERED = "registered"
+    """The kubelet holds our stream open."""
+    BLOCKED = "blocked"
+    """The plugin directory cannot be used."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStatus:
+    """A resource's session at the kubelet."""
+
+    resource: str
+    phase: SessionPhase
+    reason: str = ""
+    registrations: int = 0
+    """Successful registrations since the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceState:
+    """A resource: its session, its counts, and the devices that are offered."""
+
+    session: SessionStatus
+    counts: Counts
+    """Goes on counting."""
+    devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigState:
+    """How the config file stands."""
+
+    generation: int = 1
+    """Counts the configs that were in force, from 1."""
+    loaded_at: float
+    """When the file was last found good."""
+    error: str | None = None
+    """What is wrong with the file now; None if it is good."""
+    rejected: int = 0
+    """How many bad versions of the file there were."""
+    waiting: tuple[str, ...] = ()
+    """The keys whose new value waits for a restart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelState:
+    """The labels that should be on the Node, and whether they are."""
+
+    output: Literal["api", "nfd", "none"]
+    """Where they go: the config's labels.output."""
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What should be there, by key."""
+    in_place: bool = False
+    """Whether they were there at the last check."""
+    error: str | None = None
+    """Why they are not, with the remedy; None while nothing is wrong."""
+    applied_at: float | None = None
+    """When they were last written. None: not by this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A container, and the cores of a card that it holds."""
+
+    assignment: Assignment
+    cores: CoreRange | None
+    """None: all of the card's."""
+
+    @property
+    def pod(self) -> str:
+        """``namespace/name``."""
+        return f"{self.assignment.namespace}/{self.assignment.pod}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentState:
+    """How everything stands. What it counts may go on counting."""
+
+    version: str
+    node: str | None
+    """This Node's name, if known."""
+    hostname: str
+    """The Node's name, else the host's."""
+    started_at: float
+    now: float
+    monotonic: float
+    """`time.monotonic` of `now`: the clock of readings."""
+    snapshot: Snapshot
+    holdings: tuple[Holding, ...] = ()
+    """Who holds which cores of present cards, as the ledger has it."""
+    assignments: tuple[Assignment, ...] = ()
+    """As the kubelet reports them: of any resource of the node."""
+    assignments_error: str | None = None
+    """Why the kubelet does not report them; None if it does."""
+    resources: tuple[ResourceState, ...] = ()
+    wanted: tuple[Resource, ...] = ()
+    """The resources that the config in force asks for."""
+    disabled: frozenset[str] = frozenset()
+    """Names of the cards that the config keeps out of service here, as `advertise` takes them."""
+    config: ConfigState
+    stale_after: float
+    """Seconds after which a reading is stale: see `stale_after`."""
+    max_temperature: float | None = None
+    """°C above which a card is fenced; None: heat is no reason."""
+    labels: LabelState | None = None
+    """None: labels are switched off."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """How often each part failed and was started again."""
+    lag: Histogram
+    """Seconds that the event loop was late."""
+    labels_applied: Mapping[str, int] = field(default_factory=dict)
+    """What was done to the Node's labels, by result."""
+    events: Mapping[str, int] = field(default_factory=dict)
+    """Events on the Node, by result."""
+    reading_failures: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    """Failed probes and readings, by family, card (``npu0``) and reason. Reasons are few."""
+    page_failures: Mapping[str, int] = field(default_factory=dict)
+    """Families left out of the metrics page, by name."""
+
+    @cached_property
+    def holders(self) -> Mapping[str | None, tuple[Holder, ...]]:
+        """Who holds what of each card, by card ID, sorted by cores.
+
+        Under None are the holders of our resources whose card is gone.
+        """
+        whole = {card.id: card.card.all_cores for card in self.snapshot.cards}
+        found: dict[str | None, list[Holder]] = {}
+        for one in sorted(self.holdings, key=lambda one: one.cores):
+            cores = None if one.cores == whole.get(one.card_id) else one.cores
+            found.setdefault(one.card_id, []).append(Holder(one.assignment, cores))
+        ours = {one.session.resource for one in self.resources}
+        present = {one.assignment for one in self.holdings}
+        for assignment in self.assignments:
+            if assignment.resource in ours and assignment not in present:
+                found.setdefault(None, []).append(Holder(assignment, None))
+        return {card: tuple(holders) for card, holders in found.items()}
+
+    def holders_of(self, card: CardState) -> tuple[Holder, ...]:
+        """Who holds cores of the card."""
+        return self.holders.get(card.id, ())
+
+    def is_disabled(self, card: CardState) -> bool:
+        """Whether the config keeps the card out of service."""
+        return not names(card).isdisjoint(name.lower() for name in self.disabled)
+
+    def is_stale(self, card: CardState) -> bool:
+        """Whether the card's last reading is too old to be taken for the present."""
+        at = self.read_at(card)
+        return at is not None and self.now - at > self.stale_after
+
+    def read_at(self, card: CardState) -> float | None:
+        """When the card's last reading was taken; None: there is none."""
+        if card.reading is None:
+            return None
+        return self.now - max(0.0, self.monotonic - card.reading.at)
+
+    def withheld(self, resource: ResourceState) -> tuple[Device, ...]:
+        """The devices that are unhealthy although their card is not."""
+        fenced = {card.id for card in self.snapshot.cards if is_fenced(card)}
+        return tuple(
+            device
+            for device in resource.devices
+            if not device.healthy and device.card_id not in fenced
+        )
+
+
+def is_fenced(card: CardState) -> bool:
+    """Whether the card is out of service for its health."""
+    return card.health.state is State.UNHEALTHY
+
+
+def stale_after(interval: float) -> float:
+    """Seconds after which a reading is stale, with `interval` seconds between two readings."""
+    return max(10.0, 3 * interval)

@@ -1,0 +1,69 @@
+"""What is wrong, as a value: code decides on its kind, people read its sentences."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class TroubleKind(enum.Enum):
+    """What sort of trouble it is, as far as some code decides on it."""
+
+    # What part of the agent is concerned.
+    STARTING = "starting"
+    """Not done yet, and about to be: hardware is being read, the kubelet was not asked yet."""
+    CARD = "card"
+    """A card, or what looks like one."""
+    CONFIG = "config"
+    """The config file is refused."""
+    REGISTRATION = "registration"
+    """A resource is not served: no socket, no registration, or another agent's turn."""
+    ASSIGNMENTS = "assignments"
+    """The kubelet does not say which container holds which device."""
+    LABELS = "labels"
+    """The Node's labels could not be applied."""
+
+    # What the operating system, or somebody at the other end of a connection, answered.
+    DENIED = "denied"
+    """Not for this user; another one may."""
+    MISSING = "missing"
+    """There is no such file, directory, host or process."""
+    REFUSED = "refused"
+    """Nobody takes connections there."""
+    TIMEOUT = "timeout"
+    """No answer before the deadline."""
+    OTHER = "other"
+    """Nothing that code tells apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """One thing that is wrong.
+
+    ``str(trouble)`` is one line: what is wrong, its cause and the remedy.
+    """
+
+    what: str
+    """What is wrong, for people: ``/dev/npu0 cannot be opened``."""
+    remedy: str = ""
+    """What to do about it; empty where there is nothing to do."""
+    kind: TroubleKind = TroubleKind.OTHER
+    cause: str = ""
+    """The words of whoever reported it (the kernel, the kubelet, a server); may be empty."""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.what, self.cause, self.remedy)))
+
+
+def kind_of(error: BaseException) -> TroubleKind:
+    """The kind of an error of the operating system or of a connection."""
+    match error:
+        case PermissionError():  # EACCES and EPERM
+            return TroubleKind.DENIED
+        case FileNotFoundError() | NotADirectoryError() | ProcessLookupError():
+            return TroubleKind.MISSING
+        case ConnectionRefusedError():
+            return TroubleKind.REFUSED
+        case TimeoutError():
+            return TroubleKind.TIMEOUT
+    return TroubleKind.OTHER

@@ -1,0 +1,173 @@
+"""What a vendor calls things: its label sets, its metrics, and the words that config files use.
+
+Pure data. `npu_agent.outputs.labels.compute` and `npu_agent.outputs.prometheus.cards` turn it into
+labels and series; `npu_agent.config` takes defaults and choices from it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from npu_agent.core.hardware import SensorKind
+
+T = TypeVar("T")
+
+
+class Fact(enum.Enum):
+    """What a label is about."""
+
+    COUNT = "cards installed, healthy or not"
+    FAMILY = "the families of the cards"
+    PRODUCT = "the products of the cards"
+    DRIVER = "the versions of the driver"
+    FIRMWARE = "the versions of the firmware"
+    MACHINE_VENDOR = "who made the machine"
+    MACHINE_NAME = "what its maker calls the machine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """One label of a set."""
+
+    key: str
+    """Without the prefix of its set."""
+    fact: Fact
+    part: str = "version"
+    """Of a version: ``version``, ``major``, ``minor``, ``patch``, ``prerelease`` or ``commit``."""
+    named: Callable[[str], str] = str
+    """What the set calls a family or product."""
+    sample: Callable[[str], str] | None = None
+    """What it calls an FPGA sample of a family; None: samples are left out."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelSet:
+    """One generation of label names."""
+
+    about: str
+    """For people: where it comes from."""
+    families: Collection[str]
+    """Whose cards it describes: the vendor's."""
+    prefix: str
+    labels: tuple[Label, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key that it can have, sorted."""
+        return tuple(sorted(self.prefix + label.key for label in self.labels))
+
+
+class Quantity(enum.Enum):
+    """What a metric measures."""
+
+    ALIVE = "1 or 0, as the driver says"
+    UPTIME = "seconds since the firmware started"
+    ERRORS = "error counters, by kind"
+    SENSORS = "the sensors of one kind, by label"
+    UTILIZATION = "per cent of a core's cycles spent on tasks"
+    FREQUENCY = "a core's clock in MHz"
+    DRAM_TOTAL = "bytes that the user of a core may take"
+    DRAM_USED = "bytes that the user of a core has taken"
+    CYCLES = "cycles that a core has counted"
+    TASK_CYCLES = "those of them spent on tasks"
+    INFO = "what the card is, as labels"
+    HEALTH = "the state of health, as a label"
+    ASSIGNED = "the container that holds cores, as labels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricName:
+    """One family of metrics, all of which are gauges."""
+
+    name: str
+    help: str
+    """One sentence for people, which names the unit."""
+    quantity: Quantity
+    sensors: SensorKind | None = None
+    """Which sensors, where those are the quantity."""
+    per_unit: int = 1
+    """By what their values, in the unit of `SensorKind`, are divided."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MetricSchema:
+    """One generation of metric names and units."""
+
+    about: str
+    """For people: its units."""
+    families: Collection[str]
+    """Whose cards it describes: the vendor's."""
+    metrics: tuple[MetricName, ...]
+    """In the order of the page."""
+    renamed: Mapping[str, str]
+    """What it calls a sensor, where that is not the driver's label."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Vocabulary:
+    """A vendor's words, or (`merged`) those of several. Values by name, as config files have it."""
+
+    families: Mapping[str, tuple[int, ...]]
+    """For each family of cards, how many cores a device can have; the most is the whole card."""
+    resource_name: str
+    """Default of the config key resourceName."""
+    socket_name: str
+    """Default of socketName."""
+    label_sets: Mapping[str, LabelSet]
+    label_set: str
+    """The one that is the default of labels.sets."""
+    metric_schemas: Mapping[str, MetricSchema]
+    metric_schema: str
+    """The one that is the default of metrics.schema."""
+
+    @property
+    def core_counts(self) -> dict[str, int]:
+        """For each family, how many cores a card has."""
+        return {family: max(widths) for family, widths in self.families.items()}
+
+
+def merged(vocabularies: Sequence[Vocabulary]) -> Vocabulary:
+    """All families, sets and schemas there are, with the defaults of the first vendor.
+
+    Where two vendors have a set or schema of one name, the first one's text describes it.
+    """
+    first = vocabularies[0]
+    return Vocabulary(
+        families=_union(each.families for each in vocabularies),
+        resource_name=first.resource_name,
+        socket_name=first.socket_name,
+        label_sets=_union(each.label_sets for each in vocabularies),
+        label_set=first.label_set,
+        metric_schemas=_union(each.metric_schemas for each in vocabularies),
+        metric_schema=first.metric_schema,
+    )
+
+
+def _union(several: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for one in several:
+        found |= {name: value for name, value in one.items() if name not in found}
+    return found
+
+
+def label_sets(vocabularies: Iterable[Vocabulary], names: Collection[str]) -> tuple[LabelSet, ...]:
+    """Each vendor's label sets of these names; its default one where it has none of them."""
+    return tuple(
+        one for each in vocabularies for one in _chosen(each.label_sets, names, each.label_set)
+    )
+
+
+def metric_schemas(vocabularies: Iterable[Vocabulary], name: str) -> tuple[MetricSchema, ...]:
+    """Each vendor's metric schema of this name; its default one where it has none."""
+    return tuple(
+        one
+        for each in vocabularies
+        for one in _chosen(each.metric_schemas, (name,), each.metric_schema)
+    )
+
+
+def _chosen(known: Mapping[str, T], names: Collection[str], default: str) -> list[T]:
+    return [known[name] for name in known if name in names] or [known[default]]

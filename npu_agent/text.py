@@ -1,0 +1,61 @@
+"""Words for people: foreign text made fit to show, guesses at what was meant, natural order."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_DIGITS = re.compile("([0-9]+)")
+
+
+def natural(text: str) -> tuple[list[str | int], str]:
+    """A key that sorts numbers within texts as numbers: temp2 before temp10, 1.9 before 1.10."""
+    parts = _DIGITS.split(text)
+    return [int(part) if at % 2 else part for at, part in enumerate(parts)], text
+
+
+def closest(word: str, words: Iterable[str]) -> str | None:
+    """The one of `words` that was likely meant, in whatever case; None if none is close."""
+    known = {each.lower(): each for each in words}
+    close = get_close_matches(word.lower(), known, n=1)
+    return known[close[0]] if close else None
+
+
+def reason(error: BaseException) -> str:
+    """What failed, for people: the file and the words of an OSError, without Python's number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def one_line(words: object, most: int = 300) -> str:
+    """Somebody else's words as one line that a terminal can show, of `most` characters."""
+    text = str(words) or (type(words).__name__ if isinstance(words, Exception) else "")
+    line = " ".join(text[: 4 * most].split())
+    line = "".join(char if char.isprintable() else "?" for char in line)
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def shown(text: str, most: int = 60) -> str:
+    """What somebody wrote, within a sentence: in quotes where it would not stand out as a word."""
+    if len(text) > most:
+        text = text[:most] + "…"
+    return text if text and text.isprintable() and text == text.strip() else quoted_json(text)
+
+
+def quoted(text: str, most: int = 80) -> str:
+    """A text from outside, always in quotes."""
+    return repr(text) if len(text) <= most else f"{text[:most]!r}..."
+
+
+def quoted_json(text: str) -> str:
+    """A text as JSON and YAML write it; what is not printable is escaped."""
+    printed = json.dumps(text, ensure_ascii=False)
+    return "".join(char if char.isprintable() else _escaped(char) for char in printed)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

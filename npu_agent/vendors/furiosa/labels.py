@@ -1,0 +1,68 @@
+"""The vendor's three generations of labels, with the vendor's meanings: see docs/labels.md.
+
+Each generation is the one of a software release; nodes may carry several.
+"""
+
+from __future__ import annotations
+
+from npu_agent.core.vocabulary import Fact, Label, LabelSet
+from npu_agent.vendors.furiosa.families import FAMILIES
+
+
+def _old_name(family: str) -> str:
+    """What the first two generations call a family."""
+    return "renegade" if family == "rngd" else family
+
+
+def _version(what: str, fact: Fact, **parts: str) -> tuple[Label, ...]:
+    """Labels for the parts of a version: the whole, its three numbers, and `parts` by their key."""
+    parts = {part: part for part in ("major", "minor", "patch")} | parts
+    return (
+        Label(key=f"{what}.version", fact=fact),
+        *(Label(key=f"{what}.version.{key}", fact=fact, part=part) for key, part in parts.items()),
+    )
+
+
+SETS: dict[str, LabelSet] = {
+    "alpha": LabelSet(
+        about="SDK 0.5",
+        families=FAMILIES.keys(),
+        prefix="alpha.furiosa.ai/",
+        labels=(
+            Label(key="npu.family", fact=Fact.FAMILY, named=_old_name, sample=_old_name),
+            Label(
+                key="npu.hwtype",
+                fact=Fact.FAMILY,
+                named=lambda _: "haps",
+                sample=lambda _: "u250",
+            ),
+        ),
+    ),
+    "beta": LabelSet(
+        about="0.8",
+        families=FAMILIES.keys(),
+        prefix="beta.furiosa.ai/",
+        labels=(
+            Label(key="npu.count", fact=Fact.COUNT),
+            Label(key="npu.product", fact=Fact.PRODUCT),
+            Label(key="npu.family", fact=Fact.FAMILY, named=_old_name),
+            Label(key="machine.vendor", fact=Fact.MACHINE_VENDOR),
+            Label(key="machine.name", fact=Fact.MACHINE_NAME),
+            *_version("driver", Fact.DRIVER),
+            Label(key="driver.reference", fact=Fact.DRIVER, part="commit"),
+        ),
+    ),
+    "current": LabelSet(
+        about="2025 on",
+        families=FAMILIES.keys(),
+        prefix="furiosa.ai/",
+        labels=(
+            Label(key="npu.count", fact=Fact.COUNT),
+            Label(key="npu.family", fact=Fact.FAMILY),
+            Label(key="npu.product", fact=Fact.PRODUCT),
+            *_version("driver", Fact.DRIVER, metadata="commit", prerelease="prerelease"),
+            *_version("firmware", Fact.FIRMWARE, metadata="commit", prerelease="prerelease"),
+        ),
+    ),
+}
+"""By the name that the config key labels.sets has for them."""

@@ -1,0 +1,18 @@
+"""What config files, labels and metrics call things of this vendor, and the product's defaults."""
+
+from __future__ import annotations
+
+from npu_agent.core.vocabulary import Vocabulary
+from npu_agent.vendors.furiosa import labels, metrics
+from npu_agent.vendors.furiosa.families import FAMILIES
+
+VOCABULARY = Vocabulary(
+    families={family.name: family.widths for family in FAMILIES.values()},
+    resource_name="beta.furiosa.ai/npu",
+    socket_name="furiosa-npu",
+    label_sets=labels.SETS,
+    label_set="beta",
+    metric_schemas=metrics.SCHEMAS,
+    metric_schema="0.8",
+)
+"""All of it."""

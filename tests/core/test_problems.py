@@ -1,0 +1,170 @@
+"""Readiness, problems and notes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from npu_agent.core.hardware import CoreRange, Oddity, State
+from npu_agent.core.problems import notes, problems, unready
+from npu_agent.core.state import LabelState, SessionPhase
+from npu_agent.core.trouble import TroubleKind
+from npu_agent.kubelet.podresources import Holdings
+from tests.outputs.deviceplugin.helpers import state
+from tests.outputs.web.helpers import RESOURCE, Scene, fenced, held, read
+
+
+def scene(phase: SessionPhase, reason: str = "", registrations: int = 0, **more: Any) -> Scene:
+    more.setdefault("cards", (state(),))
+    return Scene(phase=phase, reason=reason, registrations=registrations, **more)
+
+
+def test_ready_when_the_kubelet_holds_the_resource() -> None:
+    assert scene(SessionPhase.REGISTERED).unready() == ()
+
+
+def test_an_instance_that_stands_by_is_ready() -> None:
+    """A rolling update with maxSurge ends the old one only when the new one is ready."""
+    assert scene(SessionPhase.STANDBY, "served by another").unready() == ()
+
+
+@pytest.mark.parametrize("phase", [SessionPhase.NO_CARDS, SessionPhase.REGISTERING])
+def test_a_node_without_cards_is_ready(phase: SessionPhase) -> None:
+    assert scene(phase, cards=()).unready() == ()
+
+
+def test_a_node_whose_cards_are_all_disabled_is_ready() -> None:
+    assert scene(SessionPhase.NO_CARDS, disabled=frozenset({"npu0"})).unready() == ()
+
+
+@pytest.mark.parametrize("phase", [SessionPhase.NO_CARDS, SessionPhase.REGISTERING])
+def test_not_ready_before_the_cards_were_read(phase: SessionPhase) -> None:
+    found = scene(phase, cards=(), complete=False).unready()
+    assert found == (f"{RESOURCE}: registering: still searching for cards",)
+
+
+def test_not_ready_before_the_session_knows_of_the_cards() -> None:
+    """A session is told of them a moment later: that must not be taken for a node without any."""
+    assert scene(SessionPhase.NO_CARDS).unready() == (f"{RESOURCE}: registering",)
+
+
+def test_not_ready_until_it_is_registered() -> None:
+    found = scene(SessionPhase.REGISTERING, "kubelet.sock is missing").unready()
+    assert found == (f"{RESOURCE}: registering: kubelet.sock is missing",)
+
+
+def test_not_ready_while_it_registers_again() -> None:
+    found = scene(SessionPhase.REGISTERING, "its stream ended", 3).unready()
+    assert found == (f"{RESOURCE}: registering again: its stream ended",)
+
+
+@pytest.mark.parametrize("phase", [SessionPhase.BLOCKED, SessionPhase.ENDED])
+def test_not_ready_when_it_cannot_serve(phase: SessionPhase) -> None:
+    found = scene(phase, "mount it").unready()
+    assert found == (f"{RESOURCE}: {phase.value}: mount it",)
+
+
+def test_a_sick_card_is_no_reason() -> None:
+    """Its device is told as unhealthy, which is the agent's job done."""
+    assert scene(SessionPhase.REGISTERED, cards=(state(health=State.UNHEALTHY),)).unready() == ()
+
+
+def test_not_ready_with_a_refused_config_and_ready_with_keys_that_wait() -> None:
+    good = scene(SessionPhase.REGISTERED)
+    waiting = replace(good.config, waiting=("resourceName",))
+    assert replace(good, config=waiting).unready() == ()
+    refused = replace(good.config, error="config.yaml:3:1: unknown key")
+    assert replace(good, config=refused).unready() == ("config: config.yaml:3:1: unknown key",)
+
+
+def test_reasons_have_a_kind_for_code_to_decide_on() -> None:
+    def kinds(found: Scene) -> list[TroubleKind]:
+        return [trouble.kind for trouble in unready(found.state())]
+
+    assert kinds(scene(SessionPhase.BLOCKED, "mount it")) == [TroubleKind.REGISTRATION]
+    assert kinds(scene(SessionPhase.NO_CARDS, complete=False)) == [TroubleKind.STARTING]
+    refused = scene(SessionPhase.REGISTERED)
+    refused.config = replace(refused.config, error="bad")
+    assert kinds(refused) == [TroubleKind.CONFIG]
+
+
+def texts(scene: Scene) -> list[str]:
+    return [note.text for note in problems(scene.state())]
+
+
+def noted(scene: Scene) -> list[str]:
+    return [note.text for note in notes(scene.state())]
+
+
+def test_all_is_well() -> None:
+    scene = Scene(cards=(read(state()),))
+    assert texts(scene) == noted(scene) == []
+
+
+def test_an_unhealthy_card_is_a_problem_and_its_holders_are_named() -> None:
+    card = fenced(state(), "alive says 0", 60)
+    scene = Scene(cards=(card,), holdings=Holdings(assignments=(held(card, "yolo"),)))
+    assert texts(scene) == ["npu0 is unhealthy: alive says 0; in use by default/yolo"]
+
+
+def test_a_holder_of_two_parts_is_named_once() -> None:
+    card = fenced(state(), "alive says 0", 60)
+    parts = tuple(held(card, "yolo", CoreRange(core, core)) for core in (0, 1))
+    scene = Scene(cards=(card,), holdings=Holdings(assignments=parts))
+    assert texts(scene) == ["npu0 is unhealthy: alive says 0; in use by default/yolo"]
+
+
+def test_a_card_that_vanished_under_a_pod_is_a_problem() -> None:
+    scene = Scene(holdings=Holdings(assignments=(held(state(), "yolo"),)))
+    assert texts(scene) == ["default/yolo holds WARBOY-0, whose card is gone"]
+
+
+def test_stale_readings_are_a_problem() -> None:
+    """A panel that shows old values as if they were new is worse than none."""
+    scene = Scene(cards=(read(state(), age=9), read(state(index=1), age=16)))
+    assert texts(scene) == ["npu1: readings are stale, no new ones arrive"]
+    scene.stale_after = 180.0
+    assert texts(scene) == []
+
+
+def test_stale_readings_of_an_unhealthy_card_are_no_second_problem() -> None:
+    scene = Scene(cards=(fenced(read(state(), age=16), "dead", 16),))
+    assert texts(scene) == ["npu0 is unhealthy: dead"]
+
+
+def test_each_trouble_of_the_agent_is_one_problem() -> None:
+    scene = Scene(
+        cards=(state(),), phase=SessionPhase.REGISTERING, reason="kubelet.sock is missing"
+    )
+    scene.config = replace(
+        scene.config, error="c.yaml:1:1: bad\nc.yaml:2:1: worse", waiting=("pluginDir",)
+    )
+    scene.holdings = Holdings(error="the socket is missing")
+    scene.labels = LabelState(output="api", labels={"a": "b"}, error="403: give the role patch")
+    scene.odd = (Oddity("/sys/x", "Permission denied", unread=True), Oddity("/sys/y", "FPGA"))
+    assert texts(scene) == [
+        "beta.furiosa.ai/npu: registering again: kubelet.sock is missing",
+        "the config file is refused, the last good one stays in force: c.yaml:1:1: bad",
+        "the assignments of devices to Pods are unknown: the socket is missing",
+        "the Node's labels are not applied: 403: give the role patch",
+        "/sys/x cannot be read: Permission denied",
+    ]
+    assert noted(scene) == ["waits for a restart of the agent: pluginDir"]
+
+
+def test_what_is_out_of_the_ordinary_is_noted() -> None:
+    unknown = state(health=State.UNKNOWN, reason="the driver does not say")
+    unlisted = state(index=1, missing=("pe1", "pe0-1"))
+    scene = Scene(
+        cards=(unknown, unlisted, state(index=2)), phase=SessionPhase.STANDBY, reason="by 7"
+    )
+    scene.disabled = frozenset({"NPU2"})
+    scene.labels = LabelState(output="nfd", labels={"a": "b"})
+    assert texts(scene) == []
+    assert noted(scene) == [
+        "npu0: its health is unknown: the driver does not say",
+        "npu2 is not offered: disabled in the config",
+        "npu1 is withheld: no device node for core 1: /dev/npu1pe1 is missing",
+        "the Node's labels are not applied yet",
+        "beta.furiosa.ai/npu is on standby: by 7",
+    ]

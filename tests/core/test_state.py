@@ -1,0 +1,72 @@
+"""Who holds what, and what is stale, disabled or withheld, as the state of the agent has it."""
+
+import time
+
+import pytest
+
+from npu_agent.core.hardware import CoreRange
+from npu_agent.core.ledger import Assignment
+from npu_agent.core.state import stale_after
+from npu_agent.kubelet.podresources import Holdings
+from tests.outputs.deviceplugin.helpers import state
+from tests.outputs.web.helpers import RESOURCE, Scene, fenced, held, read
+
+
+def test_who_holds_which_cores_of_which_card() -> None:
+    card, other = state(), state(index=1)
+    pods = (held(card, "b", CoreRange(1, 1)), held(card, "a", CoreRange(0, 0)))
+    found = Scene(cards=(card, other), holdings=Holdings(assignments=pods)).state()
+    holders = [(one.pod, str(one.cores)) for one in found.holders_of(card)]
+    assert holders == [
+        ("default/a", "0"),
+        ("default/b", "1"),
+    ]
+    assert found.holders_of(other) == ()
+
+
+def test_devices_of_others_are_none_of_our_business() -> None:
+    other = Assignment("default", "gpu-pod", "main", "example.com/gpu", "GPU-1")
+    assert Scene(cards=(state(),), holdings=Holdings(assignments=(other,))).state().holders == {}
+
+
+def test_a_holder_of_a_card_that_is_gone() -> None:
+    (gone,) = Scene(holdings=Holdings(assignments=(held(state(), "yolo"),))).state().holders[None]
+    assert (gone.pod, gone.cores) == ("default/yolo", None)
+
+
+def test_the_ledger_decides_what_an_id_means() -> None:
+    """The ID of this whole card looks like that of core 0 of a card WBY."""
+    card = state(serial="WBY_cores_0", id_="WBY_cores_0")
+    whole = Assignment("default", "yolo", "main", RESOURCE, "WBY_cores_0")
+    part = Assignment("default", "more", "main", RESOURCE, "WBY_cores_0_cores_1")
+    found = Scene(cards=(card,), holdings=Holdings(assignments=(whole, part))).state()
+    assert {one.pod: one.cores for one in found.holders_of(card)} == {
+        "default/yolo": None,
+        "default/more": CoreRange(1, 1),
+    }
+    assert None not in found.holders
+
+
+def test_a_reading_is_stale_after_three_intervals_and_ten_seconds_at_least() -> None:
+    assert [stale_after(interval) for interval in (1.0, 5.0, 60.0)] == [10.0, 15.0, 180.0]
+    fresh, old, none = read(state(), age=9), read(state(index=1), age=16), state(index=2)
+    found = Scene(cards=(fresh, old, none)).state()
+    assert [found.is_stale(card) for card in (fresh, old, none)] == [False, True, False]
+    assert found.read_at(none) is None
+    read_at = found.read_at(old)
+    assert read_at is not None
+    assert 15 < time.time() - read_at < 60
+
+
+@pytest.mark.parametrize("name", ["npu0", "NPU0", "WARBOY-0"])
+def test_a_card_is_disabled_by_any_of_its_names(name: str) -> None:
+    one, other = state(), state(index=1)
+    found = Scene(cards=(one, other), disabled=frozenset({name})).state()
+    assert [found.is_disabled(card) for card in (one, other)] == [True, False]
+
+
+def test_withheld_are_devices_of_cards_that_are_healthy_themselves() -> None:
+    unlisted = state(index=1, missing=("pe1", "pe0-1"))
+    found = Scene(cards=(fenced(state(), "dead", 1), unlisted, state(index=2))).state()
+    (resource,) = found.resources
+    assert [device.name for device in found.withheld(resource)] == ["npu1"]

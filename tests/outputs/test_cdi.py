@@ -1,0 +1,58 @@
+"""CDI specs: one file for each vendor's kind, and nothing in it that a runtime would refuse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from npu_agent.core.hardware import CardState, Health, Snapshot, State
+from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.outputs.cdi import specs
+from npu_agent.vendors.furiosa.families import FAMILIES
+
+
+def devices(id_: str = "A", index: int = 0, kind: str | None = None) -> tuple[Device, ...]:
+    """The two cores of a card, maybe of another vendor's kind."""
+    family = FAMILIES["warboy"]
+    card = family.card(index, product="warboy", nodes=frozenset(family.nodes(index)))
+    if kind:
+        card = replace(card, access=replace(card.access, cdi_kind=kind))
+    state = CardState(id=id_, card=card, health=Health(state=State.HEALTHY, reason="", since=0.0))
+    return advertise(Snapshot((state,), complete=True), Resource(name="r", widths=(("warboy", 1),)))
+
+
+def parsed(found: dict[str, bytes]) -> dict[str, Any]:
+    return {name: json.loads(text) for name, text in found.items()}
+
+
+def test_a_spec_has_the_nodes_of_each_device() -> None:
+    found = parsed(specs(devices()))
+    assert list(found) == ["furiosa.ai-npu.json"]
+    spec = found["furiosa.ai-npu.json"]
+    assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "furiosa.ai/npu")
+    assert [device["name"] for device in spec["devices"]] == ["A_cores_0", "A_cores_1"]
+    nodes = spec["devices"][0]["containerEdits"]["deviceNodes"]
+    assert {"path": "/dev/npu0pe0", "hostPath": "/dev/npu0pe0", "permissions": "rw"} in nodes
+    assert not any(node["path"] == "/dev/npu0pe1" for node in nodes)
+
+
+def test_each_vendors_kind_has_a_file_of_its_own() -> None:
+    found = parsed(specs((*devices("A"), *devices("B", 1, "acme.example/anvil"))))
+    assert {name: spec["kind"] for name, spec in found.items()} == {
+        "furiosa.ai-npu.json": "furiosa.ai/npu",
+        "acme.example-anvil.json": "acme.example/anvil",
+    }
+    assert [d["name"] for d in found["acme.example-anvil.json"]["devices"]] == [
+        "B_cores_0",
+        "B_cores_1",
+    ]
+
+
+def test_only_the_device_that_a_runtime_would_refuse_is_left_out() -> None:
+    good, other = devices()
+    for bad in (replace(other, nodes=()), replace(other, id="a b"), replace(other, id="_x")):
+        (spec,) = parsed(specs((good, bad))).values()
+        assert [device["name"] for device in spec["devices"]] == [good.id]
+    assert specs([replace(good, nodes=())]) == {}
+    assert specs([]) == {}

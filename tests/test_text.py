@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from npu_agent.text import closest, natural, one_line, quoted, reason, shown
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("10s", "10s"),
+        ("a b", "a b"),
+        ("", '""'),
+        (" a", '" a"'),
+        ("a\nb", '"a\\nb"'),
+        ("\x1b[31m", '"\\u001b[31m"'),
+        ("x" * 60, "x" * 60),
+        ("x" * 61, "x" * 60 + "…"),
+    ],
+)
+def test_shown(text: str, short: str) -> None:
+    assert shown(text) == short
+
+
+def test_quoted_is_always_in_quotes() -> None:
+    assert quoted("npu0") == "'npu0'"
+    assert quoted("\x1b[31m") == "'\\x1b[31m'"
+    assert quoted("x" * 81) == f"'{'x' * 80}'..."
+
+
+def test_one_line_of_foreign_words() -> None:
+    assert one_line("a\n  b\x1b[31m") == "a b?[31m"
+    assert one_line("x" * 301) == "x" * 299 + "…"
+    assert one_line(TimeoutError()) == "TimeoutError"
+
+
+def test_natural_order() -> None:
+    words = ["temp10", "temp2", "1.10.0", "1.9.2", "temp"]
+    assert sorted(words, key=natural) == ["1.9.2", "1.10.0", "temp", "temp2", "temp10"]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("RNGDD", "rngd"), ("warboi", "Warboy"), ("x", None), ("", None)]
+)
+def test_what_was_likely_meant(word: str, meant: str | None) -> None:
+    assert closest(word, ("rngd", "Warboy")) == meant
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EIO, "Input/output error", "/sys/x"), "/sys/x: Input/output error"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (OSError("odd"), "odd"),
+        (ValueError("odd"), "odd"),
+    ],
+)
+def test_the_reason_of_an_error(error: Exception, words: str) -> None:
+    assert reason(error) == words

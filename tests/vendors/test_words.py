@@ -1,0 +1,46 @@
+"""The words of a vendor stay in its folders: code, docstrings and comments of all others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import npu_agent
+
+PACKAGE = Path(npu_agent.__file__).parent
+
+WORDS = re.compile(
+    r"furiosa|warboy|rngd|renegade|1ed2|vitis|atr_error|npu_mgmt|npu_devname"
+    r"|device_sn|device_uuid|soc_rev|platform_type|device_type|perf_regs|ne_clk|npu_clocks",
+    re.IGNORECASE,
+)
+"""Names of the vendor, of its families, and of what its drivers, nodes and environment have."""
+
+OWN = ("vendors/furiosa/", "simulator/furiosa/")
+
+ALLOWED = {
+    "__init__.py": 1,  # what the product is
+    "cli.py": 1,  # and says that it is
+    "vendors/__init__.py": 2,  # the table of vendors
+    "commands/demo.py": 8,
+    "commands/doctor.py": 9,
+    "commands/verify.py": 5,
+}
+"""Lines in other files."""
+
+
+def test_a_vendors_words_are_in_its_folders_alone() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        lines = [line for line in path.read_text().splitlines() if WORDS.search(line)]
+        if lines and not name.startswith(OWN):
+            found[name] = lines
+    assert {n: lines for n, lines in found.items() if len(lines) > ALLOWED.get(n, 0)} == {}
+
+
+def test_what_is_searched_for_is_there() -> None:
+    own = [path for folder in OWN for path in (PACKAGE / folder).glob("*.py")]
+    text = "".join(path.read_text() for path in own).lower()
+    for word in WORDS.pattern.split("|"):
+        assert word in text, word
