@@ -59,9 +59,9 @@ async def costs(
 ) -> AsyncIterator[Figure]:
     """How long an answer takes, and how much CPU time."""
     await asyncio.to_thread(scrape, port, path, headers, scrapers, 20)
-    cpu = process.cpu()
+    cpu = process.spent().cpu
     taken = await asyncio.to_thread(scrape, port, path, headers, scrapers, TIMES // scrapers)
-    cpu = 1000 * (process.cpu() - cpu) / len(taken)
+    cpu = 1000 * (process.spent().cpu - cpu) / len(taken)
     peers = "3.2-7.2 ms p50" if path == "/metrics" else ""
     what = f"{path}, {way}" + (f", {scrapers} at once" if scrapers > 1 else "")
     yield Figure(f"{what}: p50 / p99", quantiles(taken), "", peers)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,23 @@ from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 
 RESOURCE = "beta.furiosa.ai/npu"
 DEADLINE = 60.0
-TICKS = os.sysconf("SC_CLK_TCK")
 NPU_AGENT = (sys.executable, "-m", "npu_agent")
 IN_POD = (sys.executable, "-m", "bench.pod")
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a process has used since its start, as the kernel's scheduler counts it."""
+
+    cpu: float
+    """Seconds on a CPU, of all threads that are there now."""
+    loop: int
+    """How often its first thread, on which the event loop runs, went to sleep: as often it woke."""
+    threads: int
+    """The same of all its threads."""
+
+    def __sub__(self, before: Spent) -> Spent:
+        return Spent(self.cpu - before.cpu, self.loop - before.loop, self.threads - before.threads)
 
 
 @dataclass(frozen=True)
@@ -44,10 +58,17 @@ class Process:
         """How many it has open."""
         return sum(1 for _ in Path(f"/proc/{self.popen.pid}/fd").iterdir())
 
-    def cpu(self) -> float:
-        """Seconds of CPU time so far."""
-        fields = Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+    def spent(self) -> Spent:
+        """What it has used so far, by figures that are finer than the ticks of /proc/PID/stat."""
+        cpu = loop = threads = 0
+        for thread in Path(f"/proc/{self.popen.pid}/task").iterdir():
+            with suppress(OSError):  # one that has ended meanwhile
+                cpu += int((thread / "schedstat").read_text().split()[0])
+                slept = _value((thread / "status").read_text(), "voluntary_ctxt_switches:")
+                threads += slept
+                if int(thread.name) == self.popen.pid:
+                    loop = slept
+        return Spent(cpu / 1e9, loop, threads)
 
     def stop(self) -> float:
         """Seconds from SIGTERM to the exit."""
@@ -57,8 +78,11 @@ class Process:
         return time.perf_counter() - began
 
     def _status(self, key: str) -> int:
-        lines = Path(f"/proc/{self.popen.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(key))
+        return _value(Path(f"/proc/{self.popen.pid}/status").read_text(), key)
+
+
+def _value(text: str, key: str) -> int:
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(key))
 
 
 @dataclass(frozen=True)

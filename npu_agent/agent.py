@@ -17,7 +17,7 @@ from npu_agent.config.resources import resources_of
 from npu_agent.core import health
 from npu_agent.core.state import AgentState, ResourceState, stale_after
 from npu_agent.core.vocabulary import label_sets, metric_schemas
-from npu_agent.inventory import inventory
+from npu_agent.inventory import watch
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, serviceaccount
 from npu_agent.kubelet.ownership import Ownership
@@ -73,7 +73,7 @@ class Agent:
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
         self.inventory = Inventory(
-            [vendor(host_root) for vendor in VENDORS], self._inventory_settings, self.restarts
+            [vendor(host_root) for vendor in VENDORS], configs.map(_watching), self.restarts
         )
         self.pod_resources = PodResources(
             socket_beside(directory), configs.map(lambda config: config.metrics.interval)
@@ -86,7 +86,7 @@ class Agent:
             )
         )
         self.publisher = Publisher(
-            snapshots=self.inventory.snapshots,
+            snapshots=self.inventory.hardware,
             wanted=self._wanted,
             pod_resources=self.pod_resources,
             directory=directory,
@@ -97,7 +97,7 @@ class Agent:
             config.labels.output, api=self._api, node_name=node_name, host_root=host_root
         )
         self.labeller = output and Labeller(
-            snapshots=self.inventory.snapshots,
+            snapshots=self.inventory.hardware,
             sets=configs.map(lambda config: label_sets(VOCABULARIES, config.labels.sets)),
             resync=configs.map(lambda config: config.labels.resync),
             output=output,
@@ -107,7 +107,7 @@ class Agent:
         self.events = Events(
             api=self._api,
             node_name=node_name,
-            snapshots=self.inventory.snapshots,
+            snapshots=self.inventory.hardware,
             configs=self.poller.states,
             wanted=configs.map(lambda config: config.events),
         )
@@ -222,18 +222,18 @@ class Agent:
             page_failures=self._page.failures,
         )
 
-    def _inventory_settings(self) -> inventory.Settings:
-        config = self.poller.configs.value
-        return inventory.Settings(
-            interval=config.interval,
-            health_interval=config.health.interval,
-            telemetry_interval=config.metrics.interval,
-            policy=health.Policy(
-                failures=config.health.failures,
-                recoveries=config.health.recoveries,
-                max_temperature=config.health.max_temperature,
-            ),
-        )
+
+def _watching(config: Config) -> watch.Settings:
+    return watch.Settings(
+        interval=config.interval,
+        health_interval=config.health.interval,
+        telemetry_interval=config.metrics.interval,
+        policy=health.Policy(
+            failures=config.health.failures,
+            recoveries=config.health.recoveries,
+            max_temperature=config.health.max_temperature,
+        ),
+    )
 
 
 def _page_settings(resources: frozenset[str], config: Config) -> page.Settings:

@@ -37,7 +37,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("part", "where", "method"),
     [
-        ("inventory", "inventory", "_reconcile"),
+        ("inventory", "inventory", "_follow"),
         ("devices", "publisher", "_lists"),
         (f"plugin {NPU}", "session", "_until_lost"),
         ("config", "poller", "_read_and_judge"),

@@ -1,18 +1,21 @@
 """What the rest of the agent knows of hardware: frozen values, no I/O.
 
 Words: a card is one physical NPU (``npu0``); a core is one processing element (PE) of it; a reading
-is one look at a card's telemetry. A device, what the kubelet sees, is the plugin's word: see
+is a card's telemetry at one moment. A device, what the kubelet sees, is the plugin's word: see
 `npu_agent.core.offer`.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -115,6 +118,16 @@ class Card:
         """Tells the cards of one moment apart: numbers are only unique within a family."""
         return (self.family, self.index)
 
+    @property
+    def identities(self) -> frozenset[str]:
+        """What identifies the card wherever it is: ``uuid:...``, ``serial:...``, ``pci:...``."""
+        known = zip(_KINDS, (self.uuid, self.serial, self.pci_bus_id), strict=True)
+        return frozenset(f"{kind}:{text}" for kind, text in known if text)
+
+    def same_as(self, other: Card) -> bool:
+        """Whether both are one card, as far as they say: two that say nothing may well be."""
+        return _same(self.identities, other.identities) is not False
+
 
 class SensorKind(enum.Enum):
     """What a sensor measures; the value names the unit of `Sensor.value`."""
@@ -137,13 +150,13 @@ class Sensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreReading:
-    """One look at one core; None where the driver does not say."""
+    """One core at one moment; None where the driver does not say."""
 
     core: int
     """Counted from 0."""
     utilization: float | None = None
     """Per cent of its cycles spent on tasks since the reading before, 0 to 100; 0 when it was not
-    in use. None before there is a second look."""
+    in use. None before there is a second one."""
     frequency: int | None = None
     """MHz."""
     cycles: int | None = None
@@ -161,7 +174,7 @@ class CoreReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One look at a card's telemetry. What could not be read is left out, never guessed."""
+    """A card's telemetry at one moment. What could not be read is left out, never guessed."""
 
     at: float
     """When, in seconds of `time.monotonic`."""
@@ -239,23 +252,123 @@ class Snapshot:
     """Sorted by number, then family."""
     odd: tuple[Oddity, ...] = ()
     complete: bool = False
-    """False until every card found by the first look has been read or has missed its deadline."""
+    """False until every card found by the first scan has been read or has missed its deadline."""
+
+    def without_readings(self) -> Snapshot:
+        """The same but for what changes all the time."""
+        return replace(self, cards=tuple(replace(state, reading=None) for state in self.cards))
 
 
-def identify(cards: tuple[Card, ...]) -> tuple[str, ...]:
+def identify(
+    cards: tuple[Card, ...], known: Mapping[str, frozenset[str]] = MappingProxyType({})
+) -> tuple[str, ...]:
     """Gives each card its stable ID, in the order of `cards`.
 
-    An identity that two cards claim is nobody's: both fall back to the next one. Device IDs are
-    derived from it, so it holds only characters that the kubelet, CDI and file names all take
-    (a vendor's parsers see to that).
+    A card that is known keeps its ID. Any other is called by its UUID, else its serial number, else
+    its PCI address, else its family and number. A text that two cards claim is nobody's, and one by
+    which a known card is called is no newcomer's. Device IDs are made of it: it holds only
+    characters that the kubelet, CDI and file names all take (a vendor's parsers see to that), and
+    differs from all others by more than what could be cores: see `_stem`.
+
+    Args:
+        cards: those of one moment.
+        known: the IDs of cards so far, each with what identified its card: see `remember`.
     """
-    claims = [
-        (card.uuid, card.serial, card.pci_bus_id, "-".join(map(str, card.key))) for card in cards
-    ]
-    counts: dict[str, int] = {}
-    for claim in claims:
-        for text in set(filter(None, claim)):
-            counts[text] = counts.get(text, 0) + 1
-    return tuple(
-        next((text for text in claim if text and counts[text] == 1), claim[-1]) for claim in claims
+    claims = [tuple(filter(None, (card.uuid, card.serial, card.pci_bus_id))) for card in cards]
+    claimed = Counter(
+        stem
+        for card, claim in zip(cards, claims, strict=True)
+        for stem in {_stem(text) for text in (*claim, _name(card))}
     )
+    taken = {_stem(id_) for id_ in known}
+    ids = _kept(cards, known)
+    for at, (card, claim) in enumerate(zip(cards, claims, strict=True)):
+        if at not in ids:
+            own = (text for text in claim if claimed[_stem(text)] == 1)
+            names = (_name(card), *(f"{_name(card)}-{number}" for number in range(len(taken) + 1)))
+            ids[at] = next(text for text in (*own, *names) if _stem(text) not in taken)
+            taken.add(_stem(ids[at]))
+    return tuple(ids[at] for at in range(len(cards)))
+
+
+def remember(
+    known: Mapping[str, frozenset[str]], cards: tuple[Card, ...], ids: tuple[str, ...]
+) -> dict[str, frozenset[str]]:
+    """`known` for the next `identify`, after these cards were given these IDs.
+
+    What identified a card before and cannot be read now goes on to do so. Beside `identities` there
+    is what a card is called on the host, which tells cards apart that claim to be the same one. An
+    ID that is nothing but the number is not kept: there was nothing better at that moment.
+    """
+    found = dict(known)
+    for card, id_ in zip(cards, ids, strict=True):
+        if id_ in known or id_ in (card.uuid, card.serial, card.pci_bus_id):
+            now = _by_kind(card.identities) | {"name": _name(card)}
+            before = _by_kind(known.get(id_, frozenset()))
+            found[id_] = frozenset(f"{kind}:{text}" for kind, text in (before | now).items())
+    return found
+
+
+def _kept(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> dict[int, str]:
+    """The known IDs that cards keep, by the card's place: to each the one that fits it best.
+
+    An ID that fits two cards equally well goes to neither.
+    """
+    fits: dict[tuple[int, str], list[int]] = {}
+    for at, card in enumerate(cards):
+        for id_, before in known.items():
+            if fit := _fit(before, card):
+                fits.setdefault((fit, id_), []).append(at)
+    kept: dict[int, str] = {}
+    used: set[str] = set()
+    for (_, id_), places in sorted(fits.items(), reverse=True):
+        free = [at for at in places if at not in kept]
+        if free and _stem(id_) not in used:
+            used.add(_stem(id_))
+            if len(free) == 1:
+                kept[free[0]] = id_
+    return kept
+
+
+def _fit(before: frozenset[str], card: Card) -> int:
+    """How well a card fits what identified one before; 0 if it is another one.
+
+    Half an answer is no other card: what is said only once counts neither way. But a card is not
+    the same for its UUID alone, if it has another serial number and another place.
+    """
+    if not _same(before, card.identities):
+        return 0
+    old, new = _by_kind(before), _by_kind(card.identities)
+    differ = sum(old[kind] != new[kind] for kind in old.keys() & new.keys())
+    agree = len(before & card.identities)
+    return 2 * agree + (old.get("name") == _name(card)) if agree >= differ else 0
+
+
+def _same(one: frozenset[str], other: frozenset[str]) -> bool | None:
+    """Whether both identify one card: the best kind that both have decides; None without any."""
+    mine, its = _by_kind(one), _by_kind(other)
+    return next((mine[kind] == its[kind] for kind in _KINDS if kind in mine and kind in its), None)
+
+
+def _by_kind(identities: frozenset[str]) -> dict[str, str]:
+    parts = (identity.partition(":") for identity in identities)
+    return {kind: text for kind, _, text in parts}
+
+
+def _name(card: Card) -> str:
+    return f"{card.family}-{card.index}"
+
+
+def _stem(text: str) -> str:
+    """A card's ID without what could be the cores of a device: ``WBY`` of ``WBY_cores_0-1``.
+
+    A card called ``WBY_cores_0`` beside one called ``WBY`` would have its device taken for a core
+    of that one.
+    """
+    return _CORES.sub("", text)
+
+
+_KINDS = ("uuid", "serial", "pci")
+"""What identifies a card, the best first."""
+_CORES = re.compile(r"(?:_cores_[0-9]+(?:-[0-9]+)?)+$")
+"""As `npu_agent.core.offer.device_id` writes the cores of a device."""

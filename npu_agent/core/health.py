@@ -1,9 +1,9 @@
-"""The health of one card: a pure state machine, looks in, state out.
+"""The health of one card: a pure state machine, probes in, state out.
 
-It takes several bad looks in a row to fence a card and several good ones to bring it back, always
+It takes several bad probes in a row to fence a card and several good ones to bring it back, always
 on its own. What the driver does not say is unknown, and unknown never fences.
 
-A look at which the driver says nothing is as good as one at which it says 1: on a driver without
+A probe to which the driver says nothing is as good as one to which it says 1: on a driver without
 the file there is nothing better, and a card that was fenced for a missing node or a read that hung
 has to come back without help. With one exception: only a 1 takes back a 0. Where a 0 was the last
 word, silence neither brings back nor fences, and breaks no row; a card whose file vanished after
@@ -22,7 +22,7 @@ _COOL_DOWN = 5.0
 
 
 class Outcome(enum.Enum):
-    """What one look says."""
+    """The result of one probe."""
 
     GOOD = "good"
     """The driver says that the card works."""
@@ -38,7 +38,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One look at a card, judged. `reason` is for people, and part of what they see."""
+    """One probe of a card, judged. `reason` is for people, and part of what they see."""
 
     outcome: Outcome
     reason: str
@@ -46,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How many looks in a row it takes. Config keys health.failures and health.recoveries."""
+    """How many probes in a row it takes. Config keys health.failures and health.recoveries."""
 
     failures: int = 2
     recoveries: int = 3
@@ -56,11 +56,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """A card's health and the looks that speak against it."""
+    """A card's health and the probes that speak against it."""
 
     health: Health
     against: int = 0
-    """Looks in a row that contradict the present state."""
+    """Probes in a row that contradict the present state."""
     dead: bool = False
     """Whether the driver's last word was that the card does not work."""
     hot: bool = False
@@ -77,7 +77,7 @@ _STATE = {
 
 
 def begin(verdict: Verdict, now: float) -> Course:
-    """The course after the first look ever: believed, as there is nothing to weigh it against.
+    """The course after the first probe: believed, as there is nothing to weigh it against.
 
     So a card that is dead when the agent starts is never offered, not even for a moment.
     """
@@ -108,7 +108,7 @@ def with_heat(
 
 
 def step(course: Course, verdict: Verdict, policy: Policy, now: float) -> Course:
-    """The course after one more look at `now` (seconds of the wall clock)."""
+    """The course after one more probe at `now` (seconds of the wall clock)."""
     fenced = course.health.state is State.UNHEALTHY
     bad = _STATE[verdict.outcome] is State.UNHEALTHY
     dead = course.dead
@@ -126,5 +126,5 @@ def step(course: Course, verdict: Verdict, policy: Policy, now: float) -> Course
     course = replace(course, against=against, dead=dead, hot=hot)
     if fenced or bad or _STATE[verdict.outcome] is course.health.state:
         return course
-    # Of the two states that are not fenced, the latest look tells which.
+    # Of the two states that are not fenced, the latest probe decides.
     return replace(course, health=begin(verdict, now).health)

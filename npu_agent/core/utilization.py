@@ -1,8 +1,8 @@
 """How busy cores are: from what the driver counts to per cent. Pure.
 
-Two looks at a core's counters tell how many cycles passed between them, and in how many of those a
-task ran. Some count the latter in 32 bits, which is 4.3 s of full load at 1 GHz: so there are
-looks between the readings, and a reading has the sum of what was counted since the one before.
+Two reads of a core's counters tell how many cycles passed between them, and in how many of those a
+task ran. A Warboy counts the latter in 32 bits, which is 4.3 s of full load at 1 GHz: so counters
+are read between two readings too, and a reading has the sum of all since the one before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WRAP = 1 << 32
 
 LONGEST_PAUSE = 2.0
-"""Seconds that may pass between two looks at counters of 32 bits: at up to 2.1 GHz they cannot have
+"""Seconds that may pass between two reads of counters of 32 bits: at up to 2.1 GHz they cannot have
 come round to where they were."""
 
 _FREE_PAUSE = 6.0
@@ -27,13 +27,13 @@ A little more than the default between two readings, which then are enough."""
 
 
 def interval(before: CoreReading, after: CoreReading, *, wraps: bool) -> tuple[int, int] | None:
-    """``(cycles, task cycles)`` between two looks at one core, the latter not above the former.
+    """``(cycles, task cycles)`` between two reads of one core, the latter not above the former.
 
-    None where that cannot be known: one look has no counters, they are another entry's, the device
-    was reset between them, or it is too long ago.
+    None where that cannot be known: a sample has no counters, they are another entry's, the
+    device was reset between them, or it is too long ago.
 
     Args:
-        before: the earlier look.
+        before: the earlier sample.
         after: the later one.
         wraps: whether task cycles are counted in 32 bits.
     """
@@ -61,21 +61,21 @@ class Tally:
     """What is known of one core's work since the last reading."""
 
     last: CoreReading | None = None
-    """The latest look."""
+    """The latest sample."""
     cycles: int = 0
     task_cycles: int = 0
     free: bool = False
-    """Whether it was not in use at some look."""
+    """Whether it was not in use at some sample."""
 
-    def add(self, look: CoreReading, *, wraps: bool) -> Tally:
-        """With one look more, whose `utilization` is 0 where the core is not in use, else None."""
-        between = interval(self.last, look, wraps=wraps) if self.last else None
+    def add(self, sample: CoreReading, *, wraps: bool) -> Tally:
+        """With one more; its `utilization` is 0 where the core is not in use, else None."""
+        between = interval(self.last, sample, wraps=wraps) if self.last else None
         cycles, task_cycles = between or (0, 0)
         return Tally(
-            last=look,
+            last=sample,
             cycles=self.cycles + cycles,
             task_cycles=self.task_cycles + task_cycles,
-            free=self.free or look.utilization == 0,
+            free=self.free or sample.utilization == 0,
         )
 
     def renewed(self) -> Tally:
@@ -85,7 +85,7 @@ class Tally:
     def utilization(self) -> float | None:
         """Per cent, 0 to 100, of the cycles that were counted.
 
-        Without any: 0 if it was not in use at some look, as then nobody worked on it for long.
+        Without any: 0 if it was not in use at some sample, as then nobody worked on it for long.
         Else None: 0 of 0 is no ratio, and the clock of a core in use that stands still is no sign
         of an idle card that is well.
         """
@@ -106,27 +106,27 @@ class Meter:
         self._at = 0.0
 
     def due(self, now: float, pause: float) -> bool:
-        """Whether counters have to be looked at now, as `pause` seconds later may be too late."""
+        """Whether counters have to be read now, as `pause` seconds later may be too late."""
         longest = LONGEST_PAUSE if self.counts else _FREE_PAUSE
         return self._wraps and now + pause > self._at + longest
 
-    def add(self, looks: Collection[CoreReading], now: float) -> None:
-        """Counts a look between two readings."""
+    def add(self, samples: Collection[CoreReading], now: float) -> None:
+        """Counts a sample between two readings."""
         self._at = now
-        # A core of which nothing was told this time is begun anew.
+        # A core of which nothing is known this time begins again.
         self._tallies = {
-            look.core: self._tallies.get(look.core, Tally()).add(look, wraps=self._wraps)
-            for look in looks
+            sample.core: self._tallies.get(sample.core, Tally()).add(sample, wraps=self._wraps)
+            for sample in samples
         }
-        self.counts = self._wraps and any(look.source for look in looks)
+        self.counts = self._wraps and any(sample.source for sample in samples)
 
-    def told(self, looks: tuple[CoreReading, ...], now: float) -> tuple[CoreReading, ...]:
+    def measured(self, samples: tuple[CoreReading, ...], now: float) -> tuple[CoreReading, ...]:
         """The cores of a reading, with their utilization since the one before."""
-        self.add(looks, now)
+        self.add(samples, now)
         cores = []
-        for look in looks:
-            utilization = self._tallies[look.core].utilization()
-            same = utilization == look.utilization
-            cores.append(look if same else replace(look, utilization=utilization))
+        for sample in samples:
+            utilization = self._tallies[sample.core].utilization()
+            same = utilization == sample.utilization
+            cores.append(sample if same else replace(sample, utilization=utilization))
         self._tallies = {core: tally.renewed() for core, tally in self._tallies.items()}
         return tuple(cores)

@@ -7,12 +7,18 @@ as a driver likes: `npu_agent.inventory` calls them on threads of its own.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from npu_agent.core.hardware import Card, CoreReading, Reading
     from npu_agent.core.vocabulary import Vocabulary
+
+
+OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of a read for which this process or the host is to blame: they say nothing of a card. The
+verbs raise an OSError with one of them wherever it comes up, and take no file for absent."""
 
 
 class NotServedError(Exception):

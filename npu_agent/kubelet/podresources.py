@@ -22,6 +22,7 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
 from npu_agent.kubelet.rpc import apart, receive_bounded
 from npu_agent.logs import logger
+from npu_agent.ticks import until_tick
 
 log = logger(__name__)
 
@@ -150,7 +151,7 @@ class PodResources:
                 log.info("the kubelet says again who holds what")
             self.holdings.publish(Holdings(assignments=assignments, asked_at=asked_at, error=error))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval.value):
+                async with asyncio.timeout(until_tick(self._interval.value)):
                     await self._at_once.wait()
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import Card, CoreRange, Reading, Sensor, SensorKind, identify
+from npu_agent.core.hardware import Card, CoreRange, Reading, Sensor, SensorKind, identify, remember
+from npu_agent.core.offer import device_id
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 
@@ -53,6 +54,75 @@ def test_ids_do_not_depend_on_the_order_or_on_what_else_is_there(
     cards.reverse()
     stranger = warboy(99, "stranger", None, None)
     assert dict(zip(cards, identify((stranger, *cards))[1:], strict=True)) == expected
+
+
+Claims = tuple[str | None, str | None, str | None]
+TEXTS = st.one_of(
+    st.none(), st.sampled_from(["A", "B", "A_cores_0", "A_cores_0-1", "B_cores_1", "warboy-0"])
+)
+PLACES = st.lists(st.tuples(TEXTS, TEXTS, st.sampled_from(["P0", "P1", "P2", None])), max_size=4)
+
+
+def device_ids(id_: str) -> set[str]:
+    ranges = [CoreRange(0, 0), CoreRange(1, 1), CoreRange(0, 1)]
+    return {id_, *(device_id(id_, cores) for cores in ranges)}
+
+
+@given(st.lists(PLACES, min_size=1, max_size=4))
+def test_ids_stay_and_no_two_cards_share_a_device(moments: list[list[Claims]]) -> None:
+    """Whatever cards say from moment to moment, and whoever comes and goes."""
+    known: dict[str, frozenset[str]] = {}
+    before: dict[Card, str] = {}
+    for claims in moments:
+        cards = tuple(warboy(at, *claim) for at, claim in enumerate(claims))
+        ids = identify(cards, known)
+        devices = [device_ids(id_) for id_ in ids]
+        assert sum(map(len, devices)) == len(set().union(*devices))
+        for card, id_ in zip(cards, ids, strict=True):
+            if before.get(card) in known:
+                assert id_ == before[card]
+        known = remember(known, cards, ids)
+        before = dict(zip(cards, ids, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("known", "claims", "ids"),
+    [
+        # A second card says the UUID of a known one.
+        ({"U": "uuid:U serial:S0 pci:P0"}, [("U", "S0", "P0"), ("U", "S1", "P1")], ("U", "S1")),
+        ({"U": "uuid:U serial:S0 pci:P0"}, [("U", "S1", "P1"), ("U", "S0", "P0")], ("S1", "U")),
+        # Also while the known one is away.
+        ({"U": "uuid:U serial:S0 pci:P0"}, [("U", "S1", "P1")], ("S1",)),
+        # Half an answer is no other card; another slot neither.
+        ({"U": "uuid:U serial:S0 pci:P0"}, [(None, "S0", "P0")], ("U",)),
+        ({"U": "uuid:U serial:S0 pci:P0"}, [(None, None, "P0")], ("U",)),
+        ({"U": "uuid:U serial:S0 pci:P0"}, [("U", "S0", "P9")], ("U",)),
+        ({"U": "uuid:U"}, [("U", None, "P9")], ("U",)),
+        # Another card in the slot.
+        ({"U": "uuid:U serial:S0 pci:P0"}, [("V", "S1", "P0")], ("V",)),
+        ({"U": "uuid:U serial:S0 pci:P0"}, [(None, "S1", "P0")], ("S1",)),
+        # An ID of before, though something better can be read by now.
+        ({"S0": "serial:S0 pci:P0"}, [("U", "S0", "P0")], ("S0",)),
+        # Two that fit equally well: nobody knows which it was.
+        ({"U": "uuid:U"}, [("U", "S0", None), ("U", "S1", None)], ("S0", "S1")),
+        ({"U": "uuid:U name:warboy-1"}, [("U", "S0", None), ("U", "S1", None)], ("S0", "U")),
+        # An ID that would be taken for cores of another.
+        ({}, [("WBY", None, None), ("WBY_cores_0", "S", None)], ("warboy-0", "S")),
+        ({}, [("WBY_cores_0", None, None)], ("WBY_cores_0",)),
+        ({"WBY": "serial:WBY"}, [(None, "WBY", "P0"), (None, "WBY_cores_0", "P1")], ("WBY", "P1")),
+    ],
+)
+def test_known_cards_keep_their_ids(
+    known: dict[str, str], claims: list[Claims], ids: tuple[str, ...]
+) -> None:
+    before = {id_: frozenset(identities.split()) for id_, identities in known.items()}
+    assert identify(tuple(warboy(at, *claim) for at, claim in enumerate(claims)), before) == ids
+
+
+def test_what_cannot_be_read_any_more_is_remembered() -> None:
+    whole, half = warboy(0, "U", "S", "P"), warboy(0, None, "S", "P")
+    known = remember(remember({}, (whole,), ("U",)), (half,), ("U",))
+    assert known == {"U": frozenset({"uuid:U", "serial:S", "pci:P", "name:warboy-0"})}
 
 
 def test_an_id_does_not_change_when_the_card_gets_another_number() -> None:

@@ -183,15 +183,15 @@ def test_a_meter_tells_each_core_apart_and_begins_anew_with_each_reading() -> No
         return tuple(found)
 
     meter = Meter(wraps=True)
-    assert [core.utilization for core in meter.told(cores(1, 1), 0.0)] == [None, None]
+    assert [core.utilization for core in meter.measured(cores(1, 1), 0.0)] == [None, None]
     meter.add(cores(2, 2), 1.0)
-    told = meter.told(cores(3, 3), 2.0)
+    told = meter.measured(cores(3, 3), 2.0)
     assert [core.utilization for core in told] == [50, 25]
     assert [(core.cycles, core.task_cycles) for core in told] == [(6, 3), (12, 3)]
     # A core that is not told of for a while is not counted across that time.
-    assert [core.utilization for core in meter.told(cores(4, None), 3.0)] == [50]
-    assert [core.utilization for core in meter.told(cores(5, 4), 4.0)] == [50, None]
-    assert meter.told((), 5.0) == ()
+    assert [core.utilization for core in meter.measured(cores(4, None), 3.0)] == [50]
+    assert [core.utilization for core in meter.measured(cores(5, 4), 4.0)] == [50, None]
+    assert meter.measured((), 5.0) == ()
 
 
 @given(st.lists(st.floats(0.05, LONGEST_PAUSE), min_size=1, max_size=50))

@@ -9,11 +9,14 @@ from pathlib import Path
 from npu_agent import simulator
 from npu_agent.core.hardware import CardState, Snapshot, State
 from npu_agent.feed import Feed
-from npu_agent.inventory.inventory import Inventory, Settings
+from npu_agent.inventory.inventory import Inventory
+from npu_agent.inventory.watch import Settings
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 
 QUICK = Settings(interval=0.02, health_interval=0.01, telemetry_interval=0.01)
+READINGS = Settings(interval=0.02, health_interval=0.05, telemetry_interval=0.25)
+"""Slow enough for each reading to become a Snapshot."""
 
 
 def tree(root: Path, cards: str) -> Path:
@@ -67,8 +70,8 @@ class Watched:
         self, root: Path, vendor: Furiosa | None = None, settings: Settings = QUICK
     ) -> None:
         self.root = root
-        self.settings = settings
-        self.inventory = Inventory([vendor or Furiosa(root)], lambda: self.settings)
+        self.settings = Feed(settings)
+        self.inventory = Inventory([vendor or Furiosa(root)], self.settings)
         self.record = self.inventory.snapshots = Record()
 
     def fault(self, card: str, name: str) -> None:

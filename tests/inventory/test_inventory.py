@@ -1,6 +1,7 @@
 """Scenarios on a living tree: what becomes of the Snapshot. Conditions are awaited, never slept."""
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -10,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,11 +28,22 @@ from npu_agent.core.hardware import (
     State,
 )
 from npu_agent.core.vendor import Entry, Probe
-from npu_agent.inventory import inventory
+from npu_agent.feed import Feed
+from npu_agent.inventory import inventory, watch, worker
 from npu_agent.inventory.inventory import Inventory, read_once
+from npu_agent.inventory.watch import Settings
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
-from tests.inventory.helpers import QUICK, Watched, bare_card, management, tree, watching, write
+from tests.inventory.helpers import (
+    QUICK,
+    READINGS,
+    Watched,
+    bare_card,
+    management,
+    tree,
+    watching,
+    write,
+)
 
 HEALTHY, UNHEALTHY, UNKNOWN = State.HEALTHY, State.UNHEALTHY, State.UNKNOWN
 
@@ -44,10 +57,16 @@ def root(tmp_path: Path) -> Iterator[Path]:
         simulator.apply_fault(root, card.spec.name, "ok")
 
 
+@pytest.fixture(autouse=True)
+def each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change is a Snapshot of its own."""
+    monkeypatch.setattr(inventory, "_TOGETHER", 0.0)
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which a read hangs: they wait for the deadline several times."""
-    monkeypatch.setattr(inventory, "READ_DEADLINE", 0.2)
+    monkeypatch.setattr(worker, "READ_DEADLINE", 0.4)
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +147,7 @@ async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path)
         assert state.health.reason.endswith("above 90 °C")
         watched.fault("npu0", "ok")
         await watched.card("npu0", HEALTHY)
-        watched.settings = QUICK  # and without a limit it is nobody's business
+        watched.settings.publish(QUICK)  # and without a limit it is nobody's business
         watched.fault("npu0", "hot")
         await watched.looks(5)
         assert watched.record.value.cards[0].health.state is HEALTHY
@@ -139,7 +158,7 @@ async def test_a_policy_is_followed_while_it_runs(root: Path) -> None:
         w.fault("npu0", "dead")
         await w.looks(3)
         assert w.record.value.cards[0].health.state is HEALTHY
-        w.settings = replace(QUICK, policy=health.Policy(failures=1))
+        w.settings.publish(replace(QUICK, policy=health.Policy(failures=1)))
         await w.card("npu0", UNHEALTHY)
 
 
@@ -198,7 +217,7 @@ async def test_a_card_that_hangs_is_fenced_alone_and_comes_back(root: Path) -> N
         other = watched.record.value.cards[1].health
         watched.fault("npu0", "hang")
         fenced = await watched.card("npu0", UNHEALTHY)
-        assert fenced.health.reason == "no answer within 0.2 s"
+        assert fenced.health.reason == "no answer within 0.4 s"
         # The search goes on, and so does the look at the other card.
         simulator.make(root, simulator.parse_cards("warboy=3"))
         await watched.names("npu0", "npu1", "npu2")
@@ -236,7 +255,7 @@ async def test_a_card_that_hangs_from_the_first_look_hides_nothing(
     async with watching(root) as watched:
         first = watched.record.all[0]
         assert names(first) == ("npu1",)
-        assert [odd.reason for odd in first.odd] == ["no answer within 0.2 s"]
+        assert [odd.reason for odd in first.odd] == ["no answer within 0.4 s"]
         await watched.looks(10)
         # It is asked again and again, and that is neither published nor logged again and again.
         assert {s.odd for s in watched.record.all} == {first.odd}
@@ -255,13 +274,16 @@ def release(pipe: Path, content: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_telemetry_that_hangs_fences_too(root: Path) -> None:
+async def test_telemetry_that_hangs_fences_too(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with watching(root) as watched:
         watched.record.all.clear()
         pipe = management(root, 0) / "heartbeat"
         pipe.unlink()
         os.mkfifo(pipe)
         await watched.card("npu0", UNHEALTHY)
+        assert caplog.messages.count("telemetry hangs") == 1
         release(pipe, "99\n")
         await watched.card("npu0", HEALTHY)
         assert {s.cards[1].health.state for s in watched.record.all} == {HEALTHY}
@@ -291,13 +313,15 @@ def test_a_process_can_end_while_a_read_hangs(root: Path) -> None:
         from pathlib import Path
         from npu_agent import simulator
         from npu_agent.vendors.furiosa.sysfs import Furiosa
-        from npu_agent.inventory.inventory import Inventory, Settings
+        from npu_agent.feed import Feed
+        from npu_agent.inventory.inventory import Inventory
+        from npu_agent.inventory.watch import Settings
 
         root = Path(sys.argv[1])
         logging.disable()
 
         async def main():
-            inventory = Inventory([Furiosa(root)], lambda: Settings(health_interval=0.02))
+            inventory = Inventory([Furiosa(root)], Feed(Settings(health_interval=0.02)))
             running = asyncio.create_task(inventory.run())
             async for snapshot in inventory.snapshots.watch():
                 if snapshot.complete:
@@ -381,7 +405,7 @@ async def test_another_card_behind_the_same_entry_has_a_health_of_its_own(root: 
     async with watching(root) as watched:
         watched.fault("npu0", "dead")
         old = await watched.card("npu0", UNHEALTHY)
-        watched.settings = replace(QUICK, policy=health.Policy(recoveries=10**9))
+        watched.settings.publish(replace(QUICK, policy=health.Policy(recoveries=10**9)))
         entry = management(root, 0)
         write(entry / "alive", "1\n")
         write(entry / "device_sn", "")  # the new card has no serial, and gets none of the old
@@ -399,7 +423,7 @@ async def test_a_driver_reload_between_two_looks_does_not_flicker(
         watched.fault("npu0", "dead")
         fenced = await watched.card("npu0", UNHEALTHY)
         watched.record.all.clear()
-        watched.settings = replace(QUICK, policy=health.Policy(recoveries=10**9))
+        watched.settings.publish(replace(QUICK, policy=health.Policy(recoveries=10**9)))
         fresh = management(root, 0).with_name("fresh")
         shutil.copytree(management(root, 0), fresh)
         write(fresh / "alive", "1\n")
@@ -486,9 +510,14 @@ async def test_a_change_is_confirmed_at_the_next_look_and_not_an_interval_later(
             card = super().identify(entry)
             return replace(card, firmware_version="2.0") if self.updated else card
 
+    class Rare(Feed[Settings]):
+        @property
+        def value(self) -> Settings:
+            return replace(QUICK, interval=3600 if host.updated else 0.01)
+
     host = Updated(root)
     watched = Watched(root, host)
-    watched.inventory._settings = lambda: replace(QUICK, interval=3600 if host.updated else 0.01)
+    watched.inventory._settings = Rare(QUICK)
     running = asyncio.create_task(watched.inventory.run())
     await watched.looks(2)
     host.updated = True
@@ -549,7 +578,7 @@ async def test_a_search_that_fails_takes_no_card_away(
         await watched.card("npu0", UNHEALTHY)
         host.blind = False
         await watched.until(lambda s: s.odd == ())
-    assert "looking for cards works again" in caplog.messages
+    assert "the search for cards works again" in caplog.messages
 
 
 # What cores do.
@@ -607,7 +636,7 @@ async def showed(watched: Watched, condition: Callable[[tuple[float | None, ...]
 
 async def test_load_shows_in_the_next_reading_and_ends_with_it(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
-    async with watching(root) as watched:
+    async with watching(root, settings=READINGS) as watched:
         assert utilizations(watched.record.value) == (0, 0)
         watched.fault("npu0", "busy")
         await watched.looks(2)
@@ -623,7 +652,7 @@ async def test_load_shows_in_the_next_reading_and_ends_with_it(tmp_path: Path) -
 
 async def test_two_containers_on_one_card_are_told_apart(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
-    async with watching(root) as watched:
+    async with watching(root, settings=READINGS) as watched:
         watched.fault("npu0", "busy-one")
         await watched.looks(2)
         simulator.tick(root)
@@ -632,7 +661,7 @@ async def test_two_containers_on_one_card_are_told_apart(tmp_path: Path) -> None
 
 async def test_a_device_that_was_reset_shows_no_load_of_that_time(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
-    async with watching(root) as watched:
+    async with watching(root, settings=READINGS) as watched:
         watched.fault("npu0", "busy")
         await watched.looks(2)
         watched.record.all.clear()
@@ -668,7 +697,7 @@ async def test_counters_that_wrap_are_looked_at_between_two_readings(
 async def test_counters_are_looked_at_while_looks_at_health_are_rare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(watch, "LONGEST_PAUSE", 0.02)
     root = tree(tmp_path / "host", "warboy=1")
     simulator.apply_fault(root, "npu0", "busy")
     host = Counted(root)
@@ -683,7 +712,7 @@ async def test_counters_that_hang_fence_the_card_alone(
     root: Path, monkeypatch: pytest.MonkeyPatch, rare: bool
 ) -> None:
     """Looked at in one go with whether the card works, and while it rests between two looks."""
-    monkeypatch.setattr(inventory, "LONGEST_PAUSE", 0.02 if rare else 2.0)
+    monkeypatch.setattr(watch, "LONGEST_PAUSE", 0.02 if rare else 2.0)
     monkeypatch.setattr(utilization, "LONGEST_PAUSE", 0.0)
     simulator.apply_fault(root, "npu0", "busy")
     settings = replace(QUICK, telemetry_interval=3600, health_interval=0.5 if rare else 0.01)
@@ -692,25 +721,34 @@ async def test_counters_that_hang_fence_the_card_alone(
         pipe.unlink()
         os.mkfifo(pipe)
         fenced = await watched.card("npu0", UNHEALTHY)
-        assert fenced.health.reason == "no answer within 0.2 s"
+        assert fenced.health.reason == "no answer within 0.4 s"
         release(pipe, "\n")
         await watched.card("npu0", HEALTHY)
         assert {s.cards[1].health.state for s in watched.record.all} == {HEALTHY}
 
 
-async def test_another_card_has_none_of_the_load_of_the_one_before(tmp_path: Path) -> None:
+async def test_another_card_has_none_of_the_load_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even if nothing but what it says of itself tells that it is another one."""
     root = tree(tmp_path / "host", "warboy=1")
     simulator.apply_fault(root, "npu0", "busy")
     host = Swapping(root)
-    async with watching(root, host) as watched:
+    async with watching(root, host, READINGS) as watched:
         await showed(watched, lambda found: found == (50, 50))
-        watched.record.all.clear()
+        views: list[watch.View] = []  # Snapshots may skip some
+        show = watch.Watch._show
+
+        def record(self: watch.Watch, entry: Entry, view: watch.View) -> None:
+            views.append(view)
+            show(self, entry, view)
+
+        monkeypatch.setattr(watch.Watch, "_show", record)
         host.swapped = True
         await watched.until(lambda s: s.cards[0].id == "OTHER")
-        await watched.looks(2)
-        readings = [s.cards[0].reading for s in watched.record.all if s.cards[0].id == "OTHER"]
-        first = next(reading for reading in readings if reading)
+        await watched.looks(1)
+        others = [view for view in views if view.card and view.card.uuid == "OTHER"]
+        first = next(view.reading for view in others if view.reading)
         assert [core.utilization for core in first.cores] == [None, None]
 
 
@@ -884,6 +922,187 @@ async def test_read_once_fails_if_the_inventory_does(
     async with asyncio.timeout(30):
         with pytest.raises(ExceptionGroup):
             await read_once([Furiosa(root)])
+
+
+# Threads.
+
+
+def threads() -> list[str]:
+    return sorted(thread.name for thread in readers())
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_path: Path) -> None:
+    async with watching(root) as watched:
+        before = threads()
+        entry = management(root, 0)
+        pipes = []
+        for number in range(3):
+            write(entry / "alive", None)
+            os.mkfifo(entry / "alive")
+            pipes.append(tmp_path / f"pipe{number}")
+            os.link(entry / "alive", pipes[-1])  # or nobody could release the read again
+            fenced = await watched.card("npu0", UNHEALTHY)
+            assert fenced.health.reason == "no answer within 0.4 s"
+            fresh = entry.with_name("fresh")
+            fresh.mkdir()
+            for file in entry.iterdir():
+                if file.name != "alive":
+                    shutil.copy(file, fresh)
+            write(fresh / "alive", "1\n")
+            shutil.rmtree(entry)
+            fresh.rename(entry)
+            found = entry.stat().st_ino
+            await until(partial(moved, watched.inventory, found))
+            assert threads() == before
+            release(pipes[-1], "1\n")
+            await watched.card("npu0", HEALTHY)
+        assert threads() == before
+
+
+def moved(inventory: Inventory, inode: int) -> bool:
+    entries = [watch.entry for watch in inventory._watches.values()]
+    return any(entry.inode == inode for entry in entries if entry)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_hung_card_that_goes_and_returns_has_the_thread_it_had(
+    root: Path, tmp_path: Path
+) -> None:
+    async with watching(root) as watched:
+        before = threads()
+        entry, away = management(root, 0), tmp_path / "away"
+        write(entry / "alive", None)
+        os.mkfifo(entry / "alive")
+        await watched.card("npu0", UNHEALTHY)
+        entry.rename(away)
+        await watched.names("npu1")
+        assert threads() == before  # it still hangs
+        away.rename(entry)
+        await watched.until(lambda s: s.odd != ())
+        assert threads() == before
+        release(entry / "alive", "1\n")
+        await watched.card("npu0", HEALTHY)
+        assert threads() == before
+
+
+async def test_a_thread_that_the_system_refuses_takes_no_card_away(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "npu-warboy-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        async with watching(root) as watched:
+            first = watched.record.all[0]
+            assert (names(first), [odd.reason for odd in first.odd]) == (
+                ("npu0",),
+                ["can't start new thread"],
+            )
+            patched.undo()
+            both = await watched.names("npu0", "npu1")
+            assert both.odd == ()
+
+
+@pytest.mark.parametrize("verb", ["probe", "identify", "read"])
+async def test_limits_of_our_own_fence_no_card(
+    root: Path, verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Limited(Furiosa):
+        tries: int | None = None
+
+        def limited(self) -> None:
+            if self.tries is not None:
+                self.tries += 1
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/sys/class")
+
+        def probe(self, entry: Entry) -> Probe:
+            if verb == "probe":
+                self.limited()
+            return super().probe(entry)
+
+        def identify(self, entry: Entry) -> Card:
+            if verb == "identify":
+                self.limited()
+            return super().identify(entry)
+
+        def read(self, entry: Entry, card: Card) -> Reading:
+            if verb == "read":
+                self.limited()
+            return super().read(entry, card)
+
+    host = Limited(root)
+    async with watching(root, host, replace(QUICK, policy=health.Policy(failures=1))) as watched:
+        before = watched.record.value
+        host.tries = 0
+        await until(lambda: (host.tries or 0) > 10)
+        host.tries = None
+        await watched.looks(2)
+        assert {tuple(c.health for c in s.cards) for s in watched.record.all} == {
+            tuple(c.health for c in before.cards)
+        }
+    assert caplog.messages.count("the agent cannot read cards for now") == 2  # once for each card
+
+
+async def test_the_loop_is_woken_by_changes_and_once_a_second(root: Path) -> None:
+    """However often threads probe, and though one fails each time."""
+    settings = replace(QUICK, telemetry_interval=3600)
+    async with watching(root, settings=settings) as watched:
+        watched.fault("npu0", "unreadable")
+        await watched.card("npu0", UNHEALTHY)
+        rounds = 0
+        publish = watched.inventory._publish
+
+        def counted(scan: object) -> None:
+            nonlocal rounds
+            rounds += 1
+            publish(scan)  # type: ignore[arg-type]
+
+        watched.inventory._publish = counted  # type: ignore[method-assign]
+        failed = watched.inventory.failures["warboy", "npu0", "refused"]
+        await until(lambda: watched.inventory.failures["warboy", "npu0", "refused"] > failed + 100)
+        assert rounds <= 20
+
+
+# IDs.
+
+
+async def test_a_known_card_keeps_its_id_when_another_one_claims_it(root: Path) -> None:
+    async with watching(root) as watched:
+        known = watched.record.value.cards[0]
+        simulator.make(root, simulator.parse_cards("warboy=3"))
+        await watched.names("npu0", "npu1", "npu2")
+        new = watched.record.value.cards[2]
+        write(management(root, 2) / "device_uuid", known.id)
+        after = await watched.until(lambda s: s.cards[2].id != new.id)
+        assert after.cards[0].id == known.id
+        assert after.cards[2].id == new.card.serial
+
+
+async def test_a_card_that_was_known_before_keeps_its_id(root: Path) -> None:
+    before = (await read_once([Furiosa(root)])).cards[0]
+    write(management(root, 0) / "device_uuid", None)
+    known = {before.id: before.card.identities}
+    inventory = Inventory([Furiosa(root)], known=known)
+    running = asyncio.create_task(inventory.run())
+    async for snapshot in inventory.snapshots.watch():
+        if snapshot.complete:
+            break
+    running.cancel()
+    await asyncio.wait([running])
+    assert snapshot.cards[0].id == before.id
+    assert snapshot.cards[0].card.uuid is None
 
 
 # What the room needs.

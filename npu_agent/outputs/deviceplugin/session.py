@@ -27,6 +27,7 @@ from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, Streams, options
+from npu_agent.ticks import until_tick
 
 log = logger(__name__)
 
@@ -36,7 +37,7 @@ _REGISTER_DEADLINE = 15.0
 """Seconds. Inside Register the kubelet dials us for up to 10 s before it answers."""
 _CONNECT_DEADLINE = 5.0
 """Seconds from Register's answer to the kubelet's ListAndWatch; it takes milliseconds."""
-_LOOK_EVERY = 0.5
+_LOOK_EVERY = 1.0
 """Seconds between checks of our socket while registered; a stat, and no inotify instance."""
 _PROVE_EVERY, _PROVE_AGAIN = 20.0, 10.0
 """Seconds between checks that the kubelet still offers what we serve, and until the second check
@@ -241,7 +242,9 @@ class Session:
         proving = asyncio.create_task(self._until_disowned())
         try:
             while True:
-                if await _until(endpoint.plugin.streams, lambda now: not now.open, _LOOK_EVERY):
+                if await _until(
+                    endpoint.plugin.streams, lambda now: not now.open, until_tick(_LOOK_EVERY)
+                ):
                     return "its stream ended"
                 if not endpoint.exists():
                     return "our socket was removed"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
-from npu_agent.core.vendor import Entry, NotServedError, Probe
+from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe
 from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -300,7 +300,9 @@ def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figu
         raw = _read(path)
     except PermissionError:
         return _Without.FREE
-    except (OSError, ValueError):
+    except OSError as error:
+        if error.errno in OWN_LIMITS:
+            raise
         return _Without.NONSENSE
     if raw is None:
         return _Without.NOTHING
@@ -328,7 +330,9 @@ def _optional(path: str) -> bytes | None:
     """As `_read`, for files that nothing depends on: one that refuses to be read is absent."""
     try:
         return _read(path)
-    except (OSError, ValueError):
+    except OSError as error:
+        if error.errno in OWN_LIMITS:
+            raise
         return None
 
 
@@ -344,7 +348,9 @@ def _is_node(path: str) -> bool:
 def _names(directory: str) -> list[str]:
     try:
         return os.listdir(directory)  # noqa: PTH208 (names are wanted, not paths)
-    except OSError:
+    except OSError as error:
+        if error.errno in OWN_LIMITS:
+            raise
         return []
 
 

@@ -1,0 +1,347 @@
+"""The watch of one card: a thread that probes it, reads it, and publishes what has changed.
+
+Start reading at `Watch._probe_once`, which is what happens each `health.interval`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from npu_agent.backoff import Backoff
+from npu_agent.core import health
+from npu_agent.core.hardware import Card, Health, Oddity, Reading, State
+from npu_agent.core.health import Outcome, Verdict
+from npu_agent.core.utilization import LONGEST_PAUSE, Meter
+from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Vendor
+from npu_agent.inventory.worker import Worker, no_answer, said
+from npu_agent.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npu_agent.feed import Feed
+
+log = logger(__name__)
+
+T = TypeVar("T")
+
+FAILURES = ("hung", "refused", "nonsense")
+"""How a read can fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The part of the config that the inventory follows while it runs; all times in seconds."""
+
+    interval: float = 10.0
+    """Between reads of what a card is."""
+    health_interval: float = 0.5
+    """Between probes of a card, and between searches for cards."""
+    telemetry_interval: float = 5.0
+    """Between full readings."""
+    policy: health.Policy = field(default_factory=health.Policy)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a Snapshot shows of one entry."""
+
+    card: Card | None = None
+    health: Health | None = None
+    reading: Reading | None = None
+    odd: Oddity | None = None
+    probed: bool = False
+    """Whether it has answered, or missed its deadline."""
+
+
+class _LimitedError(Exception):
+    """A read failed because of our own limits, which says nothing of the card."""
+
+
+class Watch(Worker):
+    """Watches one place where a card may be; `view` is what is known of it.
+
+    There is one thread for a place, whatever becomes of its card. A thread that hangs is given the
+    next entry, for when it comes back: Linux ends every read of an entry before it removes it.
+    """
+
+    def __init__(
+        self,
+        vendor: Vendor,
+        entry: Entry,
+        *,
+        settings: Feed[Settings],
+        failures: Counter[tuple[str, str, str]],
+        changed: Callable[[], None],
+        crashed: Callable[[str], None],
+        before: Watch | None = None,
+    ) -> None:
+        """A watch to be started.
+
+        Args:
+            vendor: whose card it may be.
+            entry: where.
+            settings: looked up for each probe.
+            failures: counts reads that fail; has a key for each way in which these can.
+            changed: called on any thread when `view` has changed.
+            crashed: called on the thread, with the watch's name, after a fault of our own.
+            before: an earlier watch of the place: what it knew stands until the thread knows more.
+        """
+        super().__init__(f"npu-{entry.family}-{entry.index}")
+        self.view: View = before.view if before else View()
+        self._course: health.Course | None = before._course if before else None  # noqa: SLF001
+        self._vendor = vendor
+        self._settings = settings
+        self._failures = failures
+        self._changed = changed
+        self._crashed = crashed
+        self._entry: Entry | None = entry
+        self._ended = False
+        self._reading = False
+        """Whether a reading is under way, and the log does not know that it hangs."""
+        self._limited = False
+        """Whether our own limits keep it from reading, which the log knows of."""
+
+    # On the event loop.
+
+    @property
+    def entry(self) -> Entry | None:
+        """What it watches; None: nothing any more."""
+        return self._entry
+
+    def start(self) -> None:
+        """Starts the thread; where the system gives us none, that is what is shown."""
+        try:
+            super().start()
+        except RuntimeError as error:
+            self._ended = True
+            if self._entry and self.view.card is None:
+                self.view = _not_served(self._entry, str(error))
+
+    def move(self, entry: Entry | None) -> bool:
+        """Watches another entry of the same place from now on; None ends the watch.
+
+        Returns False if the thread has ended before.
+        """
+        with self.lock:
+            if self._ended:
+                return False
+            if self._entry == entry:
+                return True
+            self._entry = entry
+        self.wake()
+        return True
+
+    def check(self, settings: Settings) -> float | None:
+        """Fences the card if a read hangs; returns when to check again, by `time.monotonic`.
+
+        None: nothing will change but what the thread itself publishes.
+        """
+        with self.lock:
+            entry, view, course = self._entry, self.view, self._course
+            missed, due = self.missed(settings.health_interval)
+            if entry is None or due is None:
+                return None
+            if missed:
+                self._failures[entry.family, entry.name, "hung"] += missed
+            if missed and self._reading:
+                self._reading = False
+                log.warning("telemetry hangs", card=entry.name, error=no_answer())
+            if view.card is None or course is None:
+                self.view = _not_served(entry, no_answer()) if missed else view
+                return None if missed or view.probed else due
+            for _ in range(min(missed, settings.policy.failures)):
+                verdict = Verdict(Outcome.BAD, no_answer())
+                course = health.step(course, verdict, settings.policy, time.time())
+            self._course = course
+            if missed:
+                self.view = replace(view, health=course.health, probed=True)
+            return None if course.health.state is State.UNHEALTHY else due
+
+    # On the thread.
+
+    def _run(self) -> None:
+        pause = Backoff(first=0.2, longest=30.0)
+        while (entry := self._next()) is not None:
+            try:
+                while self._entry is entry:
+                    self._probe_once(entry)
+                    self._rest(entry)
+            except Exception as error:
+                # A fault of ours. Until the next try nobody watches the card: it is not offered.
+                part = f"watch of {entry.name}"
+                log.exception("a part failed and will be started again", part=part)
+                self._show(entry, _not_served(entry, f"internal error: {error!r}"))
+                self._crashed(part)
+                self._pause(pause.next())
+
+    def _next(self) -> Entry | None:
+        """The entry to watch now, with nothing known of it; None ends the thread."""
+        with self.lock:
+            entry = self._entry
+            self._ended = entry is None
+        self._known: Card | None = None  # read at this very entry, not at one before it
+        self._proposed: Card | None = None
+        self._new = True
+        self._reading = False
+        self._identify_at = self._read_at = 0.0
+        self._meter = Meter(wraps=entry is not None and entry.counters_wrap)
+        return entry
+
+    def _probe_once(self, entry: Entry) -> None:
+        """Whether the card works and, each at its time, what it is and what it measures."""
+        settings, now = self._settings.value, time.monotonic()
+        try:
+            trouble = self._identify(entry, now, settings) if now >= self._identify_at else None
+            if self._known is None:
+                self._show(entry, _not_served(entry, trouble))
+                return
+            self._judge(entry, self._probe(entry, self._known, trouble, now, settings), settings)
+            if now >= self._read_at:
+                # Where heat is a reason, it is read as often as everything else.
+                often = settings.policy.max_temperature is not None
+                pause = settings.telemetry_interval - settings.health_interval / 2
+                self._read_at = now + (0 if often else pause)  # in time for the probe due then
+                self._reading = True
+                reading = self._ask(entry, self._vendor.read, self._known)
+                self._reading = False
+                cores = self._meter.measured(reading.cores, reading.at)
+                view = replace(self.view, reading=replace(reading, cores=cores), probed=True)
+                self._show(entry, view)
+                self._limited = False
+        except _LimitedError as error:
+            if not self._limited:
+                log.error("the agent cannot read cards for now", card=entry.name, reason=error)
+            self._limited = True
+            if not self.view.probed:
+                self._show(entry, _not_served(entry, error))
+
+    def _identify(self, entry: Entry, now: float, settings: Settings) -> Exception | None:
+        """Reads what the card is; returns what kept it from that: the next probe tries again."""
+        try:
+            found = self._ask(entry, self._vendor.identify)
+        except (NotServedError, OSError) as error:
+            return error
+        before = self._known
+        self._known, self._proposed = _agreed(before, self._proposed, found)
+        if before is None or not before.same_as(self._known):
+            self._new, self._meter = True, Meter(wraps=entry.counters_wrap)
+            self._read_at = 0.0
+        self._identify_at = 0.0 if self._proposed else now + settings.interval
+        return None
+
+    def _probe(
+        self, entry: Entry, card: Card, trouble: Exception | None, now: float, settings: Settings
+    ) -> Verdict:
+        """Whether the card works. `trouble` is what reading its identity ran into just now."""
+        try:
+            found = self._ask(entry, self._vendor.probe)
+        except (OSError, ValueError) as error:
+            return Verdict(Outcome.BAD, said(error))
+        if now < self._read_at and self._meter.due(now, settings.health_interval):
+            self._count(entry)
+        if not found.nodes <= card.nodes:  # udev was still at work
+            self._known = replace(card, nodes=card.nodes | found.nodes)
+        missing = sorted(card.nodes - found.nodes)
+        if found.alive is False:
+            return Verdict(Outcome.DEAD, found.reason)
+        if trouble:
+            return Verdict(Outcome.BAD, said(trouble))
+        if missing:
+            shown = ", ".join(f"/dev/{node}" for node in missing[:3])
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            return Verdict(Outcome.BAD, f"{shown}{more} missing")
+        if found.alive is None:
+            return Verdict(Outcome.SILENT, "the driver does not say")
+        return Verdict(Outcome.GOOD, "works")
+
+    def _judge(self, entry: Entry, verdict: Verdict, settings: Settings) -> None:
+        """Steps the card's health, and shows it; that does not wait for a reading."""
+        with self.lock:
+            before, view = self._course, self.view
+            if before is None or self._new:
+                course, reading = health.begin(verdict, time.time()), None
+            else:
+                reading = view.reading
+                if reading:
+                    heat = reading.temperature()
+                    verdict = health.with_heat(verdict, heat, before, settings.policy)
+                course = health.step(before, verdict, settings.policy, time.time())
+            if self._entry is entry:
+                self._course, self._new = course, False
+        if before is None or before.health != course.health:
+            self._read_at = 0.0  # readings and health should tell the same story
+        self._show(entry, View(self._known, course.health, reading, probed=view.probed))
+
+    def _rest(self, entry: Entry) -> None:
+        """Waits for the next probe; where that takes long, counters are read meanwhile."""
+        interval = self._settings.value.health_interval
+        while self._meter.counts and self._entry is entry and self._left(interval) > LONGEST_PAUSE:
+            self._pause(self._left(LONGEST_PAUSE))
+            if self._entry is entry:
+                self._count(entry)
+        if self._entry is entry:  # a wake-up that came before ends the next pause
+            self._pause(self._left(interval))
+
+    def _count(self, entry: Entry) -> None:
+        with suppress(_LimitedError):
+            self._meter.add(self._ask(entry, self._vendor.read_cores), time.monotonic())
+
+    def _ask(self, entry: Entry, verb: Callable[..., T], *args: Any) -> T:
+        """Has the vendor do something, and counts it if that fails.
+
+        Raises:
+            _LimitedError: the agent has no files or no memory left.
+        """
+        self._asks()
+        try:
+            return verb(entry, *args)
+        except ValueError:
+            self._failures[entry.family, entry.name, "nonsense"] += 1
+            raise
+        except OSError as error:
+            self._failures[entry.family, entry.name, "refused"] += 1
+            if error.errno in OWN_LIMITS:
+                raise _LimitedError(said(error)) from error
+            raise
+
+    def _show(self, entry: Entry, view: View) -> None:
+        """Makes `view` what is known of `entry`, unless another entry has taken its place."""
+        with self.lock:
+            if self._entry is not entry or view == self.view:
+                return
+            self.view = view
+            if view.card is None:
+                self._course = None
+        if view.probed:
+            self._changed()
+
+
+def _not_served(entry: Entry, why: Exception | str | None) -> View:
+    """An entry of which no card is known."""
+    reason = said(why) if isinstance(why, Exception) else str(why)
+    refused = isinstance(why, NotServedError)
+    sample = entry.family if isinstance(why, NotServedError) and why.sample else None
+    odd = Oddity(entry.path, reason, unread=not refused, sample_of=sample)
+    return View(odd=odd, probed=True)
+
+
+def _agreed(known: Card | None, proposed: Card | None, found: Card) -> tuple[Card, Card | None]:
+    """What a card is taken for after it was read again, and what the next read has to confirm.
+
+    A change counts once two reads in a row agree on it. What could not be read this time stays as
+    it was: half an answer is no other card, and an ID that changed would take the device from the
+    Pod that holds it.
+    """
+    if known is None:
+        return found, None
+    if known.same_as(found):
+        values = {each.name: getattr(found, each.name) for each in fields(Card)}
+        kept = {k: getattr(known, k) for k, value in values.items() if value in (None, ())}
+        # Nodes are followed by each probe.
+        found = replace(found, **{**kept, "nodes": known.nodes})
+    return (found, None) if found in (known, proposed) else (known, found)
