@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+RUN    := .venv-run
 PROTOS := .venv-protos
 BINARY := .venv-binary
 # Tests start the agent many times: without compiled files each start takes half a second longer.
@@ -9,32 +10,43 @@ unexport PYTHONDONTWRITEBYTECODE
 CHECKED := npu_agent protos tests bench docs packaging
 # Tests with targets of their own: they build programs and start containers.
 NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
+PACKAGES := binutils chromium prometheus systemd
 
 .DEFAULT_GOAL := help
-.PHONY: help demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e bench cluster clean
+.PHONY: help python demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e bench cluster clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
 
-$(VENV)/ready: requirements/dev.txt pyproject.toml
+python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "npu-agent needs Python >= 3.11, and $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 1; }
+
+$(VENV)/ready: requirements/dev.txt pyproject.toml | python
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(VENV)/ready ## the whole agent on simulated cards with a stand-in for the kubelet (ARGS=--once ends after the tour)
-	@$(BIN)/npu-agent demo $(ARGS)
+# What running needs and nothing else. Not compiled: 900 modules of it are never loaded.
+$(RUN)/ready: requirements/run.txt | python
+	@echo "npu-agent: making an environment with what it needs in $(RUN), the first time only"
+	@$(PYTHON) -m venv --clear $(RUN)
+	@$(RUN)/bin/python -m pip install --disable-pip-version-check --no-compile --require-hashes \
+		-r requirements/run.txt
+	@touch $@
+
+demo: $(RUN)/ready ## the whole agent on simulated cards with a stand-in for the kubelet (ARGS=--once ends after the tour)
+	@$(RUN)/bin/python -m npu_agent demo $(ARGS)
 
 packages: ## what some tests want besides, from Debian: a browser, promtool, systemd-analyze (root)
-	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends binutils chromium prometheus systemd >/dev/null
+	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; }
 
 test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
-	$(BIN)/python -m pytest $(NEED_ROOT) $(ARGS)
+	$(BIN)/python -m pytest -n2 $(NEED_ROOT) $(ARGS)
 
-test-pythons: $(VENV)/ready ## the same on every supported Python that is installed
+test-pythons: $(VENV)/ready ## the same on every supported Python that is installed, at the same time
 	$(BIN)/python tests/pythons.py $(NEED_ROOT) $(ARGS)
 
 lint: $(VENV)/ready protos-check ## format, lint, types, layers, generated code
@@ -86,8 +98,10 @@ packaging: $(VENV)/ready ## build image and binary and run them in containers (r
 k8s: $(VENV)/ready ## kustomize, Helm, schemas, linters and OPA on k8s/ (the first run builds them, about 10 minutes)
 	$(BIN)/python -m pytest tests/k8s $(ARGS)
 
+# Clusters beside each other, three at a time: tests/e2e/conftest.py.
 e2e: $(VENV)/ready ## a real Kubernetes with real kubelets (root; the first run builds it, about 16 minutes)
-	$(BIN)/python -m pytest tests/e2e $(ARGS)
+	$(BIN)/python -m tests.cluster build
+	$(BIN)/python -m pytest tests/e2e -n3 $(ARGS)
 
 cluster: $(VENV)/ready ## start a real one-node Kubernetes to play with (root)
 	$(BIN)/python -m tests.cluster up
@@ -96,4 +110,4 @@ bench: $(VENV)/ready ## the figures of docs/benchmarks.md, measured on this mach
 	$(BIN)/python -m bench $(ARGS)
 
 clean: ## take away what the targets made in this folder
-	rm -rf $(VENV) $(PROTOS) $(BINARY) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(RUN) $(PROTOS) $(BINARY) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections import Counter
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # In CI the same examples each time: a change should not fail for what it did not touch. People
@@ -11,3 +15,32 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("people", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "people")
+
+ROOM = Path(__file__).parent
+TIMEOUTS = {"e2e": 300, "packaging": 900, "k8s": 1800}
+"""Seconds that a test may take with what it starts and, the first time, builds: in these folders.
+The rest has pyproject.toml's. Generous: they guard against hanging."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives the tests that build and start things their own timeout."""
+    for item in items:
+        timeout = TIMEOUTS.get(item.path.relative_to(ROOM).parts[0])
+        if timeout:
+            item.add_marker(pytest.mark.timeout(timeout))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Adds the seconds of each test, with what it sets up, to the file that .ci/run names."""
+    file = os.environ.get("NPU_AGENT_DURATIONS")
+    if not file or "PYTEST_XDIST_WORKER" in os.environ:  # the one that started it has all reports
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid] += report.duration  # type: ignore[assignment]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    lines = "".join(f"{took:.1f}\t{version}\t{test}\n" for test, took in seconds.items())
+    with Path(file).open("ab", buffering=0) as out:  # in one piece: others write to it as well
+        out.write(lines.encode())

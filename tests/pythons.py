@@ -1,36 +1,78 @@
 """Runs the tests on every Python that npu-agent is for: ``python tests/pythons.py [options]``.
 
-An interpreter is looked for on PATH and among pyenv's. Each gets a virtual environment below
-$NPU_AGENT_CACHE (default: ~/.cache/npu-agent), made once from requirements/dev.txt.
+All that are installed run at the same time, each with two workers: the tests wait for about half
+of their time, so that three interpreters take little longer than one after the other worker.
+An interpreter is looked for on PATH and among pyenv's; one that is not installed is left out, and
+named. Beside the one that runs this, each gets a virtual environment below $NPU_AGENT_CACHE
+(default: ~/.cache/npu-agent), made once from requirements/dev.txt.
 """
 
 import hashlib
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 VERSIONS = ("3.11", "3.12", "3.13")
+OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
 
 
 def main() -> int:
-    """Returns 1 if a run failed or an interpreter is missing."""
-    failed = []
+    """Returns 1 if the tests failed on one of them."""
+    found = {OWN: sys.executable}
     for version in VERSIONS:
+        if version == OWN:
+            continue
         python = interpreter(version)
         if python is None:
-            print(f"Python {version}: not found", flush=True)
-            failed.append(version)
-            continue
-        print(f"Python {version}: {python}", flush=True)
-        command = [environment(version, python), "-m", "pytest", *sys.argv[1:]]
-        if subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode:
-            failed.append(version)
-    print(f"failed on Python {', '.join(failed)}" if failed else "good on all of them")
+            print(f"Python {version}: not installed, left out", flush=True)
+        else:
+            print(f"Python {version}: {python}", flush=True)
+            found[version] = environment(version, python)
+    failed = run(found)
+    print(f"failed on Python {', '.join(failed)}" if failed else f"good on {', '.join(found)}")
     return 1 if failed else 0
+
+
+def run(pythons: dict[str, str]) -> list[str]:
+    """Runs the tests on all at once; the output of each comes when it is done."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        running = {}
+        for version, python in pythons.items():
+            output = Path(directory, version)
+            # Files that pytest keeps from run to run are not shared between runs.
+            command = [
+                python,
+                "-m",
+                "pytest",
+                "-n2",
+                "-o",
+                f"cache_dir={directory}/cache-{version}",
+            ]
+            environ = os.environ | {"PYTHONPATH": str(ROOT)}
+            with output.open("wb") as file:
+                running[version] = subprocess.Popen(
+                    [*command, *sys.argv[1:]],
+                    cwd=ROOT,
+                    env=environ,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+        failed = []
+        for version, process in running.items():
+            code = process.wait()
+            took = time.monotonic() - began
+            print(f"--- Python {version}, after {took:.0f} s", flush=True)
+            print(Path(directory, version).read_text(errors="replace"), flush=True)
+            if code:
+                failed.append(version)
+    return failed
 
 
 def interpreter(version: str) -> str | None:

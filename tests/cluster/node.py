@@ -8,26 +8,41 @@ for a condition with a deadline; a process that dies meanwhile ends the wait wit
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
-import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from urllib.parse import urlencode
 
-from . import settings
+from . import network, settings
 from .build import CONTAINERD, ETCD, KUBELETS, KUBERNETES, ensure_binaries, ensure_packages
 from .images import pause
 from .sandbox import Process, Sandbox, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
 T = TypeVar("T")
 
+ADMIN = "admin-token"
+RESOURCES = {
+    "deployment": ("apis/apps/v1", "deployments"),
+    "event": ("api/v1", "events"),
+    "node": ("api/v1", "nodes"),
+    "pod": ("api/v1", "pods"),
+    "validatingadmissionpolicy": (
+        "apis/admissionregistration.k8s.io/v1",
+        "validatingadmissionpolicies",
+    ),
+}
+"""What `get` and `list` know: each kind's API and its name in paths."""
 START_TIMEOUT = 60.0
 """Seconds that any step of starting may take; on an idle machine all take under ten together."""
 COMMAND_TIMEOUT = 60.0
@@ -217,7 +232,7 @@ class Cluster:
         self._await(
             "controller-manager",
             "giving the default namespace its service account",
-            lambda: self._answers("get", "serviceaccount", "default", "--namespace", "default"),
+            lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"),
         )
 
     def _spawn(self, name: str, command: list[str]) -> None:
@@ -236,10 +251,13 @@ class Cluster:
     def _await_api_server(self) -> None:
         listening = partial(self._sandbox.listening, settings.API_PORT)
         self._await("apiserver", "listening", listening)
-        self._await("apiserver", "ready", lambda: self._answers("get", "--raw", "/readyz"))
+        self._await("apiserver", "ready", lambda: self._answers("/readyz"))
 
-    def _answers(self, *arguments: str) -> bool:
-        return self.enter("kubectl", *arguments, check=False).returncode == 0
+    def _answers(self, path: str) -> bool:
+        with suppress(ClusterError):
+            self._read(path)
+            return True
+        return False
 
     def _node_is_ready(self, since: float) -> bool:
         if not self.kubelet_runs:
@@ -255,14 +273,12 @@ class Cluster:
         return True
 
     def _kubelet_knows_pods(self) -> bool:
-        def uids(text: str) -> set[str]:
-            pods = json.loads(text).get("items") or ()
+        def uids(pods: Iterable[dict[str, Any]]) -> set[str]:
             return {pod["metadata"]["uid"] for pod in pods}
 
         node = self.node_name
-        bound = f"spec.nodeName={node},status.phase=Running"
-        pods = self.kubectl("get", "pods", "-A", "--field-selector", bound, "-o", "json")
-        known = self.kubectl("get", "--raw", f"/api/v1/nodes/{node}/proxy/pods")
+        pods = self.objects("pod", fieldSelector=f"spec.nodeName={node},status.phase=Running")
+        known = json.loads(self._read(f"/api/v1/nodes/{node}/proxy/pods")).get("items") or ()
         assert uids(pods) <= uids(known), uids(pods) - uids(known)
         return True
 
@@ -376,9 +392,23 @@ class Cluster:
         Raises:
             ClusterError: there is none.
         """
-        scope = ["--namespace", namespace] if namespace else []
-        answer = json.loads(self.kubectl("get", kind, name, "--output", "json", *scope))
-        return cast("dict[str, Any]", answer)
+        return cast("dict[str, Any]", json.loads(self._read(_path(kind, namespace, name))))
+
+    def objects(
+        self, kind: str, namespace: str | None = None, **selectors: str
+    ) -> list[dict[str, Any]]:
+        """The objects of a kind, of all namespaces unless one is given.
+
+        Args:
+            kind: a key of `RESOURCES`.
+            namespace: where they are.
+            selectors: `labelSelector` and `fieldSelector`.
+
+        Raises:
+            ClusterError: no answer.
+        """
+        answer = json.loads(self._read(f"{_path(kind, namespace)}?{urlencode(selectors)}"))
+        return cast("list[dict[str, Any]]", answer["items"])
 
     def apply(self, manifest: str | dict[str, Any] | list[dict[str, Any]]) -> None:
         """Create or change objects: YAML of one or more, an object, or a list of them.
@@ -407,7 +437,8 @@ class Cluster:
         Raises:
             ClusterError: no such Pod, or its container has not started.
         """
-        return self.kubectl("logs", "--namespace", namespace, pod)
+        container = self.get("pod", pod, namespace)["spec"]["containers"][0]["name"]
+        return self._read(f"{_path('pod', namespace, pod)}/log?container={container}")
 
     def token_for(
         self, service_account: str, namespace: str = "default", *, pod: str | None = None
@@ -450,22 +481,60 @@ class Cluster:
         Raises:
             ClusterError: no answer at all.
         """
-        wanted = {
-            "url": settings.SERVER + path,
-            "method": method,
-            "headers": {
-                "Authorization": f"Bearer {token}",
-                "Content-Type": "application/json",
-                **(headers or {}),
-            },
-            "body": None if body is None else json.dumps(body),
-            "ca": f"{self._config}/ca.crt",
-            "timeout": timeout,
+        sent = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/json",
+            **(headers or {}),
         }
-        program = str(Path(__file__).with_name("request.py"))
-        done = self.enter(sys.executable, program, input=json.dumps(wanted), timeout=timeout + 10)
-        answer = json.loads(done.stdout)
-        return Answer(answer["status"], json.loads(answer["body"]))
+        text = None if body is None else json.dumps(body)
+        status, text = self._ask(method, path, text, sent, timeout)
+        return Answer(status, json.loads(text))
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: str | None,
+        headers: Mapping[str, str],
+        timeout: float,
+    ) -> tuple[int, str]:
+        try:
+            return network.ask(
+                self._sandbox.init.pid,
+                method,
+                settings.SERVER + path,
+                body=body,
+                headers=headers,
+                tls=self._tls(),
+                timeout=timeout,
+            )
+        except (OSError, HTTPException) as error:
+            raise ClusterError(f"{method} {path}: {error!r}") from None
+
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self._config / "ca.crt"))
+
+    def _read(self, path: str) -> str:
+        """What the API server answers an administrator."""
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        status, text = self._ask("GET", path, None, headers, COMMAND_TIMEOUT)
+        if status != 200:
+            raise ClusterError(f"GET {path}: {status}: {text.strip()}")
+        return text
+
+    def inside(self, url: str) -> str:
+        """The body of an HTTP page in the cluster's network.
+
+        Raises:
+            ClusterError: no answer, or an error status.
+        """
+        try:
+            status, text = network.ask(self._sandbox.init.pid, "GET", url, timeout=10)
+        except (OSError, HTTPException) as error:
+            raise ClusterError(f"GET {url}: {error!r}") from None
+        if status != 200:
+            raise ClusterError(f"GET {url}: {status}: {text.strip()}")
+        return text
 
     def wait_for(self, description: str, predicate: Callable[[], T], timeout: float) -> T:
         """Poll until `predicate()` is true; returns what it returned.
@@ -539,3 +608,9 @@ class Cluster:
             reason = f"took longer than {timeout:g} s" if done.returncode == 124 else done.stderr
             raise ClusterError(f"{' '.join(command)}: {reason.strip()}")
         return done
+
+
+def _path(kind: str, namespace: str | None, name: str = "") -> str:
+    api, plural = RESOURCES[kind]
+    scope = f"/namespaces/{namespace}" if namespace else ""
+    return f"/{api}{scope}/{plural}{name and f'/{name}'}"

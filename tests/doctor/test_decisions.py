@@ -7,7 +7,7 @@ import fcntl
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -72,9 +72,16 @@ def ordinary_user() -> Iterator[int]:
         os.seteuid(0)
 
 
-def hung() -> None:
-    """What a dead card's driver does to whoever reads."""
-    threading.Event().wait()
+@pytest.fixture
+def hung() -> Iterator[Callable[[], None]]:
+    """What a dead card's driver does to whoever reads, until the test has ended."""
+    ended = threading.Event()
+
+    def hang() -> None:
+        ended.wait()
+
+    yield hang
+    ended.set()
 
 
 # --- directories
@@ -321,7 +328,7 @@ async def test_nothing_is_asked_where_nothing_is_wanted(node: Node) -> None:
 
 
 async def test_what_hangs_holds_up_nothing_else(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch, hung: Callable[[], None]
 ) -> None:
     before = await node.examined()
     monkeypatch.setattr(probe, "DEADLINE", 0.5)

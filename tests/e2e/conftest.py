@@ -9,6 +9,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.cluster import KUBELETS, Cluster, agent, workload
 from tests.e2e.node import Node, simulated
@@ -22,14 +24,35 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is about the API server is tried beside one kubelet: a module says so by ONE_KUBELET."""
+    """What does not depend on the kubelet's version is marked, and tried beside the newest."""
     newest = max(KUBELETS)
     items[:] = [
         item
         for item in items
-        if not getattr(getattr(item, "module", None), "ONE_KUBELET", False)
+        if not item.get_closest_marker("one_kubelet")
         or (isinstance(item, pytest.Function) and item.callspec.params["cluster"] == newest)
     ]
+
+
+class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Tests that share a cluster go to one worker of xdist. There are four clusters.
+
+    One for each kubelet, one for what is about the API server, which would make the newest
+    kubelet's by far the longest, and one for the journey, which has its own.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        module, _, test = nodeid.partition("::")
+        if "/journey/" in module:
+            return "journey"
+        if module.endswith(("/test_labels.py", "/test_policy.py")):
+            return "API server"
+        return next(kubelet for kubelet in KUBELETS if kubelet in test)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneClusterEach:
+    """Not --dist=loadgroup: xdist 3.8 passes groups on in names that pytest 9.2 does not take."""
+    return OneClusterEach(config, log)
 
 
 @pytest.fixture(scope="session", params=sorted(KUBELETS, reverse=True))

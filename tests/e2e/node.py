@@ -177,21 +177,16 @@ class Node:
 
     def restarts(self) -> dict[str, int]:
         """How often the container of each workload was restarted."""
-        pods = json.loads(self.cluster.kubectl("get", "pods", "-n", "default", "-o", "json"))
         return {
             pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
-            for pod in pods["items"]
+            for pod in self.cluster.objects("pod", "default")
         }
 
     def agent_pods(self) -> list[dict[str, Any]]:
         """The agent's own Pods that are not being deleted."""
-        pods = json.loads(
-            self.cluster.kubectl(
-                *("get", "pods", "--namespace", NAMESPACE, "--output", "json"),
-                *("--selector", "app.kubernetes.io/name=npu-agent"),
-            )
-        )
-        return [p for p in pods["items"] if "deletionTimestamp" not in p["metadata"]]
+        selector = "app.kubernetes.io/name=npu-agent"
+        pods = self.cluster.objects("pod", NAMESPACE, labelSelector=selector)
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def kill_agent(self) -> None:
         """Ends the agent's process as a crash does: SIGKILL."""

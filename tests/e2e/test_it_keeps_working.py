@@ -297,8 +297,8 @@ def test_the_kubelet_dies_while_the_agent_registers(node: Node) -> None:
 
 def instances(node: Node) -> int:
     """How many agents there are, with those that are being deleted."""
-    which = ("--namespace", NAMESPACE, "--selector", "app.kubernetes.io/name=npu-agent")
-    return len(node.cluster.kubectl("get", "pods", *which, "--no-headers").splitlines())
+    selector = "app.kubernetes.io/name=npu-agent"
+    return len(node.cluster.objects("pod", NAMESPACE, labelSelector=selector))
 
 
 def callers(node: Node) -> int:
@@ -385,7 +385,7 @@ def watched(node: Node) -> Iterator[list[tuple[int, int]]]:
         yield seen
     finally:
         # Not `watch` itself: that is what entered the namespaces, and kubectl would outlive it.
-        subprocess.run(["pkill", "-f", " ".join(command)], check=True)
+        subprocess.run(node.cluster.command("pkill", "-f", " ".join(command)), check=True)
         watch.wait(10)
         collecting.join(30)  # it reads to the end first
         watch.stdout.close()

@@ -20,7 +20,7 @@ from npu_agent.vendors.furiosa.labels import SETS
 from tests.e2e.node import NAMESPACE, PROJECT, RESOURCE, SOON, WORKLOAD, Node
 
 ALL_SETS: dict[str, Any] = {"labels": {"sets": ["alpha", "beta", "current"], "resync": 10}}
-ONE_KUBELET = True
+pytestmark = pytest.mark.one_kubelet
 COUNT = "beta.furiosa.ai/npu.count"
 FOREIGN = {"example.com/rack": "a7", "beta.furiosa.ai/not-ours": "theirs", "npu-agent/note": "x"}
 
@@ -92,8 +92,8 @@ EXPECTED = {
 
 def alone(node: Node) -> bool:
     """Whether there is one agent Pod, none that is ending among them."""
-    which = ("--selector", "app.kubernetes.io/name=npu-agent", "--output", "name")
-    return len(node.cluster.kubectl("get", "pods", "-n", NAMESPACE, *which).split()) == 1
+    selector = "app.kubernetes.io/name=npu-agent"
+    return len(node.cluster.objects("pod", NAMESPACE, labelSelector=selector)) == 1
 
 
 def complete(node: Node, expected: dict[str, str] | None = None) -> None:
@@ -237,8 +237,8 @@ def test_nothing_is_written_while_nothing_changes(node: Node) -> None:
 
 
 def events(node: Node) -> list[dict[str, Any]]:
-    found = json.loads(node.cluster.kubectl("get", "events", "-n", "default", "-o", "json"))
-    return [e for e in found["items"] if e["source"].get("component") == "npu-agent"]
+    found = node.cluster.objects("event", "default")
+    return [e for e in found if e["source"].get("component") == "npu-agent"]
 
 
 def test_events_are_on_the_node_with_counts(node: Node) -> None:

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ from tests.cluster import Cluster
 from tests.e2e.node import NAMESPACE, PROJECT, SOON, Node
 
 PORT = 9099
-ASK = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).read().decode())"
 Series = dict[str, str]
 
 
@@ -34,7 +32,7 @@ class Prometheus:
     def query(self, expression: str) -> list[tuple[Series, float]]:
         """An instant query: labels and value of each series."""
         url = f"http://127.0.0.1:{PORT}/api/v1/query?query={quote(expression)}"
-        answer = json.loads(self._cluster.enter(sys.executable, "-c", ASK, url).stdout)
+        answer = json.loads(self._cluster.inside(url))
         assert answer["status"] == "success", answer
         return [(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
 
@@ -177,6 +175,7 @@ def test_two_pods_on_one_card_are_told_apart_by_core(node: Node, prometheus: Pro
     assert all("pod" not in series for series, _ in prometheus.query("furiosa_npu_alive"))
 
 
+@pytest.mark.one_kubelet
 def test_a_killed_card_raises_its_alert(node: Node, prometheus: Prometheus) -> None:
     node.fault("npu1", "dead")
     alert = 'ALERTS{alertname="NpuCardUnhealthy",alertstate="firing"}'
@@ -218,6 +217,7 @@ def test_probes_tell_the_agent_from_its_surroundings(node: Node, prometheus: Pro
     assert [pod["metadata"]["uid"] for pod in node.agent_pods()] == before
 
 
+@pytest.mark.one_kubelet
 def test_scrapes_go_on_while_others_hang_or_are_away(node: Node, prometheus: Prometheus) -> None:
     """No time is asserted: every scrape within a second succeeds, and the times are shown."""
     cluster = node.cluster

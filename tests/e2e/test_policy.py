@@ -15,7 +15,7 @@ import yaml
 from tests.cluster import Answer
 from tests.e2e.node import NAMESPACE, PROJECT, SOON, WORKLOAD, Node
 
-ONE_KUBELET = True
+pytestmark = pytest.mark.one_kubelet
 ACCOUNT = "npu-agent"
 SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
 ADMIN = "admin-token"
@@ -408,8 +408,8 @@ def test_the_policies_hold_in_another_namespace_too(node: Node, other: str, tmp_
 def test_the_agent_does_its_work_under_the_policy(node: Node) -> None:
     def seen() -> tuple[str | None, set[str]]:
         labels = node.cluster.get("node", node.name)["metadata"]["labels"]
-        events = json.loads(node.cluster.kubectl("get", "events", "-n", "default", "-o", "json"))
-        ours = [e for e in events["items"] if e["source"].get("component") == "npu-agent"]
+        events = node.cluster.objects("event", "default")
+        ours = [e for e in events if e["source"].get("component") == "npu-agent"]
         return labels.get("beta.furiosa.ai/npu.count"), {event["reason"] for event in ours}
 
     def so(count: str, reason: str) -> bool:

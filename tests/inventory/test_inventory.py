@@ -72,14 +72,22 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_thread_stays() -> Iterator[None]:
     """Whatever happened in a test, it leaves no reader behind once the cards are mended."""
+    STRANGERS.update(readers())
     yield
     for thread in readers():
         thread.join(30)
     assert not readers()
+    STRANGERS.clear()
+
+
+STRANGERS: set[threading.Thread] = set()
+"""Readers that hang since the tests of another module."""
 
 
 def readers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("npu-")]
+    """The readers of this test."""
+    found = (thread for thread in threading.enumerate() if thread.name.startswith("npu-"))
+    return [thread for thread in found if thread not in STRANGERS]
 
 
 def ids(snapshot: Snapshot) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ import re
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import WORDS
 from tests.monitoring.helpers import manifest, write_rules
+from tests.until import until
 
 NPU = "beta.furiosa.ai/npu"
 DEADLINE = 60.0
@@ -68,14 +68,6 @@ class Prometheus:
         data = await self.get("query", query=expression)
         assert data["resultType"] == "vector"
         return [sample for sample in data["result"] if sample["value"][1] != "NaN"]
-
-
-async def until(found: Callable[[], Awaitable[object]], what: str) -> None:
-    """Waits until `found` finds something."""
-    end = time.monotonic() + DEADLINE
-    while not await found():
-        assert time.monotonic() < end, f"not within {DEADLINE:g} s: {what}"
-        await asyncio.sleep(0.2)
 
 
 @asynccontextmanager

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.monitoring.fleet import Prometheus, fleet, until
+from tests.monitoring.fleet import Prometheus, fleet
 from tests.monitoring.helpers import dashboard, exported, metrics_of, needs_promtool, panels
+from tests.until import until
 
 UNITS = {
     "celsius", "watt", "percent", "percentunit", "bytes", "hertz", "volt", "amp", "s", "none",

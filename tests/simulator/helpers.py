@@ -1,17 +1,7 @@
 import stat
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from npu_agent.simulator.tree import STATE_DIR
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Returns when the condition holds; the deadline is for a broken program, not a measurement."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 def listing(root: Path) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.simulator import FAULTS, cards, command, living
-
-from .helpers import wait_until
+from tests.until import wait_until
 
 PROGRAM = """
 import argparse, sys

@@ -7,8 +7,9 @@ import pytest
 
 from npu_agent.simulator import FAULTS, apply_fault, card, cards, make, tick
 from npu_agent.simulator.furiosa.driver import core, hwmon, liveness, management
+from tests.until import wait_until
 
-from .helpers import listing, wait_until
+from .helpers import listing
 
 SPECS = (card("warboy", 0), card("rngd", 1))
 # These have tests of their own: what was counted stays counted, another card stays, heat fades.

@@ -23,8 +23,9 @@ from npu_agent.simulator import (
 )
 from npu_agent.simulator.furiosa.driver import core, liveness, management, nodes
 from npu_agent.simulator.tree import STATE_DIR
+from tests.until import wait_until
 
-from .helpers import listing, wait_until
+from .helpers import listing
 
 GOLDEN = Path(__file__).parent / "golden"
 PAIR = parse_cards("warboy=1,rngd=1")
@@ -164,6 +165,25 @@ def test_two_cards_cannot_have_the_same_number_or_place(tmp_path: Path) -> None:
 # Which ROOT is accepted.
 
 
+@pytest.fixture
+def nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the guard lets through, no test writes to this host: root could."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it would have written")
+
+    for writes in ("_mkdir", "_Tree"):
+        monkeypatch.setattr(tree, writes, refuse)
+
+
+@pytest.mark.usefixtures("nothing_is_written")
+def test_the_fixture_stops_what_would_be_written(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="would have written"):
+        make(tmp_path / "root", PAIR)
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.usefixtures("nothing_is_written")
 def test_the_hosts_own_root_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/")
     for root in (Path("/"), Path("/sys/.."), tmp_path / "link"):

@@ -1,7 +1,6 @@
 """What is counted of a resource's plugin; the calls themselves are in test_service."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -14,6 +13,7 @@ from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.simulator.kubelet import StandInKubelet
 from tests.outputs.deviceplugin.client import DEADLINE
 from tests.outputs.deviceplugin.helpers import devices, short_directory, state
+from tests.until import until
 
 RESOURCE = "beta.furiosa.ai/npu"
 
@@ -56,12 +56,6 @@ async def test_a_kubelet_that_comes_back_is_counted_and_the_first_one_is_not(
         )
         running = asyncio.create_task(one.run())
 
-        async def until(met: Callable[[], bool]) -> None:
-            async with asyncio.timeout(DEADLINE):
-                async for _ in one.status.watch():
-                    if met():
-                        return
-
         await until(lambda: one.status.value.registrations == 1)
         assert one.counts.returns == 0
         for times in (1, 2):
@@ -70,9 +64,7 @@ async def test_a_kubelet_that_comes_back_is_counted_and_the_first_one_is_not(
             await until(lambda times=times: one.counts.returns == times)  # type: ignore[misc]
             assert one.status.value.registrations == times + 1
         await kubelet.until(RESOURCE, lambda p: p.connected and p.messages > 0, DEADLINE)
-        async with asyncio.timeout(DEADLINE):
-            while one.counts.messages != 3:  # a message is counted just after it has gone
-                await asyncio.sleep(0.001)
+        await until(lambda: one.counts.messages == 3)  # it is counted just after it has gone
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await kubelet.stop()

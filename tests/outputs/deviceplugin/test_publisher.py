@@ -15,11 +15,12 @@ from npu_agent import files
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
-from npu_agent.core.offer import advertise
+from npu_agent.core.offer import Device, advertise
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.outputs.deviceplugin.publisher import OLD_RECORD, RECORD, Publisher, Wanted
 from tests.outputs.deviceplugin.helpers import resources, state
+from tests.until import first
 
 NPU = "beta.furiosa.ai/npu"
 SPEC = "furiosa.ai-npu.json"
@@ -93,12 +94,10 @@ class Room:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def until(self, met: Callable[[dict[str, bool]], object]) -> dict[str, bool]:
-        async with asyncio.timeout(10):
-            async for devices in self.publisher.devices[NPU].watch():
-                offered = {d.id: d.healthy for d in devices}
-                if met(offered):
-                    return offered
-        raise AssertionError
+        def offered(devices: tuple[Device, ...]) -> dict[str, bool]:
+            return {d.id: d.healthy for d in devices}
+
+        return offered(await first(self.publisher.devices[NPU], lambda d: met(offered(d))))
 
     async def owned(self, *held: str) -> None:
         """This agent gets the node: the kubelet is asked, and answers that these are held."""

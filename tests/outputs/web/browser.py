@@ -15,6 +15,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.until import until
+
 _DEADLINE = 60.0
 """Seconds Chromium may take for anything: it is slow to start on a loaded machine."""
 
@@ -82,10 +84,7 @@ class Tab:
 
     async def until(self, script: str) -> Any:
         """The value of an expression as soon as it is true."""
-        async with asyncio.timeout(_DEADLINE):
-            while not (value := await self.run(script)):
-                await asyncio.sleep(0.05)
-        return value
+        return await until(lambda: self.run(script), script, interval=0.05)
 
     async def shoot(self, path: Path) -> None:
         """Takes a picture of the whole page."""

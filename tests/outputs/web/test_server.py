@@ -6,7 +6,7 @@ import errno
 import gzip
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -16,6 +16,7 @@ from npu_agent.outputs.web import connections
 from npu_agent.outputs.web.server import Server
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import PROMETHEUS, Scene, listening, read, serving
+from tests.until import until
 
 Address = tuple[str, int]
 LIMIT = 20.0
@@ -72,12 +73,6 @@ async def scrape(address: Address) -> bytes:
     async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
         assert answer.status == 200
         return await answer.read()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[connections.Connections]:
