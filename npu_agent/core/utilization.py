@@ -1,7 +1,7 @@
 """How busy cores are: from what the driver counts to per cent. Pure.
 
 Two reads of a core's counters tell how many cycles passed between them, and in how many of those a
-task ran. A Warboy counts the latter in 32 bits, which is 4.3 s of full load at 1 GHz: so counters
+task ran. Some cards count the latter in 32 bits, which is 4.3 s of full load at 1 GHz: so counters
 are read between two readings too, and a reading has the sum of all since the one before.
 """
 

@@ -100,6 +100,8 @@ class Watch(Worker):
         self._changed = changed
         self._crashed = crashed
         self._entry: Entry | None = entry
+        self._identified: tuple[Entry, Card] | None = None
+        """The card that was identified last, and where."""
         self._ended = False
         self._reading = False
         """Whether a reading is under way, and the log does not know that it hangs."""
@@ -152,7 +154,13 @@ class Watch(Worker):
                 self._reading = False
                 log.warning("telemetry hangs", card=entry.name, error=no_answer())
             if view.card is None or course is None:
-                self.view = _not_served(entry, no_answer()) if missed else view
+                identified = self._identified
+                if missed and identified and identified[0] is entry:  # its first probe hangs
+                    verdict = Verdict(Outcome.BAD, no_answer())
+                    self._course, self._new = health.begin(verdict, time.time()), False
+                    self.view = View(identified[1], self._course.health, probed=True)
+                elif missed:
+                    self.view = _not_served(entry, no_answer())
                 return None if missed or view.probed else due
             for _ in range(min(missed, settings.policy.failures)):
                 verdict = Verdict(Outcome.BAD, no_answer())
@@ -228,6 +236,7 @@ class Watch(Worker):
             return error
         before = self._known
         self._known, self._proposed = _agreed(before, self._proposed, found)
+        self._identified = entry, self._known
         if before is None or not before.same_as(self._known):
             self._new, self._meter = True, Meter(wraps=entry.counters_wrap)
             self._read_at = 0.0

@@ -41,6 +41,7 @@ RECORD = ".npu-agent.ledger.json"
 OLD_RECORD = ".npu-agent.shapes.json"
 """What versions before 0.9 wrote. It does not say which cores were handed out."""
 
+_NO_SPECS = "the CDI specs cannot be written"
 _ANSWER = 11.0
 """Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
 _LAST_ANSWER = 0.2
@@ -223,7 +224,7 @@ class Publisher:
         self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards))
         self._report_missing(lists)
         for name, devices in lists.items():
-            if trouble := self._trouble.get("CDI specs"):
+            if trouble := self._trouble.get(_NO_SPECS):
                 devices = tuple(  # noqa: PLW2901
                     replace(device, healthy=False, reason=trouble) for device in devices
                 )
@@ -251,7 +252,9 @@ class Publisher:
         """Writes the ledger if the disk has another one; returns whether it did."""
         if not self._owner or (record := self._ledger.record()) == self._on_disk:
             return False
-        await self._replace("record of who holds what", self._directory / RECORD, record)
+        await self._replace(
+            "the record of who holds what cannot be written", self._directory / RECORD, record
+        )
         self._on_disk = record  # even if it cannot be written: the next change tries again
         with contextlib.suppress(OSError):
             (self._directory / OLD_RECORD).unlink(missing_ok=True)
@@ -263,25 +266,25 @@ class Publisher:
             return False
         specs = cdi.specs(device for devices in lists.values() for device in devices)
         wanted: dict[str, bytes | None] = {**dict.fromkeys(self._specs), **specs}
-        if wanted == self._specs and "CDI specs" not in self._trouble:
+        if wanted == self._specs and _NO_SPECS not in self._trouble:
             return False
         good = True
         for name, content in wanted.items():
-            good &= await self._replace("CDI specs", self._cdi_root / name, content)
+            good &= await self._replace(_NO_SPECS, self._cdi_root / name, content)
         self._specs = {name: content for name, content in wanted.items() if content or not good}
         return good
 
-    async def _replace(self, what: str, path: Path, content: bytes | None) -> bool:
-        """Writes a file, and logs once if that fails; returns whether it went well."""
+    async def _replace(self, failure: str, path: Path, content: bytes | None) -> bool:
+        """Writes a file, and logs `failure` once if it fails; returns whether it went well."""
         try:
             await files.replace(path, content)
         except OSError as error:
-            trouble = f"its {what} ({path}) cannot be written: {error.strerror or error}"
-            if trouble != self._trouble.get(what):
-                log.error(f"the {what} cannot be written", file=path, error=error)  # noqa: G004
-            self._trouble[what] = trouble
+            reason = f"{failure}: {path}: {error.strerror or error}"
+            if reason != self._trouble.get(failure):
+                log.error(failure, file=path, error=error)
+            self._trouble[failure] = reason
             return False
-        self._trouble.pop(what, None)
+        self._trouble.pop(failure, None)
         return True
 
 
