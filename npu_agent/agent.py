@@ -15,6 +15,7 @@ from npu_agent import __version__, logs
 from npu_agent.config import Config, Effective, Poller, disabled_for
 from npu_agent.config.resources import resources_of
 from npu_agent.core import health
+from npu_agent.core.ledger import Ledger
 from npu_agent.core.state import AgentState, ResourceState, stale_after
 from npu_agent.core.vocabulary import label_sets, metric_schemas
 from npu_agent.inventory import watch
@@ -24,7 +25,7 @@ from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
-from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
+from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted, left_behind
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.outputs.events import Events
 from npu_agent.outputs.labels import output_of
@@ -73,7 +74,10 @@ class Agent:
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
         self.inventory = Inventory(
-            [vendor(host_root) for vendor in VENDORS], configs.map(_watching), self.restarts
+            [vendor(host_root) for vendor in VENDORS],
+            configs.map(_watching),
+            self.restarts,
+            known=Ledger().recovered(left_behind(directory), time.monotonic()).cards,
         )
         self.pod_resources = PodResources(
             socket_beside(directory), configs.map(lambda config: config.metrics.interval)

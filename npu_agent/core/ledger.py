@@ -318,13 +318,8 @@ class Claims:
 
 
 def keys_of(card: Card) -> frozenset[str]:
-    """Everything that identifies a card: ``uuid:…``, ``serial:…``, ``pci:…``.
-
-    A card that says nothing of itself is known by its number.
-    """
-    said = (("uuid", card.uuid), ("serial", card.serial), ("pci", card.pci_bus_id))
-    keys = frozenset(f"{kind}:{text}" for kind, text in said if text)
-    return keys or frozenset({f"number:{card.family}-{card.index}"})
+    """Everything that identifies a card: `Card.identities`, else its number."""
+    return card.identities or frozenset({f"number:{card.family}-{card.index}"})
 
 
 def footprint(device: Device) -> Footprint:

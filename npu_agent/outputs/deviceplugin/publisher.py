@@ -83,7 +83,7 @@ class Publisher:
         self._pod_resources = pod_resources
         self._directory = directory
         self._clock = clock
-        self._on_disk = _left_behind(directory)
+        self._on_disk = left_behind(directory)
         self._ledger = Ledger().recovered(self._on_disk, self._clock())
         self._claims = self._ledger.claims(())
         self._answered_at = 0.0
@@ -97,11 +97,6 @@ class Publisher:
         """What could not be written last, by what it is for."""
         self._publishing = asyncio.Lock()
 
-    @property
-    def known_cards(self) -> Mapping[str, frozenset[str]]:
-        """The keys of each card by its ID, as the agent before this one knew them."""
-        return self._ledger.cards
-
     async def run(self) -> None:
         """Follows hardware, config and pod-resources until cancelled."""
         async for _ in changes_of(self._snapshots, self._wanted, self._pod_resources.holdings):
@@ -114,7 +109,7 @@ class Publisher:
         is read, and the kubelet is asked again before anything is offered.
         """
         self._owner = True
-        self._on_disk = _left_behind(self._directory)
+        self._on_disk = left_behind(self._directory)
         self._ledger = self._ledger.recovered(self._on_disk, self._clock())
         await self._answer(_ANSWER)
         await self.publish()
@@ -288,13 +283,16 @@ class Publisher:
         return True
 
 
-def _left_behind(directory: Path) -> bytes | None:
-    """What an agent before this one wrote; None if there is nothing."""
+def left_behind(directory: Path) -> bytes | None:
+    """The record that an agent before this one wrote to the plugin directory; None: there is none.
+
+    An empty one if it cannot be read.
+    """
     for name in (RECORD, OLD_RECORD):
         try:
             return (directory / name).read_bytes()
         except FileNotFoundError:
             continue
         except OSError:
-            return b""  # it is there, and nobody knows what it says
+            return b""
     return None
