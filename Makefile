@@ -49,12 +49,13 @@ test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
 test-pythons: $(VENV)/ready ## the same on every supported Python that is installed, at the same time
 	$(BIN)/python tests/pythons.py $(NEED_ROOT) $(ARGS)
 
-lint: $(VENV)/ready protos-check ## format, lint, types, layers, generated code
+lint: $(VENV)/ready protos-check ## format, lint, types, layers, words, generated code
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/mypy
 	$(BIN)/mypy packaging/sbom.py packaging/entry.py
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.words
 
 format: $(VENV)/ready ## put the code into shape
 	$(BIN)/ruff format $(CHECKED)
@@ -71,13 +72,13 @@ protos: $(PROTOS)/ready ## generate npu_agent/kubelet/wire from protos/
 protos-check: $(PROTOS)/ready ## is npu_agent/kubelet/wire what protos/ generates?
 	@PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py --check npu_agent/kubelet/wire
 
-manifests: $(VENV)/ready ## write k8s/npu-agent.yaml and the chart's copies anew (builds kubectl the first time)
+manifests: $(VENV)/ready ## rewrite k8s/npu-agent.yaml and the chart's copies (builds kubectl the first time)
 	$(BIN)/python -m tests.k8s.manifests
 
-docs: $(VENV)/ready ## write anew what docs/ derives from the code
+docs: $(VENV)/ready ## rewrite what docs/ derives from the code
 	$(BIN)/python -B docs/generate.py
 
-lock: $(VENV)/ready ## write requirements/*.txt anew from pyproject.toml (UPGRADE=--upgrade for newer versions)
+lock: $(VENV)/ready ## rewrite requirements/*.txt from pyproject.toml (UPGRADE=--upgrade for newer versions)
 	sh requirements/lock.sh $(BIN)/uv $(UPGRADE)
 
 image: ## the container image by buildah, podman or docker (TOOL, BASE, IMAGE, SOURCE, FLAGS: docs/packaging.md)
@@ -109,5 +110,5 @@ cluster: $(VENV)/ready ## start a real one-node Kubernetes to play with (root)
 bench: $(VENV)/ready ## the figures of docs/benchmarks.md, measured on this machine
 	$(BIN)/python -m bench $(ARGS)
 
-clean: ## take away what the targets made in this folder
+clean: ## remove what the targets made in this folder
 	rm -rf $(VENV) $(RUN) $(PROTOS) $(BINARY) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -250,7 +250,7 @@ def _page_settings(resources: frozenset[str], config: Config) -> page.Settings:
 
 
 async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
-    """What the kubelet can hand out; None if it does not say, which `PodResources` tells of."""
+    """What the kubelet can hand out; None if it does not say, which `PodResources` logs."""
     try:
         return await offered(pod_resources)
     except UnavailableError:
@@ -260,7 +260,7 @@ async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
 async def run(
     effective: Effective, *, host_root: Path, node_name: str | None, config_file: Path | None
 ) -> None:
-    """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP looks at the config at once."""
+    """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP has the config read immediately."""
     config = effective.config
     log.info(
         "npu-agent starts",

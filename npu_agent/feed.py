@@ -1,7 +1,7 @@
 """Feed: the latest value of something, for many readers.
 
 The one way values travel between the parts of the agent. A slow reader skips values instead of
-queueing them, so that no part can hold up another. A part that needs something computed from a
+queueing them, so that no part can delay another. A part that needs something computed from a
 value, or one piece of it, gets a derived feed: `Feed.map`.
 """
 

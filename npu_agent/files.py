@@ -1,8 +1,8 @@
 """The agent's own regular files, by aiofiles: read with a bound, replaced as a whole.
 
 Operations on one file are made one after the other, each with a deadline, on a daemon thread that
-the file has while there is something to do (`threads.DaemonThread`): a file system that hangs holds
-up neither other files nor the exit. aiofiles takes such an executor for everything but the end of
+the file has while there is something to do (`threads.DaemonThread`): a file system that hangs
+delays neither other files nor the exit. aiofiles takes such an executor for everything but the end of
 its `async with`, which it leaves to asyncio's default executor; so that one is not used here.
 """
 
@@ -95,7 +95,7 @@ def regular(path: Path, flags: int) -> int:
     Raises:
         OSError: it cannot be opened; an IrregularError if it is something else.
     """
-    # A named pipe without a writer would hold up a plain open() for ever.
+    # A named pipe without a writer would block a plain open() for ever.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):

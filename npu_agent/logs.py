@@ -37,9 +37,9 @@ def setup(level: str = "info", form: Format = "text") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Its own loggers tell of every connection; what matters of them the agent says itself.
+    # Its own loggers report every connection; the agent logs what matters of them.
     logging.getLogger("grpclib").setLevel(logging.ERROR)
-    for chatty in ("asyncio", "hpack"):  # hpack tells of every header, at debug
+    for chatty in ("asyncio", "hpack"):  # hpack logs every header, at debug
         logging.getLogger(chatty).setLevel(max(logging.INFO, root.level))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 _PHASE = 0.25
-"""Seconds. Between two probes of the cards, whose threads the loop would hold up."""
+"""Seconds. Between two probes of the cards, whose threads the loop would delay."""
 
 
 def until_tick(every: float) -> float:

@@ -31,7 +31,7 @@ _TOGETHER = 0.1
 class Inventory:
     """Publishes a Snapshot in `snapshots` whenever the hardware changes.
 
-    Each card is watched by a thread of its own, so that one that hangs or answers nonsense holds up
+    Each card is watched by a thread of its own, so that one that hangs or answers nonsense delays
     neither the others nor the search for new ones, and the event loop has nothing to do until one
     of them has something new.
     """
@@ -46,7 +46,7 @@ class Inventory:
         """An inventory that has not begun.
 
         Args:
-            vendors: where to look for cards.
+            vendors: what to search for cards.
             settings: followed while it runs.
             restarts: counts watches that failed, by ``watch of npu0``.
             known: the IDs that cards had before, each with the card's `Card.identities` of then:
@@ -212,7 +212,7 @@ class _Scan(Worker):
                 found = tuple((vendor, e) for vendor in self._vendors for e in vendor.scan())
             except OSError as error:
                 trouble = said(error)
-            except Exception as error:  # a fault of ours, which must not end the thread
+            except Exception as error:  # our own fault, which must not end the thread
                 log.exception("the search for cards failed")
                 trouble = f"internal error: {error!r}"
             with self.lock:

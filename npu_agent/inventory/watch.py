@@ -180,7 +180,7 @@ class Watch(Worker):
                     self._probe_once(entry)
                     self._rest(entry)
             except Exception as error:
-                # A fault of ours. Until the next try nobody watches the card: it is not offered.
+                # Our own fault. Until the next try nobody watches the card: it is not offered.
                 part = f"watch of {entry.name}"
                 log.exception("a part failed and will be started again", part=part)
                 self._show(entry, _not_served(entry, f"internal error: {error!r}"))

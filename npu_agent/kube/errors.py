@@ -292,6 +292,6 @@ def _certificate(attempt: Attempt, error: Exception) -> tuple[str, str]:
     else:
         remedy = (
             f"{attempt.ca or 'no certificate authority that this system trusts'} has not signed "
-            "it: take the CA of this very cluster, and look for a proxy that intercepts TLS"
+            "it: take the CA of this very cluster, and check for a proxy that intercepts TLS"
         )
     return f"its certificate is not valid ({why})", remedy

@@ -122,7 +122,7 @@ def applied_labels(managed_fields: object) -> frozenset[str]:
     """The label keys that our field manager owns by Apply; what is malformed counts as nothing.
 
     The format is FieldsV1 of k8s.io/apimachinery: ``{"f:metadata": {"f:labels": {"f:KEY": {}}}}``.
-    An entry of ours by Update, or for a subresource, is another owner: an apply leaves it alone.
+    Our entry by Update, or for a subresource, is another owner: an apply leaves it alone.
     """
     keys = set()
     for entry in managed_fields if isinstance(managed_fields, list) else ():

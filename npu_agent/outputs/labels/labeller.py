@@ -52,7 +52,7 @@ class Output(Protocol):
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
         """Makes `labels`, and nothing else, ours in that place; writes only what differs.
 
-        With `careful`, labels of ours that are there stay as they are: `labels` may be incomplete.
+        With `careful`, our labels that are there stay as they are: `labels` may be incomplete.
         Returns what was done, as counts of ``written``, ``put_back``, ``removed`` and ``left``
         labels; all 0 where everything was in place.
 

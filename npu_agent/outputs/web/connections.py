@@ -74,7 +74,7 @@ class Connections(Server):
         self._open.pop(handler, None)
 
     def abort(self) -> None:
-        """Ends every connection at once."""
+        """Ends every connection, whatever is under way."""
         for transport in self._open.values():
             _drop(transport)
 

@@ -19,7 +19,7 @@ AGENT = "docker.io/library/npu-agent"
 RELEASE = f"{AGENT}:{__version__}"
 """The image that the files ask for, by its full name."""
 LEFT_ON_DISK = (
-    "/var/lib/kubelet/device-plugins/.npu-agent.shapes.json",
+    "/var/lib/kubelet/device-plugins/.npu-agent.ledger.json",
     "/var/run/cdi/furiosa.ai-npu.json",
     "/etc/kubernetes/node-feature-discovery/features.d/npu-agent",
 )
