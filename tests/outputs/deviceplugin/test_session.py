@@ -52,12 +52,22 @@ class Room:
     offered: dict[str, frozenset[str]] | None = None
     """What the kubelet says that it can hand out; None: it does not tell."""
 
+    losses: int = 0
+
     async def ask(self) -> dict[str, frozenset[str]] | None:
         return self.offered
+
+    async def prepare(self) -> None:
+        pass
+
+    def lost(self) -> None:
+        self.losses += 1
 
     def session(self) -> Session:
         return Session(
             offered=self.ask,
+            prepare=self.prepare,
+            kubelet_lost=self.lost,
             resource=RESOURCE,
             devices=self.devices,
             directory=self.directory,
@@ -664,3 +674,83 @@ async def test_our_socket_is_removed_again_and_again(
             (room.directory / plugin.endpoint).unlink()
             plugin = await room.registered(after=plugin.endpoint)
     assert tries == [0, 1, 2]
+
+
+async def test_nothing_is_offered_before_the_ledger_is_up_to_date(room: Room) -> None:
+    await room.kubelet.start()
+    asked, ready = asyncio.Event(), asyncio.Event()
+
+    async def prepare() -> None:
+        asked.set()
+        await ready.wait()
+
+    room.prepare = prepare  # type: ignore[method-assign]
+    async with room.running():
+        async with asyncio.timeout(DEADLINE):
+            await asked.wait()
+        assert not [name for name in names(room.directory) if name.startswith("npu-")]
+        assert room.kubelet.calls == 0
+        ready.set()
+        await room.registered()
+
+
+async def test_a_fenced_device_that_is_not_offered_is_no_reason_to_register_again(
+    room: Room,
+) -> None:
+    await room.kubelet.start()
+    good, bad = CARDS
+    room.devices.publish((good, replace(bad, healthy=False)))
+    room.offered = {RESOURCE: frozenset((good.id,))}
+    async with room.running() as one:
+        await room.registered()
+        await more_looks(room, 4)
+        assert one.status.value.registrations == 1
+
+
+async def test_sockets_of_killed_agents_are_swept_at_the_start(room: Room) -> None:
+    dead = room.directory / "npu-00000000.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(os.fspath(dead))
+    await room.kubelet.start()
+    async with room.running():
+        await room.registered()
+        assert not dead.exists()
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_only_a_registration_after_a_loss_counts_as_a_return(room: Room) -> None:
+    await room.kubelet.start()
+    async with room.running() as one:
+        plugin = await room.registered()
+        assert one.counts.returns == 0
+        assert room.losses == 0
+        room.kubelet.hang_up(RESOURCE)
+        await room.registered(after=plugin.endpoint)
+        assert one.counts.returns == 1
+        assert room.losses == 1
+
+
+async def test_the_same_trouble_is_logged_again_after_a_recovery(
+    room: Room, said: Callable[[], list[str]]
+) -> None:
+    def logged() -> int:
+        return sum("is missing: the kubelet is not running" in line for line in said())
+
+    async with room.running() as one:
+        for times in (1, 2):
+            await until(one, lambda s: "is missing" in s.reason)
+            assert logged() == times
+            await room.kubelet.start()
+            await room.registered()
+            await room.kubelet.stop()
+
+
+async def test_no_task_is_left_when_a_session_ends(room: Room) -> None:
+    await room.kubelet.start()
+    before = asyncio.all_tasks()
+    async with room.running():
+        await room.registered()
+    await room.kubelet.stop()
+    async with asyncio.timeout(DEADLINE):
+        while asyncio.all_tasks() - before:
+            await asyncio.sleep(0)
