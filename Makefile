@@ -13,7 +13,7 @@ NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
 PACKAGES := binutils chromium prometheus systemd
 
 .DEFAULT_GOAL := help
-.PHONY: help python demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e bench cluster clean
+.PHONY: help python mutants demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e bench cluster clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
@@ -95,6 +95,9 @@ binary: $(BINARY)/ready ## dist/npu-agent: the agent as one file, for hosts with
 
 packaging: $(VENV)/ready ## build image and binary and run them in containers (root, Debian; about 4 minutes, then seconds)
 	$(BIN)/python -m pytest tests/packaging $(ARGS)
+
+mutants: $(VENV)/ready ## do the tests notice faults made by hand? (about 10 minutes; ARGS=ledger for some of them)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 k8s: $(VENV)/ready ## kustomize, Helm, schemas, linters and OPA on k8s/ (the first run builds them, about 10 minutes)
 	$(BIN)/python -m pytest tests/k8s $(ARGS)

@@ -65,11 +65,12 @@ async def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
 async def test_what_is_no_file(tmp_path: Path, make: Callable[[Path], None], what: str) -> None:
     make(tmp_path / "file")
     descriptors = len([*Path("/proc/self/fd").iterdir()])
-    for _ in range(3):
+    for _ in range(20):
         with pytest.raises(files.IrregularError) as caught:
             await files.read(tmp_path / "file", 10)
         assert caught.value.strerror == what
-    assert len([*Path("/proc/self/fd").iterdir()]) == descriptors
+    # Fewer may be open by now: of tests before this one.
+    assert len([*Path("/proc/self/fd").iterdir()]) <= descriptors
 
 
 async def test_nothing_is_left_of_a_write_that_fails(

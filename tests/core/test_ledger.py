@@ -222,15 +222,15 @@ def test_after_a_restart_all_that_was_offered_may_be_held() -> None:
     """A SIGKILL may come between an Allocate and anything that could have been noted of it."""
     before = Ledger().offering({NPU: offered(A)}, [state(A)])
     ledger = Ledger().recovered(before.record(), 100.0)
-    ledger = answered(ledger, at=99.0, cards=[A])  # asked for before: it says nothing of the end
+    for at in (98.0, 99.0):  # asked for before the start: they say nothing of the last grants
+        ledger = answered(ledger, at=at, cards=[A])
+    ledger = answered(ledger, at=100.0, cards=[A])
     assert against(ledger, A) == {"U0": None}
     assert against(ledger, A, cores=1)["U0_cores_1"] == (
         "a container from before the agent's start still holds its cores as U0 of "
         "beta.furiosa.ai/npu"
     )
-    for at in (100.0, 101.0):
-        ledger = answered(ledger, at=at, cards=[A])
-    assert not ledger.holds
+    assert not answered(ledger, at=101.0, cards=[A]).holds
 
 
 def test_what_was_held_is_known_over_two_restarts() -> None:

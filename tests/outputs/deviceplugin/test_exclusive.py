@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -31,6 +32,8 @@ from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.outputs.deviceplugin.publisher import RECORD, Publisher, Wanted
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources
+
+pytestmark = pytest.mark.timeout(300)
 
 NAMES = ("beta.furiosa.ai/npu", "furiosa.ai/npu")
 WIDTHS = (None, 1, 2, 4)
@@ -382,7 +385,7 @@ def wanted(name: str, cores: int | None, disabled: str = "") -> Wanted:
 
 TestExclusive: Any = Machine.TestCase
 TestExclusive.settings = settings(
-    max_examples=150,
+    max_examples=60,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

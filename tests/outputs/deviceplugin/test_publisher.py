@@ -132,6 +132,17 @@ async def test_nothing_is_said_before_all_is_known(tmp_path: Path) -> None:
     assert room.messages == [(), ((room.card.id, True),)]
 
 
+async def test_nothing_is_offered_before_the_kubelet_has_said_who_holds_what(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    await room.publisher.publish()
+    assert room.publisher.devices[NPU].value == ()
+    room.says(error="kubelet.sock is missing")  # it cannot say: then nobody is waited for
+    await room.publisher.publish()
+    assert len(room.publisher.devices[NPU].value) == 1
+
+
 async def test_a_change_of_shape_takes_effect_where_nobody_holds_anything(tmp_path: Path) -> None:
     room = Room(tmp_path)
     card = room.card.id
@@ -393,7 +404,9 @@ async def test_nothing_is_left_on_the_disk_if_no_container_holds_a_device(tmp_pa
 
 
 @pytest.mark.parametrize("why", ["held", "just allocated", "not said", "no answer", "not ours"])
-async def test_what_the_next_agent_needs_is_left(tmp_path: Path, why: str) -> None:
+async def test_what_the_next_agent_needs_is_left(
+    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = Room(tmp_path, by_cdi=True)
     record = tmp_path / RECORD
     card = room.card.id
@@ -413,7 +426,9 @@ async def test_what_the_next_agent_needs_is_left(tmp_path: Path, why: str) -> No
             case "no answer":
                 await room.publisher.end()
             case "not ours":
-                await Room(tmp_path, by_cdi=True).publisher.end()
+                other = Room(tmp_path, by_cdi=True)
+                monkeypatch.setattr(other.kubelet, "ask", other.says)
+                await other.publisher.end()
         assert record.exists()
         assert room.spec.exists()
 

@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 import grpc
 import pytest
 
 from npu_agent.core.counts import Counts
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import State
+from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
@@ -313,3 +315,27 @@ async def test_preferred_allocations_are_counted_by_their_reason(served: Served)
         served.client.refused, "GetPreferredAllocation", preference(["UUID-A"], 2)
     )
     assert served.counts.preferred == {"one card": 2, "spread": 1}
+
+
+async def test_the_ledger_is_asked_before_the_answer_and_may_refuse() -> None:
+    noted: list[tuple[str, list[str]]] = []
+
+    def note(resource: str, granted: Sequence[Device]) -> None:
+        noted.append((resource, [device.id for device in granted]))
+        if len(noted) > 1:
+            raise RefusalError(Refusal.UNFIT, "Pod team/train still holds its cores")
+
+    with short_directory() as directory:
+        feed: Feed[Devices] = Feed(LISTED)
+        endpoint = Endpoint(DevicePlugin(RESOURCE, feed, note=note), directory, "npu")
+        await endpoint.start()
+        client = Client(endpoint.path)
+        await asyncio.to_thread(client.allocate, "UUID-B", "UUID-A")
+        assert noted == [(RESOURCE, ["UUID-B", "UUID-A"])]
+        with pytest.raises(grpc.RpcError) as refused:
+            await asyncio.to_thread(client.allocate, "UUID-A")
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert refused.value.details() == "Pod team/train still holds its cores"
+        await asyncio.to_thread(client.close)
+        feed.close()
+        await endpoint.close()
