@@ -17,6 +17,7 @@ import grpc
 import msgspec
 import pytest
 
+from npu_agent import agent as agent_module
 from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.config import (
@@ -29,6 +30,11 @@ from npu_agent.config import (
     load,
 )
 from npu_agent.config.resources import resources_of
+from npu_agent.core.health import Policy
+from npu_agent.core.ledger import SETTLED
+from npu_agent.inventory import watch
+from npu_agent.outputs.deviceplugin import session
+from npu_agent.outputs.deviceplugin.publisher import RECORD
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from npu_agent.vendors import WORDS
@@ -452,3 +458,72 @@ async def test_sighup_has_the_config_read_and_ends_nothing(node: Node) -> None:
         os.kill(process.pid, signal.SIGHUP)
         await node.listed(2)
         assert (await asyncio.to_thread(process.end))[0] == 0
+
+
+async def test_the_agent_before_is_remembered_and_its_record_is_written_again(node: Node) -> None:
+    """The card that was known keeps its ID when another one says the same UUID at the start."""
+    node.cards("warboy=2")
+    async with node.agent() as agent:
+        await node.listed(2)
+        await node.kubelet.allocate(NPU, 1)  # else nothing is left for the next agent
+        agent.pod_resources.ask()
+        before = json.loads((node.plugins / RECORD).read_bytes())
+        assert {device["device"] for device in before["devices"]} == set(UUIDS)
+    (node.root / "sys/class/npu_mgmt/npu1_mgmt/device_uuid").write_text(f"{UUIDS[0]}\n")
+    async with node.agent() as agent, asyncio.timeout(DEADLINE):
+        async for devices in agent.publisher.devices[NPU].watch():
+            if devices:
+                break
+    ids = {device.name: device.id for device in devices}
+    assert ids["npu0"] == UUIDS[0]
+    assert ids["npu1"] not in UUIDS
+
+
+async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_PROVE_EVERY", 0.01)
+    monkeypatch.setattr(session, "_PROVE_AGAIN", 0.01)
+
+    async def offered(_: Path) -> Mapping[str, frozenset[str]]:
+        return {NPU: frozenset(("somebody else's",))}
+
+    monkeypatch.setattr(agent_module, "offered", offered)
+    node.cards("warboy=2")
+    async with node.agent():
+        first = await node.listed(2)
+        await node.told(lambda p: p.endpoint != first.endpoint)
+
+
+async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
+    """It does not list all of its Pods yet."""
+    node.cards("warboy=2")
+    async with node.agent(metrics=MetricsConfig(listen="127.0.0.1:0", interval=1.0)) as agent:
+        await node.listed(2)
+        grant = await node.kubelet.allocate(NPU, 1)
+        async with asyncio.timeout(DEADLINE):
+            async for holdings in agent.publisher.holdings.watch():
+                if holdings:
+                    break
+        first = await node.listed(2)
+        node.kubelet.hang_up(NPU)
+        await node.told(lambda p: p.endpoint != first.endpoint and p.connected)
+        node.kubelet.release(NPU, grant.ids)
+        answered: set[float] = set()
+        async with asyncio.timeout(DEADLINE):  # two such answers end a hold at other times
+            async for answer in agent.pod_resources.holdings.watch():
+                answered |= set() if answer.assignments else {answer.asked_at}
+                if answered and max(answered) - min(answered) > 2 * SETTLED:
+                    break
+        assert (NPU, grant.ids[0]) in agent.publisher._ledger.holds
+
+
+def test_health_follows_the_config() -> None:
+    health = HealthConfig(interval=0.7, failures=5, recoveries=7, max_temperature=81.0)
+    config = msgspec.structs.replace(default_config(WORDS), health=health, interval=3.0)
+    assert agent_module._watching(config) == watch.Settings(
+        interval=3.0,
+        health_interval=0.7,
+        telemetry_interval=config.metrics.interval,
+        policy=Policy(failures=5, recoveries=7, max_temperature=81.0),
+    )
