@@ -131,52 +131,70 @@ def rewritten(files: Mapping[Path, str]) -> Iterator[None]:
             path.write_text(text)
 
 
-def fenced_by(node: Node, pod: str) -> bool:
-    """Whether the status page names the Pod as the reason why a device is not offered."""
-    page = (
-        "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/status.json').read())"
-    )
-    said = node.in_agent("python3", "-c", page)
-    assert f"Pod default/{pod} still holds" in said, said
-    return True
+def status_page(node: Node) -> str:
+    """What the agent says of itself, for programs."""
+    url = "http://127.0.0.1:9100/status.json"
+    read = f"import urllib.request as r; print(r.urlopen({url!r}).read().decode())"
+    return node.in_agent("python3", "-c", read)
+
+
+def ids(node: Node) -> dict[str, str]:
+    """The ID of each card, by its name."""
+    return {card["name"]: card["id"] for card in json.loads(status_page(node))["cards"]}
+
+
+def wait_said(node: Node, *words: str) -> None:
+    """Waits until the status page has all of these."""
+
+    def said() -> bool:
+        page = status_page(node)
+        assert all(word in page for word in words), page
+        return True
+
+    node.cluster.wait_for(f"the status page to say {words}", said, SOON)
 
 
 def test_a_second_card_says_the_uuid_of_a_held_one(node: Node) -> None:
     node.run("holder", 1)
     held, mine = node.held()["holder"], node.environment("holder", "NPU_DEVNAME")[:4]
     newcomer = entry(node, "npu1" if mine == "npu0" else "npu0") / "device_uuid"
+    own = newcomer.read_text().strip()
     with rewritten({newcomer: held}):
         # The known card keeps its ID, and the newcomer might be the card that is held.
+        wait_said(node, "Pod default/holder still holds its cores as")
         node.wait_allocatable(1)
-        node.cluster.wait_for("the reason", lambda: fenced_by(node, "holder"), SOON)
         node.create("late", 1)
         unschedulable(node, "late")
         assert node.held() == {"holder": held}
         node.delete_pods("holder")
         node.wait_phase("late", "Running")
+        assert node.held() == {"late": held}
+        node.delete_pods("late")
         node.wait_allocatable(2)
-    node.delete_pods()
+    node.cluster.wait_for("the card's own UUID", lambda: own in ids(node).values(), SOON)
     node.wait_allocatable(2)
 
 
 def test_cards_are_renumbered_under_a_pod(node: Node) -> None:
+    before = ids(node)
     node.run("holder", 1)
-    held = node.held()["holder"]
+    held, mine = node.held()["holder"], node.environment("holder", "NPU_DEVNAME")
     identity = ("device_uuid", "device_sn", "busname")
     files = [(entry(node, "npu0") / name, entry(node, "npu1") / name) for name in identity]
     swapped = {one: other.read_text() for pair in files for one, other in (pair, pair[::-1])}
     with rewritten(swapped):
         # The other card now has the nodes that the Pod was given.
+        wait_said(node, f"Pod default/holder still holds /dev/{mine[:4]} as {held}")
         node.wait_allocatable(1)
-        node.cluster.wait_for("the reason", lambda: fenced_by(node, "holder"), SOON)
         node.create("late", 1)
         unschedulable(node, "late")
         assert node.held() == {"holder": held}
         node.delete_pods("holder")
         node.wait_phase("late", "Running")
+        assert node.environment("late", "NPU_DEVNAME") != mine
         node.wait_allocatable(2)
-    node.delete_pods()
-    node.wait_allocatable(2)
+        node.delete_pods("late")
+    node.cluster.wait_for("the numbers to be as before", lambda: ids(node) == before, SOON)
 
 
 def test_a_card_is_disabled_by_an_edit(node: Node) -> None:
