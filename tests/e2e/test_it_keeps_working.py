@@ -183,6 +183,8 @@ def test_cards_are_renumbered_under_a_pod(node: Node) -> None:
     files = [(entry(node, "npu0") / name, entry(node, "npu1") / name) for name in identity]
     swapped = {one: other.read_text() for pair in files for one, other in (pair, pair[::-1])}
     with rewritten(swapped):
+        other = {"npu0": before["npu1"], "npu1": before["npu0"]}
+        node.cluster.wait_for("both to be identified", lambda: ids(node) == other, SOON)
         # The other card now has the nodes that the Pod was given.
         wait_said(node, f"Pod default/holder still holds /dev/{mine[:4]} as {held}")
         node.wait_allocatable(1)
