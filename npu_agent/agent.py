@@ -260,7 +260,7 @@ async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
 async def run(
     effective: Effective, *, host_root: Path, node_name: str | None, config_file: Path | None
 ) -> None:
-    """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP has the config read immediately."""
+    """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP reads the config now."""
     config = effective.config
     log.info(
         "npu-agent starts",

@@ -2,8 +2,8 @@
 
 Operations on one file are made one after the other, each with a deadline, on a daemon thread that
 the file has while there is something to do (`threads.DaemonThread`): a file system that hangs
-delays neither other files nor the exit. aiofiles takes such an executor for everything but the end of
-its `async with`, which it leaves to asyncio's default executor; so that one is not used here.
+delays neither other files nor the exit. aiofiles takes such an executor for everything but the end
+of its `async with`, which it leaves to asyncio's default executor; so that one is not used here.
 """
 
 from __future__ import annotations
