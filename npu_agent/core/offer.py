@@ -94,7 +94,7 @@ def advertise(
         device
         for state in snapshot.cards
         if state.card.family in widths and not (unwanted and unwanted & names(state))
-        for device in _devices(state.id, state.card, state.health, widths[state.card.family])
+        for device in cut(state, widths[state.card.family])
     )
 
 
@@ -116,6 +116,11 @@ def names(state: CardState) -> set[str]:
     """What the config can call a card, in lower case: ``npu0``, its UUID, PCI address or ID."""
     card = state.card
     return {n.lower() for n in (card.name, card.uuid, card.pci_bus_id, state.id) if n}
+
+
+def cut(state: CardState, width: int) -> tuple[Device, ...]:
+    """A card cut into devices of `width` cores."""
+    return _devices(state.id, state.card, state.health, width)
 
 
 @lru_cache(4096)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from npu_agent.core.hardware import SensorKind
+from npu_agent.core.pool import DraNames
 
 T = TypeVar("T")
 
@@ -122,6 +123,8 @@ class Vocabulary:
     metric_schemas: Mapping[str, MetricSchema]
     metric_schema: str
     """The one that is the default of metrics.schema."""
+    dra: DraNames | None = None
+    """What DRA calls its cards; None: they are not offered by DRA."""
 
     @property
     def core_counts(self) -> dict[str, int]:

@@ -1,0 +1,96 @@
+"""A ResourceClaim as the driver needs it: what the API server says of it, and nothing else. Pure.
+
+The format is that of ``ResourceClaim`` in resource.k8s.io/v1 (k8s.io/api/resource/v1, types.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A device that the scheduler has allocated to a request of a claim."""
+
+    request: str
+    """The request in the claim's spec; without the alternative that a prioritized list chose."""
+    pool: str
+    device: str
+    admin: bool = False
+    """Whether it is for an administrator's Pod, beside whoever holds the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A ResourceClaim; of its allocation, what is one driver's."""
+
+    namespace: str
+    name: str
+    uid: str
+    allocated: bool
+    results: tuple[Result, ...] = ()
+    """Of our driver only, in the claim's order."""
+    reserved_for: tuple[str, ...] = ()
+    """Names of the Pods that may use it."""
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"ResourceClaim {self.namespace}/{self.name}"
+
+
+def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
+    """A ResourceClaim as the API server answers it.
+
+    Raises:
+        ValueError: it lacks something, or has it in another form; the message says what.
+    """
+    meta = _mapping(answer.get("metadata"), "metadata")
+    status = _mapping(answer.get("status") or {}, "status")
+    allocation = status.get("allocation")
+    devices = _mapping((allocation or {}).get("devices") or {}, "status.allocation.devices")
+    results = []
+    for each in _list(devices.get("results"), "status.allocation.devices.results"):
+        one = _mapping(each, "status.allocation.devices.results")
+        if one.get("driver") == driver:
+            results.append(
+                Result(
+                    request=_text(one, "request").partition("/")[0],
+                    pool=_text(one, "pool"),
+                    device=_text(one, "device"),
+                    admin=one.get("adminAccess") is True,
+                )
+            )
+    return Claim(
+        namespace=_text(meta, "namespace"),
+        name=_text(meta, "name"),
+        uid=_text(meta, "uid"),
+        allocated=allocation is not None,
+        results=tuple(results),
+        reserved_for=tuple(
+            _text(_mapping(each, "status.reservedFor"), "name")
+            for each in _list(status.get("reservedFor"), "status.reservedFor")
+        ),
+    )
+
+
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} is no object")
+    return value
+
+
+def _list(value: object, what: str) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValueError(f"{what} is no list")
+    return value
+
+
+def _text(of: Mapping[str, Any], key: str) -> str:
+    value = of.get(key)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{key} is missing, or no text")
+    return value
