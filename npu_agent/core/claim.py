@@ -77,7 +77,7 @@ def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
 
 def _mapping(value: object, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{what} is no object")
+        raise ValueError(f"{what} is no object")  # noqa: TRY004 (one error for whatever is wrong)
     return value
 
 
@@ -85,7 +85,7 @@ def _list(value: object, what: str) -> Sequence[Any]:
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ValueError(f"{what} is no list")
+        raise ValueError(f"{what} is no list")  # noqa: TRY004
     return value
 
 

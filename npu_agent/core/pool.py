@@ -111,18 +111,16 @@ def pool(
         if state.card.family in families and not (unwanted and unwanted & names(state))
     ]
     called = _by_index(cards) if by_index else _by_identity(cards)
-    found = []
-    for state, name in zip(cards, called, strict=True):
-        for device in cut(state, state.card.core_count):
-            found.append(
-                PoolDevice(
-                    name=name,
-                    device=device,
-                    description=dra.describe(state.card, device.cores),
-                    taints=_taints(dra.driver, device, evict=evict, held=held(device)),
-                )
-            )
-    return tuple(found)
+    return tuple(
+        PoolDevice(
+            name=name,
+            device=device,
+            description=dra.describe(state.card, device.cores),
+            taints=_taints(dra.driver, device, evict=evict, held=held(device)),
+        )
+        for state, name in zip(cards, called, strict=True)
+        for device in cut(state, state.card.core_count)
+    )
 
 
 def _by_identity(cards: Collection[CardState]) -> list[str]:
