@@ -79,6 +79,9 @@ class DisabledDevice(_Values, frozen=True, kw_only=True):
     ] = None
 
 
+_Api = Literal["device-plugin", "dra", "auto"]
+
+
 class ResourceSpec(_Values, frozen=True, kw_only=True):
     """A resource that offers one family's cards in a width of its own."""
 
@@ -95,6 +98,10 @@ class ResourceSpec(_Values, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=64)] | None,
         Meta(description="Cores in one device; without it, as defaultPe says."),
     ] = None
+    api: Annotated[
+        _Api | None,
+        Meta(description="By which API this family is offered; without it, as allocation.api."),
+    ] = None
 
 
 class AllocationConfig(_Values, frozen=True, kw_only=True):
@@ -104,6 +111,22 @@ class AllocationConfig(_Values, frozen=True, kw_only=True):
         Literal["deviceNodes", "cdi"],
         _restart("deviceNodes: by the kubelet, as nodes; cdi: by the runtime, as CDI names."),
     ] = "deviceNodes"
+    api: Annotated[
+        _Api,
+        _restart(
+            "How Pods get cards: device-plugin, by resources; dra, by ResourceClaims (Dynamic "
+            "Resource Allocation); auto: dra where the API server and this node's kubelet have it."
+        ),
+    ] = "device-plugin"
+
+
+class DraConfig(_Values, frozen=True, kw_only=True):
+    """What is offered by Dynamic Resource Allocation."""
+
+    device_names: Annotated[
+        Literal["identity", "index"],
+        _restart("What devices are called: identity, npu-<uuid>; index, npu0, as by the vendor."),
+    ] = "identity"
 
 
 class HealthConfig(_Values, frozen=True, kw_only=True):
@@ -126,6 +149,9 @@ class HealthConfig(_Values, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=30, le=150, extra={"unit": "°C"})] | None,
         _live("°C above which a card is unhealthy; without it, temperature does not count."),
     ] = None
+    evict: Annotated[
+        bool, _live("Evict the Pods whose claims hold a card that becomes unhealthy (DRA only).")
+    ] = False
 
 
 class LabelsConfig(_Values, frozen=True, kw_only=True):
@@ -231,6 +257,7 @@ class Config(_Values, frozen=True, kw_only=True):
         _restart("Resources per family and width, in place of resourceName and defaultPe."),
     ] = ()
     allocation: AllocationConfig = AllocationConfig()
+    dra: DraConfig = DraConfig()
     health: HealthConfig = HealthConfig()
     labels: LabelsConfig = LabelsConfig()
     metrics: MetricsConfig = MetricsConfig()

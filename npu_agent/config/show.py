@@ -70,7 +70,7 @@ def _complete(groups: dict[str, Any], kind: mi.Type) -> None:
         if isinstance(field.default, str | tuple):
             shape["default"] = field.default
         for at, one in ((shape, type_), (shape.get("items"), getattr(type_, "item_type", None))):
-            if isinstance(one, mi.LiteralType):
+            if isinstance(one, mi.LiteralType) and "anyOf" not in at:
                 at.pop("type", None)
                 at["enum"] = sorted(map(str, one.values))
         _complete(groups, type_)

@@ -36,11 +36,15 @@ resources:                                  # c.yaml:2
   - {name: furiosa.ai/rngd, family: rngd}
 allocation:
   method: deviceNodes                       # default
+  api: device-plugin                        # default
+dra:
+  deviceNames: identity                     # default
 health:
   interval: 0.5                             # default
   failures: 2                               # default
   recoveries: 3                             # default
   maxTemperature: 95                        # c.yaml:5
+  evict: false                              # default
 labels:
   output: api                               # default
   sets: [beta]                              # default
