@@ -21,11 +21,12 @@ from npu_agent.core.vocabulary import label_sets, metric_schemas
 from npu_agent.inventory import watch
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, serviceaccount
+from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
-from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted, left_behind
+from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.outputs.events import Events
 from npu_agent.outputs.labels import output_of
@@ -73,11 +74,12 @@ class Agent:
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
+        ledger = Ledger().recovered(left_behind(directory), time.monotonic())
         self.inventory = Inventory(
             [vendor(host_root) for vendor in VENDORS],
             configs.map(_watching),
             self.restarts,
-            known=Ledger().recovered(left_behind(directory), time.monotonic()).cards,
+            known=ledger.cards,
         )
         self.pod_resources = PodResources(
             socket_beside(directory), configs.map(lambda config: config.metrics.interval)
@@ -89,11 +91,18 @@ class Agent:
                 resources_of(config, WORDS.core_counts), disabled_for(config, node_name)
             )
         )
+        self.keeper = LedgerKeeper(
+            snapshots=self.inventory.hardware,
+            pod_resources=self.pod_resources,
+            resources=[resource.name for resource in self._wanted.value.resources],
+            directory=directory,
+            ledger=ledger,
+        )
         self.publisher = Publisher(
             snapshots=self.inventory.hardware,
             wanted=self._wanted,
             pod_resources=self.pod_resources,
-            directory=directory,
+            keeper=self.keeper,
             cdi_root=host_root / cdi.DIRECTORY if by_cdi else None,
         )
         self._api = Api()
@@ -139,8 +148,8 @@ class Agent:
                 socket_name=config.socket_name,
                 ownership=ownership,
                 prepare=self.publisher.renew,
-                note=self.publisher.grant,
-                kubelet_lost=self.publisher.kubelet_lost,
+                note=self.keeper.grant,
+                kubelet_lost=self.keeper.kubelet_lost,
                 offered=partial(_offered, socket_beside(directory)),
                 by_cdi=by_cdi,
             )
@@ -157,6 +166,7 @@ class Agent:
                     ("pod resources", self.pod_resources.run),
                     ("config", self.poller.run),
                     ("log settings", self._follow_log),
+                    ("ledger", self.keeper.run),
                     ("devices", self.publisher.run),
                     ("events", self.events.run),
                     ("metrics", self._page.run),
@@ -203,7 +213,7 @@ class Agent:
             now=time.time(),
             monotonic=time.monotonic(),
             snapshot=self.inventory.snapshots.value,
-            holdings=self.publisher.holdings.value,
+            holdings=self.keeper.holdings.value,
             assignments=kubelet.assignments,
             assignments_error=kubelet.error,
             resources=tuple(

@@ -33,8 +33,8 @@ from npu_agent.config.resources import resources_of
 from npu_agent.core.health import Policy
 from npu_agent.core.ledger import SETTLED
 from npu_agent.inventory import watch
+from npu_agent.kubelet.ledger import RECORD
 from npu_agent.outputs.deviceplugin import session
-from npu_agent.outputs.deviceplugin.publisher import RECORD
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from npu_agent.vendors import WORDS
@@ -502,7 +502,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
         await node.listed(2)
         grant = await node.kubelet.allocate(NPU, 1)
         async with asyncio.timeout(DEADLINE):
-            async for holdings in agent.publisher.holdings.watch():
+            async for holdings in agent.keeper.holdings.watch():
                 if holdings:
                     break
         first = await node.listed(2)
@@ -515,7 +515,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
                 answered |= set() if answer.assignments else {answer.asked_at}
                 if answered and max(answered) - min(answered) > 2 * SETTLED:
                     break
-        assert (NPU, grant.ids[0]) in agent.publisher._ledger.holds
+        assert (NPU, grant.ids[0]) in agent.keeper.ledger.holds
 
 
 def test_health_follows_the_config() -> None:

@@ -6,11 +6,12 @@ cores, that a card was renumbered, or that two cards say the same UUID. So the l
 everything that was handed out what it stood for at that time: whose cores, and by which nodes. What
 is about to be handed out is compared with that.
 
-Start reading at `Ledger`. There are three sources:
+Start reading at `Ledger`. There are four sources:
 
 - what was granted here (`Ledger.granted`), known at the moment of the grant;
 - the kubelet's pod-resources API (`Ledger.answered`), which is late, absent after a restart of the
   kubelet, and silent about init containers;
+- claims that were prepared here (`Ledger.with_claim`), which are held until they are unprepared;
 - the record on disk (`Ledger.record`, `Ledger.recovered`), written before anything is offered, so
   that it covers every grant that an agent can have made before it was killed.
 
@@ -23,6 +24,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from npu_agent.core.hardware import Card, CardState, CoreRange
 from npu_agent.core.offer import Device, device_id
@@ -34,12 +36,17 @@ UNSEEN = 60.0
 """Seconds for which a grant that pod-resources never showed counts as held: the kubelet does not
 list init containers, and lists a Pod only once it was admitted."""
 
-_VERSION = 1
+_VERSION = 2
+_READABLE = (1, 2)
+"""Version 1 knew no claims."""
 _UNKNOWN = ("", "")
 """Stands for whatever was handed out before, where no record says what that was."""
 
 Name = tuple[str, str]
 """Resource and device ID: what the kubelet knows a device by."""
+CLAIM = "ResourceClaim"
+"""In place of the resource in the `Name` of a prepared claim, with its UID; no resource has a name
+without a domain."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,6 +75,44 @@ class Footprint:
     cores: CoreRange
     nodes: frozenset[str]
     """Device nodes, relative to /dev."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedDevice:
+    """A device of a prepared claim."""
+
+    request: str
+    """The request of the claim that it was allocated to."""
+    pool: str
+    device: str
+    """Its name in the pool."""
+    admin: bool = False
+    """Whether it is for an administrator's Pod, beside whoever holds it: no holder of cores."""
+    footprint: Footprint
+    """What it stood for when the claim was prepared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedClaim:
+    """A ResourceClaim whose devices Pods may use, until it is unprepared."""
+
+    uid: str
+    namespace: str
+    name: str
+    pods: tuple[str, ...] = ()
+    """Names of the Pods that it was reserved for, in its namespace, when it was prepared."""
+    devices: tuple[PreparedDevice, ...]
+
+    @property
+    def holder(self) -> str:
+        """For people: ``Pod default/train (ResourceClaim default/train-npu)``."""
+        claim = f"{CLAIM} {self.namespace}/{self.name}"
+        return f"Pod {self.namespace}/{self.pods[0]} ({claim})" if self.pods else claim
+
+    def hold(self) -> Hold | None:
+        """What it keeps others from; None: nothing, as it has devices for administrators only."""
+        footprints = tuple(one.footprint for one in self.devices if not one.admin)
+        return Hold(footprints=footprints, by=self.holder, since=0.0) if footprints else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +157,9 @@ class Ledger:
     offered: Mapping[Name, Footprint] = field(default_factory=dict)
     """What can be handed out now. Some of it may be held without anybody's having said so."""
     holds: Mapping[Name, Hold] = field(default_factory=dict)
+    """What containers hold by the device plugin."""
+    prepared: Mapping[str, PreparedClaim] = field(default_factory=dict)
+    """The claims that are prepared, by UID."""
     cards: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The keys of each card by its ID: a card keeps its ID over restarts."""
 
@@ -173,6 +221,16 @@ class Ledger:
                 holds[name] = hold
         return self if holds == self.holds else replace(self, holds=holds)
 
+    def with_claim(self, claim: PreparedClaim) -> Ledger:
+        """After a claim was prepared, or prepared again."""
+        return replace(self, prepared={**self.prepared, claim.uid: claim})
+
+    def without_claim(self, uid: str) -> Ledger:
+        """After a claim was unprepared; one that is unknown changes nothing."""
+        if uid not in self.prepared:
+            return self
+        return replace(self, prepared={k: v for k, v in self.prepared.items() if k != uid})
+
     def doubted(self, until: float) -> Ledger:
         """After a restart of the kubelet: no answer asked for before `until` ends a hold."""
         holds = {
@@ -222,23 +280,35 @@ class Ledger:
                 since=max(now, ours.since if ours else now),
                 kept_until=ours.kept_until if ours else 0.0,
             )
-        return replace(self, holds=holds, cards={**found.cards, **self.cards})
+        return replace(
+            self,
+            holds=holds,
+            prepared={**found.prepared, **self.prepared},
+            cards={**found.cards, **self.cards},
+        )
 
     def record(self) -> bytes:
         """What an agent after this one has to know, as `recovered` takes it."""
         footprints = {name: {one} for name, one in self.offered.items()}
         for name, hold in self.holds.items():
             footprints.setdefault(name, set()).update(hold.footprints)
-        return _encoded(footprints, self.cards)
+        return _encoded(footprints, self.prepared, self.cards)
 
     @property
     def doubtful(self) -> bool:
         """Whether another answer of pod-resources, soon, would end a hold."""
         return any(hold.missed is not None for hold in self.holds.values())
 
-    def claims(self, cards: Iterable[Card]) -> Claims:
-        """What is not to be handed out while these cards are present."""
-        return Claims(self.holds, cards)
+    def conflicts(self, cards: Iterable[Card], *, prepared: bool = True) -> Conflicts:
+        """What is not to be handed out while these cards are present.
+
+        Without what claims hold if `prepared` is False: the scheduler knows of those.
+        """
+        found = Conflicts(self.holds, cards)
+        for claim in self.prepared.values() if prepared else ():
+            if hold := claim.hold():
+                found.add((CLAIM, claim.uid), hold)
+        return found
 
     def holdings(self, cards: Iterable[CardState]) -> tuple[Holding, ...]:
         """The cores of present cards that containers hold, as pod-resources said last."""
@@ -259,7 +329,7 @@ class Ledger:
         return tuple(sorted(found, key=lambda one: one.assignment))
 
 
-class Claims:
+class Conflicts:
     """The holds of a Ledger, arranged so that a device is compared with few of them."""
 
     def __init__(self, holds: Mapping[Name, Hold], cards: Iterable[Card]) -> None:
@@ -283,24 +353,25 @@ class Claims:
             for mark in (*held.keys, *held.nodes):
                 self._by_mark.setdefault(mark, []).append((name, hold, held))
 
-    def against(self, resource: str, device: Device) -> str | None:
-        """Why `device` must not be handed out as one of `resource`; None: nobody holds any of it.
+    def against(self, itself: Name, device: Device) -> str | None:
+        """Why `device` must not be handed out; None: nobody holds any of it.
 
-        That the device itself is held is no conflict: the kubelet knows.
+        What is held under the name `itself` is no conflict: the kubelet knows of that holder.
         """
         for name, hold in self._anything:
             if name == _UNKNOWN:
                 return f"{hold.holder} may hold its cores"
-            if name != (resource, device.id):
+            if name != itself:
                 return f"{hold.holder} holds {name[1]} of {name[0]}, and no card here has that ID"
         wanted = footprint(device)
         for mark in (*sorted(wanted.keys), *sorted(wanted.nodes)):
             for name, hold, held in self._by_mark.get(mark, ()):
-                if name == (resource, device.id):
+                if name == itself:
                     continue
                 what = self._shared(wanted, held)
                 if what is not None:
-                    return f"{hold.holder} still holds {what} as {name[1]} of {name[0]}"
+                    known_as = "" if name[0] == CLAIM else f" as {name[1]} of {name[0]}"
+                    return f"{hold.holder} still holds {what}{known_as}"
         return None
 
     def _shared(self, wanted: Footprint, held: Footprint) -> str | None:
@@ -375,46 +446,95 @@ def _order(one: Footprint) -> tuple[object, ...]:
 @dataclass(frozen=True, slots=True)
 class _Record:
     footprints: Mapping[Name, tuple[Footprint, ...]]
+    prepared: Mapping[str, PreparedClaim]
     cards: Mapping[str, frozenset[str]]
 
 
 def _encoded(
-    footprints: Mapping[Name, Collection[Footprint]], cards: Mapping[str, frozenset[str]]
+    footprints: Mapping[Name, Collection[Footprint]],
+    prepared: Mapping[str, PreparedClaim],
+    cards: Mapping[str, frozenset[str]],
 ) -> bytes:
     devices = [
         {
             "resource": resource,
             "device": device,
             "footprints": [
-                {
-                    "keys": sorted(one.keys),
-                    "cores": [one.cores.first, one.cores.last],
-                    "nodes": sorted(one.nodes),
-                }
-                for one in sorted(footprints[resource, device], key=_order)
+                _encoded_footprint(one) for one in sorted(footprints[resource, device], key=_order)
             ],
         }
         for resource, device in sorted(footprints)
     ]
+    claims = [
+        {
+            "uid": claim.uid,
+            "namespace": claim.namespace,
+            "name": claim.name,
+            "pods": claim.pods,
+            "devices": [
+                {
+                    "request": one.request,
+                    "pool": one.pool,
+                    "device": one.device,
+                    "admin": one.admin,
+                    "footprint": _encoded_footprint(one.footprint),
+                }
+                for one in claim.devices
+            ],
+        }
+        for _, claim in sorted(prepared.items())
+    ]
     ids = {id_: sorted(keys) for id_, keys in sorted(cards.items())}
-    return json.dumps({"version": _VERSION, "devices": devices, "cards": ids}).encode() + b"\n"
+    record = {"version": _VERSION, "devices": devices, "claims": claims, "cards": ids}
+    return json.dumps(record).encode() + b"\n"
+
+
+def _encoded_footprint(one: Footprint) -> dict[str, object]:
+    return {
+        "keys": sorted(one.keys),
+        "cores": [one.cores.first, one.cores.last],
+        "nodes": sorted(one.nodes),
+    }
 
 
 def _decoded(record: bytes) -> _Record:
     """What `_encoded` wrote; raises one of several errors if it did not write that."""
     found = json.loads(record)
-    if found["version"] != _VERSION:
-        raise ValueError(f"version {found['version']}, and only {_VERSION} is known")
+    if found["version"] not in _READABLE:
+        raise ValueError(f"version {found['version']}, and only {_READABLE} are known")
     footprints = {
         (str(device["resource"]), str(device["device"])): tuple(
-            Footprint(
-                keys=frozenset(map(str, one["keys"])),
-                cores=CoreRange(*(int(core) for core in one["cores"])),
-                nodes=frozenset(map(str, one["nodes"])),
-            )
-            for one in device["footprints"]
+            _decoded_footprint(one) for one in device["footprints"]
         )
         for device in found["devices"]
     }
+    claims = [
+        PreparedClaim(
+            uid=str(claim["uid"]),
+            namespace=str(claim["namespace"]),
+            name=str(claim["name"]),
+            pods=tuple(map(str, claim["pods"])),
+            devices=tuple(
+                PreparedDevice(
+                    request=str(one["request"]),
+                    pool=str(one["pool"]),
+                    device=str(one["device"]),
+                    admin=bool(one["admin"]),
+                    footprint=_decoded_footprint(one["footprint"]),
+                )
+                for one in claim["devices"]
+            ),
+        )
+        for claim in found.get("claims", ())
+    ]
     cards = {str(id_): frozenset(map(str, keys)) for id_, keys in found["cards"].items()}
-    return _Record(footprints, cards)
+    return _Record(footprints, {claim.uid: claim for claim in claims}, cards)
+
+
+def _decoded_footprint(one: Mapping[str, Any]) -> Footprint:
+    first, last = one["cores"]
+    return Footprint(
+        keys=frozenset(map(str, one["keys"])),
+        cores=CoreRange(int(first), int(last)),
+        nodes=frozenset(map(str, one["nodes"])),
+    )

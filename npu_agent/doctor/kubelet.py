@@ -337,8 +337,11 @@ def expected(
     """The IDs that can be handed out, computed as the agent does; those in use among them."""
     if isinstance(held, tuple):
         cards = {device.card for device in devices}
-        claims = Ledger().answered(held, 0.0, cards=cards, resources=[resource]).claims(cards)
-        devices = tuple(one for one in devices if claims.against(resource, one) is None)
+        ledger = Ledger().answered(held, 0.0, cards=cards, resources=[resource])
+        conflicts = ledger.conflicts(cards)
+        devices = tuple(
+            one for one in devices if conflicts.against((resource, one.id), one) is None
+        )
     return frozenset(device.id for device in devices if device.healthy)
 
 

@@ -46,8 +46,8 @@ def answered(ledger: Ledger, *held: Assignment, at: float, cards: Iterable[Card]
 
 def against(ledger: Ledger, *cards: Card, cores: int | None = None) -> dict[str, str | None]:
     """What speaks against each device of these cards."""
-    claims = ledger.claims(cards)
-    return {one.id: claims.against(NPU, one) for one in offered(*cards, cores=cores)}
+    conflicts = ledger.conflicts(cards)
+    return {one.id: conflicts.against((NPU, one.id), one) for one in offered(*cards, cores=cores)}
 
 
 def held(*cards: Card, by: str, cores: int | None = None) -> Ledger:
@@ -85,23 +85,23 @@ def test_another_resource_of_the_held_cores_is_not_free() -> None:
 
 def test_a_second_card_with_the_uuid_of_a_held_one_is_not_free() -> None:
     newcomer = card(1, uuid="U0", serial="S1", pci_bus_id="0000:02:00.0")
-    claims = held(A, by="U0").claims([A, newcomer])
+    conflicts = held(A, by="U0").conflicts([A, newcomer])
     (resource,) = resources(NPU, None)
     devices = advertise(snapshot(state(A, "U0"), state(newcomer, "S1")), resource)
-    assert [claims.against(NPU, one) for one in devices] == [
+    assert [conflicts.against((NPU, one.id), one) for one in devices] == [
         None,  # U0 itself: the kubelet does not give it away twice
         "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu",
     ]
     # Had the known card lost its ID to the newcomer, it would not be free either.
     fallen_back = advertise(snapshot(state(A, "S0"), state(newcomer, "S1")), resource)
-    assert all(claims.against(NPU, one) for one in fallen_back)
+    assert all(conflicts.against((NPU, one.id), one) for one in fallen_back)
 
 
 def test_cores_beside_held_ones_are_not_free_once_another_card_says_the_same() -> None:
     newcomer = card(1, uuid="U0", serial="S1", pci_bus_id="0000:02:00.0")
-    claims = held(A, by="U0_cores_0", cores=1).claims([A, newcomer])
+    conflicts = held(A, by="U0_cores_0", cores=1).conflicts([A, newcomer])
     other = offered(A, cores=1)[1]
-    assert claims.against(NPU, other) == (
+    assert conflicts.against((NPU, other.id), other) == (
         "Pod team/train still holds /dev/npu0_mgmt as U0_cores_0 of beta.furiosa.ai/npu"
     )
 
@@ -119,7 +119,7 @@ def test_a_held_card_is_known_by_whatever_is_left_of_its_identity(lost: str) -> 
     }
     changed = card(4, **identity)  # and it has another number
     for ledger in (before, answered(after, pod("U0"), at=101.0, cards=[changed])):
-        reason = ledger.claims([changed]).against("other/name", offered(changed)[0])
+        reason = ledger.conflicts([changed]).against(("other/name", "U0"), offered(changed)[0])
         assert reason == "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu"
 
 
@@ -267,7 +267,7 @@ def test_no_record_means_that_nothing_was_handed_out() -> None:
 def test_the_record_is_the_same_for_the_same_ledger() -> None:
     ledger = held(A, B, by="U0")
     assert ledger.record() == held(A, B, by="U0").record()
-    assert json.loads(ledger.record())["version"] == 1
+    assert json.loads(ledger.record())["version"] == 2
 
 
 def test_holdings_name_the_card_and_its_cores() -> None:

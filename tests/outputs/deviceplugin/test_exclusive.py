@@ -26,10 +26,11 @@ from hypothesis.stateful import (
 
 from npu_agent.core.grant import RefusalError, requested
 from npu_agent.core.hardware import CardState, Health, Snapshot, State, identify
-from npu_agent.core.ledger import Assignment
+from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.feed import Feed
+from npu_agent.kubelet.ledger import RECORD, LedgerKeeper, left_behind
 from npu_agent.kubelet.podresources import Holdings, PodResources
-from npu_agent.outputs.deviceplugin.publisher import RECORD, Publisher, Wanted
+from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources
 
@@ -93,6 +94,7 @@ class Kubelet(PodResources):
 
 @dataclass
 class Agent:
+    keeper: LedgerKeeper
     publisher: Publisher
     pod_resources: Kubelet
     wanted: Feed[Wanted]
@@ -211,15 +213,22 @@ class Machine(RuleBasedStateMachine):
     def start(self, name: str, cores: int | None) -> Agent:
         feed = Feed(wanted(name, cores))
         kubelet = Kubelet(self)
+        keeper = LedgerKeeper(
+            snapshots=self.snapshots,
+            pod_resources=kubelet,
+            resources=[resource.name for resource in feed.value.resources],
+            directory=self.directory,
+            ledger=Ledger().recovered(left_behind(self.directory), self.now),
+            clock=lambda: self.now,
+        )
         publisher = Publisher(
             snapshots=self.snapshots,
             wanted=feed,
             pod_resources=kubelet,
-            directory=self.directory,
+            keeper=keeper,
             cdi_root=None,
-            clock=lambda: self.now,
         )
-        return Agent(publisher, kubelet, feed, name)
+        return Agent(keeper, publisher, kubelet, feed, name)
 
     def own(self, agent: Agent) -> None:
         self.agent, self.standby = agent, None
@@ -253,7 +262,7 @@ class Machine(RuleBasedStateMachine):
         self.own(self.start(self.agent.name, None))
 
     @precondition(lambda self: all(name == self.agent.name for name, _ in self.containers))
-    @rule(what=st.sampled_from(("", "{", '{"version": 2}')))
+    @rule(what=st.sampled_from(("", "{", '{"version": 3}')))
     def record_damaged(self, what: str) -> None:
         """Only while no agent runs: it would write it again.
 
@@ -308,7 +317,7 @@ class Machine(RuleBasedStateMachine):
     def kubelet_restarts(self) -> None:
         self.up, self.wrong = True, False
         self.young_until = self.now + 25.0
-        self.agent.publisher.kubelet_lost()
+        self.agent.keeper.kubelet_lost()
 
     @rule()
     def kubelet_goes(self) -> None:
@@ -331,7 +340,7 @@ class Machine(RuleBasedStateMachine):
         id_ = data.draw(st.sampled_from(free), "device")
         try:
             ((device,),) = requested([[id_]], {one.id: one for one in devices}, resource)
-            self.agent.publisher.grant(resource, [device])
+            self.agent.keeper.grant(resource, [device])
         except RefusalError:
             return
         self.count += 1

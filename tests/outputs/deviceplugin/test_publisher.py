@@ -17,8 +17,9 @@ from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, advertise
 from npu_agent.feed import Feed
+from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, LedgerKeeper, left_behind
 from npu_agent.kubelet.podresources import Holdings, PodResources
-from npu_agent.outputs.deviceplugin.publisher import OLD_RECORD, RECORD, Publisher, Wanted
+from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.until import first
 
@@ -53,13 +54,20 @@ class Room:
         self.kubelet = Kubelet()
         self.now = 1000.0
         self.spec = directory / "cdi" / SPEC
+        self.keeper = LedgerKeeper(
+            snapshots=self.snapshots,
+            pod_resources=self.kubelet,
+            resources=[resource.name for resource in wanted.resources],
+            directory=directory,
+            ledger=Ledger().recovered(left_behind(directory), self.clock()),
+            clock=self.clock,
+        )
         self.publisher = Publisher(
             snapshots=self.snapshots,
             wanted=self.wanted,
             pod_resources=self.kubelet,
-            directory=directory,
+            keeper=self.keeper,
             cdi_root=directory / "cdi" if by_cdi else None,
-            clock=self.clock,
         )
         self.messages: list[tuple[tuple[str, bool], ...]] = []
 
@@ -77,7 +85,7 @@ class Room:
 
     def granted(self) -> None:
         """The whole list is allocated."""
-        self.publisher.grant(NPU, self.publisher.devices[NPU].value)
+        self.keeper.grant(NPU, self.publisher.devices[NPU].value)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -194,7 +202,7 @@ async def test_what_is_held_is_not_granted_whatever_the_list_says(tmp_path: Path
         room.granted()
         other = replace(whole, id=f"{whole.id}_cores_0", cores=CoreRange(0, 0))
         with pytest.raises(RefusalError, match="is not free: a container that starts still holds"):
-            room.publisher.grant(NPU, [other])
+            room.keeper.grant(NPU, [other])
 
 
 async def test_a_card_that_has_just_been_renumbered_is_not_granted(tmp_path: Path) -> None:

@@ -1,0 +1,287 @@
+"""Keeps the ledger of this node: true to pod-resources, and on disk before it has to be.
+
+The device plugin and DRA both ask `LedgerKeeper` before they offer or hand out anything. What it
+decides with is `npu_agent.core.ledger`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from npu_agent import files
+from npu_agent.core.grant import Refusal, RefusalError
+from npu_agent.core.hardware import Card, Snapshot
+from npu_agent.core.ledger import (
+    CLAIM,
+    Conflicts,
+    Holding,
+    Ledger,
+    Name,
+    PreparedClaim,
+    keys_of,
+)
+from npu_agent.core.offer import Device
+from npu_agent.feed import Feed, changes_of
+from npu_agent.kubelet.podresources import Holdings, PodResources
+from npu_agent.logs import logger
+from npu_agent.threads import DaemonThread
+
+log = logger(__name__)
+
+RECORD = ".npu-agent.ledger.json"
+"""In the plugin directory: `Ledger.record`. The kubelet removes sockets there and nothing else."""
+OLD_RECORD = ".npu-agent.shapes.json"
+"""What versions before 0.9 wrote. It does not say which cores were handed out."""
+
+_READING = 5.0
+"""Seconds to wait for the record on disk."""
+_ANSWER = 11.0
+"""Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
+_LAST_ANSWER = 0.2
+"""Seconds of the one that the agent has for its end."""
+_RESTART = 30.0
+"""Seconds after a restart of the kubelet for which it may list fewer Pods than run: it asks the API
+server which Pods it has."""
+
+
+class LedgerKeeper:
+    """The ledger, for whoever hands out cores.
+
+    `holdings` is who holds which cores, for people and metrics; `prepared` the claims that are
+    prepared, by UID.
+    """
+
+    def __init__(
+        self,
+        *,
+        snapshots: Feed[Snapshot],
+        pod_resources: PodResources,
+        resources: Collection[str],
+        directory: Path,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is written before `renew`.
+
+        Args:
+            snapshots: the cards.
+            pod_resources: who is asked who holds what.
+            resources: the names under which the device plugin hands out cards.
+            directory: the kubelet's device-plugins directory.
+            ledger: with what an agent before this one has `left_behind` there.
+            clock: the one of `Holdings.asked_at`.
+        """
+        self.holdings: Feed[tuple[Holding, ...]] = Feed(())
+        self.prepared: Feed[Mapping[str, PreparedClaim]] = Feed({})
+        self._snapshots = snapshots
+        self._pod_resources = pod_resources
+        self._resources = resources
+        self._directory = directory
+        self._clock = clock
+        self._on_disk: bytes | None = None
+        self._trouble: str | None = None
+        """Why the record could not be written last."""
+        self._ledger = ledger
+        self._conflicts = self._ledger.conflicts(())
+        self._answered_at = 0.0
+        """When the answer was asked for that the ledger has."""
+        self._owner = False
+        self._saving = asyncio.Lock()
+        self.prepared.publish(self._ledger.prepared)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger now."""
+        return self._ledger
+
+    @property
+    def answered(self) -> bool:
+        """Whether the kubelet was asked who holds what; it may not have said."""
+        return bool(self._pod_resources.holdings.value.asked_at)
+
+    async def run(self) -> None:
+        """Follows hardware and pod-resources until cancelled."""
+        async for _ in changes_of(self._snapshots, self._pod_resources.holdings):
+            self.update()
+
+    async def renew(self) -> None:
+        """Called when the node has just become this agent's, maybe from another one's hands.
+
+        What is known of who holds what may be older than the other one's last Allocate or Prepare:
+        its record is read, and the kubelet is asked again.
+        """
+        self._owner = True
+        reading = DaemonThread("npu-ledger")
+        self._on_disk = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
+        self._ledger = self._ledger.recovered(self._on_disk, self._clock())
+        await self._answer(_ANSWER)
+        self.update()
+
+    def update(self) -> Conflicts:
+        """Takes the latest answer of pod-resources into account; returns what nobody may be given.
+
+        What it returns holds until the next await.
+        """
+        cards = self._cards()
+        answer = self._pod_resources.holdings.value
+        if answer.error is None and answer.asked_at > self._answered_at:
+            self._answered_at = answer.asked_at
+            self._ledger = self._ledger.answered(
+                answer.assignments, answer.asked_at, cards=cards, resources=self._resources
+            )
+            if self._ledger.doubtful:
+                self._pod_resources.ask_soon()
+        self._conflicts = self._ledger.conflicts(cards)
+        self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards))
+        self.prepared.publish(self._ledger.prepared)
+        return self._conflicts
+
+    def offering(self, devices: Mapping[str, Iterable[Device]]) -> None:
+        """Notes what the device plugin is about to offer, by resource; `save` it before."""
+        if self._owner:
+            self._ledger = self._ledger.offering(devices, self._snapshots.value.cards)
+
+    def held_by_containers(self) -> Callable[[Device], str | None]:
+        """Why a device must not be allocated to a claim: a container has it without one."""
+        conflicts = self._ledger.conflicts(self._cards(), prepared=False)
+        return lambda device: conflicts.against(("", ""), device)
+
+    def grant(self, resource: str, devices: Sequence[Device]) -> None:
+        """Notes that a container is given these devices; called before it is.
+
+        Raises:
+            RefusalError: somebody holds cores or nodes of one of them.
+        """
+        for device in devices:
+            self._check((resource, device.id), device)
+        self._ledger = self._ledger.granted(resource, devices, self._clock())
+        for device in devices:
+            name = (resource, device.id)
+            self._conflicts.add(name, self._ledger.holds[name])
+        self._pod_resources.ask_soon()
+
+    def prepare(self, claim: PreparedClaim, devices: Iterable[Device]) -> None:
+        """Notes that a claim is prepared; called before its Pods get anything, and then `saved`.
+
+        Args:
+            claim: with the footprints of its devices as they are now.
+            devices: those of them that are for the claim's Pods alone.
+
+        Raises:
+            RefusalError: somebody else holds cores or nodes of one of them.
+        """
+        for device in devices:
+            self._check((CLAIM, claim.uid), device)
+        self._change(self._ledger.with_claim(claim))
+
+    def unprepare(self, uid: str) -> None:
+        """Notes that no Pod uses a claim any more; one that is unknown is none."""
+        self._change(self._ledger.without_claim(uid))
+
+    def kubelet_lost(self) -> None:
+        """Called when the kubelet dropped our devices: it may have been restarted."""
+        self._ledger = self._ledger.doubted(self._clock() + _RESTART)
+
+    async def end(self) -> bool:
+        """Called when the agent is about to end, while the node is still its own.
+
+        What the disk has for the next agent is of no use if no container holds a device: a node
+        whose agent was removed is as clean as before. Takes 0.2 s at most. Returns whether nothing
+        is held, so that others may clean up as well.
+        """
+        if not self._owner:
+            return False
+        now = self._clock()
+        answer = await self._answer(_LAST_ANSWER)
+        async with self._saving:  # which would write it again
+            self._owner = False
+            holds, ours = self._ledger.holds, self._resources
+            # What is held may also have the name of a resource that is not served any more.
+            held = any(one.name in holds or one.resource in ours for one in answer.assignments)
+            starting = any(hold.kept_until > now for hold in holds.values())
+            unsure = answer.error or answer.asked_at < now
+            if held or starting or self._ledger.prepared or unsure:
+                return False
+            with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
+                (self._directory / RECORD).unlink(missing_ok=True)
+            return True
+
+    async def save(self) -> bool:
+        """Writes the ledger if the disk has another one; returns whether it tried to."""
+        async with self._saving:
+            if not self._owner or (record := self._ledger.record()) == self._on_disk:
+                return False
+            path = self._directory / RECORD
+            try:
+                await files.replace(path, record)
+            except OSError as error:
+                reason = f"{path}: {error.strerror or error}"
+                if reason != self._trouble:
+                    log.error("the record of who holds what cannot be written", reason=reason)
+                self._trouble = reason
+            else:
+                self._trouble = None
+            self._on_disk = record  # even if it cannot be written: the next change tries again
+            with contextlib.suppress(OSError):
+                (self._directory / OLD_RECORD).unlink(missing_ok=True)
+            return True
+
+    async def saved(self) -> None:
+        """Returns when the disk has all that is known now.
+
+        Raises:
+            OSError: it cannot be written; the message says what and where.
+        """
+        await self.save()
+        if self._trouble:
+            self._on_disk = None  # so that the next one tries again
+            raise OSError(self._trouble)
+
+    def _check(self, itself: Name, device: Device) -> None:
+        """Raises RefusalError if the device is not free for this holder."""
+        reason = self._conflicts.against(itself, device)
+        present = {(state.card.key, keys_of(state.card)) for state in self._snapshots.value.cards}
+        if (device.card.key, keys_of(device.card)) not in present:
+            reason = "its card has just gone, or got another number"
+        if reason:
+            raise RefusalError(
+                Refusal.UNFIT, f"device {device.id!r} ({device.name}) is not free: {reason}"
+            )
+
+    def _change(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._conflicts = ledger.conflicts(self._cards())
+        self.prepared.publish(ledger.prepared)
+
+    def _cards(self) -> list[Card]:
+        return [state.card for state in self._snapshots.value.cards]
+
+    async def _answer(self, deadline: float) -> Holdings:
+        """What pod-resources says now; the last known if there is no answer within `deadline`."""
+        now, holdings = self._clock(), self._pod_resources.holdings
+        self._pod_resources.ask()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                async for answer in holdings.watch():
+                    if answer.asked_at >= now:
+                        break
+        return holdings.value
+
+
+def left_behind(directory: Path) -> bytes | None:
+    """The record that an agent before this one wrote to the plugin directory; None: there is none.
+
+    An empty one if it cannot be read. It may block.
+    """
+    for name in (RECORD, OLD_RECORD):
+        try:
+            return (directory / name).read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return b""
+    return None
