@@ -11,7 +11,14 @@ RESULTS = ("granted", "invalid", "unknown", "unhealthy", "failed")
 that is not listed, or one that is unhealthy; or without an answer, by a fault or as the caller went
 away."""
 
+PREPARES = ("prepared", "refused", "failed")
+"""How a claim's preparation can end: with devices; refused, as the user reads in the Pod's events;
+or failed by the API server, the disk or a fault."""
+
 _ALLOCATION = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
+
+
+_PREPARE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0, 40.0)
 
 
 class Histogram:
@@ -52,3 +59,20 @@ class Counts:
         """Counts an Allocate call that ended."""
         self.allocations[result] += 1
         self.allocation_seconds.add(seconds)
+
+
+@dataclass(slots=True)
+class DraCounts:
+    """Counts of one DRA driver, since the agent started."""
+
+    prepares: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(PREPARES, 0)))
+    """Claims that the kubelet had prepared, by how that ended, one of `PREPARES`."""
+    prepare_seconds: Histogram = field(default_factory=lambda: Histogram(_PREPARE))
+    """Seconds that a claim took, with reading it from the API server."""
+    unprepares: Counter[str] = field(default_factory=lambda: Counter({"unprepared": 0}))
+    """Claims that the kubelet had unprepared."""
+
+    def prepared(self, result: str, seconds: float) -> None:
+        """Counts a claim whose preparation ended."""
+        self.prepares[result] += 1
+        self.prepare_seconds.add(seconds)

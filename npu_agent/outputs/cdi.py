@@ -3,15 +3,17 @@
 With `allocation.method: cdi` the kubelet passes names on, such as ``example.com/npu=<device ID>``,
 and the container runtime finds the nodes in a spec file
 (cncf-tags/container-device-interface, SPEC.md).
-Nodes only: the environment of several devices has to be joined, which a spec cannot.
+Nodes only: the environment of several devices has to be joined, which a spec cannot. A claim is
+known as a whole before its containers start, so that its spec has both.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from npu_agent.core.grant import Grant
 from npu_agent.core.offer import Device
 
 DIRECTORY = "var/run/cdi"
@@ -36,14 +38,41 @@ def specs(devices: Iterable[Device]) -> dict[str, bytes]:
     }
 
 
+def claim_file(kind: str, uid: str) -> str:
+    """The name in `DIRECTORY` of the spec file of a claim."""
+    return f"{kind.replace('/', '-')}-{uid}.json"
+
+
+def claim_name(kind: str, uid: str, request: str) -> str:
+    """The CDI name of what a container gets that asks for this request of a claim."""
+    return f"{kind}={uid}-{request}"
+
+
+def claim_spec(kind: str, uid: str, grants: Mapping[str, Grant]) -> bytes:
+    """The spec file of a claim: a CDI device for each request, with all that it grants."""
+    entries: list[dict[str, object]] = [
+        {
+            "name": f"{uid}-{request}",
+            "containerEdits": {
+                "env": [f"{name}={value}" for name, value in grant.environment],
+                "deviceNodes": _nodes(grant.nodes),
+            },
+        }
+        for request, grant in sorted(grants.items())
+    ]
+    return _spec(kind, entries)
+
+
 def _spec(kind: str, entries: list[dict[str, object]]) -> bytes:
     text = json.dumps({"cdiVersion": _VERSION, "kind": kind, "devices": entries}, indent=1)
     return text.encode() + b"\n"
 
 
 def _entry(device: Device) -> dict[str, object]:
-    nodes = [
-        {"path": f"/dev/{node}", "hostPath": f"/dev/{node}", "permissions": "rw"}
-        for node in device.nodes
+    return {"name": device.id, "containerEdits": {"deviceNodes": _nodes(device.nodes)}}
+
+
+def _nodes(nodes: Iterable[str]) -> list[dict[str, str]]:
+    return [
+        {"path": f"/dev/{node}", "hostPath": f"/dev/{node}", "permissions": "rw"} for node in nodes
     ]
-    return {"name": device.id, "containerEdits": {"deviceNodes": nodes}}

@@ -1,0 +1,406 @@
+"""Prepares and unprepares claims: what the kubelet asks before a Pod starts and after it has ended.
+
+Start reading at `Claims.prepare`. In this order, so that whatever fails leaves nothing behind: read
+the claim, ask the ledger, write the CDI spec, write the ledger's record, answer. A text that refuses
+a claim is what the user reads in the events of the Pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from npu_agent import files
+from npu_agent.core.claim import Claim, ClaimRef, PreparedResult, Result, claim_of
+from npu_agent.core.counts import DraCounts
+from npu_agent.core.grant import Grant, Refusal, RefusalError, grant
+from npu_agent.core.ledger import PreparedClaim, PreparedDevice, footprint
+from npu_agent.core.offer import Device
+from npu_agent.core.pool import DraNames, PoolDevice
+from npu_agent.feed import Feed
+from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.logs import logger
+from npu_agent.outputs import cdi
+
+log = logger(__name__)
+
+Fetch = Callable[[str, str], Awaitable[Mapping[str, Any]]]
+"""Gets a ResourceClaim by namespace and name; raises ApiError."""
+
+_READY = 15.0
+"""Seconds to wait for the cards, and for the kubelet to say who holds them, after the start."""
+_AT_ONCE = 8
+"""Claims that are read from the API server at the same time."""
+_REMEMBERED = 4096
+"""Claims of which it is remembered that they were unprepared."""
+_EXTENDED = re.compile(r"(container-\d+)-request-\d+")
+"""Requests of a claim that the scheduler made for a Pod with extended resources; group 1 is the
+container (k8s.io/kubernetes, extendeddynamicresources.go)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a claim."""
+
+    result: str
+    """Of `counts.PREPARES`."""
+    answer: tuple[PreparedResult, ...] | str
+
+
+class Claims:
+    """Prepares claims for Pods of this node, one change at a time."""
+
+    def __init__(
+        self,
+        *,
+        fetch: Fetch,
+        dra: DraNames,
+        pool: str,
+        devices: Feed[tuple[PoolDevice, ...] | None],
+        keeper: LedgerKeeper,
+        cdi_root: Path,
+        counts: DraCounts,
+    ) -> None:
+        """Nothing is written yet.
+
+        Args:
+            fetch: reads a claim.
+            dra: the vendor's names.
+            pool: the name of this node's pool.
+            devices: all devices of this node, offered or not; None as long as that is not known.
+            keeper: the ledger.
+            cdi_root: where container runtimes look for CDI specs.
+            counts: where to count what is done.
+        """
+        self._fetch = fetch
+        self._dra = dra
+        self._pool = pool
+        self._devices = devices
+        self._keeper = keeper
+        self._cdi_root = cdi_root
+        self._counts = counts
+        self._changing = asyncio.Lock()
+        self._reading = asyncio.Semaphore(_AT_ONCE)
+        self._unprepared: dict[str, float] = {}
+        """When a claim was unprepared last, by UID; the latest ones."""
+
+    async def prepare(
+        self, refs: Sequence[ClaimRef]
+    ) -> dict[str, tuple[PreparedResult, ...] | str]:
+        """The devices of each claim, or why it cannot be prepared, by UID."""
+        outcomes = await asyncio.gather(*(self._counted(ref) for ref in refs))
+        return {ref.uid: outcome for ref, outcome in zip(refs, outcomes, strict=True)}
+
+    async def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, str | None]:
+        """Ends the claims; never fails, as the Pod would stay Terminating for as long as it does.
+
+        It needs no card, no API server and no claim. What cannot be removed from the disk is logged
+        and tried again by `sweep`.
+        """
+        async with self._changing:
+            for ref in refs:
+                await self._end(ref.uid)
+            with contextlib.suppress(OSError):  # logged; the next change writes it
+                await self._keeper.saved()
+        for _ in refs:
+            self._counts.unprepares["unprepared"] += 1
+        return dict.fromkeys((ref.uid for ref in refs), None)
+
+    async def sweep(self) -> None:
+        """Drops claims that no longer exist and that no Pod uses, and specs of claims that ended.
+
+        An API server that does not answer ends nothing.
+        """
+        for claim in tuple(self._keeper.prepared.value.values()):
+            if self._used(claim) or not await self._gone(claim):
+                continue
+            async with self._changing:
+                if not self._used(claim):
+                    log.warning(
+                        "the claim no longer exists and no Pod uses it: dropped",
+                        claim=f"{claim.namespace}/{claim.name}",
+                        uid=claim.uid,
+                    )
+                    await self._end(claim.uid)
+                    with contextlib.suppress(OSError):
+                        await self._keeper.saved()
+        async with self._changing:
+            await self._sweep_specs()
+
+    async def _counted(self, ref: ClaimRef) -> tuple[PreparedResult, ...] | str:
+        began, outcome = time.perf_counter(), _Outcome("failed", "")
+        try:
+            outcome = await self._prepare(ref)
+        finally:
+            self._counts.prepared(outcome.result, time.perf_counter() - began)
+        return outcome.answer
+
+    async def _prepare(self, ref: ClaimRef) -> _Outcome:
+        began = time.monotonic()
+        try:
+            await self._ready()
+            claim = await self._read(ref)
+            async with self._changing:
+                if began <= self._unprepared.get(ref.uid, 0.0):
+                    raise RefusalError(
+                        Refusal.UNFIT, f"{ref} was unprepared meanwhile: its Pod has ended"
+                    )
+                return _Outcome("prepared", await self._granted(claim))
+        except RefusalError as error:
+            return _Outcome("refused", str(error))
+        except ApiError as error:
+            return _Outcome("failed", f"{ref} cannot be read: {error}")
+        except OSError as error:
+            return _Outcome("failed", f"{ref} cannot be prepared: {_explained(error)}")
+
+    async def _ready(self) -> None:
+        """Waits until the cards are known, and what was handed out before.
+
+        Raises:
+            RefusalError: that takes too long.
+        """
+        try:
+            async with asyncio.timeout(_READY):
+                async for devices in self._devices.watch():
+                    if devices is not None:
+                        return
+        except TimeoutError:
+            pass
+        raise RefusalError(
+            Refusal.UNFIT,
+            "npu-agent does not know yet which cards this node has and who holds them: "
+            "it has just started; the kubelet tries again",
+        )
+
+    async def _read(self, ref: ClaimRef) -> Claim:
+        """The claim that the kubelet means.
+
+        Raises:
+            ApiError: it cannot be read.
+            RefusalError: there is nothing in it to prepare.
+        """
+        known = self._keeper.prepared.value.get(ref.uid)
+        try:
+            async with self._reading:
+                answer = await self._fetch(ref.namespace, ref.name)
+            claim = claim_of(answer, self._dra.driver)
+        except ApiError as error:
+            if known is None or error.kind is Kind.NOT_FOUND:
+                raise
+            log.warning("prepared again as it was: the claim cannot be read", claim=ref.name)
+            return _as_before(known)
+        except ValueError as error:
+            raise RefusalError(
+                Refusal.INVALID, f"the API server's {ref} cannot be used: {error}"
+            ) from error
+        if claim.uid != ref.uid:
+            raise RefusalError(
+                Refusal.UNKNOWN,
+                f"{ref} has the UID {claim.uid} and not {ref.uid}: it was deleted and made again; "
+                "delete the Pod",
+            )
+        if not claim.allocated:
+            raise RefusalError(Refusal.UNFIT, f"{ref} is not allocated (any more)")
+        if not claim.results:
+            raise RefusalError(
+                Refusal.UNKNOWN, f"{ref} has no device of the driver {self._dra.driver}"
+            )
+        if not claim.reserved_for:
+            raise RefusalError(
+                Refusal.UNFIT, f"{ref} is reserved for no Pod: its Pod has ended, or was deleted"
+            )
+        return claim
+
+    async def _granted(self, claim: Claim) -> tuple[PreparedResult, ...]:
+        """Prepares a claim; called with the lock.
+
+        Raises:
+            RefusalError: somebody else holds one of its devices, or one is not to be used.
+            OSError: something cannot be written. All is as it was before.
+        """
+        before = self._keeper.prepared.value.get(claim.uid)
+        found = [(result, self._device(claim, result)) for result in claim.results]
+        if before is None:
+            for result, device in found:
+                self._check_health(result, device)
+        _check_overlap(claim, found)
+        prepared = PreparedClaim(
+            uid=claim.uid,
+            namespace=claim.namespace,
+            name=claim.name,
+            pods=claim.reserved_for,
+            devices=tuple(
+                PreparedDevice(
+                    request=result.request,
+                    pool=result.pool,
+                    device=result.device,
+                    admin=result.admin,
+                    footprint=footprint(device),
+                )
+                for result, device in found
+            ),
+        )
+        own = [device for result, device in found if not result.admin]
+        self._keeper.prepare(prepared, own)
+        try:
+            spec = cdi.claim_spec(self._dra.claim_kind, claim.uid, _grants(found))
+            await files.replace(self._spec_of(claim.uid), spec)
+            await self._keeper.saved()
+        except BaseException:
+            await asyncio.shield(self._undo(claim.uid, before))
+            raise
+        return tuple(
+            PreparedResult(
+                requests=(result.request,),
+                pool=result.pool,
+                device=result.device,
+                cdi_ids=(cdi.claim_name(self._dra.claim_kind, claim.uid, result.request),),
+            )
+            for result, _ in found
+        )
+
+    async def _undo(self, uid: str, before: PreparedClaim | None) -> None:
+        """Takes back what `_granted` has changed."""
+        if before is not None:  # its Pods still run: its spec stays as good as it was
+            self._keeper.prepare(before, ())
+        else:
+            await self._end(uid)
+        with contextlib.suppress(OSError):
+            await self._keeper.saved()
+
+    def _device(self, claim: Claim, result: Result) -> Device:
+        """What a result of an allocation stands for.
+
+        Raises:
+            RefusalError: it is none of this node's devices.
+        """
+        if result.pool != self._pool:
+            raise RefusalError(
+                Refusal.UNKNOWN,
+                f"{claim} has the device {result.device} of the pool {result.pool}, and this "
+                f"node's pool is {self._pool}",
+            )
+        for one in self._devices.value or ():
+            if one.name == result.device:
+                return one.device
+        raise RefusalError(
+            Refusal.UNKNOWN,
+            f"{claim} has the device {result.device}, which this node does not have (any more): "
+            "its card was removed or has another name now; delete the Pod, so that another device "
+            "is allocated",
+        )
+
+    def _check_health(self, result: Result, device: Device) -> None:
+        """Raises RefusalError if the device is unhealthy, and the request does not tolerate it."""
+        if device.healthy or result.admin or result.tolerates(f"{self._dra.driver}/unhealthy"):
+            return
+        raise RefusalError(
+            Refusal.UNFIT, f"device {result.device} ({device.name}) is unhealthy: {device.reason}"
+        )
+
+    async def _end(self, uid: str) -> None:
+        """Forgets a claim and removes its spec; the record is still to be saved."""
+        self._keeper.unprepare(uid)
+        self._unprepared.pop(uid, None)
+        self._unprepared[uid] = time.monotonic()
+        while len(self._unprepared) > _REMEMBERED:
+            del self._unprepared[next(iter(self._unprepared))]
+        try:
+            await files.replace(self._spec_of(uid), None)
+        except OSError as error:
+            log.error("the CDI spec of a claim cannot be removed", uid=uid, error=error)
+
+    async def _gone(self, claim: PreparedClaim) -> bool:
+        """Whether the API server says that this claim no longer exists."""
+        try:
+            answer = await self._fetch(claim.namespace, claim.name)
+            return claim_of(answer, self._dra.driver).uid != claim.uid
+        except ApiError as error:
+            return error.kind is Kind.NOT_FOUND
+        except ValueError:
+            return False
+
+    def _used(self, claim: PreparedClaim) -> bool:
+        """Whether pod-resources names a container that uses this claim, or does not answer."""
+        uses = self._keeper.claim_uses()
+        return uses is None or any(
+            (use.claim_namespace, use.claim_name) == (claim.namespace, claim.name) for use in uses
+        )
+
+    async def _sweep_specs(self) -> None:
+        """Removes the specs of claims that are not prepared; called with the lock."""
+        known = {self._spec_of(uid).name for uid in self._keeper.prepared.value}
+        for path in self._cdi_root.glob(cdi.claim_file(self._dra.claim_kind, "*")):
+            if path.name not in known:
+                with contextlib.suppress(OSError):
+                    await files.replace(path, None)
+
+    def _spec_of(self, uid: str) -> Path:
+        return self._cdi_root / cdi.claim_file(self._dra.claim_kind, uid)
+
+
+def _as_before(known: PreparedClaim) -> Claim:
+    """A claim as it was when it was prepared."""
+    return Claim(
+        namespace=known.namespace,
+        name=known.name,
+        uid=known.uid,
+        allocated=True,
+        results=tuple(
+            Result(request=one.request, pool=one.pool, device=one.device, admin=one.admin)
+            for one in known.devices
+        ),
+        reserved_for=known.pods,
+    )
+
+
+def _check_overlap(claim: Claim, found: Sequence[tuple[Result, Device]]) -> None:
+    """Raises RefusalError if the claim was given the same cores twice, which no scheduler does."""
+    own = [(result, device) for result, device in found if not result.admin]
+    for number, (result, device) in enumerate(own):
+        for other, its in own[:number]:
+            if device.card_id == its.card_id and device.cores.overlaps(its.cores):
+                raise RefusalError(
+                    Refusal.INVALID,
+                    f"{claim} has the same cores twice: by {other.device} and by {result.device}; "
+                    "was its status written by hand?",
+                )
+
+
+def _grants(found: Iterable[tuple[Result, Device]]) -> dict[str, Grant]:
+    """What a container gets by each request of a claim.
+
+    A container's variables are those of the last CDI device that the runtime applies. So the
+    requests that are known to be one container's each have the variables of all of them.
+    """
+    by_request: dict[str, list[Device]] = {}
+    by_container: dict[str, list[Device]] = {}
+    for result, device in found:
+        by_request.setdefault(result.request, []).append(device)
+        by_container.setdefault(_container(result.request), []).append(device)
+    return {
+        request: Grant(
+            environment=grant(by_container[_container(request)]).environment,
+            nodes=grant(devices).nodes,
+            cdi_names=(),
+        )
+        for request, devices in by_request.items()
+    }
+
+
+def _container(request: str) -> str:
+    """Tells the requests of one container from those of others, as far as their names do."""
+    match = _EXTENDED.fullmatch(request)
+    return match[1] if match else request
+
+
+def _explained(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
