@@ -2,8 +2,8 @@
 
 An answer may have megabytes, and betterproto takes seconds for them (`python -m
 bench.podresources`); on a thread it shares the interpreter's lock with the event loop, which then
-waits 5 ms for each turn. Here only five texts of each device are read; everything else is skipped
-by its length.
+waits 5 ms for each turn. Here only the texts that name a device and its holder are read; everything
+else is skipped by its length.
 
 Message and field numbers: protos/podresources.proto. The wire format:
 https://protobuf.dev/programming-guides/encoding/. What contradicts it is refused, and so are known
@@ -17,27 +17,37 @@ from collections.abc import Generator, Iterator
 Row = tuple[str, str, str, str, str]
 """Namespace, Pod, container, resource, device ID."""
 
+ClaimRow = tuple[str, str, str, str, str, str, str, str]
+"""Namespace, Pod, container, the claim's namespace and name, driver, pool, device."""
+
 MOST = 1 << 15
-"""Devices that an answer may list. A node has some hundreds; with time-sliced ones, thousands."""
+"""Devices that an answer may list. A node has some hundreds; with time-sliced ones, thousands.
+One of a claim counts as two, as it takes up to twice the memory."""
 
 _BREATH = 256
 """Bytes between two pauses; at most half as many fields, of about a microsecond each."""
 
 _LENGTH_DELIMITED = 2
 # A field's tag is its number << 3 | its wire type; all that is read here is length-delimited.
-_1, _2, _3 = (number << 3 | _LENGTH_DELIMITED for number in (1, 2, 3))
+_1, _2, _3, _4, _5 = (number << 3 | _LENGTH_DELIMITED for number in range(1, 6))
 _LARGEST_TAG = (1 << 32) - 1
 
 _Held = list[tuple[str, str]]
 """(resource, device ID) of what one container holds."""
+_Used = list[tuple[str, str, str, str, str]]
+"""(claim's namespace, its name, driver, pool, device) of the claims that one container uses."""
 
 
-def rows(answer: bytes | bytearray) -> Iterator[Row | None]:
+def rows(answer: bytes | bytearray) -> Iterator[Row | ClaimRow | None]:
     """Yields a row for each device in a ListPodResourcesResponse, as they come, some twice.
 
-    The kubelet lists a device once for each NUMA node it is near to, and everything in an order
-    that changes each time. Between rows comes a None now and then, where the caller can turn to
-    something else: after a fraction of a millisecond, as long as no single text has megabytes.
+    The kubelet lists a device once for each NUMA node it is near to, one of a claim once more for
+    each time that it has prepared the claim, and everything in an order that changes each time. A
+    device of a claim is known by its pool and name: of the CDI names that come with it, some are
+    other devices' (kubelet 1.36).
+
+    Between rows comes a None now and then, where the caller can turn to something else: after a
+    fraction of a millisecond, as long as no single text has megabytes.
 
     Raises:
         ValueError: the answer is broken, or has more than `MOST` devices; says what and where.
@@ -69,7 +79,7 @@ class _Reader:
         """The place from which on the next pause is due."""
         self._count = 0
 
-    def response(self) -> Iterator[Row | None]:
+    def response(self) -> Iterator[Row | ClaimRow | None]:
         at, end = 0, len(self._data)
         while at < end:
             tag, start, at = self._field(at, end)
@@ -91,16 +101,16 @@ class _Reader:
             elif tag < 2 << 3:
                 raise _wrong_type("AllocatableResourcesResponse", tag, start)
 
-    def _pod(self, at: int, end: int) -> Iterator[Row | None]:
+    def _pod(self, at: int, end: int) -> Iterator[Row | ClaimRow | None]:
         # Names may come after what they name, and of several the last one counts.
         name = namespace = ""
         containers = []
         while at < end:
             tag, start, at = self._field(at, end)
             if tag == _3:
-                container, held = yield from self._container(start, at)
-                if held:
-                    containers.append((container, held))
+                container, held, used = yield from self._container(start, at)
+                if held or used:
+                    containers.append((container, held, used))
             elif tag == _1:
                 name = self._text(start, at, "name of a Pod")
             elif tag == _2:
@@ -110,26 +120,31 @@ class _Reader:
             if at > self._pause:
                 self._pause = at + _BREATH
                 yield None
-        for container, held in containers:
+        for container, held, used in containers:
             while held:  # freed one by one: thousands together take milliseconds
                 yield namespace, name, container, *held.pop()
+            while used:
+                yield namespace, name, container, *used.pop()
 
-    def _container(self, at: int, end: int) -> Generator[None, None, tuple[str, _Held]]:
-        """Returns its name and what it holds."""
+    def _container(self, at: int, end: int) -> Generator[None, None, tuple[str, _Held, _Used]]:
+        """Returns its name, what it holds, and what it uses of claims."""
         name = ""
         held: _Held = []
+        used: _Used = []
         while at < end:
             tag, start, at = self._field(at, end)
             if tag == _2:
                 yield from self._devices(start, at, held)
             elif tag == _1:
                 name = self._text(start, at, "name of a container")
-            elif tag < 3 << 3:
+            elif tag == _5:
+                yield from self._claim(start, at, used)
+            elif tag < 3 << 3 or tag >> 3 == 5:
                 raise _wrong_type("ContainerResources", tag, start)
             if at > self._pause:
                 self._pause = at + _BREATH
                 yield
-        return name, held
+        return name, held, used
 
     def _devices(self, at: int, end: int, held: _Held) -> Iterator[None]:
         """Adds what it lists to `held`."""
@@ -152,6 +167,49 @@ class _Reader:
             held.append((resource, id_))
             if len(held) % _BREATH == 0:
                 yield
+
+    def _claim(self, at: int, end: int, used: _Used) -> Iterator[None]:
+        """Adds the devices of a DynamicResource to `used`."""
+        name = namespace = ""
+        devices = []
+        while at < end:
+            tag, start, at = self._field(at, end)
+            if tag == _4:
+                self._count += 2
+                if self._count > MOST:
+                    raise ValueError(f"more than {MOST:,} devices are listed")
+                devices.append((yield from self._claimed(start, at)))
+            elif tag == _2:
+                name = self._text(start, at, "name of a claim")
+            elif tag == _3:
+                namespace = self._text(start, at, "namespace of a claim")
+            elif 2 <= tag >> 3 <= 4:
+                raise _wrong_type("DynamicResource", tag, start)
+            if at > self._pause:
+                self._pause = at + _BREATH
+                yield
+        for device in devices:
+            used.append((namespace, name, *device))
+            if len(used) % _BREATH == 0:
+                yield
+
+    def _claimed(self, at: int, end: int) -> Generator[None, None, tuple[str, str, str]]:
+        """Returns the driver, the pool and the name of a ClaimResource."""
+        driver = pool = device = ""
+        while at < end:
+            tag, start, at = self._field(at, end)
+            if tag == _2:
+                driver = self._text(start, at, "driver's name")
+            elif tag == _3:
+                pool = self._text(start, at, "pool's name")
+            elif tag == _4:
+                device = self._text(start, at, "device's name")
+            elif 2 <= tag >> 3 <= 4:
+                raise _wrong_type("ClaimResource", tag, start)
+            if at > self._pause:
+                self._pause = at + _BREATH
+                yield
+        return driver, pool, device
 
     def _field(self, at: int, end: int) -> tuple[int, int, int]:
         """The tag of the field at `at`, and where its content starts and ends."""

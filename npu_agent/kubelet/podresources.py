@@ -48,6 +48,25 @@ class UnavailableError(Exception):
     """The kubelet did not say who holds what; the message says why, and the remedy."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimUse:
+    """A device of a claim that a container uses, in the kubelet's words.
+
+    A kubelet 1.36 shows a container that names one request of a claim with all devices of the
+    claim, and so each container that has extended resources by DRA with all those of its Pod.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    claim_namespace: str
+    claim_name: str
+    driver: str
+    """Anybody's: a node can have several."""
+    pool: str
+    device: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
     """What is known of who holds what."""
@@ -57,8 +76,13 @@ class Holdings:
     """When the kubelet was asked last, `time.monotonic`; 0 before the first answer or failure."""
     assignments: tuple[Assignment, ...] = ()
     """As the kubelet said last."""
+    claim_uses: tuple[ClaimUse, ...] = ()
+    """As the kubelet said last; sorted, each one once."""
     error: str | None = None
     """Why the last time brought no answer."""
+
+
+_Known = tuple[tuple[Assignment, ...], tuple[ClaimUse, ...]]
 
 
 class _Raw(bytes):
@@ -84,7 +108,8 @@ async def fetch(socket: Path) -> tuple[Assignment, ...]:
         UnavailableError: the socket is missing, the kubelet does not answer within 5 s, or its
             answer is broken, too large, or not read within another 5 s.
     """
-    return await _decoded(socket, await _answer(socket, _LIST))
+    assignments, _ = await _decoded(socket, await _answer(socket, _LIST))
+    return assignments
 
 
 async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
@@ -133,7 +158,8 @@ class PodResources:
 
     async def run(self) -> None:
         """Asks until cancelled."""
-        last, assignments = bytearray(), ()  # type: bytearray, tuple[Assignment, ...]
+        last = bytearray()
+        known: _Known = (), ()
         while True:
             self._at_once.clear()
             asked_at = time.monotonic()
@@ -141,7 +167,7 @@ class PodResources:
             try:
                 answer = await _answer(self._socket, _LIST)
                 if answer != last:  # decoding it is what costs
-                    last, assignments = answer, await _decoded(self._socket, answer)
+                    last, known = answer, await _decoded(self._socket, answer)
             except UnavailableError as trouble:
                 error = str(trouble)
             before = self.holdings.value
@@ -149,7 +175,10 @@ class PodResources:
                 log.warning("the kubelet does not say who holds what", reason=error)
             elif before.error and not error:
                 log.info("the kubelet says again who holds what")
-            self.holdings.publish(Holdings(assignments=assignments, asked_at=asked_at, error=error))
+            assignments, uses = known
+            self.holdings.publish(
+                Holdings(assignments=assignments, claim_uses=uses, asked_at=asked_at, error=error)
+            )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(until_tick(self._interval.value)):
                     await self._at_once.wait()
@@ -187,8 +216,8 @@ async def _call(socket: Path, method: str) -> bytearray | None:
         return await receive_bounded(stream, _LARGEST)
 
 
-async def _decoded(socket: Path, answer: bytearray) -> tuple[Assignment, ...]:
-    rows: set[decoder.Row] = set()
+async def _decoded(socket: Path, answer: bytearray) -> _Known:
+    rows: set[decoder.Row | decoder.ClaimRow] = set()
     until = time.perf_counter() + _SLICE
     try:
         async with asyncio.timeout(_DEADLINE):  # 8 MiB of nothing but empty fields take seconds
@@ -202,7 +231,7 @@ async def _decoded(socket: Path, answer: bytearray) -> tuple[Assignment, ...]:
         ) from None
     except ValueError as error:
         raise UnavailableError(f"{socket}: {error}") from error
-    return _assignments(rows)
+    return _known(rows)
 
 
 def decode(answer: bytes | bytearray) -> tuple[Assignment, ...]:
@@ -211,13 +240,15 @@ def decode(answer: bytes | bytearray) -> tuple[Assignment, ...]:
     Raises:
         ValueError: it is none.
     """
-    rows: set[decoder.Row] = set()
+    rows: set[decoder.Row | decoder.ClaimRow] = set()
     for _ in _collect(answer, rows):
         pass
-    return _assignments(rows)
+    return _known(rows)[0]
 
 
-def _collect(answer: bytes | bytearray, rows: set[decoder.Row]) -> Iterator[None]:
+def _collect(
+    answer: bytes | bytearray, rows: set[decoder.Row | decoder.ClaimRow]
+) -> Iterator[None]:
     """Puts the rows of `answer` into `rows`, and yields every fraction of a millisecond."""
     try:
         for row in decoder.rows(answer):
@@ -229,6 +260,12 @@ def _collect(answer: bytes | bytearray, rows: set[decoder.Row]) -> Iterator[None
         raise ValueError(f"not a ListPodResourcesResponse: {error}") from error
 
 
-def _assignments(rows: Iterable[decoder.Row]) -> tuple[Assignment, ...]:
+def _known(rows: Iterable[decoder.Row | decoder.ClaimRow]) -> _Known:
     """Sorted: the kubelet lists everything in an order that changes each time."""
-    return tuple(Assignment(*row) for row in sorted(rows))
+    devices, uses = [], []
+    for row in sorted(rows):
+        if len(row) == 5:
+            devices.append(Assignment(*row))
+        else:
+            uses.append(ClaimUse(*row))
+    return tuple(devices), tuple(uses)

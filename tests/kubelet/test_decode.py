@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_agent.kubelet import decode as podresources
-from npu_agent.kubelet.decode import Row, rows
+from npu_agent.kubelet.decode import ClaimRow, Row, rows
 from npu_agent.kubelet.wire import v1 as wire
 
 FEW = settings(max_examples=50, deadline=None)
@@ -31,12 +31,27 @@ MEMORY = st.builds(
     size=st.integers(0, (1 << 64) - 1),
     topology=TOPOLOGY,
 )
+CLAIMED = st.builds(
+    wire.ClaimResource,
+    cdi_devices=st.lists(st.builds(wire.CdiDevice, name=TEXT), max_size=2),
+    driver_name=TEXT,
+    pool_name=TEXT,
+    device_name=TEXT,
+    share_id=st.none() | TEXT,
+)
+CLAIMS = st.builds(
+    wire.DynamicResource,
+    claim_name=TEXT,
+    claim_namespace=TEXT,
+    claim_resources=st.lists(CLAIMED, max_size=3),
+)
 CONTAINERS = st.builds(
     wire.ContainerResources,
     name=TEXT,
     devices=st.lists(DEVICES, max_size=3),
     cpu_ids=st.lists(INT64, max_size=4),
     memory=st.lists(MEMORY, max_size=2),
+    dynamic_resources=st.lists(CLAIMS, max_size=2),
 )
 PODS = st.builds(
     wire.PodResources, name=TEXT, namespace=TEXT, containers=st.lists(CONTAINERS, max_size=3)
@@ -70,18 +85,33 @@ UNKNOWN = (
 """A field of each wire type, none of them ours."""
 
 
-def read(answer: bytes | bytearray) -> list[Row]:
+def read(answer: bytes | bytearray) -> list[Row | ClaimRow]:
     return sorted(row for row in rows(answer) if row is not None)
 
 
-def expected(response: wire.ListPodResourcesResponse) -> list[Row]:
-    return sorted(
-        (pod.namespace, pod.name, container.name, devices.resource_name, id_)
-        for pod in response.pod_resources
-        for container in pod.containers
-        for devices in container.devices
-        for id_ in devices.device_ids
-    )
+def expected(response: wire.ListPodResourcesResponse) -> list[Row | ClaimRow]:
+    listed: list[Row | ClaimRow] = []
+    for pod in response.pod_resources:
+        for container in pod.containers:
+            holder = (pod.namespace, pod.name, container.name)
+            listed += [
+                (*holder, devices.resource_name, id_)
+                for devices in container.devices
+                for id_ in devices.device_ids
+            ]
+            listed += [
+                (
+                    *holder,
+                    claim.claim_namespace,
+                    claim.claim_name,
+                    one.driver_name,
+                    one.pool_name,
+                    one.device_name,
+                )
+                for claim in container.dynamic_resources
+                for one in claim.claim_resources
+            ]
+    return sorted(listed)
 
 
 @FEW
@@ -92,6 +122,11 @@ def test_reads_what_betterproto_writes(response: wire.ListPodResourcesResponse) 
     assert read(bytearray(answer)) == expected(wire.ListPodResourcesResponse().parse(answer))
 
 
+_INNER = {(1, 1): 2, (2, 3): 3, (3, 2): 4, (3, 5): 5, (5, 4): 6}
+"""Message and field -> the message that the field is. 1 is the answer, then Pod, container, its
+devices, its claim, and a device of that."""
+
+
 def shuffled(message: bytes, turn: random.Random, nested: int) -> bytes:
     """The same fields in another order, with fields that nobody knows between them."""
     reader = podresources._Reader(message)
@@ -99,10 +134,10 @@ def shuffled(message: bytes, turn: random.Random, nested: int) -> bytes:
     while at < len(message):
         began = at
         tag, start, at = reader._field(at, len(message))
-        inner = {1: 1, 2: 3, 3: 2}.get(nested) == tag >> 3 and tag & 7 == 2
+        inner = _INNER.get((nested, tag >> 3)) if tag & 7 == 2 else None
         content = message[start:at]
         parts.append(
-            field(tag >> 3, shuffled(content, turn, nested + 1)) if inner else message[began:at]
+            field(tag >> 3, shuffled(content, turn, inner)) if inner else message[began:at]
         )
     turn.shuffle(parts)
     return b"".join(parts)
@@ -166,6 +201,11 @@ def devices(*parts: bytes) -> bytes:
     return field(1, field(1, "p") + field(3, field(1, "c") + field(2, b"".join(parts))))
 
 
+def claims(*parts: bytes) -> bytes:
+    """An answer with these bytes as the one container's one claim."""
+    return field(1, field(3, field(5, b"".join(parts))))
+
+
 def test_of_several_names_the_last_one_counts() -> None:
     held = field(2, "U0") + field(1, "a/b") + field(2, "U1") + field(1, "c/d")
     container = field(1, "c0") + field(2, held) + field(1, "c1")
@@ -212,11 +252,23 @@ def test_numbers_may_be_longer_than_they_need() -> None:
             "field 2 of ContainerResources has wire type 5 before byte 5",
         ),
         (devices(b"\x11" + bytes(8)), "field 2 of ContainerDevices has wire type 1 before byte 13"),
+        (
+            field(1, field(3, b"\x28\x01")),
+            "field 5 of ContainerResources has wire type 0 before byte 5",
+        ),
+        (claims(b"\x20\x01"), "field 4 of DynamicResource has wire type 0 before byte 7"),
+        (claims(field(4, b"\x10\x01")), "field 2 of ClaimResource has wire type 0 before byte 9"),
         (field(1, field(1, b"\xff")), "the name of a Pod at byte 4 is not UTF-8"),
         (field(1, field(2, b"\xff")), "the namespace of a Pod at byte 4 is not UTF-8"),
         (field(1, field(3, field(1, b"\xff"))), "the name of a container at byte 6 is not UTF-8"),
         (devices(field(1, b"\xed\xa0\x80")), "the resource name at byte 14 is not UTF-8"),
         (devices(field(2, b"\xc0\x80")), "the device ID at byte 14 is not UTF-8"),
+        (claims(field(2, b"\xff")), "the name of a claim at byte 8 is not UTF-8"),
+        (claims(field(3, b"\xff")), "the namespace of a claim at byte 8 is not UTF-8"),
+        (claims(field(4, field(2, b"\xff"))), "the driver's name at byte 10 is not UTF-8"),
+        (claims(field(4, field(3, b"\xff"))), "the pool's name at byte 10 is not UTF-8"),
+        (claims(field(4, field(4, b"\xff"))), "the device's name at byte 10 is not UTF-8"),
+        (claims(field(4, b"\x12\x7f")), "the field at byte 8 has more bytes than"),
         # What the parts say of their length, and what the whole has.
         (field(1, b"\x0a\x05p") + b"12345", "the field at byte 2 has more bytes than"),
     ],
@@ -229,8 +281,14 @@ def test_broken_answers_are_refused(answer: bytes, reason: str) -> None:
 def test_what_is_not_ours_is_not_looked_at() -> None:
     topology = field(3, b"\xff" * 100)
     cpus = field(3, b"\xff" * 30) + b"\x18\x07"  # packed or not
-    container = field(1, "c") + field(2, field(2, "U0") + topology) + cpus + field(5, "\0")
-    assert read(field(1, field(3, container))) == [("", "", "c", "", "U0")]
+    cdi = field(1, b"\xff") + field(4, "npu-0") + field(5, b"\xff")
+    claim = field(5, b"\x08\x01" + field(2, "k") + field(4, cdi) + field(5, b"\xff"))
+    held = field(2, field(2, "U0") + topology)
+    container = field(1, "c") + held + cpus + claim + field(6, "\0")
+    assert read(field(1, field(3, container))) == [
+        ("", "", "c", "", "U0"),
+        ("", "", "c", "", "k", "", "", "npu-0"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -252,8 +310,32 @@ def test_there_is_a_limit_to_devices(
 
 
 @pytest.mark.parametrize(
+    "listed",
+    [
+        lambda device: claims(device) * 5,
+        lambda device: claims(device * 5),
+        lambda device: field(1, field(3, field(5, device) * 5)),
+        lambda device: claims(device * 4) + devices(field(2, "U0") * 2),
+    ],
+)
+def test_a_device_of_a_claim_counts_as_two(
+    listed: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podresources, "MOST", 10)
+    assert len(read(listed(field(4, field(4, "npu-0"))))) in (5, 6)
+    monkeypatch.setattr(podresources, "MOST", 9)
+    with pytest.raises(ValueError, match="more than 9 devices are listed"):
+        read(listed(field(4, field(4, "npu-0"))))
+
+
+@pytest.mark.parametrize(
     "answer",
     [
+        field(1, field(3, field(5, b"") * 10_000)),
+        claims(field(1, b"") * 10_000),
+        claims(field(2, b"") * 10_000),
+        claims(field(4, b"") * 10_000),
+        claims(field(4, field(1, b"") * 10_000)),
         field(1, b"") * 10_000,
         field(9, b"") * 10_000,
         field(1, field(3, b"") * 10_000),

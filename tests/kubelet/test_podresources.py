@@ -15,6 +15,7 @@ from npu_agent.core.ledger import Assignment
 from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.podresources import (
+    ClaimUse,
     Holdings,
     UnavailableError,
     decode,
@@ -26,6 +27,7 @@ from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1 as wire
 from tests.kubelet.test_decode import field
 from tests.outputs.deviceplugin.helpers import short_directory
+from tests.until import first
 
 NPU = "beta.furiosa.ai/npu"
 
@@ -257,7 +259,7 @@ async def test_loop_turns_while_a_large_answer_is_decoded(
     ids = [f"{index:040}" for index in range(2_000)]
     reply = answer(("n", "p", {"c": {NPU: ids}})) + field(9, bytes(100)) * 1_000
     ticker = asyncio.create_task(tick())
-    decoded = await assignments._decoded(socket, bytearray(reply))
+    decoded, _ = await assignments._decoded(socket, bytearray(reply))
     ticker.cancel()
     assert [one.device for one in decoded] == ids
     # At least one for each 1,000 bytes of it, and for each 100 rows that are made assignments.
@@ -272,8 +274,59 @@ async def test_reading_an_answer_has_a_deadline(
         await assignments._decoded(socket, bytearray(field(9, b"") * 1_000_000))
 
 
+USED = bytes(
+    wire.ListPodResourcesResponse(
+        pod_resources=[
+            wire.PodResources(
+                name="by-claim",
+                namespace="ml",
+                containers=[
+                    wire.ContainerResources(
+                        name="main",
+                        dynamic_resources=[
+                            wire.DynamicResource(
+                                claim_name="two",
+                                claim_namespace="ml",
+                                claim_resources=[
+                                    wire.ClaimResource(
+                                        # As a kubelet 1.36 does: npu-b's entry has npu-a's too.
+                                        cdi_devices=[wire.CdiDevice(name="x/claim=a")],
+                                        driver_name="npu.furiosa.ai",
+                                        pool_name="node-1",
+                                        device_name=device,
+                                    )
+                                    for device in ("npu-b", "npu-a", "npu-b")
+                                ],
+                            )
+                        ],
+                    )
+                ],
+            )
+        ]
+    )
+)
+USES = tuple(
+    ClaimUse("ml", "by-claim", "main", "ml", "two", "npu.furiosa.ai", "node-1", device)
+    for device in ("npu-a", "npu-b")
+)
+
+
+async def test_devices_of_claims_are_known_by_pool_and_name_each_once(socket: Path) -> None:
+    server = UnixServer([PodResources(USED + HELD)], socket)
+    await server.listen()
+    pod_resources = assignments.PodResources(socket, Feed(3600.0))
+    running = asyncio.create_task(pod_resources.run())
+    try:
+        holdings = await first(pod_resources.holdings, lambda now: now.asked_at)
+        assert (holdings.assignments, holdings.claim_uses) == (ASSIGNED, USES)
+        assert await fetch(socket) == ASSIGNED
+    finally:
+        running.cancel()
+        await server.shutdown()
+
+
 async def test_what_is_known_outlives_an_answer_that_is_refused(socket: Path) -> None:
-    lister = PodResources(HELD)
+    lister = PodResources(HELD + USED)
     server = UnixServer([lister], socket)
     await server.listen()
     pod_resources = assignments.PodResources(socket, Feed(3600.0))
@@ -290,15 +343,18 @@ async def test_what_is_known_outlives_an_answer_that_is_refused(socket: Path) ->
 
     try:
         assert await told() == Holdings(
-            assignments=ASSIGNED, asked_at=pod_resources.holdings.value.asked_at
+            assignments=ASSIGNED,
+            claim_uses=USES,
+            asked_at=pod_resources.holdings.value.asked_at,
         )
         lister.reply = says(announced(1 << 30), then=hangs)
         holdings = await told()
-        assert holdings.assignments == ASSIGNED
+        assert (holdings.assignments, holdings.claim_uses) == (ASSIGNED, USES)
         assert "the answer has 1,073,741,824 bytes" in str(holdings.error)
         lister.reply = HELD
         holdings = await told()
         assert (holdings.assignments, holdings.error) == (ASSIGNED, None)
+        assert holdings.claim_uses == ()
         lister.reply = says(announced(100), b"short", then=hangs_up)
         assert "Connection lost" in str((await told()).error)
         lister.reply = b""
