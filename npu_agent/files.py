@@ -66,9 +66,13 @@ async def replace(
     content: bytes | None,
     *,
     make_directory: bool = True,
+    durable: bool = False,
     deadline: float = _DEADLINE,
 ) -> None:
     """Puts `content` in place, or removes the file (None); leaves it alone if it is so already.
+
+    A `durable` file is on the disk before it takes the old one's place: after a power cut there is
+    the old one or the new one, and never an empty one.
 
     The new file takes the old one's place in one step, so that nobody reads half of one.
 
@@ -86,7 +90,7 @@ async def replace(
                 return
         if make_directory:
             await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=thread)
-        await _replace(path, content, thread)
+        await _replace(path, content, thread, durable=durable)
 
 
 def regular(path: Path, flags: int) -> int:
@@ -153,12 +157,12 @@ async def _read(path: Path, most: int, thread: DaemonThread) -> bytes:
         return await file.read(most)
 
 
-async def _replace(path: Path, content: bytes, thread: DaemonThread) -> None:
+async def _replace(path: Path, content: bytes, thread: DaemonThread, *, durable: bool) -> None:
     # Hidden, and with an ending of its own: some readers take every *.json of a directory. Random,
     # as the two agents of a rolling update may both be process 1 of their containers.
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        await _write(unfinished, content, thread)
+        await _write(unfinished, content, thread, durable=durable)
         await aiofiles.os.replace(unfinished, path, executor=thread)
     except BaseException:
         thread.submit(unfinished.unlink, missing_ok=True)  # in its turn, too
@@ -175,8 +179,10 @@ def is_device(path: Path, root: Path) -> bool:
     return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and (root / SIMULATION).is_dir())
 
 
-async def _write(path: Path, content: bytes, thread: DaemonThread) -> None:
+async def _write(path: Path, content: bytes, thread: DaemonThread, *, durable: bool) -> None:
     async with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, thread) as descriptor:
         file = await aiofiles.open(descriptor, "wb", buffering=0, closefd=False, executor=thread)
         if await file.write(content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if durable:
+            await asyncio.get_running_loop().run_in_executor(thread, os.fsync, descriptor)

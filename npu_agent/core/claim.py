@@ -81,6 +81,25 @@ class PreparedResult:
             raise ValueError(f"device {self.device!r} is for no request: {self.requests}")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimUse:
+    """A device of a claim that a container uses, in the kubelet's words.
+
+    A kubelet 1.36 shows a container that names one request of a claim with all devices of the
+    claim, and so each container that has extended resources by DRA with all those of its Pod.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    claim_namespace: str
+    claim_name: str
+    driver: str
+    """Anybody's: a node can have several."""
+    pool: str
+    device: str
+
+
 def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
     """A ResourceClaim as the API server answers it.
 

@@ -21,11 +21,12 @@ Times are seconds of one monotonic clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import Card, CardState, CoreRange
 from npu_agent.core.offer import Device, device_id
 
@@ -56,9 +57,13 @@ class Assignment:
     namespace: str
     pod: str
     container: str
+    """"" where it is not known which of a Pod's containers."""
     resource: str
+    """Of a claim, the driver."""
     device: str
-    """The device's ID, as the plugin advertised it."""
+    """The device's ID, as the plugin advertised it; of a claim, its name in the pool."""
+    claim: str = ""
+    """The ResourceClaim by which it is held, in the Pod's namespace; "" by the device plugin."""
 
     @property
     def name(self) -> Name:
@@ -96,6 +101,7 @@ class PreparedDevice:
 class PreparedClaim:
     """A ResourceClaim whose devices Pods may use, until it is unprepared."""
 
+    driver: str
     uid: str
     namespace: str
     name: str
@@ -310,23 +316,66 @@ class Ledger:
                 found.add((CLAIM, claim.uid), hold)
         return found
 
-    def holdings(self, cards: Iterable[CardState]) -> tuple[Holding, ...]:
+    @property
+    def unsure(self) -> bool:
+        """Whether the record of what was handed out before cannot be read."""
+        return _UNKNOWN in self.holds
+
+    def holdings(
+        self, cards: Iterable[CardState], uses: Iterable[ClaimUse] = ()
+    ) -> tuple[Holding, ...]:
         """The cores of present cards that containers hold, as pod-resources said last."""
         present = [(keys_of(state.card), state) for state in cards]
         found = []
         for hold in self.holds.values():
-            if hold.missed is not None or not hold.containers:
-                continue
-            alike = (
-                (len(held.keys & keys), held.cores, state)
-                for held in hold.footprints
-                for keys, state in present
-                if held.keys & keys and state.card.all_cores.includes(held.cores)
-            )
-            best = max(alike, key=lambda one: one[0], default=None)
-            if best is not None:
-                found += [Holding(best[2].id, best[1], one) for one in hold.containers]
+            if hold.missed is None and hold.containers:
+                best = _best(hold.footprints, present)
+                found += [Holding(*best, one) for one in hold.containers] if best else []
+        users: dict[tuple[str, str], list[ClaimUse]] = {}
+        for use in uses:
+            users.setdefault((use.claim_namespace, use.claim_name), []).append(use)
+        for claim in self.prepared.values():
+            named = users.get((claim.namespace, claim.name), [])
+            for device in claim.devices:
+                best = None if device.admin else _best([device.footprint], present)
+                if best:
+                    found += [Holding(*best, one) for one in _assigned(claim, device, named)]
         return tuple(sorted(found, key=lambda one: one.assignment))
+
+
+def _best(
+    footprints: Iterable[Footprint], present: Sequence[tuple[frozenset[str], CardState]]
+) -> tuple[str, CoreRange] | None:
+    """The card, by its ID, and the cores that one of the footprints most likely stands for."""
+    alike = (
+        (len(held.keys & keys), held.cores, state)
+        for held in footprints
+        for keys, state in present
+        if held.keys & keys and state.card.all_cores.includes(held.cores)
+    )
+    best = max(alike, key=lambda one: one[0], default=None)
+    return best and (best[2].id, best[1])
+
+
+def _assigned(
+    claim: PreparedClaim, device: PreparedDevice, uses: Iterable[ClaimUse]
+) -> list[Assignment]:
+    """The containers that hold a device of a claim.
+
+    A kubelet lists all devices of a claim for each container that names any of its requests. So
+    where a claim has several requests and a Pod several containers with it, it is not known which
+    of them has the device.
+    """
+    containers: dict[str, set[str]] = {pod: set() for pod in claim.pods}
+    for use in uses:
+        if use.device == device.device:
+            containers.setdefault(use.pod, set()).add(use.container)
+    several = len({one.request for one in claim.devices}) > 1
+    return [
+        Assignment(claim.namespace, pod, name, claim.driver, device.device, claim.name)
+        for pod, names in sorted(containers.items())
+        for name in ([""] if not names or (several and len(names) > 1) else sorted(names))
+    ]
 
 
 class Conflicts:
@@ -467,6 +516,7 @@ def _encoded(
     ]
     claims = [
         {
+            "driver": claim.driver,
             "uid": claim.uid,
             "namespace": claim.namespace,
             "name": claim.name,
@@ -510,6 +560,7 @@ def _decoded(record: bytes) -> _Record:
     }
     claims = [
         PreparedClaim(
+            driver=str(claim["driver"]),
             uid=str(claim["uid"]),
             namespace=str(claim["namespace"]),
             name=str(claim["name"]),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from npu_agent import files
+from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, Snapshot
 from npu_agent.core.ledger import (
@@ -99,9 +100,19 @@ class LedgerKeeper:
         return self._ledger
 
     @property
+    def lost(self) -> bool:
+        """Whether there is no record of what an agent before this one has handed out."""
+        return self._on_disk is None or self._ledger.unsure
+
+    @property
     def answered(self) -> bool:
         """Whether the kubelet was asked who holds what; it may not have said."""
         return bool(self._pod_resources.holdings.value.asked_at)
+
+    def claim_uses(self) -> tuple[ClaimUse, ...] | None:
+        """Which containers use which claims, as pod-resources says; None if it does not answer."""
+        answer = self._pod_resources.holdings.value
+        return None if answer.error or not answer.asked_at else answer.claim_uses
 
     async def run(self) -> None:
         """Follows hardware and pod-resources until cancelled."""
@@ -136,7 +147,7 @@ class LedgerKeeper:
             if self._ledger.doubtful:
                 self._pod_resources.ask_soon()
         self._conflicts = self._ledger.conflicts(cards)
-        self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards))
+        self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards, answer.claim_uses))
         self.prepared.publish(self._ledger.prepared)
         return self._conflicts
 
@@ -217,7 +228,7 @@ class LedgerKeeper:
                 return False
             path = self._directory / RECORD
             try:
-                await files.replace(path, record)
+                await files.replace(path, record, durable=True)
             except OSError as error:
                 reason = f"{path}: {error.strerror or error}"
                 if reason != self._trouble:

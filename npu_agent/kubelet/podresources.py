@@ -17,6 +17,7 @@ from grpclib.client import Channel
 from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
+from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import SETTLED, Assignment
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
@@ -46,25 +47,6 @@ _SLICE = 0.0005
 
 class UnavailableError(Exception):
     """The kubelet did not say who holds what; the message says why, and the remedy."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ClaimUse:
-    """A device of a claim that a container uses, in the kubelet's words.
-
-    A kubelet 1.36 shows a container that names one request of a claim with all devices of the
-    claim, and so each container that has extended resources by DRA with all those of its Pod.
-    """
-
-    namespace: str
-    pod: str
-    container: str
-    claim_namespace: str
-    claim_name: str
-    driver: str
-    """Anybody's: a node can have several."""
-    pool: str
-    device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
+from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Assignment
 from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.podresources import (
-    ClaimUse,
     Holdings,
     UnavailableError,
     decode,

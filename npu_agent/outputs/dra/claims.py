@@ -1,8 +1,8 @@
 """Prepares and unprepares claims: what the kubelet asks before a Pod starts and after it has ended.
 
 Start reading at `Claims.prepare`. In this order, so that whatever fails leaves nothing behind: read
-the claim, ask the ledger, write the CDI spec, write the ledger's record, answer. A text that refuses
-a claim is what the user reads in the events of the Pod.
+the claim, ask the ledger, write the CDI spec, write the ledger's record, answer. A text that
+refuses a claim is what the user reads in the events of the Pod.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from npu_agent import files
-from npu_agent.core.claim import Claim, ClaimRef, PreparedResult, Result, claim_of
+from npu_agent.core.claim import Claim, ClaimRef, ClaimUse, PreparedResult, Result, claim_of
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Grant, Refusal, RefusalError, grant
 from npu_agent.core.ledger import PreparedClaim, PreparedDevice, footprint
@@ -31,6 +31,7 @@ from npu_agent.outputs import cdi
 
 log = logger(__name__)
 
+T = TypeVar("T")
 Fetch = Callable[[str, str], Awaitable[Mapping[str, Any]]]
 """Gets a ResourceClaim by namespace and name; raises ApiError."""
 
@@ -88,6 +89,10 @@ class Claims:
         self._counts = counts
         self._changing = asyncio.Lock()
         self._reading = asyncio.Semaphore(_AT_ONCE)
+        self._changes: set[asyncio.Task[Any]] = set()
+        """Under way."""
+        self._orphans: set[str] = set()
+        """Claims that the last sweep found to be gone and unused, by UID."""
         self._unprepared: dict[str, float] = {}
         """When a claim was unprepared last, by UID; the latest ones."""
 
@@ -104,25 +109,49 @@ class Claims:
         It needs no card, no API server and no claim. What cannot be removed from the disk is logged
         and tried again by `sweep`.
         """
-        async with self._changing:
-            for ref in refs:
-                await self._end(ref.uid)
-            with contextlib.suppress(OSError):  # logged; the next change writes it
-                await self._keeper.saved()
-        for _ in refs:
-            self._counts.unprepares["unprepared"] += 1
+        await self._whole(self._end_all(refs))
+        self._counts.unprepares["unprepared"] += len(refs)
         return dict.fromkeys((ref.uid for ref in refs), None)
+
+    async def rebuild(self) -> None:
+        """Finds the claims that containers use, after the record of them was lost.
+
+        To be called before anything is prepared. What the API server does not tell of a claim is
+        taken from pod-resources.
+        """
+        if not self._keeper.lost:
+            return
+        known = {(one.namespace, one.name) for one in self._keeper.prepared.value.values()}
+        uses: dict[tuple[str, str], list[ClaimUse]] = {}
+        for use in self._keeper.claim_uses() or ():
+            claim = (use.claim_namespace, use.claim_name)
+            if use.driver == self._dra.driver and claim not in known:
+                uses.setdefault(claim, []).append(use)
+        for (namespace, name), of_claim in uses.items():
+            found = await self._rebuilt(namespace, name, of_claim)
+            log.warning(
+                "found a claim that is in use and in no record",
+                claim=f"{namespace}/{name}",
+                devices=",".join(one.device for one in found.devices),
+            )
+            async with self._changing:
+                self._keeper.prepare(found, ())
+                with contextlib.suppress(OSError):
+                    await self._keeper.saved()
 
     async def sweep(self) -> None:
         """Drops claims that no longer exist and that no Pod uses, and specs of claims that ended.
 
-        An API server that does not answer ends nothing.
+        An API server that does not answer ends nothing, and it takes two sweeps to end a claim: a
+        Pod that was deleted by force is in no list while its containers end.
         """
+        orphans, self._orphans = self._orphans, set()
         for claim in tuple(self._keeper.prepared.value.values()):
             if self._used(claim) or not await self._gone(claim):
                 continue
+            self._orphans.add(claim.uid)
             async with self._changing:
-                if not self._used(claim):
+                if claim.uid in orphans and not self._used(claim):
                     log.warning(
                         "the claim no longer exists and no Pod uses it: dropped",
                         claim=f"{claim.namespace}/{claim.name}",
@@ -147,12 +176,7 @@ class Claims:
         try:
             await self._ready()
             claim = await self._read(ref)
-            async with self._changing:
-                if began <= self._unprepared.get(ref.uid, 0.0):
-                    raise RefusalError(
-                        Refusal.UNFIT, f"{ref} was unprepared meanwhile: its Pod has ended"
-                    )
-                return _Outcome("prepared", await self._granted(claim))
+            return _Outcome("prepared", await self._whole(self._grant(claim, began)))
         except RefusalError as error:
             return _Outcome("refused", str(error))
         except ApiError as error:
@@ -218,44 +242,36 @@ class Claims:
             )
         return claim
 
-    async def _granted(self, claim: Claim) -> tuple[PreparedResult, ...]:
-        """Prepares a claim; called with the lock.
+    async def _grant(self, claim: Claim, began: float) -> tuple[PreparedResult, ...]:
+        """Prepares a claim that was read after `began`.
 
         Raises:
             RefusalError: somebody else holds one of its devices, or one is not to be used.
             OSError: something cannot be written. All is as it was before.
         """
-        before = self._keeper.prepared.value.get(claim.uid)
-        found = [(result, self._device(claim, result)) for result in claim.results]
-        if before is None:
-            for result, device in found:
-                self._check_health(result, device)
-        _check_overlap(claim, found)
-        prepared = PreparedClaim(
-            uid=claim.uid,
-            namespace=claim.namespace,
-            name=claim.name,
-            pods=claim.reserved_for,
-            devices=tuple(
-                PreparedDevice(
-                    request=result.request,
-                    pool=result.pool,
-                    device=result.device,
-                    admin=result.admin,
-                    footprint=footprint(device),
+        async with self._changing:
+            if began <= self._unprepared.get(claim.uid, 0.0):
+                raise RefusalError(
+                    Refusal.UNFIT, f"{claim} was unprepared meanwhile: its Pod has ended"
                 )
-                for result, device in found
-            ),
-        )
-        own = [device for result, device in found if not result.admin]
-        self._keeper.prepare(prepared, own)
-        try:
-            spec = cdi.claim_spec(self._dra.claim_kind, claim.uid, _grants(found))
-            await files.replace(self._spec_of(claim.uid), spec)
-            await self._keeper.saved()
-        except BaseException:
-            await asyncio.shield(self._undo(claim.uid, before))
-            raise
+            before = self._before(claim)
+            found = [(result, self._device(claim, result)) for result in claim.results]
+            if before is None:
+                for result, device in found:
+                    self._check_health(result, device)
+            _check_overlap(claim, found)
+            own = [device for result, device in found if not result.admin]
+            self._keeper.prepare(_prepared(claim, found, self._dra.driver), own)
+            try:
+                spec = cdi.claim_spec(self._dra.claim_kind, claim.uid, _grants(found))
+                await files.replace(self._spec_of(claim.uid), spec)
+                await self._keeper.saved()
+            except OSError:
+                if before is not None:  # its Pods still run
+                    self._keeper.prepare(before, ())
+                else:
+                    await self._end(claim.uid)
+                raise
         return tuple(
             PreparedResult(
                 requests=(result.request,),
@@ -266,14 +282,13 @@ class Claims:
             for result, _ in found
         )
 
-    async def _undo(self, uid: str, before: PreparedClaim | None) -> None:
-        """Takes back what `_granted` has changed."""
-        if before is not None:  # its Pods still run: its spec stays as good as it was
-            self._keeper.prepare(before, ())
-        else:
-            await self._end(uid)
-        with contextlib.suppress(OSError):
-            await self._keeper.saved()
+    def _before(self, claim: Claim) -> PreparedClaim | None:
+        """The claim as it is prepared already; one that was rebuilt without its UID gets it."""
+        nameless = self._keeper.prepared.value.get(_nameless(claim.namespace, claim.name))
+        if nameless is not None:
+            self._keeper.unprepare(nameless.uid)
+            self._keeper.prepare(replace(nameless, uid=claim.uid), ())
+        return self._keeper.prepared.value.get(claim.uid)
 
     def _device(self, claim: Claim, result: Result) -> Device:
         """What a result of an allocation stands for.
@@ -303,6 +318,51 @@ class Claims:
             return
         raise RefusalError(
             Refusal.UNFIT, f"device {result.device} ({device.name}) is unhealthy: {device.reason}"
+        )
+
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        """Makes a change to its end, even if the kubelet, or the agent, gives up waiting for it."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _end_all(self, refs: Sequence[ClaimRef]) -> None:
+        async with self._changing:
+            for ref in refs:
+                self._keeper.unprepare(_nameless(ref.namespace, ref.name))
+                await self._end(ref.uid)
+            with contextlib.suppress(OSError):  # logged; the next change writes it
+                await self._keeper.saved()
+
+    async def _rebuilt(self, namespace: str, name: str, uses: Iterable[ClaimUse]) -> PreparedClaim:
+        """A claim as it must have been prepared."""
+        used = {use.device for use in uses}
+        requests: dict[str, str] = {}
+        uid = _nameless(namespace, name)
+        try:
+            claim = claim_of(await self._fetch(namespace, name), self._dra.driver)
+            if used <= {result.device for result in claim.results}:
+                uid = claim.uid
+                requests = {result.device: result.request for result in claim.results}
+        except (ApiError, ValueError) as error:
+            log.warning("a claim in use cannot be read", claim=f"{namespace}/{name}", reason=error)
+        here = {one.name: one.device for one in self._devices.value or ()}
+        return PreparedClaim(
+            driver=self._dra.driver,
+            uid=uid,
+            namespace=namespace,
+            name=name,
+            pods=tuple(sorted({use.pod for use in uses})),
+            devices=tuple(
+                PreparedDevice(
+                    request=requests.get(device, ""),
+                    pool=self._pool,
+                    device=device,
+                    footprint=footprint(here[device]),
+                )
+                for device in sorted(used & here.keys())
+            ),
         )
 
     async def _end(self, uid: str) -> None:
@@ -344,6 +404,31 @@ class Claims:
 
     def _spec_of(self, uid: str) -> Path:
         return self._cdi_root / cdi.claim_file(self._dra.claim_kind, uid)
+
+
+def _nameless(namespace: str, name: str) -> str:
+    """In place of the UID of a claim that nobody knows any more."""
+    return f"{namespace}/{name}"
+
+
+def _prepared(claim: Claim, found: Iterable[tuple[Result, Device]], driver: str) -> PreparedClaim:
+    return PreparedClaim(
+        driver=driver,
+        uid=claim.uid,
+        namespace=claim.namespace,
+        name=claim.name,
+        pods=claim.reserved_for,
+        devices=tuple(
+            PreparedDevice(
+                request=result.request,
+                pool=result.pool,
+                device=result.device,
+                admin=result.admin,
+                footprint=footprint(device),
+            )
+            for result, device in found
+        ),
+    )
 
 
 def _as_before(known: PreparedClaim) -> Claim:
