@@ -515,7 +515,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
                 answered |= set() if answer.assignments else {answer.asked_at}
                 if answered and max(answered) - min(answered) > 2 * SETTLED:
                     break
-        assert (NPU, grant.ids[0]) in agent.keeper.ledger.holds
+        assert (NPU, grant.ids[0]) in agent.keeper.states.value.holds
 
 
 def test_health_follows_the_config() -> None:

@@ -52,8 +52,8 @@ server which Pods it has."""
 class LedgerKeeper:
     """The ledger, for whoever hands out cores.
 
-    `holdings` is who holds which cores, for people and metrics; `prepared` the claims that are
-    prepared, by UID.
+    `states` is the ledger after each change, and `prepared` of it the claims that are prepared, by
+    UID; `holdings` is who holds which cores, for people and metrics.
     """
 
     def __init__(
@@ -76,8 +76,11 @@ class LedgerKeeper:
             ledger: with what an agent before this one has `left_behind` there.
             clock: the one of `Holdings.asked_at`.
         """
+        self.states: Feed[Ledger] = Feed(ledger)
+        self.prepared: Feed[Mapping[str, PreparedClaim]] = self.states.map(
+            lambda ledger: ledger.prepared
+        )
         self.holdings: Feed[tuple[Holding, ...]] = Feed(())
-        self.prepared: Feed[Mapping[str, PreparedClaim]] = Feed({})
         self._snapshots = snapshots
         self._pod_resources = pod_resources
         self._resources = resources
@@ -86,18 +89,11 @@ class LedgerKeeper:
         self._on_disk: bytes | None = None
         self._trouble: str | None = None
         """Why the record could not be written last."""
-        self._ledger = ledger
-        self._conflicts = self._ledger.conflicts(())
+        self._conflicts = ledger.conflicts(())
         self._answered_at = 0.0
         """When the answer was asked for that the ledger has."""
         self._owner = False
         self._saving = asyncio.Lock()
-        self.prepared.publish(self._ledger.prepared)
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger now."""
-        return self._ledger
 
     @property
     def lost(self) -> bool:
@@ -128,7 +124,7 @@ class LedgerKeeper:
         self._owner = True
         reading = DaemonThread("npu-ledger")
         self._on_disk = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
-        self._ledger = self._ledger.recovered(self._on_disk, self._clock())
+        self.states.publish(self._ledger.recovered(self._on_disk, self._clock()))
         await self._answer(_ANSWER)
         self.update()
 
@@ -141,20 +137,21 @@ class LedgerKeeper:
         answer = self._pod_resources.holdings.value
         if answer.error is None and answer.asked_at > self._answered_at:
             self._answered_at = answer.asked_at
-            self._ledger = self._ledger.answered(
-                answer.assignments, answer.asked_at, cards=cards, resources=self._resources
+            self.states.publish(
+                self._ledger.answered(
+                    answer.assignments, answer.asked_at, cards=cards, resources=self._resources
+                )
             )
             if self._ledger.doubtful:
                 self._pod_resources.ask_soon()
         self._conflicts = self._ledger.conflicts(cards)
         self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards, answer.claim_uses))
-        self.prepared.publish(self._ledger.prepared)
         return self._conflicts
 
     def offering(self, devices: Mapping[str, Iterable[Device]]) -> None:
         """Notes what the device plugin is about to offer, by resource; `save` it before."""
         if self._owner:
-            self._ledger = self._ledger.offering(devices, self._snapshots.value.cards)
+            self.states.publish(self._ledger.offering(devices, self._snapshots.value.cards))
 
     def held_by_containers(self) -> Callable[[Device], str | None]:
         """Why a device must not be allocated to a claim: a container has it without one."""
@@ -169,7 +166,7 @@ class LedgerKeeper:
         """
         for device in devices:
             self._check((resource, device.id), device)
-        self._ledger = self._ledger.granted(resource, devices, self._clock())
+        self.states.publish(self._ledger.granted(resource, devices, self._clock()))
         for device in devices:
             name = (resource, device.id)
             self._conflicts.add(name, self._ledger.holds[name])
@@ -195,7 +192,7 @@ class LedgerKeeper:
 
     def kubelet_lost(self) -> None:
         """Called when the kubelet dropped our devices: it may have been restarted."""
-        self._ledger = self._ledger.doubted(self._clock() + _RESTART)
+        self.states.publish(self._ledger.doubted(self._clock() + _RESTART))
 
     async def end(self) -> bool:
         """Called when the agent is about to end, while the node is still its own.
@@ -252,6 +249,10 @@ class LedgerKeeper:
             self._on_disk = None  # so that the next one tries again
             raise OSError(self._trouble)
 
+    @property
+    def _ledger(self) -> Ledger:
+        return self.states.value
+
     def _check(self, itself: Name, device: Device) -> None:
         """Raises RefusalError if the device is not free for this holder."""
         reason = self._conflicts.against(itself, device)
@@ -264,9 +265,8 @@ class LedgerKeeper:
             )
 
     def _change(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        self.states.publish(ledger)
         self._conflicts = ledger.conflicts(self._cards())
-        self.prepared.publish(ledger.prepared)
 
     def _cards(self) -> list[Card]:
         return [state.card for state in self._snapshots.value.cards]

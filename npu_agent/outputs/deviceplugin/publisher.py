@@ -132,7 +132,7 @@ class Publisher:
         here |= {(name, device.id) for name, devices in lists.items() for device in devices}
         gone = {
             name: hold
-            for name, hold in self._keeper.ledger.holds.items()
+            for name, hold in self._keeper.states.value.holds.items()
             if hold.containers and name[0] in lists and name not in here
         }
         for name in sorted(gone.keys() - self._missing):

@@ -221,10 +221,10 @@ async def test_a_grant_while_a_file_is_written_counts(
     room = Room(tmp_path)
     write, writing, go_on = files.replace, asyncio.Event(), asyncio.Event()
 
-    async def slow(path: Path, content: bytes | None) -> None:
+    async def slow(path: Path, content: bytes | None, **options: bool) -> None:
         writing.set()
         await go_on.wait()
-        await write(path, content)
+        await write(path, content, **options)
 
     async with room.running():
         await room.owned()

@@ -1,0 +1,172 @@
+"""Claims on simulated values: cards, a kubelet's pod-resources, an API server and a disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from npu_agent.core.claim import ClaimRef, ClaimUse
+from npu_agent.core.counts import DraCounts
+from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
+from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.pool import Description, DraNames, PoolDevice, pool
+from npu_agent.feed import Feed
+from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
+from npu_agent.kubelet.podresources import Holdings, PodResources
+from npu_agent.outputs.dra.claims import Claims
+from tests.outputs.deviceplugin.helpers import state
+
+DRIVER = "npu.furiosa.ai"
+NODE = "node-1"
+NPU = "beta.furiosa.ai/npu"
+
+
+def describe(card: Card, cores: CoreRange) -> Description:
+    return Description(attributes={"index": card.index, "cores": len(cores)}, capacity={})
+
+
+DRA = DraNames(driver=DRIVER, claim_kind="furiosa.ai/claim", describe=describe)
+
+
+def ref(name: str = "c", uid: str | None = None) -> ClaimRef:
+    return ClaimRef(namespace="team", name=name, uid=uid or f"uid-{name}")
+
+
+def result(device: str, request: str = "npu", **more: Any) -> dict[str, Any]:
+    return {"request": request, "driver": DRIVER, "pool": NODE, "device": device, **more}
+
+
+class Kubelet(PodResources):
+    """Its pod-resources API: answers when the room has it answer."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), Feed(1e9))
+
+    def ask(self) -> None:
+        pass
+
+    def ask_soon(self) -> None:
+        pass
+
+
+class Room:
+    """Claims on two Warboy cards; `restarted` is the next agent on the same disk."""
+
+    def __init__(self, directory: Path, *cards: CardState) -> None:
+        self.directory = directory
+        self.cards = cards or (state(index=0), state(index=1))
+        self.api: dict[tuple[str, str], Mapping[str, Any] | ApiError] = {}
+        self.cdi_root = directory / "cdi"
+        self.now = 1000.0
+        self.start()
+
+    def start(self) -> None:
+        self.snapshots: Feed[Snapshot] = Feed(Snapshot(self.cards, complete=True))
+        self.kubelet = Kubelet()
+        self.devices: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
+        self.counts = DraCounts()
+        self.keeper = LedgerKeeper(
+            snapshots=self.snapshots,
+            pod_resources=self.kubelet,
+            resources=[NPU],
+            directory=self.directory,
+            ledger=Ledger().recovered(left_behind(self.directory), self.clock()),
+            clock=self.clock,
+        )
+        self.claims = Claims(
+            fetch=self.fetch,
+            dra=DRA,
+            pool=NODE,
+            devices=self.devices,
+            keeper=self.keeper,
+            cdi_root=self.cdi_root,
+            counts=self.counts,
+        )
+
+    def clock(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    async def fetch(self, namespace: str, name: str) -> Mapping[str, Any]:
+        await asyncio.sleep(0)
+        found = self.api.get((namespace, name))
+        if found is None:
+            raise ApiError(f"{name} not found", kind=Kind.NOT_FOUND, status=404)
+        if isinstance(found, ApiError):
+            raise found
+        return found
+
+    def claim(
+        self, name: str = "c", *results: Mapping[str, Any], uid: str | None = None, **status: Any
+    ) -> None:
+        """The API server has this claim."""
+        self.api["team", name] = {
+            "metadata": {"namespace": "team", "name": name, "uid": uid or f"uid-{name}"},
+            "status": {
+                "allocation": {"devices": {"results": list(results)}},
+                "reservedFor": [{"resource": "pods", "name": f"pod-{name}", "uid": "p"}],
+                **status,
+            },
+        }
+
+    def have(self, *cards: CardState) -> None:
+        """From now on there are these cards."""
+        self.cards = cards
+        self.snapshots.publish(Snapshot(cards, complete=True))
+        if self.devices.value is not None:
+            self.known()
+
+    def known(self) -> None:
+        """It is known which devices there are."""
+        families = {card.card.family for card in self.cards}
+        self.devices.publish(pool(self.snapshots.value, dra=DRA, families=families))
+
+    def says(
+        self, *held: str, uses: Sequence[tuple[str, str]] = (), error: str | None = None
+    ) -> None:
+        """The kubelet answers, two seconds later: these devices are held, these claims used."""
+        self.now += 2.0
+        self.kubelet.holdings.publish(
+            Holdings(
+                assignments=tuple(Assignment("team", "train", "main", NPU, id_) for id_ in held),
+                claim_uses=tuple(
+                    ClaimUse("team", f"pod-{claim}", "main", "team", claim, DRIVER, NODE, device)
+                    for claim, device in uses
+                ),
+                asked_at=self.now,
+                error=error,
+            )
+        )
+        self.keeper.update()
+
+    async def owned(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:
+        """The node is this agent's, and the kubelet has said who holds what."""
+        renewing = asyncio.create_task(self.keeper.renew())
+        while not renewing.done():
+            self.says(*held, uses=uses)
+            await asyncio.sleep(0.001)
+        await renewing
+        self.known()
+        await self.claims.rebuild()
+
+    async def restarted(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:
+        """The agent was killed and another one has started."""
+        self.start()
+        await self.owned(*held, uses=uses)
+
+    async def prepared(self, name: str = "c", uid: str | None = None) -> Any:
+        """What the kubelet is answered when it has a claim prepared."""
+        asked = ref(name, uid)
+        answer = await self.claims.prepare([asked])
+        assert answer.keys() == {asked.uid}
+        return answer[asked.uid]
+
+    async def unprepared(self, name: str = "c", uid: str | None = None) -> None:
+        asked = ref(name, uid)
+        assert await self.claims.unprepare([asked]) == {asked.uid: None}
+
+    def specs(self) -> list[str]:
+        return sorted(path.name for path in self.cdi_root.glob("*"))

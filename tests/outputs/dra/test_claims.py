@@ -1,0 +1,547 @@
+"""Prepare and Unprepare: what the kubelet is answered, what is on the disk, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_agent import files
+from npu_agent.core.claim import PreparedResult
+from npu_agent.core.grant import RefusalError
+from npu_agent.core.hardware import State
+from npu_agent.core.offer import Device
+from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kubelet.ledger import RECORD
+from tests.outputs.deviceplugin.helpers import devices, state
+from tests.outputs.dra.room import NPU, Room, ref, result
+
+ZERO, ONE = "npu-warboy-0", "npu-warboy-1"
+SPEC = "furiosa.ai-claim-uid-c.json"
+HELD = "Pod team/pod-c (ResourceClaim team/c) still holds its cores"
+
+
+def answer(*found: tuple[str, str], uid: str = "uid-c") -> tuple[PreparedResult, ...]:
+    """For each request and device."""
+    return tuple(
+        PreparedResult(
+            requests=(request,),
+            pool="node-1",
+            device=device,
+            cdi_ids=(f"furiosa.ai/claim={uid}-{request}",),
+        )
+        for request, device in found
+    )
+
+
+def spec(room: Room, name: str = SPEC) -> dict[str, Any]:
+    """The edits of a claim's spec, by the names of its CDI devices."""
+    found = json.loads((room.cdi_root / name).read_bytes())
+    assert (found["cdiVersion"], found["kind"]) == ("0.5.0", "furiosa.ai/claim")
+    return {one["name"]: one["containerEdits"] for one in found["devices"]}
+
+
+def nodes(edits: dict[str, Any]) -> list[str]:
+    assert all(one["hostPath"] == one["path"] for one in edits["deviceNodes"])
+    assert all(one["permissions"] == "rw" for one in edits["deviceNodes"])
+    return [one["path"] for one in edits["deviceNodes"]]
+
+
+def plain(room: Room, index: int = 0) -> Device:
+    """A card as the device plugin would hand it out."""
+    return devices(*room.cards)[index]
+
+
+async def test_a_claim_is_prepared(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    assert await room.prepared() == answer(("npu", ZERO))
+    edits = spec(room)["uid-c-npu"]
+    assert edits["env"] == ["NPU_DEVNAME=npu0pe0-1", "FURIOSA_DEVICES=npu:0:0-1"]
+    assert nodes(edits) == [f"/dev/{node}" for node in plain(room).nodes]
+    record = json.loads((tmp_path / RECORD).read_bytes())
+    assert [(one["uid"], one["devices"][0]["device"]) for one in record["claims"]] == [
+        ("uid-c", ZERO)
+    ]
+    assert room.counts.prepares == {"prepared": 1, "refused": 0, "failed": 0}
+
+
+async def test_again_is_the_same(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    first = await room.prepared()
+    before = (room.cdi_root / SPEC).read_bytes(), (tmp_path / RECORD).read_bytes()
+    assert await room.prepared() == first
+    assert ((room.cdi_root / SPEC).read_bytes(), (tmp_path / RECORD).read_bytes()) == before
+
+
+async def test_after_a_reboot_the_spec_is_written_again(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    first = await room.prepared()
+    (room.cdi_root / SPEC).unlink()  # /var/run is a tmpfs
+    await room.restarted(uses=[("c", ZERO)])
+    assert await room.prepared() == first
+    assert "uid-c-npu" in spec(room)
+
+
+async def test_after_a_reboot_that_renumbers_the_card_has_other_nodes(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    first = await room.prepared()
+    room.cards = (state(index=1, id_="WARBOY-0"), state(index=0, id_="WARBOY-1"))
+    await room.restarted()
+    assert await room.prepared() == first
+    assert spec(room)["uid-c-npu"]["env"][0] == "NPU_DEVNAME=npu1pe0-1"
+    # and what the claim held before the reboot is nobody's any more
+    room.claim("d", result(ONE))
+    assert await room.prepared("d") == answer(("npu", ONE), uid="uid-d")
+
+
+async def test_only_results_of_our_driver(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    other = {"request": "nic", "driver": "nic.example.com", "pool": "x", "device": "eth0"}
+    room.claim("c", other, result(ZERO))
+    assert await room.prepared() == answer(("npu", ZERO))
+    room.claim("d", other)
+    assert "no device of the driver npu.furiosa.ai" in await room.prepared("d")
+
+
+async def test_requests_by_their_base_names(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO, "any/warboy"))
+    assert await room.prepared() == answer(("any", ZERO))
+    assert list(spec(room)) == ["uid-c-any"]
+
+
+async def test_two_devices_of_one_request_share_one_environment(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ONE), result(ZERO))
+    assert await room.prepared() == answer(("npu", ONE), ("npu", ZERO))
+    edits = spec(room)["uid-c-npu"]
+    assert edits["env"][0] == "NPU_DEVNAME=npu0pe0-1,npu1pe0-1"
+    assert {"/dev/npu0", "/dev/npu1"} <= set(nodes(edits))
+
+
+async def test_each_request_has_its_own_devices(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO, "a"), result(ONE, "b"))
+    await room.prepared()
+    assert spec(room)["uid-c-a"]["env"][0] == "NPU_DEVNAME=npu0pe0-1"
+    assert spec(room)["uid-c-b"]["env"][0] == "NPU_DEVNAME=npu1pe0-1"
+    assert "/dev/npu1" not in nodes(spec(room)["uid-c-a"])
+
+
+async def test_requests_of_one_container_share_the_variables(tmp_path: Path) -> None:
+    """Of a claim that the scheduler made for extended resources; the last spec wins there."""
+    cards = [state(index=index) for index in range(3)]
+    room = Room(tmp_path, *cards)
+    await room.owned()
+    room.claim(
+        "c",
+        result(ZERO, "container-0-request-1"),
+        result(ONE, "container-0-request-2"),
+        result("npu-warboy-2", "container-1-request-0"),
+    )
+    await room.prepared()
+    both = "NPU_DEVNAME=npu0pe0-1,npu1pe0-1"
+    found = {name: edits["env"][0] for name, edits in spec(room).items()}
+    assert found == {
+        "uid-c-container-0-request-1": both,
+        "uid-c-container-0-request-2": both,
+        "uid-c-container-1-request-0": "NPU_DEVNAME=npu2pe0-1",
+    }
+
+
+async def test_a_claim_that_vanished(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    assert await room.prepared() == "ResourceClaim team/c cannot be read: c not found"
+    assert room.counts.prepares["failed"] == 1
+
+
+async def test_another_claim_of_that_name(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO), uid="new")
+    assert await room.prepared("c", uid="old") == (
+        "ResourceClaim team/c has the UID new and not old: it was deleted and made again; "
+        "delete the Pod"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"allocation": None}, "is not allocated"),
+        ({"reservedFor": []}, "is reserved for no Pod"),
+        ({"allocation": {"devices": {"results": [{"driver": "npu.furiosa.ai"}]}}}, "request is"),
+        ({"allocation": {"devices": "npu0"}}, "is no object"),
+    ],
+)
+async def test_what_cannot_be_prepared(tmp_path: Path, status: dict[str, Any], reason: str) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO), **status)
+    assert reason in await room.prepared()
+    assert room.specs() == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (result("npu-of-another-life"), "which this node does not have (any more)"),
+        (result(ZERO) | {"pool": "node-2"}, "of the pool node-2, and this node's pool is node-1"),
+    ],
+)
+async def test_devices_that_are_not_ours(
+    tmp_path: Path, wrong: dict[str, Any], reason: str
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ONE), wrong)
+    assert reason in await room.prepared()
+    assert room.specs() == []
+    assert room.keeper.prepared.value == {}
+
+
+async def test_a_status_written_by_hand_that_has_a_device_twice(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO, "a"), result(ZERO, "b"))
+    assert "has the same cores twice" in await room.prepared()
+
+
+async def test_what_another_claim_holds_is_refused_until_that_one_ends(tmp_path: Path) -> None:
+    """A Pod that was deleted by force: its device is allocated again while it still runs."""
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    room.claim("d", result(ZERO))
+    await room.prepared("c")
+    assert await room.prepared("d") == f"device 'WARBOY-0' (npu0) is not free: {HELD}"
+    assert room.counts.prepares["refused"] == 1
+    del room.api["team", "c"]
+    await room.unprepared("c")
+    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_so_is_it_after_a_restart_of_the_agent(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared("c")
+    await room.restarted()
+    room.claim("d", result(ZERO))
+    assert HELD in await room.prepared("d")
+
+
+async def test_what_a_container_holds_by_the_device_plugin_is_refused(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned("WARBOY-0")
+    room.claim("c", result(ZERO))
+    assert await room.prepared() == (
+        "device 'WARBOY-0' (npu0) is not free: Pod team/train still holds its cores as WARBOY-0 "
+        "of beta.furiosa.ai/npu"
+    )
+
+
+async def test_what_a_claim_holds_is_refused_to_the_device_plugin(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    room.keeper.update()
+    with pytest.raises(RefusalError, match="ResourceClaim team/c"):
+        room.keeper.grant(NPU, [plain(room)])
+    room.keeper.grant(NPU, [plain(room, 1)])
+
+
+async def test_an_administrator_is_let_in_beside_the_holder(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    room.claim("admin", result(ZERO, adminAccess=True))
+    await room.prepared("c")
+    assert await room.prepared("admin") == answer(("npu", ZERO), uid="uid-admin")
+    await room.unprepared("c")
+    room.claim("d", result(ZERO))  # the administrator holds nothing
+    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_a_sick_card_is_refused_unless_tolerated(tmp_path: Path) -> None:
+    room = Room(tmp_path, state(health=State.UNHEALTHY, reason="the driver says dead"))
+    await room.owned()
+    room.claim("c", result(ZERO))
+    assert await room.prepared("c") == (
+        "device npu-warboy-0 (npu0) is unhealthy: the driver says dead"
+    )
+    room.claim("d", result(ZERO, tolerations=[{"key": "npu.furiosa.ai/unhealthy"}]))
+    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_a_card_that_falls_sick_is_prepared_again(tmp_path: Path) -> None:
+    """After a restart of the kubelet, for a container that runs."""
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    first = await room.prepared()
+    room.have(state(health=State.UNHEALTHY, reason="dead"))
+    assert await room.prepared() == first
+
+
+async def test_unprepare_needs_nothing(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    room.cards = ()
+    room.api.clear()
+    await room.restarted()
+    await room.unprepared("c")
+    await room.unprepared("never heard of it")
+    assert room.specs() == []
+    assert json.loads((tmp_path / RECORD).read_bytes())["claims"] == []
+    assert room.counts.unprepares["unprepared"] == 2
+
+
+async def test_a_prepare_that_comes_after_its_unprepare(tmp_path: Path) -> None:
+    """The kubelet has given up waiting, and its Pod has ended meanwhile."""
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    asked = asyncio.Event()
+    fetch = room.fetch
+
+    async def slow(namespace: str, name: str) -> Any:
+        found = await fetch(namespace, name)
+        asked.set()
+        await asyncio.sleep(0.01)
+        return found
+
+    room.claims._fetch = slow
+    preparing = asyncio.create_task(room.prepared())
+    await asked.wait()
+    await room.unprepared("c")
+    assert "was unprepared meanwhile" in await preparing
+    assert room.specs() == []
+
+
+async def test_two_claims_for_one_device_at_the_same_time(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    names = ["c", "d", "e"]
+    for name in names:
+        room.claim(name, result(ZERO))
+    found = await room.claims.prepare([ref(name) for name in names])
+    assert sum(not isinstance(one, str) for one in found.values()) == 1
+
+
+async def test_a_thousand_claims_in_one_call(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    refs = [ref(f"c{number}") for number in range(1000)]
+    for one in refs:
+        room.claim(one.name, result(ZERO))
+    found = await room.claims.prepare(refs)
+    assert found.keys() == {one.uid for one in refs}
+    assert sum(not isinstance(one, str) for one in found.values()) == 1
+
+
+async def test_while_an_api_call_hangs_others_go_on(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("d", result(ZERO))
+    fetch = room.fetch
+
+    async def hangs(namespace: str, name: str) -> Any:
+        if name == "c":
+            await asyncio.Event().wait()
+        return await fetch(namespace, name)
+
+    room.claims._fetch = hangs
+    waiting = asyncio.create_task(room.prepared("c"))
+    async with asyncio.timeout(10):
+        assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("status", [403, 409, 410, 429, 500])
+async def test_errors_of_the_api_server_are_passed_on(tmp_path: Path, status: int) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.api["team", "c"] = ApiError(f"answered {status}", kind=Kind.SERVER, status=status)
+    assert await room.prepared() == f"ResourceClaim team/c cannot be read: answered {status}"
+    assert room.specs() == []
+
+
+async def test_a_prepared_claim_is_prepared_again_without_the_api_server(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    first = await room.prepared()
+    room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
+    await room.restarted(uses=[("c", ZERO)])
+    assert await room.prepared() == first
+
+
+@pytest.mark.parametrize("what", ["cdi", "record"])
+async def test_a_disk_that_is_full_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    write = files.replace
+    full = True
+
+    async def replace(path: Path, content: bytes | None, **options: Any) -> None:
+        if full and content and (path.name == RECORD) is (what == "record"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        await write(path, content, **options)
+
+    monkeypatch.setattr(files, "replace", replace)
+    reason = await room.prepared()
+    assert "ResourceClaim team/c cannot be prepared" in reason
+    assert "No space left on device" in reason
+    assert str(room.cdi_root / SPEC if what == "cdi" else tmp_path / RECORD) in reason
+    assert room.specs() == []
+    assert room.keeper.prepared.value == {}
+    room.claim("d", result(ZERO))
+    full = False
+    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_unprepare_on_a_disk_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+
+    async def replace(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace", replace)
+        await room.unprepared()
+        assert room.keeper.prepared.value == {}
+    assert room.specs() == [SPEC]
+    await room.claims.sweep()
+    assert room.specs() == []
+
+
+async def test_before_it_is_known_who_holds_what_nothing_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu_agent.outputs.dra.claims._READY", 0.01)
+    room = Room(tmp_path)
+    room.claim("c", result(ZERO))
+    assert "does not know yet which cards this node has" in await room.prepared()
+
+
+async def test_a_claim_that_is_gone_and_unused_is_dropped(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    del room.api["team", "c"]
+    await room.claims.sweep()
+    assert room.keeper.prepared.value  # a Pod that was deleted by force may still end
+    await room.claims.sweep()
+    assert room.keeper.prepared.value == {}
+    assert room.specs() == []
+
+
+@pytest.mark.parametrize("why", ["used", "silent", "api error", "there"])
+async def test_a_claim_that_may_be_used_is_kept(tmp_path: Path, why: str) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    if why != "there":
+        del room.api["team", "c"]
+    if why == "api error":
+        room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
+    room.says(
+        uses=[("c", ZERO)] if why == "used" else (), error="gone" if why == "silent" else None
+    )
+    for _ in range(3):
+        await room.claims.sweep()
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.specs() == [SPEC]
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"{", b'{"version": 99}'])
+async def test_a_lost_record_is_rebuilt(tmp_path: Path, damage: bytes | None) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    if damage is None:
+        (tmp_path / RECORD).unlink()
+    else:
+        (tmp_path / RECORD).write_bytes(damage)
+    await room.restarted(uses=[("c", ZERO)])
+    room.says(uses=[("c", ZERO)])
+    room.says(uses=[("c", ZERO)])
+    room.claim("d", result(ZERO))
+    assert HELD in await room.prepared("d")
+    room.claim("e", result(ONE))
+    assert await room.prepared("e") == answer(("npu", ONE), uid="uid-e")
+    await room.unprepared("c")
+    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_a_lost_record_is_rebuilt_without_the_api_server(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    first = await room.prepared()
+    (tmp_path / RECORD).unlink()
+    unreachable = ApiError("unreachable", kind=Kind.UNREACHABLE)
+    claim, room.api["team", "c"] = room.api["team", "c"], unreachable
+    await room.restarted(uses=[("c", ZERO)])
+    room.claim("d", result(ZERO))
+    assert HELD in await room.prepared("d")
+    room.api["team", "c"] = claim
+    assert await room.prepared("c") == first  # the kubelet asks again; it is the same claim
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    await room.unprepared("c")
+    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    write, writing, go_on = files.replace, asyncio.Event(), asyncio.Event()
+
+    async def slow(path: Path, content: bytes | None, **options: Any) -> None:
+        writing.set()
+        await go_on.wait()
+        await write(path, content, **options)
+
+    monkeypatch.setattr(files, "replace", slow)
+    preparing = asyncio.create_task(room.prepared())
+    await writing.wait()
+    preparing.cancel()
+    go_on.set()
+    await room.unprepared("c")
+    assert room.specs() == []
+    assert room.keeper.prepared.value == {}
