@@ -1,4 +1,4 @@
-"""A ResourceClaim as the driver needs it: what the API server says of it, and nothing else. Pure.
+"""A ResourceClaim as the driver needs it: what the API server and the kubelet say of it. Pure.
 
 The format is that of ``ResourceClaim`` in resource.k8s.io/v1 (k8s.io/api/resource/v1, types.go).
 """
@@ -38,6 +38,41 @@ class Claim:
     def __str__(self) -> str:
         """For people."""
         return f"ResourceClaim {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRef:
+    """A claim as the kubelet names it when it has one prepared or unprepared."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"ResourceClaim {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedResult:
+    """A device of a prepared claim, as the kubelet is answered.
+
+    Raises:
+        ValueError: `requests` is empty, which to the kubelet means all of the claim's requests, so
+            that every container that names any of them would be given the device; or one of them
+            has its alternative's name, by which no container asks.
+    """
+
+    requests: tuple[str, ...]
+    """The requests in the claim's spec that it was allocated to, as `Result.request`."""
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    """Names of the CDI devices that a container is given: ``example.com/claim=…``."""
+
+    def __post_init__(self) -> None:
+        if not all(self.requests) or not self.requests or any("/" in one for one in self.requests):
+            raise ValueError(f"device {self.device!r} is for no request: {self.requests}")
 
 
 def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:

@@ -1,0 +1,1 @@
+"""DRA: the cards as ResourceSlices, claims prepared for containers, and what the kubelet asks."""
