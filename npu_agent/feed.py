@@ -36,6 +36,11 @@ class Feed(Generic[T]):
         return self._value
 
     @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
     def changed(self) -> asyncio.Event:
         """Set when the present value is replaced; each value has an event of its own."""
         return self._changed

@@ -1,4 +1,4 @@
-"""What grpclib leaves to be done: a server that can be closed, calls without side effects, a bound.
+"""What grpclib leaves to be done: a server that can be closed, calls without side effects, bounds.
 
 All that the agent uses of grpclib's private parts is here, because there is no public way:
 
@@ -15,16 +15,19 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Collection, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
 if TYPE_CHECKING:
+    from grpclib import client, server
     from grpclib._typing import IServable
-    from grpclib.client import Stream
 
 T = TypeVar("T")
 
@@ -44,7 +47,37 @@ async def apart(call: Coroutine[Any, Any, T]) -> T:
     return await asyncio.create_task(call)
 
 
-async def receive_bounded(stream: Stream[Any, Any], most: int) -> bytearray | None:
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A message that is encoded already, in the form that grpclib's codec asks for."""
+
+    encoded: bytes
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
+        """The message, for grpclib."""
+        return self.encoded
+
+
+async def received(stream: server.Stream[T, Encoded]) -> T:
+    """The request of a call that a handler has to answer.
+
+    Raises:
+        GRPCError: INVALID_ARGUMENT, as there is none, or it is not the message it should be.
+    """
+    try:
+        request = await stream.recv_message()
+    except (GRPCError, StreamTerminatedError):
+        raise
+    except Exception as error:  # betterproto has no error type of its own for broken input
+        raise GRPCError(
+            Status.INVALID_ARGUMENT, f"the request cannot be decoded: {error}"
+        ) from error
+    if request is None:
+        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no request")
+    return request
+
+
+async def receive_bounded(stream: client.Stream[Any, Any], most: int) -> bytearray | None:
     """Receives the message that `stream.recv_message` would, still encoded.
 
     grpclib takes a message of any size, and copies it in one go. Here it is taken piece by piece

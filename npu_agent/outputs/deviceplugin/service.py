@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from grpclib.const import Cardinality, Handler, Status
-from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from npu_agent.core import placement
@@ -20,13 +20,13 @@ from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError, grant, requested
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
+from npu_agent.kubelet.rpc import Encoded, received
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin import encode
 
 log = logger(__name__)
 
-Request = TypeVar("Request")
 Devices = tuple[Device, ...]
 
 _STATUS = {
@@ -40,16 +40,6 @@ _RESULT = {
     Status.FAILED_PRECONDITION: "unhealthy",
 }
 """Of `counts.RESULTS`, for each way in which a request is refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A message that is encoded already, in the form that grpclib's codec asks for."""
-
-    encoded: bytes
-
-    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
-        return self.encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +98,7 @@ class DevicePlugin:
             "PreStartContainer": (self._pre_start, unary, wire.PreStartContainerRequest),
         }
         return {
-            f"/v1beta1.DevicePlugin/{name}": Handler(handler, cardinality, request, _Ready)
+            f"/v1beta1.DevicePlugin/{name}": Handler(handler, cardinality, request, Encoded)
             for name, (handler, cardinality, request) in table.items()
         }
 
@@ -119,25 +109,25 @@ class DevicePlugin:
             self._by_id = (devices, {device.id: device for device in devices})
         return self._by_id[1]
 
-    async def _options(self, stream: Stream[wire.Empty, _Ready]) -> None:
-        await _received(stream)
-        await stream.send_message(_Ready(bytes(options())))
+    async def _options(self, stream: Stream[wire.Empty, Encoded]) -> None:
+        await received(stream)
+        await stream.send_message(Encoded(bytes(options())))
 
-    async def _list_and_watch(self, stream: Stream[wire.Empty, _Ready]) -> None:
-        await _received(stream)
+    async def _list_and_watch(self, stream: Stream[wire.Empty, Encoded]) -> None:
+        await received(stream)
         now = self.streams.value
         self.streams.publish(Streams(open=now.open + 1, ever=now.ever + 1))
         try:
             async for devices in self._devices.watch():
-                await stream.send_message(_Ready(encode.device_list(devices)))
+                await stream.send_message(Encoded(encode.device_list(devices)))
                 self._counts.messages += 1
                 log.debug("device list sent", resource=self._resource, devices=len(devices))
         finally:
             now = self.streams.value
             self.streams.publish(Streams(open=now.open - 1, ever=now.ever))
 
-    async def _prefer(self, stream: Stream[wire.PreferredAllocationRequest, _Ready]) -> None:
-        request = await _received(stream)
+    async def _prefer(self, stream: Stream[wire.PreferredAllocationRequest, Encoded]) -> None:
+        request = await received(stream)
         if not request.container_requests:
             raise GRPCError(Status.INVALID_ARGUMENT, "the request names no container")
         with _refusals_as_status():
@@ -164,9 +154,9 @@ class DevicePlugin:
                 for choice in choices
             ]
         )
-        await stream.send_message(_Ready(bytes(response)))
+        await stream.send_message(Encoded(bytes(response)))
 
-    async def _allocate(self, stream: Stream[wire.AllocateRequest, _Ready]) -> None:
+    async def _allocate(self, stream: Stream[wire.AllocateRequest, Encoded]) -> None:
         began, result = time.perf_counter(), "failed"
         try:
             granted = await self._grant(stream)
@@ -178,9 +168,9 @@ class DevicePlugin:
             self._counts.allocated(result, time.perf_counter() - began)
         log.info("allocated", resource=self._resource, devices=",".join(granted))
 
-    async def _grant(self, stream: Stream[wire.AllocateRequest, _Ready]) -> list[str]:
+    async def _grant(self, stream: Stream[wire.AllocateRequest, Encoded]) -> list[str]:
         """Answers an Allocate; returns the IDs of the devices."""
-        request = await _received(stream)
+        request = await received(stream)
         ids = [container.devices_ids for container in request.container_requests]
         with _refusals_as_status():
             try:
@@ -192,13 +182,13 @@ class DevicePlugin:
         body = b"".join(
             encode.container_response(grant(devices), by_cdi=self._by_cdi) for devices in containers
         )
-        await stream.send_message(_Ready(body))
+        await stream.send_message(Encoded(body))
         await stream.send_trailing_metadata()  # a Pod waits for it; the log can wait
         return [id_ for container in ids for id_ in container]
 
-    async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, _Ready]) -> None:
-        await _received(stream)
-        await stream.send_message(_Ready(b""))  # never asked for; nothing to do
+    async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, Encoded]) -> None:
+        await received(stream)
+        await stream.send_message(Encoded(b""))  # never asked for; nothing to do
 
 
 class _refusals_as_status:  # noqa: N801 (reads as a statement)
@@ -210,22 +200,3 @@ class _refusals_as_status:  # noqa: N801 (reads as a statement)
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RefusalError):
             raise GRPCError(_STATUS[error.kind], str(error)) from error
-
-
-async def _received(stream: Stream[Request, _Ready]) -> Request:
-    """The request of a call.
-
-    Raises:
-        GRPCError: INVALID_ARGUMENT, as there is none, or it is not the message it should be.
-    """
-    try:
-        request = await stream.recv_message()
-    except (GRPCError, StreamTerminatedError):
-        raise
-    except Exception as error:  # betterproto has no error type of its own for broken input
-        raise GRPCError(
-            Status.INVALID_ARGUMENT, f"the request cannot be decoded: {error}"
-        ) from error
-    if request is None:
-        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no request")
-    return request

@@ -1,0 +1,150 @@
+"""The two unix sockets of a DRA driver: one with its services, one that registers it.
+
+The kubelet finds a driver by the socket in its directory of registrations, for as long as that
+exists: its removal is what ends the registration, not the end of a connection. It remembers the
+services' socket by its path and refuses a path that it knows: each instance has names of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from npu_agent.config import SOCKET_PATH_MAX
+from npu_agent.feed import Feed
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.logs import logger
+from npu_agent.outputs.dra.service import DraPlugin, Health, Registration, RegistrationState
+
+log = logger(__name__)
+
+REGISTRY, PLUGINS = "plugins_registry", "plugins"
+"""In the kubelet's root directory: where it watches for registrations, and where drivers have a
+directory each."""
+
+_INSTANCE = r"[0-9a-f][0-9a-f-]{6,34}[0-9a-f]"
+"""A Pod's UID, or as many hexadecimal digits as we make up; nobody else's word looks like one."""
+
+
+def instance_of(pod_uid: str | None) -> str:
+    """What an agent calls itself in the names of its sockets: its Pod's UID, else at random."""
+    if pod_uid and re.fullmatch(_INSTANCE, pod_uid):
+        return pod_uid
+    return secrets.token_hex(4)
+
+
+def sweep(driver: str, kubelet_root: Path) -> None:
+    """Removes the sockets of agents that were killed, so that the kubelet forgets them.
+
+    Only for the agent that owns the node's devices (`npu_agent.kubelet.ownership`): one that has
+    made its socket and does not listen yet looks like a dead one.
+    """
+    name = re.escape(driver)
+    places = (
+        (kubelet_root / REGISTRY, rf"{name}-{_INSTANCE}-[0-9a-f]{{4}}-reg\.sock"),
+        (kubelet_root / PLUGINS / driver, rf"dra-{_INSTANCE}-[0-9a-f]{{4}}\.sock"),
+    )
+    for directory, pattern in places:
+        for path in _entries(directory):
+            if re.fullmatch(pattern, path.name) and path.is_socket() and not _served(path):
+                with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
+                    path.unlink()
+                    log.info("socket of an agent that has ended removed", file=path)
+
+
+class Endpoint:
+    """A driver that the kubelet can find, on two sockets that are this process's alone."""
+
+    def __init__(
+        self, *, driver: str, kubelet_root: Path, instance: str, plugin: DraPlugin, health: Health
+    ) -> None:
+        """An endpoint that does not listen yet.
+
+        Args:
+            driver: its name, a DNS subdomain.
+            kubelet_root: ``/var/lib/kubelet``, by the very path that the kubelet has for it.
+            instance: see `instance_of`.
+            plugin: prepares claims.
+            health: reports the devices.
+        """
+        if not re.fullmatch(_INSTANCE, instance):
+            raise ValueError(f"{instance!r} is no Pod's UID")
+        unique = f"{instance}-{secrets.token_hex(2)}"  # a container of the Pod may be restarted
+        self.path = kubelet_root.absolute() / PLUGINS / driver / f"dra-{unique}.sock"
+        self.registration_path = kubelet_root / REGISTRY / f"{driver}-{unique}-reg.sock"
+        self._health = health
+        self._service = UnixServer([plugin, health], self.path)
+        registration = Registration(driver, self.path)
+        self._registration = UnixServer([registration], self.registration_path)
+        self.registration: Feed[RegistrationState] = registration.state
+
+    async def start(self) -> None:
+        """Listens: first what the kubelet will call, then where it finds that.
+
+        Raises:
+            OSError: a socket cannot be made, or its path is too long; nothing is left behind.
+        """
+        for path in (self.path, self.registration_path):
+            length = len(os.fsencode(path))
+            if length > SOCKET_PATH_MAX:
+                raise OSError(
+                    f"the path of the socket {path} has {length} bytes and Linux takes "
+                    f"{SOCKET_PATH_MAX}: the kubelet's root directory needs a shorter path"
+                )
+        registry = self.registration_path.parent
+        if not registry.is_dir():
+            raise FileNotFoundError(
+                f"{registry} is missing: is the kubelet running, and is the directory mounted here?"
+            )
+        self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        await self._service.listen()
+        try:
+            await self._registration.listen()
+        except BaseException:
+            await self._service.shutdown()
+            raise
+
+    def exists(self) -> bool:
+        """Whether both sockets are still there, and still the ones that were made."""
+        return self._service.exists() and self._registration.exists()
+
+    async def close(self) -> None:
+        """Deregisters, lets the health streams end, then closes the services; within 0.6 s.
+
+        The caller has closed the feed of devices, so that the streams return by themselves and the
+        kubelet sees their end. A call to prepare or unprepare that is under way is cancelled; the
+        kubelet repeats it with the next agent.
+        """
+        await self._registration.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                async for streams in self._health.streams.watch():
+                    if not streams:
+                        break
+        await self._service.shutdown()
+
+
+def _entries(directory: Path) -> Iterable[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return ()  # not made yet
+
+
+def _served(path: Path) -> bool:
+    """Whether some process listens there, or it cannot be known."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+    return True

@@ -1,0 +1,359 @@
+"""The gRPC side of a DRA driver: what the kubelet asks, answered by two functions and a feed.
+
+`Registration` makes the driver known, `DraPlugin` prepares claims, `Health` reports the devices.
+The mappings of paths to handlers are written out, as one handler serves several versions of an API:
+where two versions have the same messages, the answer to both is encoded by one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+from grpclib.server import Stream
+
+from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.pool import PoolDevice
+from npu_agent.feed import Feed
+from npu_agent.kubelet.rpc import Encoded, received
+from npu_agent.kubelet.wire import pluginregistration, v1alpha1
+from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
+from npu_agent.logs import logger
+from npu_agent.text import one_line
+from npu_agent.ticks import until_tick
+
+log = logger(__name__)
+
+T = TypeVar("T")
+Prepared = tuple[PreparedResult, ...] | str
+"""What a claim's containers are given, or why the claim cannot be prepared."""
+Prepare = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, Prepared]]]
+"""Prepares claims; the answer is by UID."""
+Unprepare = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, str | None]]]
+"""Undoes it; the answer is by UID: why it failed, or None."""
+
+SERVICES = (
+    "v1.DRAPlugin",
+    "v1beta1.DRAPlugin",
+    "v1.DRAResourceHealth",
+    "v1alpha1.DRAResourceHealth",
+)
+"""What we serve, the newest first: a kubelet takes the first that it knows.
+
+A kubelet 1.36 knows the alpha version of the health service, and asks every driver for it.
+"""
+
+_ANSWER_WITHIN = 40.0
+"""Seconds. The kubelet waits for 45, and what it then writes to the Pod names no cause."""
+_HEARTBEAT = 10.0
+"""Seconds between two lists if nothing changes.
+
+Each device that a kubelet has not heard of for 30 s is Unknown to it. A longer limit could be asked
+for in the list, but not from a kubelet 1.34, and an agent that hangs would be believed for longer.
+"""
+_HEALTHY = v1alpha1.HealthStatus.from_string("HEALTHY")
+_UNHEALTHY = v1alpha1.HealthStatus.from_string("UNHEALTHY")
+_LONGEST_MESSAGE = 1024
+"""Bytes of what is reported about a device; a kubelet cuts what is longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrationState:
+    """How the driver stands with the kubelet's plugin manager."""
+
+    asked: int = 0
+    """GetInfo calls so far. A second one means that the kubelet has been restarted."""
+    notifications: int = 0
+    """NotifyRegistrationStatus calls so far."""
+    registered: bool = False
+    """As the last notification said."""
+    error: str = ""
+    """Why the kubelet refuses the driver, in its words."""
+
+
+class Registration:
+    """Introduces the driver to the kubelet; `state` is what the kubelet made of it.
+
+    The kubelet gives up on GetInfo after a second and then comes back later each time, after up to
+    two minutes: nothing is awaited here.
+    """
+
+    def __init__(self, driver: str, endpoint: Path) -> None:
+        """`endpoint` is the socket with the services, by the path that the kubelet knows."""
+        self.state: Feed[RegistrationState] = Feed(RegistrationState())
+        self._driver = driver
+        self._info = Encoded(
+            bytes(
+                pluginregistration.PluginInfo(
+                    type="DRAPlugin",
+                    name=driver,
+                    endpoint=str(endpoint),
+                    supported_versions=list(SERVICES),
+                )
+            )
+        )
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Which handler serves which path; grpclib asks for it."""
+        unary, service = Cardinality.UNARY_UNARY, "/pluginregistration.Registration"
+        return {
+            f"{service}/GetInfo": Handler(
+                self._get_info, unary, pluginregistration.InfoRequest, Encoded
+            ),
+            f"{service}/NotifyRegistrationStatus": Handler(
+                self._notified, unary, pluginregistration.RegistrationStatus, Encoded
+            ),
+        }
+
+    async def _get_info(self, stream: Stream[pluginregistration.InfoRequest, Encoded]) -> None:
+        await received(stream)
+        await stream.send_message(self._info)
+        await stream.send_trailing_metadata()
+        now = self.state.value
+        self.state.publish(replace(now, asked=now.asked + 1))
+
+    async def _notified(
+        self, stream: Stream[pluginregistration.RegistrationStatus, Encoded]
+    ) -> None:
+        status = await received(stream)
+        # Whatever it says: an error in answer to a success would undo the registration.
+        await stream.send_message(Encoded(b""))
+        await stream.send_trailing_metadata()
+        before = self.state.value
+        now = replace(
+            before,
+            notifications=before.notifications + 1,
+            registered=status.plugin_registered,
+            error="" if status.plugin_registered else one_line(status.error or "no reason given"),
+        )
+        self.state.publish(now)
+        if now.registered:
+            log.info("registered at the kubelet", driver=self._driver, times=now.asked)
+        elif now.error != before.error:
+            log.error("the kubelet refuses the DRA driver", driver=self._driver, reason=now.error)
+
+
+class DraPlugin:
+    """Answers the kubelet's calls to prepare and unprepare claims.
+
+    The kubelet takes an answer only if it has exactly the UIDs that were asked for, and shows an
+    error's text in the Pod's events.
+    """
+
+    def __init__(
+        self, prepare: Prepare, unprepare: Unprepare, *, deadline: float = _ANSWER_WITHIN
+    ) -> None:
+        """`prepare` and `unprepare` are cancelled after `deadline` seconds, or at the agent's end.
+
+        Calls for different Pods come at the same time.
+        """
+        self._prepare = prepare
+        self._unprepare = unprepare
+        self._deadline = deadline
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Which handler serves which path; grpclib asks for it."""
+        unary = Cardinality.UNARY_UNARY
+        return {
+            f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{method}": handler
+            for version in ("v1", "v1beta1")
+            for method, handler in (
+                (
+                    "NodePrepareResources",
+                    Handler(self._node_prepare, unary, v1.NodePrepareResourcesRequest, Encoded),
+                ),
+                (
+                    "NodeUnprepareResources",
+                    Handler(self._node_unprepare, unary, v1.NodeUnprepareResourcesRequest, Encoded),
+                ),
+            )
+        }
+
+    async def _node_prepare(self, stream: Stream[v1.NodePrepareResourcesRequest, Encoded]) -> None:
+        refs = _refs((await received(stream)).claims)
+        for ref in refs.values():
+            if not (ref.namespace and ref.name):
+                raise GRPCError(Status.INVALID_ARGUMENT, f"claim {ref.uid!r} lacks its name")
+        found: Mapping[str, Prepared] = await self._ask(self._prepare, refs)
+        response = v1.NodePrepareResourcesResponse()
+        for uid, ref in refs.items():
+            outcome = found[uid]
+            if isinstance(outcome, str):
+                log.warning("claim not prepared", claim=_name(ref), reason=outcome)
+                response.claims[uid] = v1.NodePrepareResourceResponse(error=outcome)
+            else:
+                log.info("claim prepared", claim=_name(ref), devices=_devices(outcome))
+                response.claims[uid] = v1.NodePrepareResourceResponse(
+                    devices=[
+                        v1.Device(
+                            request_names=list(result.requests),
+                            pool_name=result.pool,
+                            device_name=result.device,
+                            cdi_device_ids=list(result.cdi_ids),
+                        )
+                        for result in outcome
+                    ]
+                )
+        await stream.send_message(Encoded(bytes(response)))
+
+    async def _node_unprepare(
+        self, stream: Stream[v1.NodeUnprepareResourcesRequest, Encoded]
+    ) -> None:
+        refs = _refs((await received(stream)).claims)
+        found: Mapping[str, str | None] = await self._ask(self._unprepare, refs)
+        response = v1.NodeUnprepareResourcesResponse()
+        for uid, ref in refs.items():
+            if error := found[uid]:
+                log.warning("claim not unprepared", claim=_name(ref), reason=error)
+            else:
+                log.info("claim unprepared", claim=_name(ref))
+            response.claims[uid] = v1.NodeUnprepareResourceResponse(error=error or "")
+        await stream.send_message(Encoded(bytes(response)))
+
+    async def _ask(
+        self,
+        function: Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, T]]],
+        refs: Mapping[str, ClaimRef],
+    ) -> dict[str, T | str]:
+        """The outcome for each of `refs`, and for nothing else; within the deadline."""
+        try:
+            async with asyncio.timeout(self._deadline) as limit:
+                found = await function(tuple(refs.values()))
+        except TimeoutError:
+            if not limit.expired():
+                raise  # of the operating system
+            late = f"npu-agent was not ready within {self._deadline:g} s; the kubelet tries again"
+            return dict.fromkeys(refs, late)
+        for uid in found.keys() - refs.keys():
+            log.error("the answer names a claim that was not asked for: dropped", uid=uid)
+        missing = "npu-agent has no answer for this claim: please report it as a bug"
+        # An empty text would be a success to the kubelet.
+        return {
+            uid: ("no reason given" if (outcome := found.get(uid, missing)) == "" else outcome)
+            for uid in refs
+        }
+
+
+class Health:
+    """Streams the health of all devices: on change, and as a heartbeat.
+
+    `streams` is how many are open. They end when the feed of devices is closed, and then the
+    kubelet takes every device's health for unknown.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        devices: Feed[tuple[PoolDevice, ...]],
+        *,
+        heartbeat: float = _HEARTBEAT,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """A reporter of `devices`, which are in `pool`.
+
+        `heartbeat` is in seconds; `clock` is of the wall, in seconds.
+        """
+        self.streams: Feed[int] = Feed(0)
+        self._pool = pool
+        self._devices = devices
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._since: dict[str, tuple[bool, int]] = {}
+        """For each device, whether it is healthy, and since when as far as we have reported it."""
+        self._encoded: tuple[tuple[PoolDevice, ...] | None, Encoded] = (None, Encoded(b""))
+        """The last list, and the message that it is: a heartbeat costs next to nothing."""
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Which handler serves which path; grpclib asks for it."""
+        handler = Handler(
+            self._watch, Cardinality.UNARY_STREAM, v1alpha1.NodeWatchResourcesRequest, Encoded
+        )
+        return {
+            f"/{version}.DRAResourceHealth/NodeWatchResources": handler
+            for version in ("v1", "v1alpha1")
+        }
+
+    async def _watch(self, stream: Stream[v1alpha1.NodeWatchResourcesRequest, Encoded]) -> None:
+        await received(stream)
+        self.streams.publish(self.streams.value + 1)
+        try:
+            while not self._devices.closed:
+                changed = self._devices.changed  # before the list is read: no change is missed
+                await stream.send_message(self._message())
+                try:
+                    async with asyncio.timeout(until_tick(self._heartbeat)) as limit:
+                        await changed.wait()
+                except TimeoutError:
+                    if not limit.expired():
+                        raise
+        finally:
+            self.streams.publish(self.streams.value - 1)
+
+    def _message(self) -> Encoded:
+        devices = self._devices.value
+        if self._encoded[0] is not devices:
+            self._encoded = (devices, Encoded(self._list(devices)))
+        return self._encoded[1]
+
+    def _list(self, devices: Sequence[PoolDevice]) -> bytes:
+        now = int(self._clock())
+        before, self._since = self._since, {}
+        for one in devices:
+            healthy, since = before.get(one.name, (None, now))
+            changed = healthy is not one.device.healthy
+            self._since[one.name] = (one.device.healthy, now if changed else since)
+        return bytes(
+            v1alpha1.NodeWatchResourcesResponse(
+                devices=[
+                    v1alpha1.DeviceHealth(
+                        device=v1alpha1.DeviceIdentifier(
+                            pool_name=self._pool, device_name=one.name
+                        ),
+                        # A device whose health the driver does not tell can be allocated: it is
+                        # reported as healthy, and the message says more.
+                        health=_HEALTHY if one.device.healthy else _UNHEALTHY,
+                        last_updated_time=self._since[one.name][1],
+                        message=_cut(one.device.reason, _LONGEST_MESSAGE),
+                    )
+                    for one in devices
+                ]
+            )
+        )
+
+
+def _refs(claims: Sequence[v1.Claim]) -> dict[str, ClaimRef]:
+    """The claims of a request, by UID.
+
+    Raises:
+        GRPCError: INVALID_ARGUMENT, as one has no UID, or one that another claim has as well.
+    """
+    refs: dict[str, ClaimRef] = {}
+    for claim in claims:
+        ref = ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+        if not ref.uid:
+            raise GRPCError(Status.INVALID_ARGUMENT, f"claim {_name(ref)!r} lacks its UID")
+        if refs.setdefault(ref.uid, ref) != ref:
+            raise GRPCError(
+                Status.INVALID_ARGUMENT,
+                f"claims {_name(refs[ref.uid])!r} and {_name(ref)!r} have the same UID {ref.uid!r}",
+            )
+    return refs
+
+
+def _name(ref: ClaimRef) -> str:
+    return f"{ref.namespace}/{ref.name}"
+
+
+def _devices(results: Sequence[PreparedResult]) -> str:
+    return ",".join(result.device for result in results)
+
+
+def _cut(text: str, most: int) -> str:
+    """As much of `text` as fits into `most` bytes, without half a character."""
+    return text.encode(errors="replace")[:most].decode(errors="ignore")

@@ -1,0 +1,346 @@
+"""A stand-in for the kubelet's plugin and DRA managers, for the demo and for tests that need speed.
+
+It does what a real one (1.36) does with a DRA driver, in the same order and with its deadlines:
+finds registration sockets, asks for GetInfo, chooses a version, registers and notifies, opens the
+health stream, calls the newest instance to prepare and unprepare claims, and checks the answers.
+What it cannot show is tested on a real kubelet (tests/e2e).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from grpclib.client import Channel
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from npu_agent.backoff import Backoff
+from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.feed import Feed
+from npu_agent.kubelet.rpc import apart
+from npu_agent.kubelet.wire import pluginregistration, v1alpha1
+from npu_agent.kubelet.wire import v1 as health_v1
+from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1, v1beta1
+
+KNOWN = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
+"""What a kubelet 1.36 can call; one of 1.37 also knows ``v1.DRAResourceHealth``."""
+
+_GET_INFO, _NOTIFY, _CALL = 1.0, 5.0, 45.0
+"""Seconds that the real one gives a driver for each step."""
+_STREAM_AGAIN = 5.0
+"""Seconds until a health stream that ended is opened again."""
+_FRESH = 30.0
+"""Seconds for which a device's reported health counts."""
+
+_LOST = (GRPCError, OSError, ProtocolError, StreamTerminatedError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One registered instance of a driver."""
+
+    driver: str
+    socket: Path
+    """Of its registration."""
+    endpoint: str
+    """Of its services."""
+    services: tuple[str, ...]
+    """What it says it serves."""
+    service: str
+    """Of those, the one that is called to prepare claims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """What a driver has reported of a device."""
+
+    health: str
+    """``HEALTHY``, ``UNHEALTHY`` or ``UNKNOWN``."""
+    message: str
+    updated: int
+    """When its health changed last, by the driver; seconds since 1970."""
+    received: float
+    """When it was reported, `time.monotonic`."""
+
+
+Devices = Mapping[tuple[str, str, str], Reported]
+"""By driver, pool and device."""
+
+
+class PrepareError(Exception):
+    """Claims that are not prepared or not unprepared; the words are those of a Pod's event."""
+
+
+class _RefusedError(Exception):
+    """The driver cannot be registered; it has been notified why."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known of a socket in the registry."""
+
+    backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, longest=122.0))
+    again_at: float = 0.0
+    instance: Instance | None = None
+    channel: Channel | None = None
+    """To the services' socket."""
+    stream: asyncio.Task[None] | None = None
+
+
+class StandInPluginManager:
+    """Looks after `plugins_registry` in a kubelet's root directory.
+
+    `instances` are the registered ones, the newest last; `health` is what they reported;
+    `messages` counts the health messages of each driver.
+    """
+
+    def __init__(self, root: Path, *, known: Sequence[str] = KNOWN, interval: float = 0.05) -> None:
+        """`known` are the services that this kubelet can call; it checks each `interval` s."""
+        self.instances: Feed[tuple[Instance, ...]] = Feed(())
+        self.health: Feed[Devices] = Feed(MappingProxyType({}))
+        self.messages: dict[str, int] = {}
+        self.failures: list[str] = []
+        """Why registrations failed, in the kubelet's words, as its log would have them."""
+        self._registry = root / "plugins_registry"
+        self._known = tuple(known)
+        self._interval = interval
+        self._entries: dict[Path, _Entry] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Comes up, and registers whoever is there already."""
+        self._registry.mkdir(parents=True, exist_ok=True)
+        self._running = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Goes away: streams and connections are cut, and everything is forgotten."""
+        if self._running:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            self._running = None
+        for socket in list(self._entries):
+            await self._forget(socket)
+
+    async def restart(self) -> None:
+        """Stops and starts: each driver is asked and notified again."""
+        await self.stop()
+        await self.start()
+
+    def state(self, driver: str, pool: str, device: str) -> tuple[str, str]:
+        """A device's health and its message, as a Pod's status would have them."""
+        reported = self.health.value.get((driver, pool, device))
+        if reported is None or time.monotonic() - reported.received > _FRESH:
+            return "Unknown", ""
+        return reported.health.capitalize(), reported.message
+
+    async def prepare(
+        self, driver: str, *claims: ClaimRef
+    ) -> Mapping[str, tuple[PreparedResult, ...]]:
+        """Has the claims of one Pod prepared, in one call; the answer is by UID.
+
+        Raises:
+            PrepareError: as the Pod's event would say it.
+        """
+        wire, channel = self._plugin(driver)
+        request = wire.NodePrepareResourcesRequest(claims=_claims(wire, claims))
+        call = wire.DraPluginStub(channel).node_prepare_resources(request, timeout=_CALL)
+        response = await self._answer("NodePrepareResources", call, claims)
+        given = {}
+        for ref in claims:
+            devices = response.claims[ref.uid].devices
+            if not all(device.request_names for device in devices):
+                raise PrepareError(f"a device of {ref} would be given to every container")
+            given[ref.uid] = tuple(
+                PreparedResult(
+                    requests=tuple(device.request_names),
+                    pool=device.pool_name,
+                    device=device.device_name,
+                    cdi_ids=tuple(device.cdi_device_ids),
+                )
+                for device in devices
+            )
+        return given
+
+    async def unprepare(self, driver: str, *claims: ClaimRef) -> None:
+        """Has the claims of one Pod unprepared, in one call.
+
+        Raises:
+            PrepareError: as the kubelet would log it; the Pod stays Terminating.
+        """
+        wire, channel = self._plugin(driver)
+        request = wire.NodeUnprepareResourcesRequest(claims=_claims(wire, claims))
+        call = wire.DraPluginStub(channel).node_unprepare_resources(request, timeout=_CALL)
+        await self._answer("NodeUnprepareResources", call, claims)
+
+    def _plugin(self, driver: str) -> tuple[Any, Channel]:
+        """The messages and the connection of the newest instance."""
+        for instance in reversed(self.instances.value):
+            channel = self._entries[instance.socket].channel
+            if instance.driver == driver and channel:
+                return (v1 if instance.service == "v1.DRAPlugin" else v1beta1), channel
+        raise PrepareError(f"prepare dynamic resources: DRA driver {driver} is not registered")
+
+    async def _answer(self, method: str, call: Any, claims: Sequence[ClaimRef]) -> Any:
+        """The answer to a call, with exactly the claims that were asked for."""
+        try:
+            response = await apart(call)
+        except (*_LOST, TimeoutError) as error:
+            raise PrepareError(f"prepare dynamic resources: {method}: {error}") from error
+        asked = {ref.uid: ref for ref in claims}
+        for uid, answer in response.claims.items():
+            if uid not in asked:
+                raise PrepareError(f"{method} returned result for unknown claim UID {uid}")
+            if answer.error:
+                raise PrepareError(
+                    f"prepare dynamic resources: {method} failed for ResourceClaim "
+                    f"{asked[uid].name}: {answer.error}"
+                )
+        if skipped := asked.keys() - response.claims.keys():
+            raise PrepareError(f"{method} skipped {len(skipped)} ResourceClaims")
+        return response
+
+    async def _run(self) -> None:
+        while True:
+            found = _sockets(self._registry)
+            for socket in self._entries.keys() - found:
+                await self._forget(socket)
+            for socket in sorted(found):
+                entry = self._entries.setdefault(socket, _Entry())
+                if entry.instance is None and time.monotonic() >= entry.again_at:
+                    await self._try(socket, entry)
+            await asyncio.sleep(self._interval)
+
+    async def _try(self, socket: Path, entry: _Entry) -> None:
+        try:
+            await apart(self._register(socket, entry))
+        except (*_LOST, TimeoutError, _RefusedError) as error:
+            self.failures.append(f"{type(error).__name__}: {error}")
+            entry.again_at = time.monotonic() + entry.backoff.next()
+            await self._drop(entry)
+
+    async def _register(self, socket: Path, entry: _Entry) -> None:
+        async with Channel(path=str(socket)) as channel:
+            stub = pluginregistration.RegistrationStub(channel)
+            info = await stub.get_info(pluginregistration.InfoRequest(), timeout=_GET_INFO)
+            endpoint = info.endpoint or str(socket)
+            service = next((name for name in info.supported_versions if name in self._known), "")
+            refusal = ""
+            if info.type != "DRAPlugin":
+                refusal = f"no handler registered for plugin type: {info.type} at socket {socket}"
+            elif not service.endswith(".DRAPlugin"):
+                refusal = f"none of services supported by the plugin {info.supported_versions}"
+            elif any(one.endpoint == endpoint for one in self.instances.value):
+                refusal = f"endpoint {endpoint} already registered for DRA driver plugin"
+            if not refusal:
+                self._open(
+                    entry,
+                    Instance(
+                        driver=info.name,
+                        socket=socket,
+                        endpoint=endpoint,
+                        services=tuple(info.supported_versions),
+                        service=service,
+                    ),
+                )
+            # The real one registers first, and undoes it if this call fails: so here too.
+            await stub.notify_registration_status(
+                pluginregistration.RegistrationStatus(
+                    plugin_registered=not refusal,
+                    error=f"RegisterPlugin error -- {refusal}" if refusal else "",
+                ),
+                timeout=_NOTIFY,
+            )
+            if refusal:
+                raise _RefusedError(refusal)
+
+    def _open(self, entry: _Entry, instance: Instance) -> None:
+        entry.instance = instance
+        entry.channel = Channel(path=instance.endpoint)
+        self.instances.publish((*self.instances.value, instance))
+        entry.stream = asyncio.create_task(self._watch(instance, entry.channel))
+
+    async def _forget(self, socket: Path) -> None:
+        """The socket has gone: whoever registered with it is registered no more."""
+        await self._drop(self._entries.pop(socket))
+
+    async def _drop(self, entry: _Entry) -> None:
+        if entry.stream:
+            entry.stream.cancel()
+            await asyncio.gather(entry.stream, return_exceptions=True)
+        if entry.channel:
+            entry.channel.close()
+        self.instances.publish(
+            tuple(one for one in self.instances.value if one is not entry.instance)
+        )
+        entry.instance = entry.channel = entry.stream = None
+
+    async def _watch(self, instance: Instance, channel: Channel) -> None:
+        """Keeps a driver's health stream open, as the real one does: again after each end."""
+        while True:
+            try:
+                await apart(self._receive(instance, channel))
+            except _LOST:
+                pass
+            finally:
+                # Those of the driver's other instances too, as the real one does.
+                self.health.publish(
+                    {
+                        key: reported
+                        for key, reported in self.health.value.items()
+                        if key[0] != instance.driver
+                    }
+                )
+            await asyncio.sleep(_STREAM_AGAIN)
+
+    async def _receive(self, instance: Instance, channel: Channel) -> None:
+        async for message in self._messages(instance, channel):
+            now = time.monotonic()
+            driver = instance.driver
+            self.messages[driver] = self.messages.get(driver, 0) + 1
+            reports = {
+                (driver, one.device.pool_name, one.device.device_name): Reported(
+                    health=str(v1alpha1.HealthStatus(one.health).name),
+                    message=one.message,
+                    updated=one.last_updated_time,
+                    received=now,
+                )
+                for one in message.devices
+            }
+            before = self.health.value
+            gone = {
+                key: replace(reported, health="UNKNOWN")
+                for key, reported in before.items()
+                if key[0] == driver and key not in reports
+            }
+            self.health.publish({**before, **gone, **reports})
+
+    def _messages(self, instance: Instance, channel: Channel) -> AsyncIterator[Any]:
+        newest = "v1.DRAResourceHealth"
+        if newest in instance.services and newest in self._known:
+            request = health_v1.NodeWatchResourcesRequest()
+            return health_v1.DraResourceHealthStub(channel).node_watch_resources(request)
+        # A kubelet 1.36 asks every driver for it, whatever the driver says it serves.
+        return v1alpha1.DraResourceHealthStub(channel).node_watch_resources(
+            v1alpha1.NodeWatchResourcesRequest()
+        )
+
+
+def _claims(wire: Any, claims: Sequence[ClaimRef]) -> list[Any]:
+    return [wire.Claim(namespace=ref.namespace, name=ref.name, uid=ref.uid) for ref in claims]
+
+
+def _sockets(directory: Path) -> set[Path]:
+    """The registration sockets there are; a name that starts with a dot is none."""
+    with contextlib.suppress(OSError):
+        return {
+            path
+            for path in directory.iterdir()
+            if not path.name.startswith(".") and path.is_socket()
+        }
+    return set()

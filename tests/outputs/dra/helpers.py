@@ -1,0 +1,101 @@
+"""Devices of a pool, and a driver on its sockets in a directory that is short enough."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.hardware import State
+from npu_agent.core.pool import Description, PoolDevice
+from npu_agent.feed import Feed
+from npu_agent.outputs.dra.endpoint import REGISTRY, Endpoint
+from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared
+from tests.outputs.deviceplugin.helpers import devices, short_directory, state
+
+DRIVER = "npu.furiosa.ai"
+POD_UID = "0b0c1bb0-3a5e-4c3f-9d5b-6a3c0c5d7f10"
+POOL = "node-1"
+
+
+def listed(*health: State | str) -> tuple[PoolDevice, ...]:
+    """A device for each; a text is why it is unhealthy."""
+    return tuple(
+        PoolDevice(
+            name=f"npu-{index}",
+            device=devices(
+                state(
+                    index=index,
+                    health=State.UNHEALTHY if isinstance(one, str) else one,
+                    reason=one if isinstance(one, str) else f"is {one.value}",
+                )
+            )[0],
+            description=Description(attributes={}, capacity={}),
+        )
+        for index, one in enumerate(health)
+    )
+
+
+def ref(uid: str, name: str = "") -> ClaimRef:
+    return ClaimRef(namespace="ml", name=name or f"claim-{uid}", uid=uid)
+
+
+def given(device: str, *requests: str) -> PreparedResult:
+    return PreparedResult(
+        requests=requests, pool=POOL, device=device, cdi_ids=(f"furiosa.ai/claim={device}",)
+    )
+
+
+@dataclass
+class Driver:
+    """A driver that answers what a test puts here."""
+
+    devices: Feed[tuple[PoolDevice, ...]] = field(
+        default_factory=lambda: Feed(listed(State.HEALTHY, "it is too hot"))
+    )
+    prepared: Mapping[str, Prepared] | None = None
+    """By UID; None: a device for each claim."""
+    unprepared: Mapping[str, str | None] | None = None
+    """By UID; None: all of them."""
+    asked: list[tuple[str, tuple[ClaimRef, ...]]] = field(default_factory=list)
+
+    async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
+        self.asked.append(("prepare", tuple(refs)))
+        if self.prepared is not None:
+            return self.prepared
+        return {one.uid: (given(f"npu-{one.uid}", "npu"),) for one in refs}
+
+    async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, str | None]:
+        self.asked.append(("unprepare", tuple(refs)))
+        return self.unprepared if self.unprepared is not None else {one.uid: None for one in refs}
+
+    def endpoint(self, root: Path, **options: Any) -> Endpoint:
+        given = {
+            "driver": DRIVER,
+            "kubelet_root": root,
+            "instance": POD_UID,
+            "plugin": DraPlugin(self.prepare, self.unprepare),
+            "health": Health(POOL, self.devices),
+        }
+        return Endpoint(**{**given, **options})
+
+    @asynccontextmanager
+    async def served(self, root: Path, **options: Any) -> AsyncIterator[Endpoint]:
+        endpoint = self.endpoint(root, **options)
+        await endpoint.start()
+        try:
+            yield endpoint
+        finally:
+            self.devices.close()
+            await endpoint.close()
+
+
+@asynccontextmanager
+async def kubelet_root() -> AsyncIterator[Path]:
+    """A kubelet's root directory, as far as drivers need it."""
+    with short_directory() as root:
+        (root / REGISTRY).mkdir()
+        yield root

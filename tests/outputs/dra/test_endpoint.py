@@ -1,0 +1,269 @@
+import asyncio
+import os
+import re
+import socket
+import stat
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpclib.client import Channel
+
+from npu_agent.config import SOCKET_PATH_MAX
+from npu_agent.core.claim import ClaimRef
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1alpha1
+from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, instance_of, sweep
+from npu_agent.outputs.dra.service import DraPlugin, Prepared
+from npu_agent.simulator.pluginmanager import StandInPluginManager
+from tests.outputs.deviceplugin.helpers import names
+from tests.outputs.dra.helpers import DRIVER, POD_UID, Driver, kubelet_root, ref
+from tests.until import first, until
+
+
+@pytest.fixture
+async def root() -> AsyncIterator[Path]:
+    async with kubelet_root() as directory:
+        yield directory
+
+
+def dead(path: Path) -> Path:
+    """The socket of a process that was killed."""
+    path.parent.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(os.fspath(path))
+        killed.listen()
+    return path
+
+
+async def _rest(messages: AsyncIterator[Any]) -> list[Any]:
+    return [one async for one in messages]
+
+
+async def test_names_are_the_pods_and_yet_this_process_alone(root: Path) -> None:
+    one, two = Driver(), Driver()
+    async with one.served(root) as first_, two.served(root) as second:
+        assert re.fullmatch(rf"dra-{POD_UID}-[0-9a-f]{{4}}\.sock", first_.path.name)
+        assert re.fullmatch(
+            rf"{re.escape(DRIVER)}-{POD_UID}-[0-9a-f]{{4}}-reg\.sock", first_.registration_path.name
+        )
+        assert first_.path.parent == root / "plugins" / DRIVER
+        assert first_.registration_path.parent == root / "plugins_registry"
+        assert first_.path != second.path
+        assert first_.registration_path != second.registration_path
+        assert first_.exists()
+        assert second.exists()
+    assert names(root / PLUGINS / DRIVER) == names(root / REGISTRY) == []
+
+
+async def test_in_a_usual_root_directory_the_paths_are_short_enough() -> None:
+    endpoint = Driver().endpoint(Path("/var/lib/kubelet"))
+    assert len(os.fsencode(endpoint.path)) <= SOCKET_PATH_MAX
+    assert len(os.fsencode(endpoint.registration_path)) <= SOCKET_PATH_MAX
+
+
+def test_an_instance_is_a_pods_uid_or_random() -> None:
+    assert instance_of(POD_UID) == POD_UID
+    of_a_static_pod = "0f4e5a1c2b3d4e5f60718293a4b5c6d7"
+    assert instance_of(of_a_static_pod) == of_a_static_pod
+    for nothing in (None, "", ".hidden", "../../etc", "not-a-uid", POD_UID + "\n"):
+        one, another = instance_of(nothing), instance_of(nothing)
+        assert one != another
+        assert re.fullmatch("[0-9a-f]{8}", one)
+
+
+@pytest.mark.parametrize("instance", [".hidden", "", "../x", "a" * 40])
+def test_what_is_no_instance_makes_no_socket(instance: str) -> None:
+    with pytest.raises(ValueError, match="is no Pod's UID"):
+        Driver().endpoint(Path("/var/lib/kubelet"), instance=instance)
+
+
+async def test_the_services_listen_before_the_kubelet_can_find_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = Driver().endpoint(root)
+    order = []
+    listen = UnixServer.listen
+
+    async def noted(server: UnixServer) -> None:
+        order.append((server.path, endpoint.path.exists()))
+        await listen(server)
+
+    monkeypatch.setattr(UnixServer, "listen", noted)
+    await endpoint.start()
+    assert order == [(endpoint.path, False), (endpoint.registration_path, True)]
+    await endpoint.close()
+
+
+async def test_the_end_deregisters_before_anything_else(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver()
+    endpoint = driver.endpoint(root)
+    await endpoint.start()
+    order = []
+    shutdown = UnixServer.shutdown
+
+    async def noted(server: UnixServer) -> None:
+        order.append((server.path, endpoint.registration_path.exists()))
+        await shutdown(server)
+
+    monkeypatch.setattr(UnixServer, "shutdown", noted)
+    driver.devices.close()
+    await endpoint.close()
+    assert order == [(endpoint.registration_path, True), (endpoint.path, False)]
+    assert not endpoint.path.exists()
+
+
+async def test_the_drivers_directory_is_not_for_everybody(root: Path) -> None:
+    async with Driver().served(root) as endpoint:
+        assert stat.S_IMODE(endpoint.path.parent.stat().st_mode) == 0o750
+
+
+async def test_a_health_stream_sees_its_end_at_the_end(root: Path) -> None:
+    driver = Driver()
+    endpoint = driver.endpoint(root)
+    await endpoint.start()
+    async with Channel(path=str(endpoint.path)) as channel:
+        messages = v1alpha1.DraResourceHealthStub(channel).node_watch_resources(
+            v1alpha1.NodeWatchResourcesRequest()
+        )
+        await anext(messages)
+        ending = asyncio.create_task(_rest(messages))
+        await asyncio.sleep(0)  # it reads, as the kubelet does
+        driver.devices.close()
+        await endpoint.close()
+        assert await ending == []  # a lost connection would raise
+
+
+async def test_a_call_under_way_does_not_delay_the_end(root: Path) -> None:
+    began = asyncio.Event()
+
+    async def hang(_: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    driver = Driver()
+    manager = StandInPluginManager(root)
+    await manager.start()
+    async with driver.served(root, plugin=DraPlugin(hang, driver.unprepare)):
+        await first(manager.instances, len)
+        call = asyncio.create_task(manager.prepare(DRIVER, ref("u1")))
+        await began.wait()
+    with pytest.raises(Exception, match="NodePrepareResources"):
+        await call
+    await manager.stop()
+
+
+async def test_a_path_that_is_too_long_is_said_with_its_length(root: Path) -> None:
+    deep = root / ("d" * 60)
+    (deep / REGISTRY).mkdir(parents=True)
+    endpoint = Driver().endpoint(deep)
+    length = len(os.fsencode(endpoint.path))
+    assert length > SOCKET_PATH_MAX
+    with pytest.raises(OSError, match=f"has {length} bytes and Linux takes 107: .* shorter path"):
+        await endpoint.start()
+    assert not (deep / PLUGINS).exists()
+
+
+async def test_a_registration_path_that_is_too_long_leaves_nothing_behind(root: Path) -> None:
+    # It has nine bytes more than that of the services, whatever the driver's name is.
+    name = "n" * (SOCKET_PATH_MAX - len(f"{root}/{PLUGINS}//dra-{POD_UID}-0000.sock"))
+    endpoint = Driver().endpoint(root, driver=name)
+    assert len(os.fsencode(endpoint.path)) == SOCKET_PATH_MAX
+    with pytest.raises(OSError, match=rf"{REGISTRY}.*bytes and Linux takes 107"):
+        await endpoint.start()
+    assert not (root / PLUGINS).exists()
+
+
+async def test_without_a_registry_nothing_is_made(root: Path) -> None:
+    (root / REGISTRY).rmdir()
+    with pytest.raises(FileNotFoundError, match=f"{REGISTRY} is missing: is the kubelet running"):
+        await Driver().endpoint(root).start()
+    assert names(root) == []
+
+
+async def test_a_start_that_fails_half_way_leaves_no_socket(root: Path) -> None:
+    endpoint = Driver().endpoint(root)
+    endpoint.registration_path.touch()
+    with pytest.raises(FileExistsError):
+        await endpoint.start()
+    assert names(root / PLUGINS / DRIVER) == []
+
+
+@pytest.mark.parametrize("which", ["path", "registration_path"])
+async def test_a_socket_that_was_removed_is_missed(root: Path, which: str) -> None:
+    async with Driver().served(root) as endpoint:
+        assert endpoint.exists()
+        getattr(endpoint, which).unlink()
+        assert not endpoint.exists()
+
+
+async def test_sweep_removes_the_sockets_of_the_killed_and_no_others(root: Path) -> None:
+    registry, plugins = root / REGISTRY, root / PLUGINS / DRIVER
+    async with Driver().served(root) as alive:
+        killed = (
+            dead(registry / f"{DRIVER}-{POD_UID}-0123-reg.sock"),
+            dead(registry / f"{DRIVER}-01234567-89ab-reg.sock"),
+            dead(plugins / f"dra-{POD_UID}-0123.sock"),
+            dead(plugins / "dra-01234567-89ab.sock"),
+        )
+        others = (
+            dead(registry / f"{DRIVER}-reg.sock"),
+            dead(registry / f"{DRIVER}-{POD_UID}-reg.sock"),  # as other drivers name theirs
+            dead(registry / f"{DRIVER}-other-0123-reg.sock"),
+            dead(registry / f"gpu.example.com-{POD_UID}-0123-reg.sock"),
+            dead(registry / f"npuxfuriosaxai-{POD_UID}-0123-reg.sock"),
+            dead(plugins / "dra.sock"),
+            dead(plugins / f"dra-{POD_UID}-0123.sock.old"),
+        )
+        file = plugins / f"dra-{POD_UID}-4567.sock"
+        file.write_text("a file, not a socket")
+        sweep(DRIVER, root)
+        assert alive.exists()
+        assert not any(path.exists() for path in killed)
+        assert all(path.exists() for path in (*others, file))
+
+
+async def test_sweep_on_a_node_without_a_trace(root: Path) -> None:
+    (root / REGISTRY).rmdir()
+    sweep(DRIVER, root)
+    assert names(root) == []
+
+
+async def test_what_is_swept_is_deregistered(root: Path) -> None:
+    """The kubelet keeps the instance of a killed agent for as long as its socket exists."""
+    manager = StandInPluginManager(root)
+    await manager.start()
+    endpoint = Driver().endpoint(root)
+    await endpoint.start()
+    await first(manager.instances, len)
+    for server in (endpoint._service, endpoint._registration):
+        kept = root / f"{server.path.name}.kept"
+        os.link(server.path, kept)
+        server.close()
+        kept.rename(
+            server.path
+        )  # as after a kill; Python 3.13 removes the socket, earlier ones not
+    for _ in range(3):
+        await asyncio.sleep(manager._interval)
+    assert manager.instances.value
+    sweep(DRIVER, root)
+    assert not endpoint.exists()
+    await first(manager.instances, lambda now: not now)
+    await manager.stop()
+
+
+async def test_nothing_is_left_in_the_event_loop(root: Path) -> None:
+    driver = Driver()
+    async with driver.served(root):
+        pass
+    await until(lambda: len(asyncio.all_tasks()) == 1)
+
+
+async def test_the_socket_is_named_absolutely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    endpoint = Driver().endpoint(Path("var/lib/kubelet"))
+    assert endpoint.path.parent == Path("/var/lib/kubelet/plugins") / DRIVER

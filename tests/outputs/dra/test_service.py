@@ -1,0 +1,420 @@
+"""The kubelet's calls over real sockets: by grpclib, and by gRPC's C core from another thread."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.hardware import State
+from npu_agent.kubelet.wire import pluginregistration, v1alpha1
+from npu_agent.kubelet.wire import v1 as health_v1
+from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1, v1beta1
+from npu_agent.outputs.dra.endpoint import Endpoint
+from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared, RegistrationState
+from tests.outputs.dra.helpers import DRIVER, POOL, Driver, given, kubelet_root, listed, ref
+from tests.until import first
+
+BOTH = pytest.mark.parametrize("wire", [v1, v1beta1], ids=["v1", "v1beta1"])
+SOON = 20.0
+"""Seconds; guards against hanging and measures nothing."""
+
+
+@pytest.fixture
+async def root() -> AsyncIterator[Path]:
+    async with kubelet_root() as directory:
+        yield directory
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+async def endpoint(root: Path, driver: Driver) -> AsyncIterator[Endpoint]:
+    async with driver.served(root) as served:
+        yield served
+
+
+@pytest.fixture
+async def channel(endpoint: Endpoint) -> AsyncIterator[Channel]:
+    async with Channel(path=str(endpoint.path)) as opened:
+        yield opened
+
+
+def claims(wire: Any, *refs: ClaimRef) -> list[Any]:
+    return [wire.Claim(namespace=one.namespace, name=one.name, uid=one.uid) for one in refs]
+
+
+async def prepare(channel: Channel, *refs: ClaimRef, wire: Any = v1) -> Mapping[str, Any]:
+    request = wire.NodePrepareResourcesRequest(claims=claims(wire, *refs))
+    response = await wire.DraPluginStub(channel, timeout=SOON).node_prepare_resources(request)
+    answers: Mapping[str, Any] = response.claims
+    return answers
+
+
+async def unprepare(channel: Channel, *refs: ClaimRef, wire: Any = v1) -> dict[str, str]:
+    request = wire.NodeUnprepareResourcesRequest(claims=claims(wire, *refs))
+    response = await wire.DraPluginStub(channel, timeout=SOON).node_unprepare_resources(request)
+    return {uid: answer.error for uid, answer in response.claims.items()}
+
+
+class TestRegistration:
+    @pytest.fixture
+    async def kubelet(
+        self, endpoint: Endpoint
+    ) -> AsyncIterator[pluginregistration.RegistrationStub]:
+        async with Channel(path=str(endpoint.registration_path)) as opened:
+            yield pluginregistration.RegistrationStub(opened, timeout=SOON)
+
+    async def test_get_info_has_all_that_a_kubelet_needs_the_newest_version_first(
+        self, endpoint: Endpoint, kubelet: pluginregistration.RegistrationStub
+    ) -> None:
+        info = await kubelet.get_info(pluginregistration.InfoRequest())
+        assert info == pluginregistration.PluginInfo(
+            type="DRAPlugin",
+            name=DRIVER,
+            endpoint=str(endpoint.path),
+            supported_versions=[
+                "v1.DRAPlugin",
+                "v1beta1.DRAPlugin",
+                "v1.DRAResourceHealth",
+                "v1alpha1.DRAResourceHealth",
+            ],
+        )
+        assert Path(info.endpoint).is_absolute()
+
+    async def test_what_the_kubelet_says_is_published(
+        self, endpoint: Endpoint, kubelet: pluginregistration.RegistrationStub
+    ) -> None:
+        state = endpoint.registration
+        await kubelet.get_info(pluginregistration.InfoRequest())
+        assert await first(state, lambda now: now.asked) == RegistrationState(asked=1)
+        await kubelet.notify_registration_status(
+            pluginregistration.RegistrationStatus(error="no version\nof yours is known")
+        )
+        assert await first(state, lambda now: now.notifications) == RegistrationState(
+            asked=1, notifications=1, error="no version of yours is known"
+        )
+        await kubelet.notify_registration_status(
+            pluginregistration.RegistrationStatus(plugin_registered=True)
+        )
+        assert await first(state, lambda now: now.registered) == RegistrationState(
+            asked=1, notifications=2, registered=True
+        )
+        await kubelet.get_info(pluginregistration.InfoRequest())
+        restarted = await first(state, lambda now: now.asked == 2)
+        assert restarted.registered
+
+    async def test_a_refusal_without_words_has_words(
+        self, endpoint: Endpoint, kubelet: pluginregistration.RegistrationStub
+    ) -> None:
+        await kubelet.notify_registration_status(pluginregistration.RegistrationStatus())
+        now = await first(endpoint.registration, lambda state: state.notifications)
+        assert (now.registered, now.error) == (False, "no reason given")
+
+    async def test_refusals_are_logged_once_each(
+        self,
+        endpoint: Endpoint,
+        kubelet: pluginregistration.RegistrationStub,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        for error in ("too old", "too old", "too new"):
+            await kubelet.notify_registration_status(
+                pluginregistration.RegistrationStatus(error=error)
+            )
+        await first(endpoint.registration, lambda state: state.notifications == 3)
+        refusals = [one for one in caplog.records if "refuses the DRA driver" in one.getMessage()]
+        assert len(refusals) == 2
+
+
+class TestPrepare:
+    @BOTH
+    async def test_each_device_is_for_its_requests(
+        self, driver: Driver, channel: Channel, wire: Any
+    ) -> None:
+        driver.prepared = {
+            "u1": (given("npu-0", "train", "side"), given("npu-1", "train")),
+            "u2": "npu-2 is held by Pod ml/other",
+            "u3": (),
+        }
+        answers = await prepare(channel, ref("u1"), ref("u2"), ref("u3"), wire=wire)
+        assert answers == {
+            "u1": wire.NodePrepareResourceResponse(
+                devices=[
+                    wire.Device(
+                        request_names=["train", "side"],
+                        pool_name=POOL,
+                        device_name="npu-0",
+                        cdi_device_ids=["furiosa.ai/claim=npu-0"],
+                    ),
+                    wire.Device(
+                        request_names=["train"],
+                        pool_name=POOL,
+                        device_name="npu-1",
+                        cdi_device_ids=["furiosa.ai/claim=npu-1"],
+                    ),
+                ]
+            ),
+            "u2": wire.NodePrepareResourceResponse(error="npu-2 is held by Pod ml/other"),
+            "u3": wire.NodePrepareResourceResponse(),
+        }
+        assert driver.asked == [("prepare", (ref("u1"), ref("u2"), ref("u3")))]
+
+    @BOTH
+    async def test_unprepare_says_what_failed_and_nothing_of_what_went_well(
+        self, driver: Driver, channel: Channel, wire: Any
+    ) -> None:
+        driver.unprepared = {"u1": None, "u2": "the disk is full", "u3": None}
+        answers = await unprepare(channel, ref("u1"), ref("u2"), ref("u3"), wire=wire)
+        assert answers == {"u1": "", "u2": "the disk is full", "u3": ""}
+        assert driver.asked == [("unprepare", (ref("u1"), ref("u2"), ref("u3")))]
+
+    async def test_the_answer_has_exactly_the_claims_of_the_question(
+        self, driver: Driver, channel: Channel
+    ) -> None:
+        driver.prepared = {"u1": (given("npu-0", "r"),), "u9": (given("npu-9", "r"),), "u3": ""}
+        answers = await prepare(channel, ref("u1"), ref("u2"), ref("u3"))
+        assert answers.keys() == {"u1", "u2", "u3"}
+        assert "no answer for this claim" in answers["u2"].error
+        # An error without words would be a success without devices.
+        assert answers["u3"].error == "no reason given"
+        driver.unprepared = {"u9": None}
+        left = await unprepare(channel, ref("u1"))
+        assert left.keys() == {"u1"}
+        assert "no answer for this claim" in left["u1"]
+
+    async def test_a_claim_named_twice_is_one(self, driver: Driver, channel: Channel) -> None:
+        assert (await prepare(channel, ref("u1"), ref("u1"))).keys() == {"u1"}
+        assert driver.asked == [("prepare", (ref("u1"),))]
+
+    async def test_a_thousand_claims_in_one_call(self, channel: Channel) -> None:
+        refs = [ref(f"{index:036}") for index in range(1000)]
+        answers = await prepare(channel, *refs)
+        assert [answers[one.uid].devices[0].device_name for one in refs] == [
+            f"npu-{one.uid}" for one in refs
+        ]
+        assert await unprepare(channel, *refs) == {one.uid: "" for one in refs}
+
+    @pytest.mark.parametrize(
+        ("refs", "message"),
+        [
+            ((ref("u1"), ref("", "nobody")), "claim 'ml/nobody' lacks its UID"),
+            (
+                (ref("u1", "one"), ref("u1", "two")),
+                "claims 'ml/one' and 'ml/two' have the same UID 'u1'",
+            ),
+        ],
+    )
+    async def test_broken_requests_are_refused(
+        self, driver: Driver, channel: Channel, refs: Sequence[ClaimRef], message: str
+    ) -> None:
+        for call in (prepare, unprepare):
+            with pytest.raises(GRPCError) as error:
+                await call(channel, *refs)
+            assert (error.value.status, error.value.message) == (Status.INVALID_ARGUMENT, message)
+        assert driver.asked == []
+
+    async def test_only_unprepare_needs_no_name(self, driver: Driver, channel: Channel) -> None:
+        nameless = ClaimRef(namespace="ml", name="", uid="u1")
+        nowhere = ClaimRef(namespace="", name="claim", uid="u1")
+        for one in (nameless, nowhere):
+            with pytest.raises(GRPCError, match="claim 'u1' lacks its name"):
+                await prepare(channel, one)
+            assert driver.asked == []
+            assert await unprepare(channel, one) == {"u1": ""}
+            driver.asked.clear()
+
+    async def test_a_call_that_takes_too_long_is_answered_before_the_kubelet_gives_up(
+        self, root: Path, driver: Driver
+    ) -> None:
+        ended: list[str] = []
+
+        async def hang(refs: Sequence[ClaimRef]) -> Any:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(refs[0].uid)
+
+        late = "npu-agent was not ready within 0.05 s; the kubelet tries again"
+        plugin = DraPlugin(hang, hang, deadline=0.05)
+        async with (
+            driver.served(root, plugin=plugin) as endpoint,
+            Channel(path=str(endpoint.path)) as channel,
+        ):
+            answers = await prepare(channel, ref("u1"), ref("u2"))
+            assert {uid: answer.error for uid, answer in answers.items()} == {
+                "u1": late,
+                "u2": late,
+            }
+            assert await unprepare(channel, ref("u3")) == {"u3": late}
+        assert ended == ["u1", "u3"]
+
+    def test_the_deadline_is_below_the_kubelets_45_s(self) -> None:
+        assert 30 <= DraPlugin(Driver().prepare, Driver().unprepare)._deadline <= 42
+
+    async def test_calls_do_not_wait_for_each_other(self, root: Path, driver: Driver) -> None:
+        both = asyncio.Barrier(2)
+
+        async def meet(refs: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
+            await both.wait()
+            return {one.uid: () for one in refs}
+
+        plugin = DraPlugin(meet, driver.unprepare)
+        async with (
+            driver.served(root, plugin=plugin) as endpoint,
+            Channel(path=str(endpoint.path)) as channel,
+        ):
+            async with asyncio.timeout(SOON):
+                await asyncio.gather(prepare(channel, ref("u1")), prepare(channel, ref("u2")))
+
+
+@pytest.mark.parametrize("requests", [(), ("",), ("npu", ""), ("npu/whole",)])
+def test_a_device_is_for_requests_that_a_container_can_name(requests: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="device 'npu-0' is for no request"):
+        PreparedResult(requests=requests, pool=POOL, device="npu-0", cdi_ids=())
+
+
+class TestHealth:
+    @staticmethod
+    def stub(channel: Channel, version: str = "v1alpha1") -> AsyncIterator[Any]:
+        if version == "v1":
+            return health_v1.DraResourceHealthStub(channel, timeout=SOON).node_watch_resources(
+                health_v1.NodeWatchResourcesRequest()
+            )
+        return v1alpha1.DraResourceHealthStub(channel, timeout=SOON).node_watch_resources(
+            v1alpha1.NodeWatchResourcesRequest()
+        )
+
+    @staticmethod
+    def health(message: Any) -> list[tuple[str, str, str]]:
+        return [
+            (
+                one.device.device_name,
+                str(v1alpha1.HealthStatus(one.health).name),
+                one.message,
+            )
+            for one in message.devices
+        ]
+
+    @pytest.mark.parametrize("version", ["v1alpha1", "v1"])
+    async def test_the_list_is_complete_from_the_first_message_on(
+        self, driver: Driver, channel: Channel, version: str
+    ) -> None:
+        messages = self.stub(channel, version)
+        message = await anext(messages)
+        assert {one.device.pool_name for one in message.devices} == {POOL}
+        assert {one.health_check_timeout_seconds for one in message.devices} == {0}
+        assert self.health(message) == [
+            ("npu-0", "HEALTHY", "is healthy"),
+            ("npu-1", "UNHEALTHY", "it is too hot"),
+        ]
+        driver.devices.publish(listed("gone", State.UNKNOWN, State.HEALTHY))
+        assert self.health(await anext(messages)) == [
+            ("npu-0", "UNHEALTHY", "gone"),
+            ("npu-1", "HEALTHY", "is unknown"),
+            ("npu-2", "HEALTHY", "is healthy"),
+        ]
+        driver.devices.publish(())
+        assert self.health(await anext(messages)) == []
+
+    async def test_streams_end_in_order_with_the_feed(
+        self, driver: Driver, endpoint: Endpoint, channel: Channel
+    ) -> None:
+        messages = self.stub(channel)
+        await anext(messages)
+        streams = endpoint._health.streams
+        assert streams.value == 1
+        driver.devices.close()
+        assert [one async for one in messages] == []  # the end, and no error
+        await first(streams, lambda now: now == 0)
+        assert [one async for one in self.stub(channel)] == []
+
+    async def test_the_same_list_comes_again_as_a_heartbeat(
+        self, root: Path, driver: Driver
+    ) -> None:
+        health = Health(POOL, driver.devices, heartbeat=0.02)
+        async with (
+            driver.served(root, health=health) as endpoint,
+            Channel(path=str(endpoint.path)) as channel,
+        ):
+            messages = self.stub(channel)
+            received = [await anext(messages) for _ in range(5)]
+        assert all(one == another for one, another in pairwise(received))
+        assert len(received[0].devices) == 2
+
+    def test_the_heartbeat_is_well_under_the_kubelets_30_s(self) -> None:
+        assert 5 <= Health(POOL, Driver().devices)._heartbeat <= 12
+
+    async def test_a_device_has_the_time_of_its_last_change(
+        self, root: Path, driver: Driver
+    ) -> None:
+        now = 1000.9
+        health = Health(POOL, driver.devices, clock=lambda: now)
+
+        async def times() -> list[int]:
+            return [one.last_updated_time for one in (await anext(messages)).devices]
+
+        async with (
+            driver.served(root, health=health) as endpoint,
+            Channel(path=str(endpoint.path)) as channel,
+        ):
+            messages = self.stub(channel)
+            assert await times() == [1000, 1000]
+            now = 2000.0
+            driver.devices.publish(listed(State.HEALTHY, "it is even hotter"))
+            assert await times() == [1000, 1000]
+            now = 3000.0
+            driver.devices.publish(listed(State.HEALTHY, State.HEALTHY, "dead"))
+            assert await times() == [1000, 3000, 3000]
+            now = 4000.0
+            driver.devices.publish(listed(State.HEALTHY))
+            assert await times() == [1000]
+            driver.devices.publish(listed(State.HEALTHY, State.HEALTHY))
+            assert await times() == [1000, 4000]
+
+    async def test_a_message_has_1024_bytes_and_no_half_character(
+        self, driver: Driver, channel: Channel
+    ) -> None:
+        driver.devices.publish(listed("x" + "\u00e9" * 600, "\udcff broken"))
+        long, broken = [one.message for one in (await anext(self.stub(channel))).devices]
+        assert long == "x" + "\u00e9" * 511
+        assert broken == "? broken"
+
+
+async def test_what_is_no_message_is_an_invalid_argument(endpoint: Endpoint) -> None:
+    """By gRPC's C core, which sends what grpclib would not."""
+
+    def call(path: Path, method: str, stream: bool = False) -> tuple[str, str]:
+        with grpc.insecure_channel(
+            f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
+            try:
+                broken = b"\xff" * 11
+                if stream:
+                    next(channel.unary_stream(method)(broken, timeout=SOON, wait_for_ready=True))
+                else:
+                    channel.unary_unary(method)(broken, timeout=SOON, wait_for_ready=True)
+            except grpc.RpcError as error:
+                return error.code().name, error.details()
+        raise AssertionError(f"{method} was answered")
+
+    for path, method in (
+        (endpoint.registration_path, "/pluginregistration.Registration/GetInfo"),
+        (endpoint.registration_path, "/pluginregistration.Registration/NotifyRegistrationStatus"),
+        (endpoint.path, "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"),
+        (endpoint.path, "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources"),
+        (endpoint.path, "/v1alpha1.DRAResourceHealth/NodeWatchResources"),
+        (endpoint.path, "/v1.DRAResourceHealth/NodeWatchResources"),
+    ):
+        status, message = await asyncio.to_thread(call, path, method, "Watch" in method)
+        assert status == "INVALID_ARGUMENT", method
+        assert "the request cannot be decoded" in message
