@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npu_agent.backoff import Backoff
-from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.state import ConfigState
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
@@ -70,12 +70,12 @@ def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
             yield Event(
                 reason="NPUAdded", message=f"{_named(state)} is there: {title}", warning=False
             )
-        was = previous.health.state if previous else State.HEALTHY
+        was = previous.health.state if previous else HealthState.HEALTHY
         now = state.health.state
-        if now is State.UNHEALTHY and was is not State.UNHEALTHY:
+        if now is HealthState.UNHEALTHY and was is not HealthState.UNHEALTHY:
             message = f"{_named(state)} is unhealthy: {state.health.reason}"
             yield Event(reason="NPUUnhealthy", message=message, warning=True)
-        elif was is State.UNHEALTHY and now is not State.UNHEALTHY:
+        elif was is HealthState.UNHEALTHY and now is not HealthState.UNHEALTHY:
             message = f"{_named(state)} can be used again: {state.health.reason}"
             yield Event(reason="NPURecovered", message=message, warning=False)
 

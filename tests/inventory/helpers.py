@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from npu_agent import simulator
-from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.feed import Feed
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.inventory.watch import Settings
@@ -85,7 +85,7 @@ class Watched:
                     return snapshot
         raise AssertionError("the feed was closed")
 
-    async def card(self, name: str, state: State) -> CardState:
+    async def card(self, name: str, state: HealthState) -> CardState:
         """The card of that name, as soon as it has that health."""
         snapshot = await self.until(
             lambda s: any(c.card.name == name and c.health.state is state for c in s.cards)

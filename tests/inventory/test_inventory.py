@@ -23,9 +23,9 @@ from npu_agent.core.hardware import (
     CardState,
     CoreReading,
     Health,
+    HealthState,
     Reading,
     Snapshot,
-    State,
 )
 from npu_agent.core.vendor import Entry, Probe
 from npu_agent.feed import Feed
@@ -45,7 +45,7 @@ from tests.inventory.helpers import (
     write,
 )
 
-HEALTHY, UNHEALTHY, UNKNOWN = State.HEALTHY, State.UNHEALTHY, State.UNKNOWN
+HEALTHY, UNHEALTHY, UNKNOWN = HealthState.HEALTHY, HealthState.UNHEALTHY, HealthState.UNKNOWN
 
 
 @pytest.fixture
@@ -824,7 +824,7 @@ async def test_an_inventory_that_is_started_again_watches_again_and_does_not_fli
 # What is logged.
 
 
-def card_state(id_: str, index: int, state: State = HEALTHY) -> CardState:
+def card_state(id_: str, index: int, state: HealthState = HEALTHY) -> CardState:
     return CardState(
         id=id_,
         card=FAMILIES["warboy"].card(index, product="warboy"),

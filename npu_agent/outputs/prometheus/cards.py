@@ -18,10 +18,10 @@ from npu_agent.core.hardware import (
     CardState,
     CoreRange,
     CoreReading,
+    HealthState,
     Reading,
     SensorKind,
     Snapshot,
-    State,
 )
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import split_id
@@ -259,9 +259,9 @@ def _health(cards: Cards) -> Samples:
     """
     for card in cards:
         health = card.state.health
-        for state in State:
+        for state in HealthState:
             now = health.state is state
-            reason = health.reason if now and state is not State.HEALTHY else None
+            reason = health.reason if now and state is not HealthState.HEALTHY else None
             yield card.labels.plus(state=state.value, reason=reason), now
 
 

@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from npu_agent.core.hardware import CardState, CoreReading, Health, State
+from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState
 from npu_agent.core.problems import Note, notes, problems, unready
 from npu_agent.core.state import AgentState, Holder, ResourceState, SessionPhase, is_fenced
 from npu_agent.outputs.web import markup as m
@@ -184,14 +184,16 @@ def _card(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
 def _why(health: Health, now: float) -> str:
     """The reason for a card's health, and since when; emphasised unless it is healthy."""
     since = f"since {m.when(health.since, now)}"
-    if health.state is State.HEALTHY:
+    if health.state is HealthState.HEALTHY:
         return f'<p class="why">{m.text(health.reason)} {since}</p>'
     return f'<p class="why"><b>{m.text(health.reason)}</b>{since}</p>'
 
 
-def _health(health: State) -> str:
-    kind = {State.HEALTHY: "good", State.UNHEALTHY: "bad", State.UNKNOWN: "warn"}[health]
-    icon = "unknown" if health is State.UNKNOWN else kind
+def _health(health: HealthState) -> str:
+    kind = {HealthState.HEALTHY: "good", HealthState.UNHEALTHY: "bad", HealthState.UNKNOWN: "warn"}[
+        health
+    ]
+    icon = "unknown" if health is HealthState.UNKNOWN else kind
     return f'<span class="pill {kind}">{m.icon(icon)}{health.value}</span>'
 
 
@@ -326,7 +328,12 @@ def _assignments(state: AgentState) -> str:
         for number, holder in enumerate(state.holders_of(card))
     ]
     rows += [
-        (gone.assignment, _cut(gone), f"gone: {m.text(gone.assignment.device)}", State.UNHEALTHY)
+        (
+            gone.assignment,
+            _cut(gone),
+            f"gone: {m.text(gone.assignment.device)}",
+            HealthState.UNHEALTHY,
+        )
         for gone in state.holders.get(None, ())
     ]
     rows.sort(key=lambda row: (row[0].namespace, row[0].pod, row[0].container))
@@ -336,7 +343,7 @@ def _assignments(state: AgentState) -> str:
             (
                 m.text(it.namespace),
                 f'{m.text(it.pod)} <span class="dim">/ {m.text(it.container)}</span>',
-                f"{card}, {cores} {'' if health is State.HEALTHY else _health(health)}",
+                f"{card}, {cores} {'' if health is HealthState.HEALTHY else _health(health)}",
                 m.text(it.resource),
             )
             for it, cores, card, health in rows

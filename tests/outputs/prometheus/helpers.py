@@ -15,11 +15,11 @@ from npu_agent.core.hardware import (
     CardState,
     CoreReading,
     Health,
+    HealthState,
     Reading,
     Sensor,
     SensorKind,
     Snapshot,
-    State,
 )
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
@@ -41,7 +41,7 @@ def card(
     family: str = "rngd",
     index: int = 0,
     *,
-    state: State = State.HEALTHY,
+    state: HealthState = HealthState.HEALTHY,
     reason: str = "works",
     reading: Reading | None = None,
     **values: Any,

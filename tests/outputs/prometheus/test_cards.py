@@ -11,10 +11,10 @@ from prometheus_client.metrics_core import Metric
 from npu_agent.core.hardware import (
     CardState,
     CoreReading,
+    HealthState,
     Sensor,
     SensorKind,
     Snapshot,
-    State,
 )
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
@@ -154,13 +154,13 @@ def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
         ("unhealthy", "-"): 0,
         ("unknown", "-"): 0,
     }
-    ill = card(state=State.UNHEALTHY, reason='alive says "no"\n')
+    ill = card(state=HealthState.UNHEALTHY, reason='alive says "no"\n')
     assert values(families(snapshot(ill)), name, *labels) == {
         ("healthy", "-"): 0,
         ("unhealthy", 'alive says "no"\n'): 1,
         ("unknown", "-"): 0,
     }
-    silent = card(state=State.UNKNOWN, reason="the driver does not say")
+    silent = card(state=HealthState.UNKNOWN, reason="the driver does not say")
     assert values(families(snapshot(silent)), name, *labels) == {
         ("healthy", "-"): 0,
         ("unhealthy", "-"): 0,
@@ -312,7 +312,7 @@ def _cards() -> st.SearchStrategy[list[CardState]]:
             card,
             st.sampled_from(("rngd", "warboy")),
             st.integers(0, 3),
-            state=st.sampled_from(State),
+            state=st.sampled_from(HealthState),
             reason=TEXTS,
             reading=st.none() | _readings(),
             uuid=text,

@@ -12,12 +12,12 @@ from npu_agent.core.hardware import (
     CardState,
     CoreRange,
     CoreReading,
+    HealthState,
     Oddity,
     Reading,
     Sensor,
     SensorKind,
     Snapshot,
-    State,
 )
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import advertise, device_id
@@ -75,7 +75,9 @@ def read(state: CardState, **figures: float) -> CardState:
 
 
 def fenced(state: CardState, reason: str, ago: float) -> CardState:
-    health = replace(state.health, state=State.UNHEALTHY, reason=reason, since=time.time() - ago)
+    health = replace(
+        state.health, state=HealthState.UNHEALTHY, reason=reason, since=time.time() - ago
+    )
     return replace(state, health=health)
 
 
@@ -217,7 +219,9 @@ def night() -> Scene:
     )
     cards[6] = replace(
         cards[6],
-        health=replace(cards[6].health, state=State.UNKNOWN, reason="the driver does not say"),
+        health=replace(
+            cards[6].health, state=HealthState.UNKNOWN, reason="the driver does not say"
+        ),
     )
     history = History(Feed(Snapshot()))
     for step in range(60, -1, -1):
