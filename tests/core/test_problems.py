@@ -11,7 +11,8 @@ from npu_agent.core.state import LabelState, SessionPhase
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.web.helpers import RESOURCE, Scene, fenced, held, read
+from tests.outputs.helpers import RESOURCE
+from tests.outputs.web.helpers import Scene, fenced, held, read
 
 
 def scene(phase: SessionPhase, reason: str = "", registrations: int = 0, **more: Any) -> Scene:

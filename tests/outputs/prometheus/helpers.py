@@ -23,11 +23,14 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
+from npu_agent.core.vocabulary import MetricSchema
+from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.own import DEFINITIONS
 from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
+from tests.outputs.helpers import RESOURCE, holdings
 
-RESOURCE = "beta.furiosa.ai/npu"
 SENSORS = (
     Sensor(SensorKind.TEMPERATURE, "peak", 45_500),
     Sensor(SensorKind.TEMPERATURE, "ambient", 30_000),
@@ -112,6 +115,20 @@ def own(*sessions: tuple[SessionStatus, Counts], **values: Any) -> AgentState:
         "lag": LoopLag().seconds,
     }
     return AgentState(**{**defaults, **values})
+
+
+def families_of_cards(
+    found: Snapshot,
+    *assignments: Assignment,
+    schemas: tuple[MetricSchema, ...] = (SCHEMAS["0.8"],),
+    hostname: str = "node-1",
+    pod_labels: bool = True,
+) -> list[Metric]:
+    """The cards' families that have a sample, with who holds what as the ledger finds it."""
+    held_now = holdings(found, *assignments)
+    shown = cards.shown(found, held_now, hostname=hostname, pod_labels=pod_labels)
+    metrics = [definition.metric(shown) for definition in cards.definitions(schemas)]
+    return [metric for metric in metrics if metric.samples]
 
 
 def families(state: AgentState) -> list[Metric]:

@@ -20,12 +20,19 @@ from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.inventory.inventory import read_once
-from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.text import render
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import management, tree, write
-from tests.outputs.prometheus.helpers import RESOURCE, families, held, own, parsed, series
+from tests.outputs.helpers import RESOURCE
+from tests.outputs.prometheus.helpers import (
+    families,
+    families_of_cards,
+    held,
+    own,
+    parsed,
+    series,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_000.0
@@ -105,13 +112,11 @@ def _pinned(found: Snapshot) -> Snapshot:
 
 def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -> str:
     """A page as `npu_agent.outputs.prometheus.page` puts it together, but for ``process_*``."""
-    metrics = cards.families(
+    metrics = families_of_cards(
         found,
-        [*holders(found.cards), held("GPU-1", "other", "nvidia.com/gpu")],
+        *holders(found.cards),
+        held("GPU-1", "other", "nvidia.com/gpu"),
         schemas=(SCHEMAS[schema],),
-        hostname="node-1",
-        pod_labels=True,
-        resources={RESOURCE},
     )
     counts = Counts(messages=2)
     counts.allocated("granted", 0.0007)

@@ -8,8 +8,8 @@ from npu_agent.core.counts import RESULTS, Counts
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.outputs.prometheus.own import DEFINITIONS
 from npu_agent.outputs.prometheus.text import render
+from tests.outputs.helpers import RESOURCE
 from tests.outputs.prometheus.helpers import (
-    RESOURCE,
     card,
     families,
     own,

@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from gzip import compress as zipped
 
 from npu_agent.core.counts import Counts, Histogram
 from npu_agent.core.hardware import (
@@ -19,7 +18,7 @@ from npu_agent.core.hardware import (
     SensorKind,
     Snapshot,
 )
-from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise, device_id
 from npu_agent.core.problems import unready
 from npu_agent.core.state import (
@@ -37,9 +36,12 @@ from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
+from tests.outputs.helpers import RESOURCE, holdings
 
-RESOURCE = "beta.furiosa.ai/npu"
-PROMETHEUS = b"# TYPE furiosa_npu_alive gauge\nfuriosa_npu_alive 1\n"
+PROMETHEUS = b"# TYPE furiosa_npu_alive gauge\n" + b"".join(
+    f'furiosa_npu_alive{{device="npu{number}"}} 1\n'.encode() for number in range(50)
+)
+"""Large enough to be compressed."""
 
 
 def reading(
@@ -128,11 +130,6 @@ class Scene:
             registrations=self.registrations,
         )
         devices = advertise(self.snapshot, wanted[0], self.disabled)
-        cards = [card.card for card in self.cards]
-        ledger = Ledger().answered(
-            self.holdings.assignments, 1.0, cards=cards, resources={RESOURCE}
-        )
-        held_now = ledger.holdings(self.cards)
         return AgentState(
             version=self.version,
             node=self.node,
@@ -141,7 +138,7 @@ class Scene:
             now=time.time(),
             monotonic=time.monotonic(),
             snapshot=self.snapshot,
-            holdings=held_now,
+            holdings=holdings(self.snapshot, *self.holdings.assignments),
             assignments=self.holdings.assignments,
             assignments_error=self.holdings.error,
             resources=(ResourceState(session=session, counts=Counts(), devices=devices),),
@@ -157,11 +154,10 @@ class Scene:
     def pages(self) -> Pages:
         return Pages(metrics=self._metrics, state=self.state, history=self.history)
 
-    async def _metrics(self, *, openmetrics: bool, gzip: bool) -> bytes:
+    async def _metrics(self, *, openmetrics: bool) -> bytes:
         if isinstance(self.metrics, Exception):
             raise self.metrics
-        body = self.metrics + b"# EOF\n" * openmetrics
-        return zipped(body) if gzip else body
+        return self.metrics + b"# EOF\n" * openmetrics
 
 
 async def listening(server: Server) -> tuple[str, int]:
