@@ -37,6 +37,7 @@ from npu_agent.outputs.web.server import Server
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
 from tests.outputs.helpers import RESOURCE, holdings
+from tests.until import first
 
 PROMETHEUS = b"# TYPE furiosa_npu_alive gauge\n" + b"".join(
     f'furiosa_npu_alive{{device="npu{number}"}} 1\n'.encode() for number in range(50)
@@ -161,11 +162,9 @@ class Scene:
 
 
 async def listening(server: Server) -> tuple[str, int]:
-    async with asyncio.timeout(20):
-        async for address in server.listening.watch():
-            if address is not None:
-                return address
-    raise AssertionError("the feed was closed")
+    address = await first(server.listening, lambda address: address is not None)
+    assert address
+    return address
 
 
 @asynccontextmanager
