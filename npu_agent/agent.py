@@ -129,7 +129,7 @@ class Agent:
         self._lag = LoopLag()
         self._page = Page(
             snapshots=self.inventory.snapshots,
-            holdings=self.publisher.holdings,
+            holdings=self.keeper.holdings,
             settings=configs.map(_page_settings),
             hostname=self._hostname,
             state=self.state,
