@@ -44,6 +44,7 @@ from tests.inventory.helpers import (
     watching,
     write,
 )
+from tests.until import until
 
 HEALTHY, UNHEALTHY, UNKNOWN = HealthState.HEALTHY, HealthState.UNHEALTHY, HealthState.UNKNOWN
 
@@ -971,12 +972,6 @@ async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_pat
 def moved(inventory: Inventory, inode: int) -> bool:
     entries = [watch.entry for watch in inventory._watches.values()]
     return any(entry.inode == inode for entry in entries if entry)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.usefixtures("impatient")
