@@ -64,20 +64,6 @@ def curve(
     )
 
 
-def section(anchor: str, title: str, body: str, more: str = "") -> str:
-    """A part of the page with its title, and small print beside the title."""
-    small = f"<small>{more}</small>" if more else ""
-    return (
-        f'<section id="{anchor}" aria-labelledby="{anchor}-title">'
-        f'<h2 id="{anchor}-title">{title}{small}</h2>{body}</section>'
-    )
-
-
-def box(*bodies: str) -> str:
-    """The body of a section, with a background of its own."""
-    return f'<div class="box">{"".join(bodies)}</div>'
-
-
 def empty(words: str) -> str:
     """Says that there is nothing; takes HTML."""
     return f'<p class="empty">{words}</p>'

@@ -11,6 +11,7 @@ import math
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from string import Template
 
 from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState, Reading
 from npu_agent.core.problems import Note, notes, problems, unready
@@ -18,8 +19,11 @@ from npu_agent.core.state import AgentState, Holder, SessionPhase, SessionStatus
 from npu_agent.outputs.web import markup as m
 from npu_agent.outputs.web.history import SPAN, Point
 
-_STYLE = (Path(__file__).parent / "page.css").read_text()
-_SCRIPT = (Path(__file__).parent / "page.js").read_text()
+_HERE = Path(__file__).parent
+_HTML = Template((_HERE / "page.html").read_text())
+"""Its links are relative: the page may be seen through a proxy, below a path."""
+_STYLE = (_HERE / "page.css").read_text()
+_SCRIPT = (_HERE / "page.js").read_text()
 
 
 def _digest(text: str) -> str:
@@ -44,73 +48,51 @@ def page(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
         state: what it shows.
         history: a card's last readings, by the card's ID.
     """
-    node = state.node or "unknown node"
     found = problems(state)
     summary = m.number(len(found), "problem") if found else "all well"
-    return (
-        f'<!DOCTYPE html>\n<html lang="en" data-build="{_BUILD}">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{m.plain(node)}: {summary} - npu-agent</title>\n"
-        '<link rel="icon" href="data:,">\n'
-        '<noscript><meta http-equiv="refresh" content="5"></noscript>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n"
-        '<p id="said" class="away" role="status"></p>\n<p id="lost" role="alert" hidden></p>\n'
-        f"{_main(state, found, history)}\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+    return _HTML.substitute(
+        build=_BUILD,
+        title=f"{m.plain(state.node or _NO_NODE)}: {summary} - npu-agent",
+        style=_STYLE,
+        script=_SCRIPT,
+        top=_top(state),
+        head=_head(state, found),
+        sum=_sum(state),
+        cards=_cards(state, history),
+        assignments=_assignments(state),
+        resources=_resources(state),
+        config=_config(state),
+        labels=_labels(state),
+        odd=_odd(state),
     )
 
 
-def _main(
-    state: AgentState, found: Sequence[Note], history: Callable[[str], Sequence[Point]]
-) -> str:
-    cards = state.snapshot.cards
-    tiles = "".join(_card(card, state, history(card.id)) for card in cards[: m.MOST])
-    none = "No cards on this host." if state.snapshot.complete else _SEARCHING
-    return "\n".join(
-        (
-            "<main>",
-            _top(state),
-            _head(state, found),
-            m.section(
-                "cards",
-                "Cards",
-                f'<div class="cards">{tiles}</div>' if tiles else m.box(m.empty(none)),
-                _sum(state),
-            ),
-            _assignments(state),
-            '<div class="halves">',
-            _resources(state),
-            _config(state),
-            _labels(state),
-            _odd(state),
-            "</div>",
-            _FOOT,
-            "</main>",
-        )
-    )
-
-
+_NO_NODE = "unknown node"
 _SEARCHING = "Still searching for cards"
-_FOOT = (
-    '<footer><a id="to-metrics" href="metrics">Metrics</a>'
-    '<a id="to-json" href="status.json">This page as JSON</a>'
-    "<span>All times are UTC.</span></footer>"
-)
-"""Its links are relative: the page may be seen through a proxy, below a path."""
+
+
+def _cards(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
+    cards = state.snapshot.cards[: m.MOST]
+    if not cards:
+        none = "No cards on this host." if state.snapshot.complete else _SEARCHING
+        return f'<div class="box">{m.empty(none)}</div>'
+    tiles = "".join(_card(card, state, history(card.id)) for card in cards)
+    return f'<div class="cards">{tiles}</div>'
 
 
 def _sum(state: AgentState) -> str:
+    """Small print beside the title."""
     cards, limit = state.snapshot.cards, state.max_temperature
     if not cards:
         return ""
     in_use = sum(bool(state.holders_of(card)) for card in cards)
     fence = "" if limit is None else f", taken out of service above {limit:g}{m.NBSP}°C"
-    return f"{len(cards)} installed, {in_use} in use{fence}"
+    return f"<small>{len(cards)} installed, {in_use} in use{fence}</small>"
 
 
 def _top(state: AgentState) -> str:
     return (
-        f'<div class="top"><h1>{m.text(state.node or "unknown node")}</h1><p class="facts">'
+        f'<div class="top"><h1>{m.text(state.node or _NO_NODE)}</h1><p class="facts">'
         f"<span>npu-agent {m.text(state.version)}</span>"
         f"<span>up {m.span(state.now - state.started_at)}</span>"
         f"<span>as of {m.clock(state.now)} UTC</span></p></div>"
@@ -174,7 +156,7 @@ def _card(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
         f"<div>{_PILLS[card.health.state]}{off}</div></header>"
         + _why(card.health, state.now)
         + _figures(card, state, points)
-        + _cores(card.reading.cores if card.reading else (), stale=state.is_stale(card))
+        + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
         + _users(state.holders_of(card))
         + _traits(card, anchor)
         + "</article>"
@@ -222,7 +204,7 @@ def _figures(card: CardState, state: AgentState, points: Sequence[Point]) -> str
     return f'<dl class="figures">{"".join(cells)}</dl>{old}'
 
 
-def _cores(cores: Sequence[CoreReading], *, stale: bool) -> str:
+def _loads(cores: Sequence[CoreReading], *, stale: bool) -> str:
     """A bar for the load of each core."""
     if not any(core.utilization is not None for core in cores):
         return ""
@@ -328,8 +310,7 @@ def _assignments(state: AgentState) -> str:
     if state.assignments_error is not None:
         trouble = m.error("warn", f"As last known: {state.assignments_error}")
     table = m.table(("Namespace", "Pod", "Holds", "Resource"), rows)
-    body = table or m.empty("No container holds a card.")
-    return m.section("assignments", "In use by", m.box(trouble, body))
+    return trouble + (table or m.empty("No container holds a card."))
 
 
 def _resources(state: AgentState) -> str:
@@ -349,13 +330,8 @@ def _resources(state: AgentState) -> str:
         for one in state.resources
         for device in state.withheld(one)
     ]
-    return m.section(
-        "resources",
-        "Resources",
-        m.box(
-            m.table(("Resource", "At the kubelet", "Devices", "Registrations"), rows),
-            m.table(("Device", "Withheld because"), withheld),
-        ),
+    return m.table(("Resource", "At the kubelet", "Devices", "Registrations"), rows) + m.table(
+        ("Device", "Withheld because"), withheld
     )
 
 
@@ -386,13 +362,13 @@ def _config(state: AgentState) -> str:
         pairs.append(("Waits for a restart", keys))
     if config.error is not None:
         pairs.append(("What is wrong", m.error("bad", config.error)))
-    return m.section("config", "Config", m.box(m.pairs(pairs)))
+    return m.pairs(pairs)
 
 
 def _labels(state: AgentState) -> str:
-    title, labels = "Labels on the Node", state.labels
+    labels = state.labels
     if labels is None or labels.output == "none":
-        return m.section("labels", title, m.box(m.empty("Switched off.")))
+        return m.empty("Switched off.")
     status = m.pill("good", "in place") if labels.in_place else m.pill("plain", "not yet", "wait")
     if labels.error is not None:
         status = m.pill("bad", "not in place")
@@ -407,11 +383,15 @@ def _labels(state: AgentState) -> str:
     if labels.error is not None:
         pairs.append(("What is wrong", m.error("bad", labels.error)))
     rows = [(m.text(key), m.text(value)) for key, value in sorted(labels.labels.items())]
-    return m.section("labels", title, m.box(m.pairs(pairs), m.table(("Label", "Value"), rows)))
+    return m.pairs(pairs) + m.table(("Label", "Value"), rows)
 
 
 def _odd(state: AgentState) -> str:
     if not state.snapshot.odd:
         return ""
     rows = [(f"<code>{m.text(odd.entry)}</code>", m.text(odd.reason)) for odd in state.snapshot.odd]
-    return m.section("not-served", "Found and not served", m.box(m.table(("Entry", "Why"), rows)))
+    return (
+        '<section id="not-served" aria-labelledby="not-served-title">'
+        '<h2 id="not-served-title">Found and not served</h2>'
+        f'<div class="box">{m.table(("Entry", "Why"), rows)}</div></section>'
+    )
