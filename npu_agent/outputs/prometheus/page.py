@@ -11,7 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from prometheus_client.exposition import generate_latest as as_text
+from prometheus_client.openmetrics.exposition import generate_latest as as_openmetrics
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import CollectorRegistry
 
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Holding
@@ -20,7 +23,7 @@ from npu_agent.core.vocabulary import MetricSchema
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own
-from npu_agent.outputs.prometheus.text import Definition, Source, render
+from npu_agent.outputs.prometheus.text import Definition, Source
 
 log = logger(__name__)
 
@@ -78,7 +81,8 @@ class Page:
         self._settings = settings
         self._hostname = hostname
         self._state = state
-        self._process = ProcessCollector(registry=None)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
         self._failing: set[str] = set()
         """Families that failed the last time."""
         self._asked = asyncio.Event()
@@ -154,29 +158,25 @@ class Page:
         return part
 
     def _render_own(self, *, openmetrics: bool) -> bytes:
-        def process() -> bytes:
-            return b"".join(
-                render(metric, openmetrics=openmetrics) for metric in self._process.collect()
-            )
-
         state = self._attempt("own", self._state)
         parts = [
             self._family(definition, state, openmetrics=openmetrics)
             for definition in own.DEFINITIONS
             if state is not None
         ]
-        end = b"# EOF\n" if openmetrics else b""
-        return b"".join((*parts, self._attempt("process", process) or b"", end))
+        # The library's page of OpenMetrics has the "# EOF" with which ours has to end.
+        encode, end = (as_openmetrics, b"# EOF\n") if openmetrics else (as_text, b"")
+        process = self._attempt("process", lambda: encode(self._process))
+        return b"".join((*parts, process or end))
 
     def _family(
         self, definition: Definition[Source], source: Source, *, openmetrics: bool
     ) -> bytes:
         """A family's part of the page; empty where it has no samples, or cannot be made."""
-
-        def make() -> bytes:
-            return render(definition.metric(source), openmetrics=openmetrics)
-
-        return self._attempt(definition.name, make) or b""
+        made = self._attempt(
+            definition.name, lambda: definition.render(source, openmetrics=openmetrics)
+        )
+        return made or b""
 
     def _attempt(self, name: str, make: Callable[[], Made]) -> Made | None:
         """What `make` returns; None if it fails, which is counted and, at the first time, logged.

@@ -117,24 +117,34 @@ def own(*sessions: tuple[SessionStatus, Counts], **values: Any) -> AgentState:
     return AgentState(**{**defaults, **values})
 
 
-def families_of_cards(
+def page_of_cards(
     found: Snapshot,
     *assignments: Assignment,
     schemas: tuple[MetricSchema, ...] = (SCHEMAS["0.8"],),
     hostname: str = "node-1",
     pod_labels: bool = True,
-) -> list[Metric]:
-    """The cards' families that have a sample, with who holds what as the ledger finds it."""
+    openmetrics: bool = False,
+) -> bytes:
+    """The cards' part of the page, with who holds what as the ledger finds it."""
     held_now = holdings(found, *assignments)
     shown = cards.shown(found, held_now, hostname=hostname, pod_labels=pod_labels)
-    metrics = [definition.metric(shown) for definition in cards.definitions(schemas)]
-    return [metric for metric in metrics if metric.samples]
+    definitions = cards.definitions(schemas)
+    return b"".join(each.render(shown, openmetrics=openmetrics) for each in definitions)
+
+
+def families_of_cards(found: Snapshot, *assignments: Assignment, **settings: Any) -> list[Metric]:
+    """The cards' families that have a sample; arguments as of `page_of_cards`."""
+    return parsed(page_of_cards(found, *assignments, **settings), openmetrics=False)
+
+
+def own_page(state: AgentState, *, openmetrics: bool = False) -> bytes:
+    """The agent's own part of the page, but for ``process_*``."""
+    return b"".join(each.render(state, openmetrics=openmetrics) for each in DEFINITIONS)
 
 
 def families(state: AgentState) -> list[Metric]:
     """The agent's own families that have a sample, but for ``process_*``."""
-    metrics = [definition.metric(state) for definition in DEFINITIONS]
-    return [metric for metric in metrics if metric.samples]
+    return parsed(own_page(state), openmetrics=False)
 
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

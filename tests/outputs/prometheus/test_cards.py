@@ -19,7 +19,6 @@ from npu_agent.core.hardware import (
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
 from npu_agent.outputs.prometheus import cards
-from npu_agent.outputs.prometheus.text import render
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.helpers import RESOURCE
 from tests.outputs.prometheus.helpers import (
@@ -27,6 +26,7 @@ from tests.outputs.prometheus.helpers import (
     families_of_cards,
     full_reading,
     held,
+    page_of_cards,
     parsed,
     reading,
     series,
@@ -348,19 +348,21 @@ def test_whatever_the_hardware_says_the_page_stays_readable(
             max_size=6,
         )
     )
-    metrics = families_of_cards(
-        snapshot(*found),
-        *assignments,
-        schemas=(SCHEMAS[schema],),
-        hostname=hostname,
-        pod_labels=pod_labels,
+    page, as_openmetrics = (
+        page_of_cards(
+            snapshot(*found),
+            *assignments,
+            schemas=(SCHEMAS[schema],),
+            hostname=hostname,
+            pod_labels=pod_labels,
+            openmetrics=openmetrics,
+        )
+        for openmetrics in (False, True)
     )
-    page = b"".join(render(metric, openmetrics=False) for metric in metrics)
-    as_openmetrics = b"".join(render(metric, openmetrics=True) for metric in metrics)
     assert page == as_openmetrics  # `Page` renders the cards once for both
     told = parsed(page, openmetrics=False)
-    assert series(told) == series(parsed(page + b"# EOF\n", openmetrics=True)) == series(metrics)
-    info = [metric for metric in metrics if metric.name == "furiosa_npu_info"]
+    assert series(told) == series(parsed(page + b"# EOF\n", openmetrics=True))
+    info = [metric for metric in told if metric.name == "furiosa_npu_info"]
     assert len(series(info)) == len(found)
 
 
