@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from bench.figure import Figure, quantiles
-from bench.process import DEADLINE, RESOURCE, Process, answers, free_port, program, running, until
+from bench.process import DEADLINE, POLL, RESOURCE, Process, answers, free_port, program, running
 from bench.scraper import PROMETHEUS, TEXT, scrape
 from npu_agent import simulator
+from tests.until import until
 
 EXPORTER = "prometheus-node-exporter"
 TIMES = 2000
@@ -78,7 +79,7 @@ async def exporter() -> AsyncIterator[Figure]:
             return
         port = free_port()
         with program(str(found), f"--web.listen-address=127.0.0.1:{port}") as process:
-            await until(lambda: answers(port))
+            await until(lambda: answers(port), interval=POLL)
             for way, headers in WAYS:
                 async for figure in costs(process, port, "/metrics", way, headers, 1):
                     yield Figure(f"{EXPORTER} {figure.what}", figure.measured)

@@ -15,7 +15,7 @@ import grpc
 from bench.figure import Figure, quantiles
 from bench.process import DEADLINE, RESOURCE, running
 from npu_agent import simulator
-from npu_agent.core.hardware import CardState, Health, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import advertise, resources
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
@@ -154,7 +154,7 @@ async def crowded() -> AsyncIterator[Figure]:
                 product="rngd",
                 nodes=frozenset(FAMILIES["rngd"].nodes(index)),
             ),
-            health=Health(state=State.HEALTHY, reason="works", since=0.0),
+            health=Health(state=HealthState.HEALTHY, reason="works", since=0.0),
         )
         for index in range(125)
     )
@@ -162,7 +162,7 @@ async def crowded() -> AsyncIterator[Figure]:
     encode.device_list(advertise(Snapshot(cards=cards, complete=True), resource))
     taken = []
     for turn in range(100):
-        sick = replace(cards[turn].health, state=State.UNHEALTHY)
+        sick = replace(cards[turn].health, state=HealthState.UNHEALTHY)
         changed = (*cards[:turn], replace(cards[turn], health=sick), *cards[turn + 1 :])
         began = time.perf_counter()
         encode.device_list(advertise(Snapshot(cards=changed, complete=True), resource))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,12 @@ from pathlib import Path
 from bench.apiserver import Node, node
 from npu_agent import simulator
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
+from tests.until import until
 
 RESOURCE = "beta.furiosa.ai/npu"
 DEADLINE = 60.0
+POLL = 0.05
+"""Seconds between two looks at what other processes do: it must not disturb what is measured."""
 NPU_AGENT = (sys.executable, "-m", "npu_agent")
 IN_POD = (sys.executable, "-m", "bench.pod")
 
@@ -112,7 +114,7 @@ class Agent(Process):
 
     async def settled(self) -> None:
         """Waits until it serves pages and its labels are on the Node."""
-        await until(lambda: bool(self.node.labels) and answers(self.port))
+        await until(lambda: bool(self.node.labels) and answers(self.port), interval=POLL)
 
 
 async def _told(kubelet: StandInKubelet, after: str = "") -> Plugin:
@@ -153,7 +155,7 @@ async def running(cards: str, *, config: str = "", alive: bool = False) -> Async
         file.write_text(f"pluginDir: {plugins}\nmetrics: {{listen: '127.0.0.1:{port}'}}\n{config}")
         if alive:
             stack.enter_context(program(*NPU_AGENT, "simulate", str(root)))
-            await until(lambda: simulator.living(root))
+            await until(lambda: simulator.living(root), interval=POLL)
         kubelet = StandInKubelet(plugins, directory / "pod-resources")
         async with node("bench-node", directory) as here:
             await kubelet.start()
@@ -169,13 +171,6 @@ async def running(cards: str, *, config: str = "", alive: bool = False) -> Async
                 yield Agent(agent.popen, kubelet, here, root, plugins, file, port, start)
             finally:
                 await kubelet.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what other processes tell by files and ports."""
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.05)
 
 
 def free_port() -> int:

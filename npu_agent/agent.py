@@ -129,8 +129,8 @@ class Agent:
         self._lag = LoopLag()
         self._page = Page(
             snapshots=self.inventory.snapshots,
-            assignments=self.pod_resources.holdings.map(lambda holdings: holdings.assignments),
-            settings=configs.map(partial(_page_settings, frozenset(self.publisher.devices))),
+            holdings=self.keeper.holdings,
+            settings=configs.map(_page_settings),
             hostname=self._hostname,
             state=self.state,
         )
@@ -250,12 +250,11 @@ def _watching(config: Config) -> watch.Settings:
     )
 
 
-def _page_settings(resources: frozenset[str], config: Config) -> page.Settings:
+def _page_settings(config: Config) -> page.Settings:
     return page.Settings(
         schemas=metric_schemas(VOCABULARIES, config.metrics.schema),
         pod_labels=config.metrics.pod_labels,
         interval=config.metrics.interval,
-        resources=resources,
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from npu_agent.commands import FAILED
 from npu_agent.commands.common import host_root, quiet
-from npu_agent.core.hardware import Card, CardState, CoreRange, Health, Snapshot, State
+from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.doctor import report
 from npu_agent.doctor.check import Check, ok, wrong
@@ -174,7 +174,7 @@ def devices_of(card: Card, cores: Iterable[CoreRange]) -> tuple[list[Device], li
 
 def _possible(card: Card) -> list[Device]:
     """Every device that the agent could make of such a card."""
-    health = Health(state=State.HEALTHY, reason="", since=0.0)
+    health = Health(state=HealthState.HEALTHY, reason="", since=0.0)
     snapshot = Snapshot((CardState(id=card.name, card=card, health=health),), complete=True)
     return [
         device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import split_id
 from npu_agent.outputs.labels.compute import Explained
@@ -48,7 +48,7 @@ def cards_table(snapshot: Snapshot, assignments: Iterable[Assignment] = ()) -> T
         cells = _cells(state)
         if pods:
             cells.append(", ".join(sorted(set(pods.get(state.id, ["-"])))))
-        style = "red" if state.health.state is State.UNHEALTHY else None
+        style = "red" if state.health.state is HealthState.UNHEALTHY else None
         table.add_row(*cells, style=style)
     return table
 
@@ -58,7 +58,7 @@ def _cells(state: CardState) -> list[str]:
     temperature = reading.temperature() if reading else None
     power = reading.power() if reading else None
     health = state.health.state.value
-    if state.health.state is not State.HEALTHY:
+    if state.health.state is not HealthState.HEALTHY:
         health += f": {state.health.reason}"
     return [
         card.name,

@@ -203,7 +203,7 @@ class Reading:
         return max(values) / per_unit if values else None
 
 
-class State(enum.Enum):
+class HealthState(enum.Enum):
     """The health of a card. Unknown never fences: the driver just does not say."""
 
     HEALTHY = "healthy"
@@ -215,7 +215,7 @@ class State(enum.Enum):
 class Health:
     """A card's health, why, and since when (seconds of the wall clock, `time.time`)."""
 
-    state: State
+    state: HealthState
     reason: str
     since: float
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from npu_agent.core.hardware import Health, State
+from npu_agent.core.hardware import Health, HealthState
 
 _COOL_DOWN = 5.0
 """°C below health.maxTemperature at which a card that was too hot is good again."""
@@ -68,11 +68,11 @@ class Course:
 
 
 _STATE = {
-    Outcome.GOOD: State.HEALTHY,
-    Outcome.DEAD: State.UNHEALTHY,
-    Outcome.BAD: State.UNHEALTHY,
-    Outcome.HOT: State.UNHEALTHY,
-    Outcome.SILENT: State.UNKNOWN,
+    Outcome.GOOD: HealthState.HEALTHY,
+    Outcome.DEAD: HealthState.UNHEALTHY,
+    Outcome.BAD: HealthState.UNHEALTHY,
+    Outcome.HOT: HealthState.UNHEALTHY,
+    Outcome.SILENT: HealthState.UNKNOWN,
 }
 
 
@@ -98,7 +98,7 @@ def with_heat(
     limit would come and go.
     """
     limit = policy.max_temperature
-    if limit is None or temperature is None or _STATE[verdict.outcome] is State.UNHEALTHY:
+    if limit is None or temperature is None or _STATE[verdict.outcome] is HealthState.UNHEALTHY:
         return verdict
     if course is not None and course.hot:
         limit -= _COOL_DOWN
@@ -109,8 +109,8 @@ def with_heat(
 
 def step(course: Course, verdict: Verdict, policy: Policy, now: float) -> Course:
     """The course after one more probe at `now` (seconds of the wall clock)."""
-    fenced = course.health.state is State.UNHEALTHY
-    bad = _STATE[verdict.outcome] is State.UNHEALTHY
+    fenced = course.health.state is HealthState.UNHEALTHY
+    bad = _STATE[verdict.outcome] is HealthState.UNHEALTHY
     dead = course.dead
     if verdict.outcome in (Outcome.GOOD, Outcome.DEAD):
         dead = verdict.outcome is Outcome.DEAD

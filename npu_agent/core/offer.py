@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from npu_agent.core.hardware import Card, CardState, CoreRange, Health, Snapshot, State
+from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState, Snapshot
 
 LONGEST_ID = 63
 """The kubelet's limit for a device ID."""
@@ -139,7 +139,7 @@ def _devices(card_id: str, card: Card, health: Health, width: int) -> tuple[Devi
 def _device(card_id: str, card: Card, health: Health, cores: CoreRange) -> Device:
     whole = cores == card.all_cores
     covering, uncovered = cover(card, cores)
-    healthy, reason = health.state is not State.UNHEALTHY, health.reason
+    healthy, reason = health.state is not HealthState.UNHEALTHY, health.reason
     if healthy and uncovered:
         node = dict(card.access.core_nodes)[CoreRange(uncovered[0], uncovered[0])]
         healthy, reason = False, f"no device node for core {uncovered[0]}: /dev/{node} is missing"

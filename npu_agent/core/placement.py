@@ -15,8 +15,6 @@ from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.offer import Device
 from npu_agent.text import quoted
 
-_BELOW_A_SWITCH = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from npu_agent.core.hardware import State
+from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import advertise
 from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.trouble import Trouble, TroubleKind
@@ -109,7 +109,7 @@ def notes(state: AgentState) -> Iterator[Note]:
     """What is out of the ordinary and no fault."""
     for card in state.snapshot.cards:
         name = card.card.name
-        if card.health.state is State.UNKNOWN:
+        if card.health.state is HealthState.UNKNOWN:
             text = f"{name}: its health is unknown: {card.health.reason}"
             yield Note(subject="card", card=card.id, text=text)
         if state.is_disabled(card):

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from npu_agent.core.counts import Counts, Histogram
-from npu_agent.core.hardware import CardState, CoreRange, Snapshot, State
+from npu_agent.core.hardware import CardState, CoreRange, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Holding
 from npu_agent.core.offer import Device, Resource, names
 
@@ -197,7 +197,7 @@ class AgentState:
 
 def is_fenced(card: CardState) -> bool:
     """Whether the card is out of service for its health."""
-    return card.health.state is State.UNHEALTHY
+    return card.health.state is HealthState.UNHEALTHY
 
 
 def stale_after(interval: float) -> float:

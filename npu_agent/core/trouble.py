@@ -12,16 +12,10 @@ class TroubleKind(enum.Enum):
     # What part of the agent is concerned.
     STARTING = "starting"
     """Not done yet, and about to be: hardware is being read, the kubelet was not asked yet."""
-    CARD = "card"
-    """A card, or what looks like one."""
     CONFIG = "config"
     """The config file is refused."""
     REGISTRATION = "registration"
     """A resource is not served: no socket, no registration, or another agent's turn."""
-    ASSIGNMENTS = "assignments"
-    """The kubelet does not say which container holds which device."""
-    LABELS = "labels"
-    """The Node's labels could not be applied."""
 
     # What the operating system, or somebody at the other end of a connection, answered.
     DENIED = "denied"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from npu_agent.config import disabled_for
 from npu_agent.core.hardware import Card, CardState, Oddity, Snapshot
-from npu_agent.core.hardware import State as Health
+from npu_agent.core.hardware import HealthState as Health
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.doctor.check import Check, Finding, Unseen, have, line, note, ok, unused, wrong

@@ -24,7 +24,6 @@ from npu_agent.doctor.check import (
 from npu_agent.doctor.probe import Process, probe, process
 from npu_agent.doctor.situation import Situation
 from npu_agent.files import content
-from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.web.server import explained, listen
 
@@ -62,18 +61,17 @@ async def serving(situation: Situation) -> Serving | Unseen:
         _, body = await _get(host or "127.0.0.1", port, "/readyz")
         with contextlib.suppress(ValueError, TypeError, KeyError):
             return Serving(agent=True, unready=tuple(map(str, json.loads(body)["reasons"])))
-    with closing(Reader("npu-doctor-listen")) as reader:
-        try:
-            for each in await listen((host, port), reader):
-                each.close()
-        except (OSError, HungError) as error:
-            # Not Unseen: whether it can be had is the question.
-            holder = await probe(lambda: _holder(situation.proc, port))
-            return Serving(
-                remedy=explained(error),
-                holder=None if isinstance(holder, Unseen) else holder,
-                answers=status is not None,
-            )
+    try:
+        for each in await listen((host, port)):
+            each.close()
+    except OSError as error:
+        # Not Unseen: whether it can be had is the question.
+        holder = await probe(lambda: _holder(situation.proc, port))
+        return Serving(
+            remedy=explained(error),
+            holder=None if isinstance(holder, Unseen) else holder,
+            answers=status is not None,
+        )
     return Serving(free=True)
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from npu_agent.core.hardware import CardState, Oddity, Snapshot, State, identify, remember
+from npu_agent.core.hardware import CardState, HealthState, Oddity, Snapshot, identify, remember
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
 from npu_agent.inventory.watch import FAILURES, Settings, View, Watch
@@ -266,7 +266,7 @@ def _log_changes(before: Snapshot, after: Snapshot) -> None:
         if previous.card.name != state.card.name:
             log.warning("card renumbered", card=name, id=id_, before=previous.card.name)
         if previous.health.state is not state.health.state:
-            bad = state.health.state is State.UNHEALTHY
+            bad = state.health.state is HealthState.UNHEALTHY
             report = log.warning if bad else log.info
             was = previous.health.state.value
             what = f"card {state.health.state.value}"

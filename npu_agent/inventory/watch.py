@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from npu_agent.backoff import Backoff
 from npu_agent.core import health
-from npu_agent.core.hardware import Card, Health, Oddity, Reading, State
+from npu_agent.core.hardware import Card, Health, HealthState, Oddity, Reading
 from npu_agent.core.health import Outcome, Verdict
 from npu_agent.core.utilization import LONGEST_PAUSE, Meter
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Vendor
@@ -168,7 +168,7 @@ class Watch(Worker):
             self._course = course
             if missed:
                 self.view = replace(view, health=course.health, probed=True)
-            return None if course.health.state is State.UNHEALTHY else due
+            return None if course.health.state is HealthState.UNHEALTHY else due
 
     # On the thread.
 

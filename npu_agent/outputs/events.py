@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npu_agent.backoff import Backoff
-from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.state import ConfigState
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
@@ -28,10 +28,9 @@ NAMESPACE = "default"
 COMPONENT = "npu-agent"
 _LONGEST = 1024
 """Characters of a message: the API server's limit."""
-_SAME_FOR = 600.0
-"""Seconds in which the same Event again is counted and not created a second time."""
 _KEPT_FOR = 600.0
-"""Seconds that an Event waits for an API server that does not answer; then it counts as lost."""
+"""Seconds in which the same Event again is counted and not created a second time. Also those that
+one waits for an API server that does not answer; then it counts as lost."""
 _MOST = 256
 """Events that wait, at most."""
 _BURST, _EVERY = 25, 10.0
@@ -70,12 +69,12 @@ def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
             yield Event(
                 reason="NPUAdded", message=f"{_named(state)} is there: {title}", warning=False
             )
-        was = previous.health.state if previous else State.HEALTHY
+        was = previous.health.state if previous else HealthState.HEALTHY
         now = state.health.state
-        if now is State.UNHEALTHY and was is not State.UNHEALTHY:
+        if now is HealthState.UNHEALTHY and was is not HealthState.UNHEALTHY:
             message = f"{_named(state)} is unhealthy: {state.health.reason}"
             yield Event(reason="NPUUnhealthy", message=message, warning=True)
-        elif was is State.UNHEALTHY and now is not State.UNHEALTHY:
+        elif was is HealthState.UNHEALTHY and now is not HealthState.UNHEALTHY:
             message = f"{_named(state)} can be used again: {state.health.reason}"
             yield Event(reason="NPURecovered", message=message, warning=False)
 
@@ -94,22 +93,18 @@ def _named(state: CardState) -> str:
     return f"{state.card.name} ({', '.join(known)})" if known else state.card.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
-    """An Event to be sent: how often it has happened since it was sent last, and when."""
+@dataclass(slots=True)
+class _Record:
+    """How often an Event has happened, as far as the API server has it and beyond that."""
 
-    count: int
-    first: float
-    last: float
-
-
-@dataclass(slots=True, kw_only=True)
-class _Sent:
-    """An Event that the API server has."""
-
-    name: str
-    count: int
-    last: float
+    unsent: int = 0
+    first: float = 0.0
+    """When the first of the unsent ones happened, by the wall clock."""
+    last: float = 0.0
+    """When it happened last, sent or not."""
+    name: str = ""
+    """Its name at the API server; empty while there is none."""
+    sent: int = 0
 
 
 class Events:
@@ -137,8 +132,8 @@ class Events:
         self._snapshots = snapshots
         self._configs = configs
         self._wanted = wanted
-        self._waiting: dict[Event, _Waiting] = {}
-        self._sent: dict[Event, _Sent] = {}
+        self._records: dict[Event, _Record] = {}
+        """The one that has waited for longest comes first."""
         self._more = asyncio.Event()
 
     async def run(self) -> None:
@@ -162,93 +157,84 @@ class Events:
                 self._add(event, time.time())
 
     def _add(self, event: Event, now: float) -> None:
+        self._forget(now)
         event = replace(event, message=_cut(event.message))
-        before = self._waiting.get(event)
-        if before is None and len(self._waiting) >= _MOST:
-            self.results["lost"] += 1
-            return
-        self._waiting[event] = _Waiting(
-            count=before.count + 1 if before else 1, first=before.first if before else now, last=now
-        )
+        record = self._records.get(event)
+        if record is None or not record.unsent:
+            if sum(each.unsent > 0 for each in self._records.values()) >= _MOST:
+                self.results["lost"] += 1
+                return
+            record = self._records.pop(event, None) or _Record()
+            record.first = now
+            self._records[event] = record
+        record.unsent += 1
+        record.last = now
         self._more.set()
+
+    def _forget(self, now: float) -> None:
+        """Drops what is too old to be sent, or to be counted as a repetition."""
+        for event, record in list(self._records.items()):
+            if now - record.last > _KEPT_FOR:
+                del self._records[event]
+                if record.unsent:
+                    self.results["lost"] += 1
 
     async def _send_all(self, node: str) -> None:
         pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
         allowed, filled = float(_BURST), time.monotonic()
         while True:
             self._more.clear()
-            while self._waiting:
-                self._forget(time.time())
-                now = time.monotonic()
-                allowed, filled = min(_BURST, allowed + (now - filled) / _EVERY), now
-                if allowed < 1:
-                    await asyncio.sleep((1 - allowed) * _EVERY)
-                    continue
-                event = next(iter(self._waiting), None)
-                if event is None:
-                    break
-                waiting = self._waiting.pop(event)
-                try:
-                    await self._send(node, event, waiting)
-                except ApiError as error:
-                    if error.kind is Kind.REFUSED:
-                        self.results["lost"] += 1  # it would be refused again
-                    else:
-                        self._put_back(event, waiting)
-                    self._trouble(error)
-                    await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))
-                    continue
-                allowed -= 1
-                pause.reset()
-                if self.error:
-                    self.error = None
-                    log.info("events can be sent again")
-            await self._more.wait()
-
-    def _put_back(self, event: Event, waiting: _Waiting) -> None:
-        """It was not sent: it goes back to the head, with what happened meanwhile."""
-        since = self._waiting.pop(event, None)
-        if since:
-            waiting = replace(waiting, count=waiting.count + since.count, last=since.last)
-        self._waiting = {event: waiting, **self._waiting}
-
-    def _forget(self, now: float) -> None:
-        """Drops what is too old to be sent, or to be counted as a repetition."""
-        for event, waiting in list(self._waiting.items()):
-            if now - waiting.last > _KEPT_FOR:
-                del self._waiting[event]
-                self.results["lost"] += 1
-        for event, sent in list(self._sent.items()):
-            if now - sent.last > _SAME_FOR:
-                del self._sent[event]
-
-    def _trouble(self, error: ApiError) -> None:
-        if str(error) != self.error:
-            self.error = str(error)
-            log.warning("events cannot be sent: trying again", reason=error)
-
-    async def _send(self, node: str, event: Event, waiting: _Waiting) -> None:
-        sent = self._sent.get(event)
-        if sent:
-            sent = replace(sent, count=sent.count + waiting.count, last=waiting.last)
-            patch = {"count": sent.count, "lastTimestamp": _stamp(sent.last)}
+            self._forget(time.time())
+            event = next((event for event, one in self._records.items() if one.unsent), None)
+            if event is None:
+                await self._more.wait()
+                continue
+            now = time.monotonic()
+            allowed, filled = min(_BURST, allowed + (now - filled) / _EVERY), now
+            if allowed < 1:
+                await asyncio.sleep((1 - allowed) * _EVERY)
+                continue
             try:
-                await events.patch(self._api, NAMESPACE, sent.name, patch)
+                await self._send(node, event, self._records[event])
+            except ApiError as error:
+                if error.kind is Kind.REFUSED:  # it would be refused again
+                    self.results["lost"] += 1
+                    self._records.pop(event, None)
+                if str(error) != self.error:
+                    self.error = str(error)
+                    log.warning("events cannot be sent: trying again", reason=error)
+                await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))
+                continue
+            allowed -= 1
+            pause.reset()
+            if self.error:
+                self.error = None
+                log.info("events can be sent again")
+
+    async def _send(self, node: str, event: Event, record: _Record) -> None:
+        """Sends what is unsent of one Event; more of it may happen meanwhile."""
+        unsent, result = record.unsent, "repeated"
+        if record.name:
+            patch = {"count": record.sent + unsent, "lastTimestamp": _stamp(record.last)}
+            try:
+                await events.patch(self._api, NAMESPACE, record.name, patch)
             except ApiError as error:
                 if error.kind is not Kind.NOT_FOUND:
                     raise
-                del self._sent[event]  # it was deleted, or its hour was over: it is created again
-            else:
-                self._sent[event] = sent
-                self.results["repeated"] += 1
-                return
-        uid = (await nodes.read(self._api, node)).uid  # a Node may be created again by its old name
-        name = await events.create(self._api, NAMESPACE, _as_object(event, waiting, node, uid))
-        self._sent[event] = _Sent(name=name, count=waiting.count, last=waiting.last)
-        self.results["sent"] += 1
+                # It was deleted, or its hour was over: it is created again.
+                record.name, record.sent = "", 0
+        if not record.name:
+            # A Node may be created again by its old name.
+            uid = (await nodes.read(self._api, node)).uid
+            body = _as_object(event, replace(record, unsent=unsent), node, uid)
+            record.name = await events.create(self._api, NAMESPACE, body)
+            result = "sent"
+        record.sent += unsent
+        record.unsent -= unsent
+        self.results[result] += 1
 
 
-def _as_object(event: Event, waiting: _Waiting, node: str, uid: str) -> dict[str, Any]:
+def _as_object(event: Event, record: _Record, node: str, uid: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -258,9 +244,9 @@ def _as_object(event: Event, waiting: _Waiting, node: str, uid: str) -> dict[str
         "reason": event.reason,
         "message": event.message,
         "type": "Warning" if event.warning else "Normal",
-        "count": waiting.count,
-        "firstTimestamp": _stamp(waiting.first),
-        "lastTimestamp": _stamp(waiting.last),
+        "count": record.unsent,
+        "firstTimestamp": _stamp(record.first),
+        "lastTimestamp": _stamp(record.last),
         "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,
         "reportingInstance": node[:128],

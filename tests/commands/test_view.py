@@ -8,11 +8,11 @@ from npu_agent.commands import view
 from npu_agent.core.hardware import (
     CardState,
     Health,
+    HealthState,
     Reading,
     Sensor,
     SensorKind,
     Snapshot,
-    State,
 )
 from npu_agent.core.ledger import Assignment
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -20,7 +20,7 @@ from npu_agent.vendors.furiosa.families import FAMILIES
 CARD = CardState(
     id="UUID-0",
     card=FAMILIES["warboy"].card(0, product="warboyB0", pci_bus_id="0000:01:00.0", dev="509:0"),
-    health=Health(state=State.HEALTHY, reason="works", since=0.0),
+    health=Health(state=HealthState.HEALTHY, reason="works", since=0.0),
     reading=Reading(
         at=0.0,
         sensors=(
@@ -52,7 +52,7 @@ def test_what_is_not_known_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None
     bare = replace(
         CARD,
         card=FAMILIES["rngd"].card(12, product="rngd"),
-        health=Health(state=State.UNKNOWN, reason="the driver does not say", since=0.0),
+        health=Health(state=HealthState.UNKNOWN, reason="the driver does not say", since=0.0),
         reading=None,
     )
     view.show(view.cards_table(Snapshot((bare,))))
@@ -85,7 +85,7 @@ def test_what_a_driver_writes_is_shown_and_never_obeyed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     reason = "[red]:smile: [link=x]"
-    odd = replace(CARD, health=Health(state=State.UNHEALTHY, reason=reason, since=0.0))
+    odd = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason=reason, since=0.0))
     view.show(view.cards_table(Snapshot((odd,))), f"not served: {reason}")
     shown = capsys.readouterr().out
     assert f"unhealthy: {reason}" in shown
@@ -94,7 +94,7 @@ def test_what_a_driver_writes_is_shown_and_never_obeyed(
 
 
 def test_a_table_that_goes_to_a_program_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    long = replace(CARD, health=Health(state=State.UNHEALTHY, reason="x" * 200, since=0.0))
+    long = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason="x" * 200, since=0.0))
     view.show(view.cards_table(Snapshot((long,))))
     assert rows(capsys)[1].endswith("unhealthy: " + "x" * 200)
 

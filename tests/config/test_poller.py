@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ import pytest
 from npu_agent import files
 from npu_agent.config import load, poller
 from npu_agent.config.poller import Poller
-from npu_agent.core.state import ConfigState
 from npu_agent.vendors import WORDS
+from tests.until import first
 
 GOOD = "defaultPe: Fusion\ninterval: 10\n"
 
@@ -45,14 +45,6 @@ async def following(path: Path) -> AsyncIterator[Poller]:
             await running
 
 
-async def until(followed: Poller, met: Callable[[ConfigState], object]) -> ConfigState:
-    async with asyncio.timeout(10):
-        async for state in followed.states.watch():
-            if met(state):
-                return state
-    raise AssertionError
-
-
 def replace(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
     new.write_text(text)
@@ -65,7 +57,7 @@ async def test_a_live_key_is_in_force_and_logged(
     caplog.set_level(logging.INFO)
     async with following(file) as followed:
         replace(file, "defaultPe: Single\ninterval: 5\nhealth: {failures: 4}\n")
-        state = await until(followed, lambda s: s.generation == 2)
+        state = await first(followed.states, lambda s: s.generation == 2)
     assert followed.configs.value.default_pe == "Single"
     assert followed.configs.value.interval == 5
     assert followed.configs.value.health.failures == 4
@@ -77,12 +69,12 @@ async def test_a_live_key_is_in_force_and_logged(
 async def test_a_restart_key_waits_and_the_live_ones_beside_it_do_not(file: Path) -> None:
     async with following(file) as followed:
         replace(file, "resourceName: a.example/b\ninterval: 5\n")
-        state = await until(followed, lambda s: s.waiting)
+        state = await first(followed.states, lambda s: s.waiting)
         assert state.waiting == ("resourceName",)
         assert followed.configs.value.resource_name == "beta.furiosa.ai/npu"
         assert followed.configs.value.interval == 5
         replace(file, "interval: 5\n")
-        state = await until(followed, lambda s: not s.waiting)
+        state = await first(followed.states, lambda s: not s.waiting)
         assert followed.configs.value.interval == 5
 
 
@@ -93,7 +85,7 @@ async def test_live_keys_that_do_not_go_with_the_old_restart_keys_wait_with_them
     async with following(file) as followed:
         # Each is good, but `api` without a set is not, and the output needs a restart.
         replace(file, "labels: {output: none, sets: []}\n")
-        state = await until(followed, lambda s: s.waiting)
+        state = await first(followed.states, lambda s: s.waiting)
     assert state.waiting == ("labels.output", "labels.sets")
     assert followed.configs.value.labels.sets == ("beta",)
 
@@ -112,39 +104,39 @@ async def test_a_bad_edit_is_refused_whole(file: Path, text: str, message: str) 
     async with following(file) as followed:
         before = followed.configs.value
         replace(file, text)
-        state = await until(followed, lambda s: s.error)
+        state = await first(followed.states, lambda s: s.error)
         assert state.error is not None
         assert message in state.error
         assert followed.configs.value == before
         assert (state.rejected, state.generation) == (1, 1)
         # It comes good again with the very content of before.
         replace(file, GOOD)
-        state = await until(followed, lambda s: s.error is None)
+        state = await first(followed.states, lambda s: s.error is None)
         assert (state.rejected, state.generation) == (1, 1)
 
 
 async def test_a_bad_edit_is_told_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with following(file) as followed:
         replace(file, "interval: 0\n")
-        await until(followed, lambda s: s.error)
+        await first(followed.states, lambda s: s.error)
         for _ in range(20):
             followed.read_now()
             await asyncio.sleep(0.005)
         assert followed.states.value.rejected == 1
         replace(file, "interval: -1\n")
-        await until(followed, lambda s: s.rejected == 2)
+        await first(followed.states, lambda s: s.rejected == 2)
     assert [r.levelname for r in caplog.records if r.levelname == "ERROR"] == ["ERROR"] * 2
 
 
 async def test_a_file_that_vanishes_changes_nothing_and_comes_back(file: Path) -> None:
     async with following(file) as followed:
         file.rename(file.with_suffix(".away"))
-        state = await until(followed, lambda s: s.error)
+        state = await first(followed.states, lambda s: s.error)
         assert state.error is not None
         assert "no such file" in state.error
         assert followed.configs.value.interval == 10
         file.with_suffix(".away").rename(file)
-        await until(followed, lambda s: s.error is None)
+        await first(followed.states, lambda s: s.error is None)
         assert followed.states.value.generation == 1
 
 
@@ -160,7 +152,7 @@ async def test_a_configmaps_symlinks_are_followed(file: Path) -> None:
         # As the kubelet does it: a new directory, and one rename of the link to it.
         (mount / "..tmp").symlink_to("..2")
         (mount / "..tmp").rename(mount / "..data")
-        await until(followed, lambda _: followed.configs.value.interval == 2)
+        await first(followed.states, lambda _: followed.configs.value.interval == 2)
 
 
 async def test_a_file_written_piece_by_piece_is_seen_only_whole(
@@ -182,7 +174,7 @@ async def test_a_file_written_piece_by_piece_is_seen_only_whole(
                 writing.flush()
                 os.fsync(writing.fileno())
                 await asyncio.sleep(0.01)
-        await until(followed, lambda _: followed.configs.value.default_pe == "Single")
+        await first(followed.states, lambda _: followed.configs.value.default_pe == "Single")
         noting.cancel()
     assert seen == [(10, "Fusion"), (10, "Single")]
     assert followed.states.value.rejected == 0
@@ -193,7 +185,7 @@ async def test_sighup_has_it_read_now(file: Path, monkeypatch: pytest.MonkeyPatc
     async with following(file) as followed:
         replace(file, "interval: 3\n")
         followed.read_now()
-        await until(followed, lambda _: followed.configs.value.interval == 3)
+        await first(followed.states, lambda _: followed.configs.value.interval == 3)
 
 
 async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
@@ -211,13 +203,13 @@ async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
         monkeypatch.setattr(poller, "_DEADLINE", 0.05)
         monkeypatch.setattr(files, "regular", hang)
         replace(file, "interval: 7\n")
-        state = await until(followed, lambda s: s.error)
+        state = await first(followed.states, lambda s: s.error)
         assert state.error == f"{file}: cannot be read: no answer within 0.05 s"
         await asyncio.sleep(0.3)  # several polls
         assert threading.active_count() <= before + 2
         monkeypatch.setattr(files, "regular", opened)
         release.set()
-        await until(followed, lambda s: s.error is None)
+        await first(followed.states, lambda s: s.error is None)
         assert followed.configs.value.interval == 7
 
 
@@ -226,7 +218,7 @@ async def test_a_change_that_does_not_show_is_read_now_and_then(file: Path) -> N
         before = file.stat()
         file.write_text(GOOD.replace("10", "20"))
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-        await until(followed, lambda _: followed.configs.value.interval == 20)
+        await first(followed.states, lambda _: followed.configs.value.interval == 20)
 
 
 async def test_an_unchanged_file_is_not_read_at_each_poll(

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.core.hardware import State
+from npu_agent.core.hardware import HealthState
 from npu_agent.kubelet.wire import v1beta1 as wire
 from tests.outputs.deviceplugin.helpers import allocate, devices, state
 
@@ -13,7 +13,7 @@ KNOWN = {
     for device in devices(
         state(index=0, id_="UUID-A"),
         state(index=1, id_="UUID-B"),
-        state(index=2, id_=BAD, health=State.UNHEALTHY, reason="alive says 0"),
+        state(index=2, id_=BAD, health=HealthState.UNHEALTHY, reason="alive says 0"),
     )
 }
 RESOURCE = "beta.furiosa.ai/npu"

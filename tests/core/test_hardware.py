@@ -176,8 +176,8 @@ def test_families_have_the_nodes_of_their_driver(
     found = FAMILIES[family]
     assert len(set(found.nodes(3))) == len(found.nodes(3)) == nodes
     assert found.widths == widths
-    assert len(found.shared(3)) == shared
-    assert found.whole(3) == whole
+    assert len(found.access(3).shared_nodes) == shared
+    assert found.access(3).whole_nodes == whole
 
 
 @pytest.mark.parametrize(

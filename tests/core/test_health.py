@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_agent.core import health
-from npu_agent.core.hardware import State
+from npu_agent.core.hardware import HealthState
 from npu_agent.core.health import Course, Outcome, Policy, Verdict, begin, step
 
 LETTERS = {"g": Outcome.GOOD, "d": Outcome.DEAD, "b": Outcome.BAD, "s": Outcome.SILENT}
-STATES = {"H": State.HEALTHY, "U": State.UNHEALTHY, "?": State.UNKNOWN}
+STATES = {"H": HealthState.HEALTHY, "U": HealthState.UNHEALTHY, "?": HealthState.UNKNOWN}
 
 
 def courses(looks: str, policy: Policy) -> list[Course]:
@@ -82,8 +82,10 @@ def test_a_change_tells_why_and_since_when() -> None:
 def test_a_policy_changed_meanwhile_counts_from_the_next_look() -> None:
     course = courses("gd", Policy(failures=5))[-1]
     strict = Policy(failures=1)
-    assert step(course, Verdict(Outcome.SILENT, ""), strict, 2.0).health.state is State.UNKNOWN
-    assert step(course, Verdict(Outcome.BAD, ""), strict, 2.0).health.state is State.UNHEALTHY
+    assert (
+        step(course, Verdict(Outcome.SILENT, ""), strict, 2.0).health.state is HealthState.UNKNOWN
+    )
+    assert step(course, Verdict(Outcome.BAD, ""), strict, 2.0).health.state is HealthState.UNHEALTHY
 
 
 LOOKS = st.text("gdbs", min_size=1, max_size=60)
@@ -154,7 +156,7 @@ def test_reason_and_since_change_with_the_state_and_only_with_it(
 HOT_AT_90 = Policy(failures=2, recoveries=2, max_temperature=90.0)
 
 
-def heated(*temperatures: float | None, policy: Policy = HOT_AT_90) -> list[State]:
+def heated(*temperatures: float | None, policy: Policy = HOT_AT_90) -> list[HealthState]:
     """The state after each look at a card that works, at these temperatures."""
     works = Verdict(Outcome.GOOD, "works")
     course, states = None, []
@@ -166,7 +168,7 @@ def heated(*temperatures: float | None, policy: Policy = HOT_AT_90) -> list[Stat
 
 
 def test_heat_fences_and_has_to_fall_by_more_to_bring_back() -> None:
-    up, down = State.HEALTHY, State.UNHEALTHY
+    up, down = HealthState.HEALTHY, HealthState.UNHEALTHY
     assert heated(90, 91, 90, 91, 91) == [up, up, up, up, down]
     # From 85 to 90 °C a card that was not too hot is good, and one that was is not.
     assert heated(86, 86) == [up, up]
@@ -176,8 +178,8 @@ def test_heat_fences_and_has_to_fall_by_more_to_bring_back() -> None:
 
 
 def test_heat_is_no_reason_unless_asked_for_and_known() -> None:
-    assert heated(200, 200, policy=Policy()) == [State.HEALTHY] * 2
-    assert heated(None, None) == [State.HEALTHY] * 2
+    assert heated(200, 200, policy=Policy()) == [HealthState.HEALTHY] * 2
+    assert heated(None, None) == [HealthState.HEALTHY] * 2
 
 
 def test_a_dead_card_is_dead_and_not_hot() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from npu_agent.core.hardware import Card, CardState, CoreRange, Health, State
+from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState
 from npu_agent.core.ledger import SETTLED, UNSEEN, Assignment, Holding, Ledger
 from npu_agent.core.offer import Device, advertise
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -27,7 +27,7 @@ B = card(1, uuid="U1", serial="S1", pci_bus_id="0000:02:00.0")
 
 
 def state(of: Card, id_: str | None = None) -> CardState:
-    health = Health(state=State.HEALTHY, reason="works", since=0.0)
+    health = Health(state=HealthState.HEALTHY, reason="works", since=0.0)
     return CardState(id=id_ or of.uuid or of.serial or "", card=of, health=health)
 
 

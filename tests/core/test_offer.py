@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.offer import LONGEST_ID, Device, Resource, advertise
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import (
@@ -95,15 +95,15 @@ def test_core_without_any_node_makes_its_device_unhealthy_and_no_other() -> None
 
 
 def test_unhealthy_card_is_listed_with_its_reason_and_unknown_is_not_fenced() -> None:
-    bad = state(index=0, health=State.UNHEALTHY, reason="alive says 0")
-    silent = state(index=1, health=State.UNKNOWN, reason="the driver does not say")
+    bad = state(index=0, health=HealthState.UNHEALTHY, reason="alive says 0")
+    silent = state(index=1, health=HealthState.UNKNOWN, reason="the driver does not say")
     first, second = devices(bad, silent)
     assert (first.healthy, first.reason) == (False, "alive says 0")
     assert second.healthy
 
 
 def test_reason_of_the_card_goes_before_a_missing_node() -> None:
-    card = state(missing=("pe0", "pe0-1"), health=State.UNHEALTHY, reason="alive says 0")
+    card = state(missing=("pe0", "pe0-1"), health=HealthState.UNHEALTHY, reason="alive says 0")
     assert devices(card)[0].reason == "alive says 0"
 
 
@@ -187,7 +187,7 @@ def cards() -> st.SearchStrategy[Snapshot]:
         ),
         st.sampled_from(sorted(FAMILIES)),
         st.integers(0, 40),
-        st.sampled_from(State),
+        st.sampled_from(HealthState),
         st.lists(st.sampled_from(("pe0", "pe1", "pe0-1", "pe0-3", "pe6"))).map(tuple),
         st.none() | st.integers(0, 3),
     )

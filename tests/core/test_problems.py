@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from npu_agent.core.hardware import CoreRange, Oddity, State
+from npu_agent.core.hardware import CoreRange, HealthState, Oddity
 from npu_agent.core.problems import notes, problems, unready
 from npu_agent.core.state import LabelState, SessionPhase
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.web.helpers import RESOURCE, Scene, fenced, held, read
+from tests.outputs.helpers import RESOURCE
+from tests.outputs.web.helpers import Scene, fenced, held, read
 
 
 def scene(phase: SessionPhase, reason: str = "", registrations: int = 0, **more: Any) -> Scene:
@@ -66,7 +67,9 @@ def test_not_ready_when_it_cannot_serve(phase: SessionPhase) -> None:
 
 def test_a_sick_card_is_no_reason() -> None:
     """Its device is told as unhealthy, which is the agent's job done."""
-    assert scene(SessionPhase.REGISTERED, cards=(state(health=State.UNHEALTHY),)).unready() == ()
+    assert (
+        scene(SessionPhase.REGISTERED, cards=(state(health=HealthState.UNHEALTHY),)).unready() == ()
+    )
 
 
 def test_not_ready_with_a_refused_config_and_ready_with_keys_that_wait() -> None:
@@ -153,7 +156,7 @@ def test_each_trouble_of_the_agent_is_one_problem() -> None:
 
 
 def test_what_is_out_of_the_ordinary_is_noted() -> None:
-    unknown = state(health=State.UNKNOWN, reason="the driver does not say")
+    unknown = state(health=HealthState.UNKNOWN, reason="the driver does not say")
     unlisted = state(index=1, missing=("pe1", "pe0-1"))
     scene = Scene(
         cards=(unknown, unlisted, state(index=2)), phase=SessionPhase.STANDBY, reason="by 7"

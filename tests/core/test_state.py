@@ -9,7 +9,8 @@ from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import stale_after
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.web.helpers import RESOURCE, Scene, fenced, held, read
+from tests.outputs.helpers import RESOURCE
+from tests.outputs.web.helpers import Scene, fenced, held, read
 
 
 def test_who_holds_which_cores_of_which_card() -> None:

@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from npu_agent import simulator
-from npu_agent.core.hardware import CardState, Snapshot, State
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.feed import Feed
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.inventory.watch import Settings
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.until import first
 
 QUICK = Settings(interval=0.02, health_interval=0.01, telemetry_interval=0.01)
 READINGS = Settings(interval=0.02, health_interval=0.05, telemetry_interval=0.25)
@@ -79,13 +80,9 @@ class Watched:
 
     async def until(self, condition: Callable[[Snapshot], bool]) -> Snapshot:
         """The first Snapshot from now on that fulfils `condition`."""
-        async with asyncio.timeout(30):
-            async for snapshot in self.inventory.snapshots.watch():
-                if snapshot.complete and condition(snapshot):
-                    return snapshot
-        raise AssertionError("the feed was closed")
+        return await first(self.record, lambda s: s.complete and condition(s))
 
-    async def card(self, name: str, state: State) -> CardState:
+    async def card(self, name: str, state: HealthState) -> CardState:
         """The card of that name, as soon as it has that health."""
         snapshot = await self.until(
             lambda s: any(c.card.name == name and c.health.state is state for c in s.cards)

@@ -23,9 +23,9 @@ from npu_agent.core.hardware import (
     CardState,
     CoreReading,
     Health,
+    HealthState,
     Reading,
     Snapshot,
-    State,
 )
 from npu_agent.core.vendor import Entry, Probe
 from npu_agent.feed import Feed
@@ -44,8 +44,9 @@ from tests.inventory.helpers import (
     watching,
     write,
 )
+from tests.until import until
 
-HEALTHY, UNHEALTHY, UNKNOWN = State.HEALTHY, State.UNHEALTHY, State.UNKNOWN
+HEALTHY, UNHEALTHY, UNKNOWN = HealthState.HEALTHY, HealthState.UNHEALTHY, HealthState.UNKNOWN
 
 
 @pytest.fixture
@@ -824,7 +825,7 @@ async def test_an_inventory_that_is_started_again_watches_again_and_does_not_fli
 # What is logged.
 
 
-def card_state(id_: str, index: int, state: State = HEALTHY) -> CardState:
+def card_state(id_: str, index: int, state: HealthState = HEALTHY) -> CardState:
     return CardState(
         id=id_,
         card=FAMILIES["warboy"].card(index, product="warboy"),
@@ -971,12 +972,6 @@ async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_pat
 def moved(inventory: Inventory, inode: int) -> bool:
     entries = [watch.entry for watch in inventory._watches.values()]
     return any(entry.inode == inode for entry in entries if entry)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from npu_agent.core.hardware import CardState, Health, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.outputs.cdi import specs
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -18,7 +18,9 @@ def devices(id_: str = "A", index: int = 0, kind: str | None = None) -> tuple[De
     card = family.card(index, product="warboy", nodes=frozenset(family.nodes(index)))
     if kind:
         card = replace(card, access=replace(card.access, cdi_kind=kind))
-    state = CardState(id=id_, card=card, health=Health(state=State.HEALTHY, reason="", since=0.0))
+    state = CardState(
+        id=id_, card=card, health=Health(state=HealthState.HEALTHY, reason="", since=0.0)
+    )
     return advertise(Snapshot((state,), complete=True), Resource(name="r", widths=(("warboy", 1),)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from npu_agent.core.hardware import CardState, Health, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.state import ConfigState
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError, Kind
@@ -21,7 +21,7 @@ from npu_agent.vendors.furiosa.families import FAMILIES
 DEADLINE = 20.0
 
 
-def card(index: int, state: State = State.HEALTHY, reason: str = "works") -> CardState:
+def card(index: int, state: HealthState = HealthState.HEALTHY, reason: str = "works") -> CardState:
     return CardState(
         id=f"UUID-{index}",
         card=FAMILIES["warboy"].card(index, product="warboy", pci_bus_id=f"0000:0{index}:00.0"),
@@ -34,7 +34,7 @@ def snapshot(*cards: CardState) -> Snapshot:
 
 
 def dead(index: int, reason: str = "alive says 0") -> CardState:
-    return card(index, State.UNHEALTHY, reason)
+    return card(index, HealthState.UNHEALTHY, reason)
 
 
 def config(error: str | None = None) -> ConfigState:
@@ -50,7 +50,7 @@ def shown(before: Snapshot, after: Snapshot) -> list[tuple[str, str]]:
 
 def test_the_first_look_adds_no_card() -> None:
     assert shown(Snapshot(), Snapshot()) == []
-    assert shown(Snapshot(), snapshot(card(0), card(1, State.UNKNOWN))) == []
+    assert shown(Snapshot(), snapshot(card(0), card(1, HealthState.UNKNOWN))) == []
     assert shown(Snapshot(), snapshot(card(0), dead(1))) == [
         ("NPUUnhealthy", "npu1 (UUID-1, 0000:01:00.0) is unhealthy: alive says 0")
     ]
@@ -71,7 +71,7 @@ def test_a_card_dies_and_comes_back() -> None:
         warning=False,
     )
     assert shown(sick, snapshot(dead(0, "another reason"))) == []
-    assert shown(sick, snapshot(card(0, State.UNKNOWN, "the driver does not say")))[0][0] == (
+    assert shown(sick, snapshot(card(0, HealthState.UNKNOWN, "the driver does not say")))[0][0] == (
         "NPURecovered"
     )
 

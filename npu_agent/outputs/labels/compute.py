@@ -54,19 +54,6 @@ class _Said:
     """Where `text` comes from, or what is missing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Version:
-    """``2025.4.0~dev0, 7e25130``: numbers, prerelease and commit; None where there is none."""
-
-    version: str | None
-    """``2025.4.0``: all before the prerelease and the commit, whatever it is."""
-    major: str | None
-    minor: str | None
-    patch: str | None
-    prerelease: str | None
-    commit: str | None
-
-
 def value(text: str) -> str | None:
     """Makes a label value of any text; None if there is no ASCII letter or digit in it.
 
@@ -82,14 +69,12 @@ def explained(
     snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]
 ) -> tuple[Explained, ...]:
     """Every key of `sets`, sorted, with its value or why not."""
-    found = {
-        set_.prefix + label.key: _joined(
-            set_.prefix + label.key,
-            tuple(_SAYS[label.fact](label, _served(snapshot, set_), machine)),
-        )
-        for set_ in sets
-        for label in set_.labels
-    }
+    found: dict[str, Explained] = {}
+    for set_ in sets:
+        served = _served(snapshot, set_)
+        for label in set_.labels:
+            key = set_.prefix + label.key
+            found[key] = _joined(key, tuple(_SAYS[label.fact](label, served, machine)))
     return tuple(found[key] for key in sorted(found))
 
 
@@ -147,21 +132,23 @@ def _joined(key: str, said: tuple[_Said, ...]) -> Explained:
     return Explained(key, "_".join(kept) or None, why)
 
 
-def _split(text: str) -> _Version:
-    """Takes a driver's version text apart; fits whatever it writes."""
+def _parts(text: str) -> dict[str, str | None]:
+    """A driver's version text taken apart, by `Label.part`; fits whatever it writes.
+
+    ``2025.4.0~dev0, 7e25130``: the version is all before the prerelease and the commit.
+    """
     front, _, commit = text.partition(",")
-    version, _, prerelease = front.partition("~")
-    version = version.strip()
+    version, _, prerelease = (part.strip() for part in front.partition("~"))
     numbers = _NUMBERS.match(version)
     major, minor, patch = numbers.groups() if numbers else (None, None, None)
-    return _Version(
-        version=version or None,
-        major=major,
-        minor=minor,
-        patch=patch,
-        prerelease=prerelease.strip() or None,
-        commit=commit.strip() or None,
-    )
+    return {
+        "version": version,
+        "major": major,
+        "minor": minor,
+        "patch": patch,
+        "prerelease": prerelease,
+        "commit": commit.strip(),
+    }
 
 
 def _of_cards(text: Callable[[Card], str]) -> _Says:
@@ -184,9 +171,9 @@ def _of_versions(what: str, text: Callable[[Card], str | None]) -> _Says:
             if full is None:
                 yield _Said(state.card.name, None, f"the driver gives no {what} version")
                 continue
-            found: str | None = getattr(_split(full), label.part)
+            found = _parts(full)[label.part]
             missing = "" if found else f" has no {label.part}"
-            yield _Said(state.card.name, found, quoted(full, LONGEST) + missing)
+            yield _Said(state.card.name, found or None, quoted(full, LONGEST) + missing)
 
     return says
 

@@ -1,4 +1,6 @@
-"""What /metrics says of the cards and of who holds them: a Snapshot in, metric families out. Pure.
+"""What /metrics says of the cards and of who holds them: values in, metric families out. Pure.
+
+Start reading at `shown` and `definitions`.
 
 Names and units are those of each card's vendor (`npu_agent.core.vocabulary.MetricSchema`); labels
 are the same for all. All families are gauges, also those that a vendor calls ``_total``.
@@ -6,37 +8,23 @@ are the same for all. All families are gauges, also those that a vendor calls ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
 
-from prometheus_client.metrics_core import Metric
-
 from npu_agent.core.hardware import (
     Card,
     CardState,
-    CoreRange,
     CoreReading,
+    HealthState,
     Reading,
     SensorKind,
     Snapshot,
-    State,
 )
-from npu_agent.core.ledger import Assignment
-from npu_agent.core.offer import split_id
+from npu_agent.core.ledger import Assignment, Holding
 from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
 from npu_agent.outputs.prometheus.text import Definition, Labels, Samples, clean, finite
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Cores of a card that a container holds."""
-
-    cores: CoreRange
-    resource: str
-    container: tuple[str, str, str]
-    """Which one: its namespace, its Pod and its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,51 +38,31 @@ class Shown:
     """Of a series about the whole card."""
     cores: tuple[tuple[CoreReading, Labels], ...]
     """The readings of its cores, each with the labels of a series about that core."""
-    holds: tuple[Hold, ...]
+    holdings: tuple[Holding, ...]
+    """Who holds which of its cores."""
 
 
 Cards = tuple[Shown, ...]
 Definitions = tuple[Definition[Cards], ...]
 
 
-def families(
-    snapshot: Snapshot,
-    assignments: Iterable[Assignment],
-    *,
-    schemas: tuple[MetricSchema, ...],
-    hostname: str,
-    pod_labels: bool,
-    resources: Collection[str],
-) -> list[Metric]:
-    """All families about cards that have a sample.
+def shown(
+    snapshot: Snapshot, holdings: Iterable[Holding], *, hostname: str, pod_labels: bool
+) -> Cards:
+    """The cards with the labels of their series.
 
     Args:
         snapshot: the cards.
-        assignments: who holds what.
-        schemas: each vendor's names and units.
+        holdings: who holds which cores of them.
         hostname: the Node's name, for the label.
         pod_labels: whether series name the container that alone holds what they are about.
-        resources: those that are ours; an assignment of another one is nobody's business here.
     """
-    cards = shown(
-        snapshot, assignments, hostname=hostname, pod_labels=pod_labels, resources=resources
-    )
-    metrics = [definition.metric(cards) for definition in definitions(schemas)]
-    return [metric for metric in metrics if metric.samples]
-
-
-def shown(
-    snapshot: Snapshot,
-    assignments: Iterable[Assignment],
-    *,
-    hostname: str,
-    pod_labels: bool,
-    resources: Collection[str],
-) -> Cards:
-    """The cards with the labels of their series; arguments as of `families`."""
-    holds = _holds(snapshot, (one for one in assignments if one.resource in resources))
+    by_card: dict[str, list[Holding]] = {}
+    for holding in holdings:
+        by_card.setdefault(holding.card_id, []).append(holding)
     return tuple(
-        _shown(state, hostname, holds.get(state.id, ()), pod_labels) for state in snapshot.cards
+        _shown(state, hostname, tuple(by_card.get(state.id, ())), pod_labels)
+        for state in snapshot.cards
     )
 
 
@@ -112,39 +80,26 @@ def recent(snapshot: Snapshot, since: float) -> Snapshot:
     return replace(snapshot, cards=tuple(cards))
 
 
-def _holds(snapshot: Snapshot, assignments: Iterable[Assignment]) -> dict[str, tuple[Hold, ...]]:
-    """Who holds which cores, by card ID; of cards that are in the Snapshot."""
-    every = {state.id: state.card.all_cores for state in snapshot.cards}
-    found: dict[str, list[Hold]] = {}
-    for one in assignments:
-        # An ID of a whole card may look like one of a part; the cards that there are decide.
-        card, cores = (one.device, None) if one.device in every else split_id(one.device)
-        if card not in every:
-            continue
-        if cores is None:
-            cores = every[card]
-        if cores.first <= cores.last and every[card].includes(cores):
-            container = (one.namespace, one.pod, one.container)
-            found.setdefault(card, []).append(Hold(cores, one.resource, container))
-    return {card: tuple(holds) for card, holds in found.items()}
-
-
-def _shown(state: CardState, hostname: str, holds: tuple[Hold, ...], pod_labels: bool) -> Shown:
+def _shown(
+    state: CardState, hostname: str, holdings: tuple[Holding, ...], pod_labels: bool
+) -> Shown:
     readings = state.reading.cores if state.reading else ()
     numbers = tuple(core.core for core in readings)
-    labels = _labels(state.card, hostname, holds if pod_labels else (), numbers)
+    identity, of_card, *of_cores = _labels(
+        state.card, hostname, holdings if pod_labels else (), numbers
+    )
     return Shown(
         state=state,
-        identity=labels[0],
-        labels=labels[1],
-        cores=tuple(zip(readings, labels[2:], strict=True)),
-        holds=holds,
+        identity=identity,
+        labels=of_card,
+        cores=tuple(zip(readings, of_cores, strict=True)),
+        holdings=holdings,
     )
 
 
 @lru_cache(32)
 def _labels(
-    card: Card, hostname: str, named: tuple[Hold, ...], cores: tuple[int, ...]
+    card: Card, hostname: str, holdings: tuple[Holding, ...], cores: tuple[int, ...]
 ) -> tuple[Labels, ...]:
     """The labels that say what the card is, those of the card, and those of each core.
 
@@ -159,27 +114,21 @@ def _labels(
         firmware_version=card.firmware_version,
         hostname=hostname,
     )
-    all_cores = card.all_cores
-    return (
-        identity,
-        identity.plus(core=str(all_cores), **_holder(named)),
-        *(identity.plus(core=str(core), **_holder(named, core)) for core in cores),
+    of_cores = (
+        identity.plus(core=str(core), **_alone(one for one in holdings if core in one.cores))
+        for core in cores
     )
+    return (identity, identity.plus(core=str(card.all_cores), **_alone(holdings)), *of_cores)
 
 
-def _holder(holds: tuple[Hold, ...], core: int | None = None) -> dict[str, str]:
-    """Labels that name the container which has these holds, on this core, if it is one alone."""
-    containers = {
-        hold.container
-        for hold in holds
-        if core is None or hold.cores.first <= core <= hold.cores.last
-    }
-    if len(containers) != 1:
-        return {}
-    return dict(zip(_HOLDER, *containers, strict=True))
+def _alone(holdings: Iterable[Holding]) -> dict[str, str]:
+    """The labels of the container that has all of these, if it is one; else none."""
+    holders = [_holder(one.assignment) for one in holdings]
+    return holders[0] if holders and all(one == holders[0] for one in holders) else {}
 
 
-_HOLDER = ("namespace", "pod", "container")
+def _holder(one: Assignment) -> dict[str, str]:
+    return {"namespace": one.namespace, "pod": one.pod, "container": one.container}
 
 
 def _of_card(value: Callable[[Reading], float | None]) -> Callable[[Cards], Samples]:
@@ -259,17 +208,18 @@ def _health(cards: Cards) -> Samples:
     """
     for card in cards:
         health = card.state.health
-        for state in State:
+        for state in HealthState:
             now = health.state is state
-            reason = health.reason if now and state is not State.HEALTHY else None
+            reason = health.reason if now and state is not HealthState.HEALTHY else None
             yield card.labels.plus(state=state.value, reason=reason), now
 
 
 def _assigned(cards: Cards) -> Samples:
     for card in cards:
-        for hold in card.holds:
-            holder = dict(zip(_HOLDER, hold.container, strict=True))
-            yield card.identity.plus(core=str(hold.cores), resource=hold.resource, **holder), 1
+        for holding in card.holdings:
+            it = holding.assignment
+            holder = {"resource": it.resource, **_holder(it)}
+            yield card.identity.plus(core=str(holding.cores), **holder), 1
 
 
 _SAMPLES: dict[Quantity, Callable[[Cards], Samples]] = {

@@ -6,25 +6,24 @@ import asyncio
 import math
 import operator
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from prometheus_client.exposition import generate_latest as as_text
+from prometheus_client.openmetrics.exposition import generate_latest as as_openmetrics
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import CollectorRegistry
 
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Assignment
+from npu_agent.core.ledger import Holding
 from npu_agent.core.state import AgentState, stale_after
 from npu_agent.core.vocabulary import MetricSchema
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own
-from npu_agent.outputs.prometheus.text import Definition, Source, render
-
-if TYPE_CHECKING:
-    from zlib import _Compress
+from npu_agent.outputs.prometheus.text import Definition, Source
 
 log = logger(__name__)
 
@@ -40,12 +39,6 @@ _SETTLE = 0.05
 """Seconds from a change to its rendering: cards that are read together are rendered together."""
 _OWN_FOR = 1.0
 """Seconds for which the agent's own part is kept."""
-_SLICE = 1_000
-"""Assignments that are filtered between two turns for others."""
-_LEVEL = 1
-"""Of compression: the page repeats itself so much that more effort gains nothing."""
-_GZIP = 31
-"""zlib's `wbits` for the gzip format with the largest window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +51,6 @@ class Settings:
     """Key metrics.podLabels."""
     interval: float
     """Key metrics.interval: seconds between two readings of a card."""
-    resources: frozenset[str]
-    """The names of the agent's resources: whose holders are shown."""
 
 
 class Page:
@@ -69,7 +60,7 @@ class Page:
         self,
         *,
         snapshots: Feed[Snapshot],
-        assignments: Feed[tuple[Assignment, ...]],
+        holdings: Feed[tuple[Holding, ...]],
         settings: Feed[Settings],
         hostname: str,
         state: Callable[[], AgentState],
@@ -78,7 +69,7 @@ class Page:
 
         Args:
             snapshots: the hardware.
-            assignments: who holds what, of any resource of the node.
+            holdings: who holds which cores.
             settings: what the config says of the page.
             hostname: the Node's name, for the label.
             state: puts together the state of the agent, with its counters and clock.
@@ -86,11 +77,12 @@ class Page:
         self.failures: Counter[str] = Counter()
         """How often each family could not be rendered and was left out."""
         self._snapshots = snapshots
-        self._assignments = assignments
+        self._holdings = holdings
         self._settings = settings
         self._hostname = hostname
         self._state = state
-        self._process = ProcessCollector(registry=None)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
         self._failing: set[str] = set()
         """Families that failed the last time."""
         self._asked = asyncio.Event()
@@ -103,14 +95,12 @@ class Page:
         self._stale_at = math.inf
         """When the first of the readings in the cards' part becomes stale; `time.monotonic`."""
         self._cards = b""
-        self._packed: tuple[bytes, _Compress] | None = None
-        """The cards' part as the start of a gzip member, and its compressor; None until needed."""
         self._own: dict[bool, tuple[float, bytes]] = {}
         """The own part as text and as OpenMetrics, and until when it is kept."""
 
     async def run(self) -> None:
         """Renders on change, as long as somebody asks for the page now and then."""
-        async for _ in changes_of(self._snapshots, self._assignments, self._settings):
+        async for _ in changes_of(self._snapshots, self._holdings, self._settings):
             if time.monotonic() - self._asked_at > _ASKED_FOR:
                 self._behind = True
                 self._asked.clear()
@@ -119,8 +109,8 @@ class Page:
             if await self._render():
                 await asyncio.sleep(_AT_LEAST)
 
-    async def body(self, *, openmetrics: bool, gzip: bool) -> bytes:
-        """The present page, in OpenMetrics or else as text; with `gzip` compressed by it.
+    async def body(self, *, openmetrics: bool) -> bytes:
+        """The present page, in OpenMetrics or else as text.
 
         Reads no hardware and asks nobody; the first request for a long time renders.
         """
@@ -128,20 +118,13 @@ class Page:
         self._asked.set()
         if self._behind or self._asked_at >= self._stale_at:
             await self._render()
-        own = self._own_part(openmetrics=openmetrics)
-        if not gzip:
-            return self._cards + own
-        # One gzip member and not one for each part: some readers, browsers among them, take the
-        # first of several members for the whole.
-        start, packer = self._packed = self._packed or _packed(self._cards)
-        packer = packer.copy()
-        return start + packer.compress(own) + packer.flush()
+        return self._cards + self._own_part(openmetrics=openmetrics)
 
     async def _render(self) -> bool:
         """Brings the cards' part up to date; returns whether it was not."""
         async with self._rendering:
-            present = self._snapshots.value, self._assignments.value, self._settings.value
-            snapshot, assignments, settings = present
+            present = self._snapshots.value, self._holdings.value, self._settings.value
+            snapshot, holdings, settings = present
             now = time.monotonic()
             # By identity: a feed keeps its value while an equal one is published.
             same = self._rendered and all(map(operator.is_, present, self._rendered))
@@ -150,19 +133,10 @@ class Page:
                 return False
             late = stale_after(settings.interval)
             snapshot = cards.recent(snapshot, now - late)
-            ours: list[Assignment] = []
-            for at in range(0, len(assignments), _SLICE):
-                some = assignments[at : at + _SLICE]
-                ours += [one for one in some if one.resource in settings.resources]
-                await asyncio.sleep(0)
             shown = self._attempt(
                 "cards",
                 lambda: cards.shown(
-                    snapshot,
-                    ours,
-                    hostname=self._hostname,
-                    pod_labels=settings.pod_labels,
-                    resources=settings.resources,
+                    snapshot, holdings, hostname=self._hostname, pod_labels=settings.pod_labels
                 ),
             )
             parts = []
@@ -170,8 +144,6 @@ class Page:
                 await asyncio.sleep(0)
                 parts.append(self._family(definition, shown or (), openmetrics=False))
             self._cards = b"".join(parts)
-            # Ready for the next scrape, if the last one took gzip.
-            self._packed = self._packed and _packed(self._cards)
             self._rendered, self._behind = present, False
             read = (state.reading.at + late for state in snapshot.cards if state.reading)
             self._stale_at = min(read, default=math.inf)
@@ -186,31 +158,25 @@ class Page:
         return part
 
     def _render_own(self, *, openmetrics: bool) -> bytes:
-        parts: list[bytes | None] = []
         state = self._attempt("own", self._state)
-        if state is not None:
-            parts += [
-                self._family(definition, state, openmetrics=openmetrics)
-                for definition in own.DEFINITIONS
-            ]
-        parts.append(self._attempt("process", lambda: self._render_process(openmetrics)))
-        parts.append(b"# EOF\n" if openmetrics else b"")
-        return b"".join(filter(None, parts))
-
-    def _render_process(self, openmetrics: bool) -> bytes:
-        return b"".join(
-            render(metric, openmetrics=openmetrics) for metric in self._process.collect()
-        )
+        parts = [
+            self._family(definition, state, openmetrics=openmetrics)
+            for definition in own.DEFINITIONS
+            if state is not None
+        ]
+        # The library's page of OpenMetrics has the "# EOF" with which ours has to end.
+        encode, end = (as_openmetrics, b"# EOF\n") if openmetrics else (as_text, b"")
+        process = self._attempt("process", lambda: encode(self._process))
+        return b"".join((*parts, process or end))
 
     def _family(
         self, definition: Definition[Source], source: Source, *, openmetrics: bool
     ) -> bytes:
         """A family's part of the page; empty where it has no samples, or cannot be made."""
-
-        def make() -> bytes:
-            return render(definition.metric(source), openmetrics=openmetrics)
-
-        return self._attempt(definition.name, make) or b""
+        made = self._attempt(
+            definition.name, lambda: definition.render(source, openmetrics=openmetrics)
+        )
+        return made or b""
 
     def _attempt(self, name: str, make: Callable[[], Made]) -> Made | None:
         """What `make` returns; None if it fails, which is counted and, at the first time, logged.
@@ -227,9 +193,3 @@ class Page:
             return None
         self._failing.discard(name)
         return made
-
-
-def _packed(cards: bytes) -> tuple[bytes, _Compress]:
-    """The start of a gzip member, and the compressor that goes on after it."""
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
-    return packer.compress(cards) + packer.flush(zlib.Z_FULL_FLUSH), packer

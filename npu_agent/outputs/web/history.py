@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npu_agent.core.hardware import CardState, Reading, Snapshot
 from npu_agent.feed import Feed
@@ -29,6 +29,18 @@ class Point:
     """W, the total."""
     load: float
     """Per cent, the mean of the cores."""
+
+    @classmethod
+    def of(cls, reading: Reading) -> Point:
+        """What a reading says of it."""
+        loads = [core.utilization for core in reading.cores]
+        known = [load for load in loads if load is not None and math.isfinite(load)]
+        return cls(
+            at=reading.at,
+            temperature=_or_nan(reading.temperature()),
+            power=_or_nan(reading.power()),
+            load=sum(known) / len(known) if known else math.nan,
+        )
 
 
 class History:
@@ -60,13 +72,6 @@ class History:
             _note(self._points[state.id], state)
 
 
-def load_of(reading: Reading) -> float:
-    """The mean load of a card's cores in per cent; NaN where the driver reports none."""
-    loads = [core.utilization for core in reading.cores]
-    known = [load for load in loads if load is not None and math.isfinite(load)]
-    return sum(known) / len(known) if known else math.nan
-
-
 def _note(points: deque[Point], state: CardState) -> None:
     reading = state.reading
     if reading is None or (points and points[-1].at >= reading.at):
@@ -74,17 +79,12 @@ def _note(points: deque[Point], state: CardState) -> None:
     while points and points[0].at < reading.at - SPAN:
         points.popleft()
     before = points[-2].at if len(points) > 1 else -math.inf
-    point = Point(
-        at=reading.at,
-        temperature=_or_nan(reading.temperature()),
-        power=_or_nan(reading.power()),
-        load=load_of(reading),
-    )
+    point = Point.of(reading)
     # The last point is open until it is a step away from the one before it.
     if points and reading.at - before < _STEP:
         last = points.pop()
         hottest = max(point.temperature, last.temperature, key=lambda t: (not math.isnan(t), t))
-        point = Point(point.at, hottest, point.power, point.load)
+        point = replace(point, temperature=hottest)
     points.append(point)
 
 

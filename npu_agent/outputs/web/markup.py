@@ -26,53 +26,42 @@ UNKNOWN = TO = "\N{EN DASH}"
 """Where nothing is known, and between the ends of a range."""
 
 
-def curve(title: str, at: Sequence[int], values: Sequence[float], least: float) -> str:
-    """A curve over the last minutes, in a box of `WIDE` by `HIGH`; broken where values are missing.
+def curve(
+    title: str, at: Sequence[int], values: Sequence[float], least: float, digits: int = 0
+) -> str:
+    """A curve over the last minutes, in a box of `WIDE` by `HIGH`, and the range of its values.
 
     Args:
         title: what it shows, for screen readers.
         at: the horizontal position of each value, 0 to `WIDE`.
-        values: NaN where one is missing.
+        values: NaN where one is missing; there the curve is broken.
         least: the smallest range that fills the box's height, so that noise stays small.
+        digits: decimal places of the range.
     """
     known = [value for value in values if not math.isnan(value)]
     if len(known) < 2:
-        return ""
+        return '<dd></dd><dd class="range"></dd>'
     smallest, largest = min(known), max(known)
+    ends = dict.fromkeys(f"{value:.{digits}f}" for value in (smallest, largest))
     height = max(least, largest - smallest)
     low = max(0.0, (smallest + largest - height) / 2)
     bottom = HIGH - 2
     scale = (bottom - 1) / height
     lines: list[list[str]] = []
-    line: list[str] = []
     before = -WIDE
     for x, value in zip(at, values, strict=True):  # some 1,500 times a page: kept lean
         if value == value:  # not NaN
             if x - before > _GAP:
-                line = []
-                lines.append(line)
+                lines.append([])
             before = x
-            line.append(f"{x},{int(bottom - (value - low) * scale)}")
+            lines[-1].append(f"{x},{int(bottom - (value - low) * scale)}")
     drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in lines if len(line) > 1)
     return (
-        f'<svg class="curve" viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{title} over the last {SPAN / 60:.0f} minutes">'
-        f'<path class="base" d="M0 {HIGH - 1}H{WIDE}"/>{drawn}</svg>'
+        f'<dd><svg class="curve" viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" '
+        f'role="img" aria-label="{title} over the last {SPAN / 60:.0f} minutes">'
+        f'<path class="base" d="M0 {HIGH - 1}H{WIDE}"/>{drawn}</svg></dd>'
+        f'<dd class="range">{TO.join(ends)}</dd>'
     )
-
-
-def section(anchor: str, title: str, body: str, more: str = "") -> str:
-    """A part of the page with its title, and small print beside the title."""
-    small = f"<small>{more}</small>" if more else ""
-    return (
-        f'<section id="{anchor}" aria-labelledby="{anchor}-title">'
-        f'<h2 id="{anchor}-title">{title}{small}</h2>{body}</section>'
-    )
-
-
-def box(body: str) -> str:
-    """The body of a section, with a background of its own."""
-    return f'<div class="box">{body}</div>'
 
 
 def empty(words: str) -> str:
@@ -132,6 +121,11 @@ _ICONS = {
 def icon(name: str) -> str:
     """A sign beside a word that says the same: some people cannot tell colours apart."""
     return f'<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{_ICONS[name]}</svg>'
+
+
+def pill(kind: str, words: str, sign: str = "") -> str:
+    """A short state as a sign and words; `kind` is its colour and, unless `sign` is, its sign."""
+    return f'<span class="pill {kind}">{icon(sign or kind)}{words}</span>'
 
 
 _UNSHOWABLE = re.compile(r"[^\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

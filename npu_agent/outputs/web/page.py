@@ -11,15 +11,19 @@ import math
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from string import Template
 
-from npu_agent.core.hardware import CardState, CoreReading, Health, State
+from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState, Reading
 from npu_agent.core.problems import Note, notes, problems, unready
-from npu_agent.core.state import AgentState, Holder, ResourceState, SessionPhase, is_fenced
+from npu_agent.core.state import AgentState, Holder, SessionPhase, SessionStatus, is_fenced
 from npu_agent.outputs.web import markup as m
-from npu_agent.outputs.web.history import SPAN, Point, load_of
+from npu_agent.outputs.web.history import SPAN, Point
 
-_STYLE = (Path(__file__).parent / "page.css").read_text()
-_SCRIPT = (Path(__file__).parent / "page.js").read_text()
+_HERE = Path(__file__).parent
+_HTML = Template((_HERE / "page.html").read_text())
+"""Its links are relative: the page may be seen through a proxy, below a path."""
+_STYLE = (_HERE / "page.css").read_text()
+_SCRIPT = (_HERE / "page.js").read_text()
 
 
 def _digest(text: str) -> str:
@@ -44,73 +48,51 @@ def page(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
         state: what it shows.
         history: a card's last readings, by the card's ID.
     """
-    node = state.node or "unknown node"
     found = problems(state)
     summary = m.number(len(found), "problem") if found else "all well"
-    return (
-        f'<!DOCTYPE html>\n<html lang="en" data-build="{_BUILD}">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{m.plain(node)}: {summary} - npu-agent</title>\n"
-        '<link rel="icon" href="data:,">\n'
-        '<noscript><meta http-equiv="refresh" content="5"></noscript>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n"
-        '<p id="said" class="away" role="status"></p>\n<p id="lost" role="alert" hidden></p>\n'
-        f"{_main(state, found, history)}\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+    return _HTML.substitute(
+        build=_BUILD,
+        title=f"{m.plain(state.node or _NO_NODE)}: {summary} - npu-agent",
+        style=_STYLE,
+        script=_SCRIPT,
+        top=_top(state),
+        head=_head(state, found),
+        sum=_sum(state),
+        cards=_cards(state, history),
+        assignments=_assignments(state),
+        resources=_resources(state),
+        config=_config(state),
+        labels=_labels(state),
+        odd=_odd(state),
     )
 
 
-def _main(
-    state: AgentState, found: Sequence[Note], history: Callable[[str], Sequence[Point]]
-) -> str:
-    cards = state.snapshot.cards
-    tiles = "".join(_card(card, state, history(card.id)) for card in cards[: m.MOST])
-    none = "No cards on this host." if state.snapshot.complete else _SEARCHING
-    return "\n".join(
-        (
-            "<main>",
-            _top(state),
-            _head(state, found),
-            m.section(
-                "cards",
-                "Cards",
-                f'<div class="cards">{tiles}</div>' if tiles else m.box(m.empty(none)),
-                _sum(state),
-            ),
-            _assignments(state),
-            '<div class="halves">',
-            _resources(state),
-            _config(state),
-            _labels(state),
-            _odd(state),
-            "</div>",
-            _FOOT,
-            "</main>",
-        )
-    )
-
-
+_NO_NODE = "unknown node"
 _SEARCHING = "Still searching for cards"
-_FOOT = (
-    '<footer><a id="to-metrics" href="metrics">Metrics</a>'
-    '<a id="to-json" href="status.json">This page as JSON</a>'
-    "<span>All times are UTC.</span></footer>"
-)
-"""Its links are relative: the page may be seen through a proxy, below a path."""
+
+
+def _cards(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
+    cards = state.snapshot.cards[: m.MOST]
+    if not cards:
+        none = "No cards on this host." if state.snapshot.complete else _SEARCHING
+        return f'<div class="box">{m.empty(none)}</div>'
+    tiles = "".join(_card(card, state, history(card.id)) for card in cards)
+    return f'<div class="cards">{tiles}</div>'
 
 
 def _sum(state: AgentState) -> str:
+    """Small print beside the title."""
     cards, limit = state.snapshot.cards, state.max_temperature
     if not cards:
         return ""
     in_use = sum(bool(state.holders_of(card)) for card in cards)
     fence = "" if limit is None else f", taken out of service above {limit:g}{m.NBSP}°C"
-    return f"{len(cards)} installed, {in_use} in use{fence}"
+    return f"<small>{len(cards)} installed, {in_use} in use{fence}</small>"
 
 
 def _top(state: AgentState) -> str:
     return (
-        f'<div class="top"><h1>{m.text(state.node or "unknown node")}</h1><p class="facts">'
+        f'<div class="top"><h1>{m.text(state.node or _NO_NODE)}</h1><p class="facts">'
         f"<span>npu-agent {m.text(state.version)}</span>"
         f"<span>up {m.span(state.now - state.started_at)}</span>"
         f"<span>as of {m.clock(state.now)} UTC</span></p></div>"
@@ -166,15 +148,15 @@ def _card_link(card: CardState, number: int) -> str:
 def _card(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
     anchor = _card_anchor(card)
     sick = " sick" if is_fenced(card) else ""
-    off = f' <span class="pill plain">{m.icon("off")}disabled</span>'
+    off = f" {m.pill('plain', 'disabled', 'off')}" if state.is_disabled(card) else ""
     return (
         f'<article class="card{sick}" id="{anchor}" aria-labelledby="{anchor}-t">'
         f'<header><h3 id="{anchor}-t">{m.text(card.card.name)}'
         f"<small>{m.text(card.card.title)}</small></h3>"
-        f"<div>{_health(card.health.state)}{off if state.is_disabled(card) else ''}</div></header>"
+        f"<div>{_PILLS[card.health.state]}{off}</div></header>"
         + _why(card.health, state.now)
         + _figures(card, state, points)
-        + _cores(card.reading.cores if card.reading else (), stale=state.is_stale(card))
+        + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
         + _users(state.holders_of(card))
         + _traits(card, anchor)
         + "</article>"
@@ -184,85 +166,68 @@ def _card(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
 def _why(health: Health, now: float) -> str:
     """The reason for a card's health, and since when; emphasised unless it is healthy."""
     since = f"since {m.when(health.since, now)}"
-    if health.state is State.HEALTHY:
+    if health.state is HealthState.HEALTHY:
         return f'<p class="why">{m.text(health.reason)} {since}</p>'
     return f'<p class="why"><b>{m.text(health.reason)}</b>{since}</p>'
 
 
-def _health(health: State) -> str:
-    kind = {State.HEALTHY: "good", State.UNHEALTHY: "bad", State.UNKNOWN: "warn"}[health]
-    icon = "unknown" if health is State.UNKNOWN else kind
-    return f'<span class="pill {kind}">{m.icon(icon)}{health.value}</span>'
+_PILLS = {
+    HealthState.HEALTHY: m.pill("good", "healthy"),
+    HealthState.UNHEALTHY: m.pill("bad", "unhealthy"),
+    HealthState.UNKNOWN: m.pill("warn", "unknown", "unknown"),
+}
 
 
 def _figures(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
     """Temperature, power and load: the present value, and the curve of the last minutes."""
-    reading, limit, monotonic = card.reading, state.max_temperature, state.monotonic
-    stale, read_at = state.is_stale(card), state.read_at(card)
-    now = (None, None, math.nan)  # type: tuple[float | None, float | None, float]
-    if reading is not None:
-        now = (reading.temperature(), reading.power(), load_of(reading))
-    temperature, power, load = (math.nan if value is None else value for value in now)
-    recent = [point for point in points if point.at >= monotonic - SPAN]
-    at = [int(m.WIDE * (1 - (monotonic - point.at) / SPAN)) for point in recent]
-    rows = (
-        ("Temperature", temperature, "°C", 0, [point.temperature for point in recent], 10.0),
-        ("Power", power, "W", 1, [point.power for point in recent], 1.0),
-        ("Load", load, "%", 0, [point.load for point in recent], 100.0),
+    stale, read_at, limit = state.is_stale(card), state.read_at(card), state.max_temperature
+    now = Point.of(card.reading or Reading(at=state.monotonic))
+    recent = [point for point in points if point.at >= state.monotonic - SPAN]
+    at = [int(m.WIDE * (1 - (state.monotonic - point.at) / SPAN)) for point in recent]
+    hot = limit is not None and now.temperature > limit
+    figures = (
+        ("Temperature", now.temperature, "°C", 0, [point.temperature for point in recent], 10.0),
+        ("Power", now.power, "W", 1, [point.power for point in recent], 1.0),
+        ("Load", now.load, "%", 0, [point.load for point in recent], 100.0),
     )
     cells = []
-    for title, value, unit, digits, values, least in rows:
-        hot = title == "Temperature" and limit is not None and value > limit
+    for title, value, unit, digits, values, least in figures:
         shown = m.UNKNOWN if math.isnan(value) else f"{value:.{digits}f}{m.NBSP}{unit}"
-        style = " stale" if stale else " hot" if hot else ""
+        style = " stale" if stale else " hot" if hot and title == "Temperature" else ""
         cells.append(
             f'<div><dt>{title}</dt><dd class="value{style}">{shown}</dd>'
-            f"<dd>{m.curve(title, at, values, least)}</dd>"
-            f'<dd class="range">{_range(values, digits)}</dd></div>'
+            f"{m.curve(title, at, values, least, digits)}</div>"
         )
     old = ""
     if stale and read_at is not None:
-        old = (
-            f'<p class="why"><span class="pill warn">{m.icon("warn")}stale</span> '
-            f"read {m.when(read_at, state.now)}</p>"
-        )
+        old = f'<p class="why">{m.pill("warn", "stale")} read {m.when(read_at, state.now)}</p>'
     return f'<dl class="figures">{"".join(cells)}</dl>{old}'
 
 
-def _range(values: Sequence[float], digits: int) -> str:
-    """The range of a curve's values; nothing where there is no curve."""
-    known = [value for value in values if not math.isnan(value)]
-    if len(known) < 2:
-        return ""
-    low, high = f"{min(known):.{digits}f}", f"{max(known):.{digits}f}"
-    return low if low == high else f"{low}{m.TO}{high}"
-
-
-def _cores(cores: Sequence[CoreReading], *, stale: bool) -> str:
+def _loads(cores: Sequence[CoreReading], *, stale: bool) -> str:
     """A bar for the load of each core."""
     if not any(core.utilization is not None for core in cores):
         return ""
+    few = len(cores) <= 4
     items = []
     for core in cores[:64]:
         load = core.utilization
-        if stale or load is None or not math.isfinite(load):
-            load = None
-        full = 0.0 if load is None else min(100.0, max(0.0, load))
-        shown = m.UNKNOWN if load is None else f"{load:.0f}"
-        if len(cores) <= 4:
+        known = load is not None and math.isfinite(load) and not stale
+        full = min(100.0, max(0.0, load)) if load is not None and known else 0.0
+        if few:
             box, bar = "0 0 100 10", f'<rect width="{full:.1f}" height="10"/>'
         else:
             box, bar = "0 0 10 100", f'<rect y="{100 - full:.1f}" width="10" height="{full:.1f}"/>'
         items.append(
             f'<li><svg viewBox="{box}" preserveAspectRatio="none" aria-hidden="true">{bar}</svg>'
-            f'<b>{shown}</b><span class="away">% on core </span> '
-            f"<span>{'core ' if len(cores) <= 4 else ''}{core.core}</span></li>"
+            f"<b>{f'{load:.0f}' if known else m.UNKNOWN}</b>"
+            '<span class="away">% on core </span> '
+            f"<span>{'core ' if few else ''}{core.core}</span></li>"
         )
-    few = " few" if len(cores) <= 4 else ""
     return (
         '<div><p class="caption" aria-hidden="true">Load of each core in %</p>'
-        f'<ul class="cores{few}" aria-label="Load of each core in per cent">{"".join(items)}'
-        "</ul></div>"
+        f'<ul class="cores{" few" if few else ""}" aria-label="Load of each core in per cent">'
+        f"{''.join(items)}</ul></div>"
     )
 
 
@@ -292,27 +257,27 @@ def _pod(holder: Holder) -> str:
 def _traits(card: CardState, anchor: str) -> str:
     """What the card is: the most important facts on one line, the rest behind a click."""
     what, reading = card.card, card.reading
-    errors = [(name, count) for name, count in (reading.errors if reading else ()) if count]
-    brief = (
-        what.pci_bus_id,
-        None if what.numa_node is None else f"NUMA {what.numa_node}",
-        f"driver {what.driver_version.partition(',')[0]}" if what.driver_version else None,
+    errors = (
+        ", ".join(f"{name} {count}" for name, count in reading.errors if count) if reading else ""
     )
-    counted = ", ".join(f"{name} {count}" for name, count in errors)
-    pairs: tuple[tuple[str, str | None], ...] = (
+    numa = None if what.numa_node is None else str(what.numa_node)
+    driver = what.driver_version and what.driver_version.partition(",")[0]
+    brief = (what.pci_bus_id, numa and f"NUMA {numa}", driver and f"driver {driver}")
+    uptime = None if reading is None or reading.uptime is None else m.span(reading.uptime)
+    pairs = (
         ("Product", what.product),
         ("PCI address", what.pci_bus_id),
-        ("NUMA node", None if what.numa_node is None else str(what.numa_node)),
+        ("NUMA node", numa),
         ("Driver", what.driver_version),
         ("Firmware", what.firmware_version),
         ("Serial", what.serial),
         ("Device ID", card.id),
-        ("Running for", m.span(reading.uptime) if reading and reading.uptime is not None else None),
+        ("Running for", uptime),
     )
     items = "".join(f"<dt>{k}</dt><dd>{m.text(v)}</dd>" for k, v in pairs if v is not None)
     return (
         '<div class="traits">'
-        + (f'<p class="errors">errors counted: {m.text(counted)}</p>' if counted else "")
+        + (f'<p class="errors">errors counted: {m.text(errors)}</p>' if errors else "")
         + f'<details id="{anchor}-more"><summary id="to-{anchor}-more">'
         f"{m.text(' · '.join(filter(None, brief))) or 'Details'}</summary>"
         f"<dl>{items}</dl></details></div>"
@@ -320,40 +285,39 @@ def _traits(card: CardState, anchor: str) -> str:
 
 
 def _assignments(state: AgentState) -> str:
-    rows = [
-        (holder.assignment, _cut(holder), _card_link(card, number), card.health.state)
+    holders = [
+        (holder, _card_link(card, number), card.health.state)
         for card in state.snapshot.cards
         for number, holder in enumerate(state.holders_of(card))
     ]
-    rows += [
-        (gone.assignment, _cut(gone), f"gone: {m.text(gone.assignment.device)}", State.UNHEALTHY)
-        for gone in state.holders.get(None, ())
+    holders += [
+        (holder, f"gone: {m.text(holder.assignment.device)}", HealthState.UNHEALTHY)
+        for holder in state.holders.get(None, ())
     ]
-    rows.sort(key=lambda row: (row[0].namespace, row[0].pod, row[0].container))
-    table = m.table(
-        ("Namespace", "Pod", "Holds", "Resource"),
-        [
+    rows = []
+    for holder, card, health in sorted(holders, key=lambda one: one[0].assignment):
+        it = holder.assignment
+        pill = "" if health is HealthState.HEALTHY else _PILLS[health]
+        rows.append(
             (
                 m.text(it.namespace),
                 f'{m.text(it.pod)} <span class="dim">/ {m.text(it.container)}</span>',
-                f"{card}, {cores} {'' if health is State.HEALTHY else _health(health)}",
+                f"{card}, {_cut(holder)} {pill}",
                 m.text(it.resource),
             )
-            for it, cores, card, health in rows
-        ],
-    )
+        )
     trouble = ""
     if state.assignments_error is not None:
         trouble = m.error("warn", f"As last known: {state.assignments_error}")
-    body = table or m.empty("No container holds a card.")
-    return m.section("assignments", "In use by", m.box(trouble + body))
+    table = m.table(("Namespace", "Pod", "Holds", "Resource"), rows)
+    return trouble + (table or m.empty("No container holds a card."))
 
 
 def _resources(state: AgentState) -> str:
     rows = [
         (
             m.text(one.session.resource),
-            _phase(one),
+            _phase(one.session),
             f"{sum(device.healthy for device in one.devices)} of {len(one.devices)} healthy"
             if one.devices
             else "none",
@@ -361,31 +325,34 @@ def _resources(state: AgentState) -> str:
         )
         for one in state.resources
     ]
-    table = m.table(("Resource", "At the kubelet", "Devices", "Registrations"), rows)
-    withheld = [device for one in state.resources for device in state.withheld(one)]
-    more = m.table(
-        ("Device", "Withheld because"),
-        [(m.text(device.name), m.text(device.reason)) for device in withheld],
+    withheld = [
+        (m.text(device.name), m.text(device.reason))
+        for one in state.resources
+        for device in state.withheld(one)
+    ]
+    return m.table(("Resource", "At the kubelet", "Devices", "Registrations"), rows) + m.table(
+        ("Device", "Withheld because"), withheld
     )
-    return m.section("resources", "Resources", m.box(table + more))
 
 
-def _phase(one: ResourceState) -> str:
-    phase = one.session.phase
-    kind = {
-        SessionPhase.REGISTERED: "good",
-        SessionPhase.NO_CARDS: "plain",
-        SessionPhase.STANDBY: "plain",
-        SessionPhase.REGISTERING: "warn",
-    }.get(phase, "bad")
-    icon = {"plain": "wait"}.get(kind, kind)
-    reason = f"<br>{m.text(one.session.reason)}" if one.session.reason else ""
-    return f'<span><span class="pill {kind}">{m.icon(icon)}{phase.value}</span>{reason}</span>'
+def _phase(session: SessionStatus) -> str:
+    kind, sign = {
+        SessionPhase.REGISTERED: ("good", ""),
+        SessionPhase.NO_CARDS: ("plain", "wait"),
+        SessionPhase.STANDBY: ("plain", "wait"),
+        SessionPhase.REGISTERING: ("warn", ""),
+    }.get(session.phase, ("bad", ""))
+    reason = f"<br>{m.text(session.reason)}" if session.reason else ""
+    return f"<span>{m.pill(kind, session.phase.value, sign)}{reason}</span>"
 
 
 def _config(state: AgentState) -> str:
     config = state.config
+    status = m.pill("good", "in force")
+    if config.error is not None:
+        status = f"{m.pill('bad', 'file refused')} the last good one stays in force"
     pairs = [
+        ("State", status),
         ("Generation", str(config.generation)),
         ("Last good", m.when(config.loaded_at, state.now)),
         ("Refused versions", str(config.rejected)),
@@ -393,40 +360,38 @@ def _config(state: AgentState) -> str:
     if config.waiting:
         keys = ", ".join(f"<code>{m.text(key)}</code>" for key in config.waiting)
         pairs.append(("Waits for a restart", keys))
-    if config.error is None:
-        pairs.insert(0, ("State", f'<span class="pill good">{m.icon("good")}in force</span>'))
-    else:
-        pill = f'<span class="pill bad">{m.icon("bad")}file refused</span>'
-        pairs.insert(0, ("State", f"{pill} the last good one stays in force"))
+    if config.error is not None:
         pairs.append(("What is wrong", m.error("bad", config.error)))
-    return m.section("config", "Config", m.box(m.pairs(pairs)))
+    return m.pairs(pairs)
 
 
 def _labels(state: AgentState) -> str:
     labels = state.labels
     if labels is None or labels.output == "none":
-        return m.section("labels", "Labels on the Node", m.box(m.empty("Switched off.")))
-    where = "the Node itself" if labels.output == "api" else "Node Feature Discovery"
-    written = (
-        "not by this process" if labels.applied_at is None else m.when(labels.applied_at, state.now)
-    )
+        return m.empty("Switched off.")
+    status = m.pill("good", "in place") if labels.in_place else m.pill("plain", "not yet", "wait")
     if labels.error is not None:
-        pill = f'<span class="pill bad">{m.icon("bad")}not in place</span>'
-    elif labels.in_place:
-        pill = f'<span class="pill good">{m.icon("good")}in place</span>'
-    else:
-        pill = f'<span class="pill plain">{m.icon("wait")}not yet</span>'
-    pairs = [("State", pill), ("Written to", where), ("Last written", written)]
+        status = m.pill("bad", "not in place")
+    written = "not by this process"
+    if labels.applied_at is not None:
+        written = m.when(labels.applied_at, state.now)
+    pairs = [
+        ("State", status),
+        ("Written to", "the Node itself" if labels.output == "api" else "Node Feature Discovery"),
+        ("Last written", written),
+    ]
     if labels.error is not None:
         pairs.append(("What is wrong", m.error("bad", labels.error)))
     rows = [(m.text(key), m.text(value)) for key, value in sorted(labels.labels.items())]
-    return m.section(
-        "labels", "Labels on the Node", m.box(m.pairs(pairs) + m.table(("Label", "Value"), rows))
-    )
+    return m.pairs(pairs) + m.table(("Label", "Value"), rows)
 
 
 def _odd(state: AgentState) -> str:
     if not state.snapshot.odd:
         return ""
     rows = [(f"<code>{m.text(odd.entry)}</code>", m.text(odd.reason)) for odd in state.snapshot.odd]
-    return m.section("not-served", "Found and not served", m.box(m.table(("Entry", "Why"), rows)))
+    return (
+        '<section id="not-served" aria-labelledby="not-served-title">'
+        '<h2 id="not-served-title">Found and not served</h2>'
+        f'<div class="box">{m.table(("Entry", "Why"), rows)}</div></section>'
+    )

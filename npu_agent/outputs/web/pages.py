@@ -6,9 +6,8 @@ import gzip
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as TEXT
@@ -32,6 +31,12 @@ _FRESH = 0.9
 """Seconds for which a rendered status page is kept for all readers: it costs some ms."""
 _WORTH_IT = 1000
 """Bytes from which on an answer is compressed."""
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Vary": "Accept, Accept-Encoding",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Of every answer."""
 _PAGE_HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
@@ -40,19 +45,19 @@ _PAGE_HEADERS = {
 
 
 class Metrics(Protocol):
-    """Gives the bytes of /metrics, ready to be sent."""
+    """Gives the bytes of /metrics."""
 
-    def __call__(self, *, openmetrics: bool, gzip: bool) -> Awaitable[bytes]:
-        """The page in OpenMetrics or in the text format, compressed or not."""
+    def __call__(self, *, openmetrics: bool) -> Awaitable[bytes]:
+        """The page in OpenMetrics or in the text format."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What is sent to a client."""
 
-    status: HTTPStatus = HTTPStatus.OK
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str]
+    status: HTTPStatus = HTTPStatus.OK
 
 
 class Pages:
@@ -65,15 +70,15 @@ class Pages:
         self._metrics = metrics
         self._state = state
         self._history = history
-        self._routes: Mapping[str, Callable[[str, bool], Awaitable[Answer]]] = {
+        self._routes: Mapping[str, Callable[[str], Awaitable[Answer]]] = {
             "/": self._page,
             "/status.json": self._status,
             "/metrics": self._for_prometheus,
             "/healthz": self._alive,
             "/readyz": self._ready,
         }
-        self._made: tuple[Answer, Answer] | None = None
-        """The status page rendered last, as it is and compressed."""
+        self._made: Answer | None = None
+        """The status page rendered last."""
         self._made_at = 0.0
         """When: `time.monotonic`."""
         self._failing: set[str] = set()
@@ -90,75 +95,61 @@ class Pages:
             accept: the header Accept.
             encodings: the header Accept-Encoding.
         """
+        found = await self._found(method, path, accept)
+        if len(found.body) < _WORTH_IT or not takes_gzip(encodings):
+            return found
+        body = gzip.compress(found.body, compresslevel=1)
+        return replace(found, body=body, headers={**found.headers, "Content-Encoding": "gzip"})
+
+    async def _found(self, method: str, path: str, accept: str) -> Answer:
         route = self._routes.get(path)
         if route is None:
             text = f"not found; there are {' '.join(self._routes)}\n"
-            return _of(text, _PLAIN, HTTPStatus.NOT_FOUND)
+            return _answer(text, _PLAIN, HTTPStatus.NOT_FOUND)
         if method not in ("GET", "HEAD"):
             text = "only GET and HEAD: nothing can be changed over HTTP\n"
-            return _of(text, _PLAIN, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
+            return _answer(text, _PLAIN, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
         try:
-            found = await route(accept, takes_gzip(encodings))
+            found = await route(accept)
         except Exception:  # the edge: the other pages, and the connection, go on
             if path not in self._failing:
                 log.exception("a page failed to render", path=path)
             self._failing.add(path)
             text = "internal error: see the agent's log\n"
-            return _of(text, _PLAIN, HTTPStatus.INTERNAL_SERVER_ERROR)
+            return _answer(text, _PLAIN, HTTPStatus.INTERNAL_SERVER_ERROR)
         self._failing.discard(path)
         return found
 
-    async def _for_prometheus(self, accept: str, zipped: bool) -> Answer:
+    async def _for_prometheus(self, accept: str) -> Answer:
         openmetrics = wants_openmetrics(accept)
-        headers = {
-            "Content-Type": OPENMETRICS if openmetrics else TEXT,
-            "Vary": "Accept, Accept-Encoding",
-            **({"Content-Encoding": "gzip"} if zipped else {}),
-        }
-        body = await self._metrics(openmetrics=openmetrics, gzip=zipped)
-        return Answer(body=body, headers=headers)
+        body = await self._metrics(openmetrics=openmetrics)
+        return _answer(body, OPENMETRICS if openmetrics else TEXT)
 
-    async def _alive(self, _: str, __: bool) -> Answer:
-        return _of("ok\n", _PLAIN)
+    async def _alive(self, _: str) -> Answer:
+        return _answer("ok\n", _PLAIN)
 
-    async def _ready(self, _: str, __: bool) -> Answer:
+    async def _ready(self, _: str) -> Answer:
         reasons = [str(reason) for reason in unready(self._state())]
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-        return _of(_json({"ready": not reasons, "reasons": reasons}), _JSON, status)
+        return _answer(_json({"ready": not reasons, "reasons": reasons}), _JSON, status)
 
-    async def _status(self, _: str, zipped: bool) -> Answer:
-        found = _of(_json(as_json(self._state())), _JSON)
-        return _zipped(found) if zipped else found
+    async def _status(self, _: str) -> Answer:
+        return _answer(_json(as_json(self._state())), _JSON)
 
-    async def _page(self, _: str, zipped: bool) -> Answer:
+    async def _page(self, _: str) -> Answer:
         now = time.monotonic()
         if self._made is None or now - self._made_at > _FRESH:
-            plain = _of(page(self._state(), self._history.of), _HTML, more=_PAGE_HEADERS)
-            self._made, self._made_at = (plain, _zipped(plain)), now
-        return self._made[zipped]
+            html = page(self._state(), self._history.of)
+            self._made, self._made_at = _answer(html, _HTML, HTTPStatus.OK, **_PAGE_HEADERS), now
+        return self._made
 
 
-def _of(
-    text: str,
-    kind: str,
-    status: HTTPStatus = HTTPStatus.OK,
-    more: Mapping[str, str] = MappingProxyType({}),
+def _answer(
+    body: str | bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, **more: str
 ) -> Answer:
-    headers = {
-        "Content-Type": kind,
-        "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff",
-        **more,
-    }
-    return Answer(status=status, body=text.encode(), headers=headers)
-
-
-def _zipped(plain: Answer) -> Answer:
-    headers = {**plain.headers, "Vary": "Accept-Encoding"}
-    if len(plain.body) < _WORTH_IT:
-        return replace(plain, headers=headers)
-    body = gzip.compress(plain.body, compresslevel=1)
-    return replace(plain, body=body, headers={**headers, "Content-Encoding": "gzip"})
+    """An answer with this Content-Type and, beside the usual ones, `more` headers."""
+    content = body.encode() if isinstance(body, str) else body
+    return Answer(content, {"Content-Type": kind, **_HEADERS, **more}, status)
 
 
 def _json(value: object) -> str:

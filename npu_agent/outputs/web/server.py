@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
-from contextlib import closing
+from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
-from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.logs import logger
+from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
     from npu_agent.outputs.web.pages import Pages
@@ -26,6 +26,8 @@ _RESOLVE = 5.0
 """Seconds for a host's name to be resolved."""
 _FIRST, _LONGEST = 0.5, 5.0
 """Seconds between tries: an older instance in the host's network ends within a minute."""
+_RESOLVER = DaemonThread("npu-resolve")
+"""Resolving a name blocks, and may hang."""
 _BACKLOG = 128
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT)
 
@@ -62,57 +64,50 @@ class Server:
         """The listening sockets, as soon as they can be opened."""
         pause = Backoff(first=_FIRST, longest=_LONGEST)
         logged = ""
-        with closing(Reader("npu-resolve")) as resolver:
-            while True:
-                try:
-                    return await listen(self._address, resolver)
-                except (OSError, HungError) as error:
-                    reason = explained(error)
-                    if reason != logged:
-                        logged = reason
-                        log.error(
-                            "metrics and status cannot be served: trying again",
-                            address=_shown(self._address),
-                            reason=reason,
-                        )
-                await asyncio.sleep(pause.next())
+        while True:
+            try:
+                return await listen(self._address)
+            except OSError as error:
+                reason = explained(error)
+                if reason != logged:
+                    logged = reason
+                    log.error(
+                        "metrics and status cannot be served: trying again",
+                        address=_shown(self._address),
+                        reason=reason,
+                    )
+            await asyncio.sleep(pause.next())
 
 
-async def listen(address: tuple[str, int], resolver: Reader) -> list[socket.socket]:
+async def listen(address: tuple[str, int]) -> list[socket.socket]:
     """Listens on every address that `address` stands for.
 
     Raises:
-        OSError: it cannot; no socket is left open.
-        HungError: the host's name is not resolved before the deadline.
+        OSError: it cannot; no socket is left open. A TimeoutError: the host's name is not resolved
+            before the deadline.
     """
     host, port = address
     if not host:
         return [_everywhere(port)]
-    if _is_number(host):
-        return [_one(host, port)]
-    # A name is resolved by a blocking call, which may hang: not on the loop, nor on a thread of its
-    # executor, which would keep the process from ending.
-    found = await resolver.call(
-        lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), deadline=_RESOLVE
+    found = await _RESOLVER.call(
+        partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM), deadline=_RESOLVE
     )
     sockets: list[socket.socket] = []
     trouble: OSError | None = None
-    try:
-        for number in dict.fromkeys(str(entry[4][0]) for entry in found):
+    with ExitStack() as opened:
+        for family, number in dict.fromkeys((entry[0], str(entry[4][0])) for entry in found):
             try:
-                sockets.append(_one(number, port))
+                one = socket.create_server((number, port), family=family, backlog=_BACKLOG)
             except OSError as error:  # localhost is ::1 even where there is no IPv6
                 if error.errno not in _NO_IPV6:
                     raise
                 trouble = error
             else:
-                port = port or sockets[0].getsockname()[1]
+                sockets.append(opened.enter_context(one))
+                port = one.getsockname()[1]
         if trouble is not None and not sockets:
             raise trouble
-    except OSError:
-        for each in sockets:
-            each.close()
-        raise
+        opened.pop_all()
     return sockets
 
 
@@ -129,32 +124,19 @@ def _everywhere(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-def _one(number: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in number else socket.AF_INET
-    return socket.create_server((number, port), family=family, backlog=_BACKLOG)
-
-
-def _is_number(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def _shown(address: tuple[str, int]) -> str:
     """As metrics.listen writes it."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def explained(error: OSError | HungError) -> str:
+def explained(error: OSError) -> str:
     """Why the address cannot be used, with the remedy."""
-    if isinstance(error, HungError):
-        return "the host's name is not resolved: give metrics.listen a numeric address"
     if isinstance(error, socket.gaierror):
         return f"the host's name cannot be resolved ({error.strerror}): see metrics.listen"
     match error.errno:
+        case errno.ETIMEDOUT:
+            return "the host's name is not resolved: give metrics.listen a numeric address"
         case errno.EADDRINUSE:
             return (
                 "the port is taken by another program, or by another npu-agent in this network "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ CDI_KIND = "furiosa.ai/npu"
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from npu_agent.core.hardware import CoreRange
 
@@ -60,39 +60,14 @@ class Family:
     """That file's content -> ``(bytes that may be taken, bytes taken)``."""
     occupancy_file: str | None = None
     """In the card's entry: a line a core, ``1`` in use and ``0`` free."""
-    covering: tuple[tuple[CoreRange, ...], ...] = field(init=False, repr=False)
-    """For each core, those of `core_ranges` of which it is one."""
-
-    def __post_init__(self) -> None:
-        covering = tuple(
-            tuple(cores for cores in self.core_ranges if cores.first <= core <= cores.last)
-            for core in range(self.core_count)
-        )
-        object.__setattr__(self, "covering", covering)
-
-    def shared(self, index: int) -> tuple[str, ...]:
-        """Paths below /dev of the nodes that every holder of a core of card `index` needs."""
-        return tuple(self.dev_dir + node.format(n=index) for node in self.shared_nodes)
-
-    def whole(self, index: int) -> tuple[str, ...]:
-        """Paths below /dev of the nodes that only the holder of the whole card gets."""
-        return tuple(self.dev_dir + node.format(n=index) for node in self.whole_nodes)
-
-    def core_node(self, index: int, cores: CoreRange) -> str:
-        """Path below /dev of the PE node for exactly these cores."""
-        return f"{self.dev_dir}npu{index}pe{cores}"
-
-    def nodes(self, index: int) -> tuple[str, ...]:
-        """Paths below /dev of every node that card `index` may have."""
-        return (
-            *self.shared(index),
-            *self.whole(index),
-            *(self.core_node(index, cores) for cores in self.core_ranges),
-        )
 
     def access(self, index: int) -> Access:
         """How containers are given card `index`."""
         return _access(self, index)
+
+    def nodes(self, index: int) -> tuple[str, ...]:
+        """Paths below /dev of every node that card `index` may have."""
+        return self.access(index).nodes()
 
     def card(self, index: int, *, product: str, **facts: Any) -> Card:
         """Card `index` of this family; `facts` are further fields of `Card`."""
@@ -116,10 +91,15 @@ class Family:
 @lru_cache(1024)
 def _access(family: Family, index: int) -> Access:
     """Kept, so that all readings of a card share one value."""
+
+    def paths(nodes: Iterable[str]) -> tuple[str, ...]:
+        return tuple(family.dev_dir + node.format(n=index) for node in nodes)
+
+    core_nodes = paths(f"npu{{n}}pe{cores}" for cores in family.core_ranges)
     return Access(
-        shared_nodes=family.shared(index),
-        whole_nodes=family.whole(index),
-        core_nodes=tuple((cores, family.core_node(index, cores)) for cores in family.core_ranges),
+        shared_nodes=paths(family.shared_nodes),
+        whole_nodes=paths(family.whole_nodes),
+        core_nodes=tuple(zip(family.core_ranges, core_nodes, strict=True)),
         environment=(
             ("NPU_DEVNAME", f"npu{index}pe{{cores}}"),
             ("FURIOSA_DEVICES", f"npu:{index}:{{cores}}"),

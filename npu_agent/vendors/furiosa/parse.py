@@ -45,26 +45,29 @@ def identifier(raw: bytes | None) -> str | None:
 
     50, because the kubelet takes 63 and ``_cores_0-3`` is added to some.
     """
-    found = text(raw)
-    return found if found and _IDENTIFIER.fullmatch(found) else None
+    return _of_form(_IDENTIFIER, raw)
 
 
 def pci_address(raw: bytes | None) -> str | None:
     """A PCI address with domain in lower case, as /sys/bus/pci/devices writes it."""
-    found = text(raw)
-    return found.lower() if found and _PCI.fullmatch(found) else None
+    found = _of_form(_PCI, raw)
+    return found and found.lower()
 
 
 def device_number(raw: bytes | None) -> str | None:
     """``major:minor`` of a character device."""
+    return _of_form(_DEV, raw)
+
+
+def _of_form(form: re.Pattern[str], raw: bytes | None) -> str | None:
     found = text(raw)
-    return found if found and _DEV.fullmatch(found) else None
+    return found if found and form.fullmatch(found) else None
 
 
 def integer(raw: bytes | None) -> int | None:
     """A decimal integer that fits 64 bits, signed or unsigned."""
-    found = text(raw)
-    if not found or not _INTEGER.fullmatch(found):
+    found = _of_form(_INTEGER, raw)
+    if found is None:
         return None
     value = int(found)
     return value if -_UNSIGNED_64 // 2 <= value < _UNSIGNED_64 else None
@@ -138,29 +141,28 @@ def perf_regs(raw: bytes) -> tuple[int, int] | None:
     what is read of a card that fell off the bus, and no count.
     """
     found = _hex(_REGISTER, raw)
-    try:
-        cycles = found[b"CycleCountHigh"] << 32 | found[b"CycleCount"]
-        return _counted(cycles, found[b"TaskExecutionTime"])
-    except KeyError:
+    if len(found) < 3:
         return None
+    cycles = found[b"CycleCountHigh"] << 32 | found[b"CycleCount"]
+    return None if cycles == _UNSIGNED_64 - 1 else (cycles, found[b"TaskExecutionTime"])
 
 
 def metrics(raw: bytes) -> tuple[int, int] | None:
     """``(cycles, task cycles)`` of an RNGD's core; None unless both are there."""
-    found = _hex(_METRIC, raw)
-    try:
-        return _counted(found[b"CycleCount"], found[b"TaskCycleCount"])
-    except KeyError:
-        return None
+    return _two(raw, b"CycleCount", b"TaskCycleCount")
 
 
 def alloc_status(raw: bytes) -> tuple[int, int] | None:
     """``(bytes that may be taken, bytes taken)`` of an RNGD's core that is in use."""
+    return _two(raw, b"dram_capacity", b"dram_usage")
+
+
+def _two(raw: bytes, whole: bytes, part: bytes) -> tuple[int, int] | None:
+    """Two numbers of a file that belong together; None unless both are there."""
     found = _hex(_METRIC, raw)
-    try:
-        return _counted(found[b"dram_capacity"], found[b"dram_usage"])
-    except KeyError:
+    if whole not in found or part not in found or found[whole] == _UNSIGNED_64 - 1:
         return None
+    return found[whole], found[part]
 
 
 def _hex(pattern: re.Pattern[bytes], raw: bytes) -> dict[bytes, int]:
@@ -169,10 +171,6 @@ def _hex(pattern: re.Pattern[bytes], raw: bytes) -> dict[bytes, int]:
     for name, value in pattern.findall(raw):
         found.setdefault(name, int(value, 16))
     return found
-
-
-def _counted(whole: int, part: int) -> tuple[int, int] | None:
-    return None if whole == _UNSIGNED_64 - 1 else (whole, part)
 
 
 def liveness(raw: bytes | None) -> bool | None:

@@ -10,6 +10,7 @@ import enum
 import os
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -58,30 +59,8 @@ class Furiosa:
         """See `Vendor.scan`."""
         found: list[Entry] = []
         for family in self._families.values():
-            directory = f"{self.place}/{family.class_dir}"
-            try:
-                with os.scandir(directory) as listing:
-                    for item in listing:
-                        match = family.entry.fullmatch(item.name)
-                        if match is None:
-                            continue
-                        try:
-                            inode = item.stat().st_ino
-                        except FileNotFoundError:
-                            continue  # unbound since the directory was listed
-                        except OSError:
-                            inode = 0  # `identify` says why; the others are found all the same
-                        found.append(
-                            Entry(
-                                family=family.name,
-                                index=int(match[1]),
-                                path=item.path,
-                                inode=inode,
-                                counters_wrap=family.counts_in_use_only,
-                            )
-                        )
-            except FileNotFoundError:
-                continue
+            with suppress(FileNotFoundError), os.scandir(f"{self.place}/{family.class_dir}") as at:
+                found += filter(None, (_entry(family, item) for item in at))
         return tuple(sorted(found, key=lambda entry: (entry.index, entry.family, entry.path)))
 
     def identify(self, entry: Entry) -> Card:
@@ -211,6 +190,26 @@ class Furiosa:
         return tuple(sensors)
 
 
+def _entry(family: Family, item: os.DirEntry[str]) -> Entry | None:
+    """The entry of a card, if this is one of the family's."""
+    match = family.entry.fullmatch(item.name)
+    if match is None:
+        return None
+    try:
+        inode = item.stat().st_ino
+    except FileNotFoundError:
+        return None  # unbound since the directory was listed
+    except OSError:
+        inode = 0  # `identify` says why; the others are found all the same
+    return Entry(
+        family=family.name,
+        index=int(match[1]),
+        path=item.path,
+        inode=inode,
+        counters_wrap=family.counts_in_use_only,
+    )
+
+
 _Figures = tuple[int, int]
 """Two numbers of one file that belong together."""
 
@@ -235,7 +234,8 @@ class _CoreFiles:
 
     def core(self, core: int, frequency: int | None) -> CoreReading | None:
         """What the files say of this core, which runs at `frequency` MHz; None if nothing."""
-        family, covering = self._family, self._family.covering[core]
+        family = self._family
+        covering = tuple(cores for cores in family.core_ranges if core in cores)
         occupied = self._occupied[core] if self._occupied else None
         holder: CoreRange | None = None
         memory: _Figures | _Without = _Without.NOTHING

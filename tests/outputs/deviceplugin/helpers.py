@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent.core.grant import grant, requested
-from npu_agent.core.hardware import CardState, Health, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.core.offer import resources as _resources
 from npu_agent.outputs.deviceplugin import encode
@@ -52,7 +52,7 @@ def state(
     index: int = 0,
     *,
     id_: str | None = None,
-    health: State = State.HEALTHY,
+    health: HealthState = HealthState.HEALTHY,
     reason: str = "works",
     missing: tuple[str, ...] = (),
     **card: Any,

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from npu_agent.core.grant import RefusalError, requested
-from npu_agent.core.hardware import CardState, Health, Snapshot, State, identify
+from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot, identify
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.feed import Feed
 from npu_agent.kubelet.ledger import RECORD, LedgerKeeper, left_behind
@@ -63,7 +63,7 @@ class Physical:
             nodes=frozenset(FAMILIES[self.family].nodes(self.index)),
         )
         return CardState(
-            id="", card=card, health=Health(state=State.HEALTHY, reason="works", since=0.0)
+            id="", card=card, health=Health(state=HealthState.HEALTHY, reason="works", since=0.0)
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.core.hardware import State
+from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
 from npu_agent.kubelet.wire import v1beta1 as wire
@@ -33,7 +33,7 @@ NO_MESSAGE = b"\xff" * 11
 LISTED = devices(
     state(index=0, id_="UUID-A", numa_node=0),
     state(index=1, id_="UUID-B", numa_node=1),
-    state(index=2, id_="UUID-BAD", health=State.UNHEALTHY, reason="heiß: 99 °C"),
+    state(index=2, id_="UUID-BAD", health=HealthState.UNHEALTHY, reason="heiß: 99 °C"),
 )
 
 

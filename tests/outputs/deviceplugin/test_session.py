@@ -23,6 +23,7 @@ from npu_agent.outputs.deviceplugin.service import Devices, Streams
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
+from tests.until import first
 
 RESOURCE = "beta.furiosa.ai/npu"
 DEADLINE = 20.0
@@ -98,7 +99,7 @@ class Room:
         """Waits until the kubelet has a list, from another socket than `after`, and we know it."""
         plugin = await self.told(lambda p: p.connected and p.messages > 0 and p.endpoint != after)
         if self.one:
-            await until(self.one, lambda s: s.phase is SessionPhase.REGISTERED)
+            await first(self.one.status, lambda s: s.phase is SessionPhase.REGISTERED)
         return plugin
 
 
@@ -158,14 +159,6 @@ async def ended(task: asyncio.Task[None]) -> None:
         await asyncio.wait([task])
 
 
-async def until(one: Session, condition: Callable[[SessionStatus], bool]) -> SessionStatus:
-    async with asyncio.timeout(DEADLINE):
-        async for status in one.status.watch():
-            if condition(status):
-                return status
-    raise AssertionError("the feed was closed")
-
-
 class Tries:
     """Counts the calls of a method, so that a test can wait for a number of them."""
 
@@ -193,7 +186,7 @@ async def test_registers_and_lists_the_devices(room: Room, said: Callable[[], li
         plugin = await room.registered()
         assert plugin.devices == (("UUID-A", "Healthy"), ("UUID-B", "Healthy"))
         assert plugin.endpoint in names(room.directory)
-        status = await until(one, lambda s: s.phase is SessionPhase.REGISTERED)
+        status = await first(one.status, lambda s: s.phase is SessionPhase.REGISTERED)
         assert status == SessionStatus(
             resource=RESOURCE, phase=SessionPhase.REGISTERED, registrations=1
         )
@@ -243,7 +236,7 @@ async def test_socket_that_nobody_listens_on(room: Room) -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:  # by a kubelet that was killed
         left_behind.bind(str(room.directory / "kubelet.sock"))
     async with room.running() as one:
-        status = await until(one, lambda s: bool(s.reason))
+        status = await first(one.status, lambda s: bool(s.reason))
         assert "the kubelet does not answer: " in status.reason
         assert "Connection refused" in status.reason
         await room.kubelet.start()
@@ -260,7 +253,9 @@ async def test_kubelet_restarts(room: Room, said: Callable[[], list[str]]) -> No
         assert len(after.healthy()) == 2
         assert before.endpoint not in names(room.directory)
         # More than twice where the kubelet is slow to put the old stream away (`runClient`).
-        await until(one, lambda s: s.phase is SessionPhase.REGISTERED and s.registrations >= 2)
+        await first(
+            one.status, lambda s: s.phase is SessionPhase.REGISTERED and s.registrations >= 2
+        )
         assert said()[:2] == ["registered", "lost the kubelet: registering again: its stream ended"]
         assert said()[-1] == "registered"
 
@@ -344,7 +339,7 @@ async def test_register_is_never_answered(
     room.kubelet.answers = False
     await room.kubelet.start()
     async with room.running() as one:
-        status = await until(one, lambda s: bool(s.reason))
+        status = await first(one.status, lambda s: bool(s.reason))
         assert status.reason == "the kubelet does not answer Register within 0.3 s"
         monkeypatch.setattr(session, "_REGISTER_DEADLINE", DEADLINE)
         room.kubelet.answers = True
@@ -360,7 +355,7 @@ async def test_kubelet_dies_while_it_is_asked(room: Room, said: Callable[[], lis
             while not room.kubelet.calls:
                 await asyncio.sleep(0.001)
         await room.kubelet.stop()
-        await until(one, lambda s: "Connection lost" in s.reason)
+        await first(one.status, lambda s: "Connection lost" in s.reason)
         room.kubelet.answers = True
         await room.kubelet.start()
         await room.registered()
@@ -385,7 +380,7 @@ async def test_registered_but_nobody_asks(
     room.kubelet.asks = False
     await room.kubelet.start()
     async with room.running() as one:
-        status = await until(one, lambda s: bool(s.reason))
+        status = await first(one.status, lambda s: bool(s.reason))
         assert status.phase is SessionPhase.REGISTERING
         assert status.reason == "registered, but the kubelet asks for no devices within 0.1 s"
         assert status.registrations == 0
@@ -413,7 +408,7 @@ async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(
     await room.kubelet.start()
     async with room.running() as one:
         before = await room.registered()
-        await until(one, lambda s: s.phase is SessionPhase.REGISTERED)
+        await first(one.status, lambda s: s.phase is SessionPhase.REGISTERED)
         await room.kubelet.renew_socket()
         await looks.more(10)
         assert await room.told() == before
@@ -428,11 +423,11 @@ async def test_kubelet_offers_somebody_elses_devices(
     await room.kubelet.start()
     room.offered = {RESOURCE: frozenset(("UUID-A", "UUID-B", "more"))}
     async with room.running() as one:
-        first = await room.registered()
+        before = await room.registered()
         await more_looks(room, 3)
         assert one.status.value.registrations == 1  # all that is healthy is offered
         room.offered = {RESOURCE: frozenset(("vendor-0",)), "other/npu": frozenset(("UUID-A",))}
-        await room.registered(after=first.endpoint)
+        await room.registered(after=before.endpoint)
         room.offered = None  # it does not tell: no reason to do anything
         await more_looks(room, 3)
         assert one.status.value.registrations == 2
@@ -504,7 +499,7 @@ async def test_plugin_directory_vanishes_and_appears_again(room: Room) -> None:
         for name in names(room.directory):
             (room.directory / name).unlink()
         room.directory.rmdir()
-        await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
+        await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
         room.directory.mkdir()
         await room.kubelet.start()
         await room.registered(after=before.endpoint)
@@ -514,7 +509,7 @@ async def test_file_in_the_way_of_the_directory(room: Room) -> None:
     room.directory.rmdir()
     room.directory.write_text("")
     async with room.running() as one:
-        status = await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
+        status = await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
         assert status.reason == f"{lock_path(room.directory)}: Not a directory"
         room.directory.unlink()
         room.directory.mkdir()
@@ -542,7 +537,7 @@ async def test_directory_that_cannot_be_written(
 
     monkeypatch.setattr(os, "open", refuse)
     async with room.running() as one:
-        status = await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
+        status = await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
         assert ending in status.reason
         assert str(room.directory) in status.reason
         monkeypatch.setattr(os, "open", real)
@@ -554,7 +549,7 @@ async def test_directory_that_cannot_be_written(
 async def test_directory_without_write_permission(room: Room) -> None:
     room.directory.chmod(0o500)
     async with room.running() as one:
-        status = await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
+        status = await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
         assert "Permission denied" in status.reason
         room.directory.chmod(0o700)
         await room.kubelet.start()
@@ -565,7 +560,7 @@ async def test_socket_path_that_is_too_long(room: Room, said: Callable[[], list[
     room.directory = room.directory / ("d" * 100)
     room.directory.mkdir()
     async with room.running() as one:
-        status = await until(one, lambda s: s.phase is SessionPhase.BLOCKED)
+        status = await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
         assert (
             "bytes and Linux takes 107: choose a shorter pluginDir or socketName" in status.reason
         )
@@ -607,12 +602,12 @@ async def test_second_agent_stands_by_harms_nothing_and_takes_over(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
     await room.kubelet.start()
-    first = room.session()
-    running = asyncio.create_task(first.run())
+    older = room.session()
+    running = asyncio.create_task(older.run())
     before = await room.registered()
     looks = Tries(monkeypatch, Endpoint, "exists")
     async with room.running() as second:
-        status = await until(second, lambda s: s.phase is SessionPhase.STANDBY)
+        status = await first(second.status, lambda s: s.phase is SessionPhase.STANDBY)
         assert status.reason.startswith("served by npu-agent ")
         assert f"pid {os.getpid()}" in status.reason
         await looks.more(5)
@@ -624,7 +619,7 @@ async def test_second_agent_stands_by_harms_nothing_and_takes_over(
         after = await room.registered(after=before.endpoint)
         assert len(after.healthy()) == 2
         assert room.kubelet.calls == 2
-        await until(second, lambda s: s.phase is SessionPhase.REGISTERED)
+        await first(second.status, lambda s: s.phase is SessionPhase.REGISTERED)
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -738,7 +733,7 @@ async def test_the_same_trouble_is_logged_again_after_a_recovery(
 
     async with room.running() as one:
         for times in (1, 2):
-            await until(one, lambda s: "is missing" in s.reason)
+            await first(one.status, lambda s: "is missing" in s.reason)
             assert logged() == times
             await room.kubelet.start()
             await room.registered()

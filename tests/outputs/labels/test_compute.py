@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import CardState, Health, Oddity, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, HealthState, Oddity, Snapshot
 from npu_agent.core.vocabulary import Fact, Label, LabelSet
 from npu_agent.outputs.labels.compute import (
     LONGEST,
@@ -53,7 +53,7 @@ def card(family: str = "warboy", index: int = 0, **values: Any) -> CardState:
     return CardState(
         id=f"{family}-{index}",
         card=FAMILIES[family].card(index, **values),
-        health=Health(state=State.HEALTHY, reason="works", since=0.0),
+        health=Health(state=HealthState.HEALTHY, reason="works", since=0.0),
     )
 
 
@@ -71,7 +71,7 @@ def dmi(vendor: str | None, name: str | None) -> tuple[Snapshot, Machine]:
     return host(card()), Machine(vendor=vendor, name=name)
 
 
-SICK = Health(state=State.UNHEALTHY, reason="alive says 0", since=0.0)
+SICK = Health(state=HealthState.UNHEALTHY, reason="alive says 0", since=0.0)
 SAMPLE = Oddity("/sys/class/npu_mgmt/npu1_mgmt", "an FPGA sample", sample_of="warboy")
 UNREAD = Oddity("/sys/class/npu_mgmt/npu1_mgmt", "no answer within 0.5 s", unread=True)
 FOREIGN = Oddity("/sys/class/npu_mgmt/npu2_mgmt", "platform_type is 'Acme' and not FuriosaAI")

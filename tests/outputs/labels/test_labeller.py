@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from npu_agent.core.hardware import CardState, Health, Oddity, Snapshot, State
+from npu_agent.core.hardware import CardState, Health, HealthState, Oddity, Snapshot
 from npu_agent.core.vocabulary import LabelSet
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
@@ -20,7 +20,7 @@ from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS
 
 DEADLINE = 20.0
-WELL = Health(state=State.HEALTHY, reason="works", since=0.0)
+WELL = Health(state=HealthState.HEALTHY, reason="works", since=0.0)
 
 
 def card(index: int) -> CardState:

@@ -15,19 +15,22 @@ from npu_agent.core.hardware import (
     CardState,
     CoreReading,
     Health,
+    HealthState,
     Reading,
     Sensor,
     SensorKind,
     Snapshot,
-    State,
 )
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
+from npu_agent.core.vocabulary import MetricSchema
+from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.own import DEFINITIONS
 from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
+from tests.outputs.helpers import RESOURCE, holdings
 
-RESOURCE = "beta.furiosa.ai/npu"
 SENSORS = (
     Sensor(SensorKind.TEMPERATURE, "peak", 45_500),
     Sensor(SensorKind.TEMPERATURE, "ambient", 30_000),
@@ -41,7 +44,7 @@ def card(
     family: str = "rngd",
     index: int = 0,
     *,
-    state: State = State.HEALTHY,
+    state: HealthState = HealthState.HEALTHY,
     reason: str = "works",
     reading: Reading | None = None,
     **values: Any,
@@ -114,10 +117,34 @@ def own(*sessions: tuple[SessionStatus, Counts], **values: Any) -> AgentState:
     return AgentState(**{**defaults, **values})
 
 
+def page_of_cards(
+    found: Snapshot,
+    *assignments: Assignment,
+    schemas: tuple[MetricSchema, ...] = (SCHEMAS["0.8"],),
+    hostname: str = "node-1",
+    pod_labels: bool = True,
+    openmetrics: bool = False,
+) -> bytes:
+    """The cards' part of the page, with who holds what as the ledger finds it."""
+    held_now = holdings(found, *assignments)
+    shown = cards.shown(found, held_now, hostname=hostname, pod_labels=pod_labels)
+    definitions = cards.definitions(schemas)
+    return b"".join(each.render(shown, openmetrics=openmetrics) for each in definitions)
+
+
+def families_of_cards(found: Snapshot, *assignments: Assignment, **settings: Any) -> list[Metric]:
+    """The cards' families that have a sample; arguments as of `page_of_cards`."""
+    return parsed(page_of_cards(found, *assignments, **settings), openmetrics=False)
+
+
+def own_page(state: AgentState, *, openmetrics: bool = False) -> bytes:
+    """The agent's own part of the page, but for ``process_*``."""
+    return b"".join(each.render(state, openmetrics=openmetrics) for each in DEFINITIONS)
+
+
 def families(state: AgentState) -> list[Metric]:
     """The agent's own families that have a sample, but for ``process_*``."""
-    metrics = [definition.metric(state) for definition in DEFINITIONS]
-    return [metric for metric in metrics if metric.samples]
+    return parsed(own_page(state), openmetrics=False)
 
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -11,21 +11,22 @@ from prometheus_client.metrics_core import Metric
 from npu_agent.core.hardware import (
     CardState,
     CoreReading,
+    HealthState,
     Sensor,
     SensorKind,
     Snapshot,
-    State,
 )
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
 from npu_agent.outputs.prometheus import cards
-from npu_agent.outputs.prometheus.text import render
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
+from tests.outputs.helpers import RESOURCE
 from tests.outputs.prometheus.helpers import (
-    RESOURCE,
     card,
+    families_of_cards,
     full_reading,
     held,
+    page_of_cards,
     parsed,
     reading,
     series,
@@ -38,23 +39,13 @@ POD = ("namespace", "pod", "container")
 FULL = card(uuid="UUID-A", reading=full_reading(cores=8))
 
 
-def families(shown: Snapshot, *assignments: Assignment, **changed: Any) -> list[Metric]:
-    arguments: dict[str, Any] = {
-        "schemas": (SCHEMAS["0.8"],),
-        "hostname": "node-1",
-        "pod_labels": True,
-        "resources": {RESOURCE},
-    }
-    return cards.families(shown, assignments, **{**arguments, **changed})
-
-
 def names(metrics: list[Metric]) -> list[str]:
     return [metric.name.removeprefix("furiosa_npu_") for metric in metrics]
 
 
 def test_every_family_is_a_gauge_and_in_both_schemas() -> None:
     found = {
-        schema: families(snapshot(FULL), held("UUID-A"), schemas=(SCHEMAS[schema],))
+        schema: families_of_cards(snapshot(FULL), held("UUID-A"), schemas=(SCHEMAS[schema],))
         for schema in SCHEMAS
     }
     assert names(found["0.8"]) == [
@@ -90,7 +81,7 @@ def test_every_family_is_a_gauge_and_in_both_schemas() -> None:
 def test_units_and_names_of_sensors_differ_by_schema(
     schema: str, temperature: dict[tuple[str], float], power: dict[tuple[str], float]
 ) -> None:
-    found = families(snapshot(FULL), schemas=(SCHEMAS[schema],))
+    found = families_of_cards(snapshot(FULL), schemas=(SCHEMAS[schema],))
     assert values(found, "furiosa_npu_hw_temperature", "label") == temperature
     assert values(found, "furiosa_npu_hw_power", "label") == power
     assert values(found, "furiosa_npu_hw_voltage", "label") == {("vdd",): 750}
@@ -110,7 +101,7 @@ def test_labels_of_a_card_and_of_a_core() -> None:
         firmware_version="1.6.0, c1bebfd",
         reading=full_reading(),
     )
-    found = families(snapshot(one))
+    found = families_of_cards(snapshot(one))
     common = {
         "arch": "rngd",
         "device": "npu3",
@@ -130,46 +121,54 @@ def test_labels_of_a_card_and_of_a_core() -> None:
 
 def test_what_is_not_known_is_no_series_and_no_label() -> None:
     bare = card("warboy", reading=reading())
-    found = families(snapshot(bare))
+    found = families_of_cards(snapshot(bare))
     assert names(found) == ["info", "health"]
     (info,) = found[0].samples
     assert set(info.labels) == {"arch", "device", "core", "hostname", "product"}
     assert info.labels["core"] == "0-1"
-    assert names(families(snapshot(card("warboy")))) == ["info", "health"]
+    assert names(families_of_cards(snapshot(card("warboy")))) == ["info", "health"]
     some = reading(alive=False, cores=(CoreReading(core=1, utilization=0.0),))
-    found = families(snapshot(card("warboy", reading=some)))
+    found = families_of_cards(snapshot(card("warboy", reading=some)))
     assert values(found, "furiosa_npu_alive") == {(): 0}
     assert values(found, "furiosa_npu_core_utilization", "core") == {("1",): 0}
     assert names(found) == ["alive", "core_utilization", "info", "health"]
 
 
 def test_no_card_is_no_family() -> None:
-    assert families(Snapshot(complete=True), held("UUID-A")) == []
+    assert families_of_cards(Snapshot(complete=True), held("UUID-A")) == []
 
 
 def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
     name, labels = "furiosa_npu_health", ("state", "reason")
-    assert values(families(snapshot(card())), name, *labels) == {
+    assert values(families_of_cards(snapshot(card())), name, *labels) == {
         ("healthy", "-"): 1,
         ("unhealthy", "-"): 0,
         ("unknown", "-"): 0,
     }
-    ill = card(state=State.UNHEALTHY, reason='alive says "no"\n')
-    assert values(families(snapshot(ill)), name, *labels) == {
+    ill = card(state=HealthState.UNHEALTHY, reason='alive says "no"\n')
+    assert values(families_of_cards(snapshot(ill)), name, *labels) == {
         ("healthy", "-"): 0,
         ("unhealthy", 'alive says "no"\n'): 1,
         ("unknown", "-"): 0,
     }
-    silent = card(state=State.UNKNOWN, reason="the driver does not say")
-    assert values(families(snapshot(silent)), name, *labels) == {
+    silent = card(state=HealthState.UNKNOWN, reason="the driver does not say")
+    assert values(families_of_cards(snapshot(silent)), name, *labels) == {
         ("healthy", "-"): 0,
         ("unhealthy", "-"): 0,
         ("unknown", "the driver does not say"): 1,
     }
 
 
+def test_who_has_a_card_by_another_resource_is_named_too() -> None:
+    """By a name from before a change of the config, or by a plugin beside this agent."""
+    found = families_of_cards(snapshot(FULL), held("UUID-A", resource="furiosa.ai/old"))
+    assert set(values(found, "furiosa_npu_assigned", "core", "resource")) == {
+        ("0-7", "furiosa.ai/old")
+    }
+
+
 def test_whole_card_names_its_holder_everywhere() -> None:
-    found = families(snapshot(FULL, card(index=1)), held("UUID-A", "train-0"))
+    found = families_of_cards(snapshot(FULL, card(index=1)), held("UUID-A", "train-0"))
     assert values(found, "furiosa_npu_alive", *POD) == {("ml", "train-0", "main"): 1}
     cores = values(found, "furiosa_npu_core_utilization", "core", "pod")
     assert set(cores) == {(str(core), "train-0") for core in range(8)}
@@ -182,7 +181,7 @@ def test_whole_card_names_its_holder_everywhere() -> None:
 
 def test_two_pods_on_one_card_are_told_apart_by_core() -> None:
     two = (held("UUID-A_cores_0", "one"), held("UUID-A_cores_2-3", "two"))
-    found = families(snapshot(FULL), *two)
+    found = families_of_cards(snapshot(FULL), *two)
     assert values(found, "furiosa_npu_alive", "pod") == {("-",): 1}
     cores = values(found, "furiosa_npu_core_utilization", "core", "pod")
     assert [pod for _, pod in cores] == ["one", "-", "two", "two", "-", "-", "-", "-"]
@@ -194,19 +193,19 @@ def test_two_pods_on_one_card_are_told_apart_by_core() -> None:
 
 def test_one_container_on_two_cores_of_a_card_has_the_card_to_itself() -> None:
     both = (held("UUID-A_cores_0"), held("UUID-A_cores_1"))
-    found = families(snapshot(FULL), *both)
+    found = families_of_cards(snapshot(FULL), *both)
     assert values(found, "furiosa_npu_alive", "pod") == {("train-0",): 1}
     assert len(values(found, "furiosa_npu_assigned", "core", "pod")) == 2
 
 
 def test_cores_that_two_claim_name_neither() -> None:
-    found = families(snapshot(FULL), held("UUID-A", "one"), held("UUID-A_cores_0", "two"))
+    found = families_of_cards(snapshot(FULL), held("UUID-A", "one"), held("UUID-A_cores_0", "two"))
     cores = values(found, "furiosa_npu_core_utilization", "core", "pod")
     assert [pod for _, pod in cores] == ["-", *["one"] * 7]
 
 
 def test_who_holds_what_is_told_apart_from_the_series_of_hardware_on_request() -> None:
-    found = families(snapshot(FULL), held("UUID-A"), pod_labels=False)
+    found = families_of_cards(snapshot(FULL), held("UUID-A"), pod_labels=False)
     with_pod = {metric.name for metric in found for s in metric.samples if "pod" in s.labels}
     assert with_pod == {"furiosa_npu_assigned"}
 
@@ -214,7 +213,7 @@ def test_who_holds_what_is_told_apart_from_the_series_of_hardware_on_request() -
 @pytest.mark.parametrize(
     "stranger",
     [
-        held("UUID-A", resource="nvidia.com/gpu"),
+        held("GPU-1", resource="nvidia.com/gpu"),
         held("UUID-Z"),
         held("UUID-Z_cores_0"),
         held("UUID-A_cores_9"),
@@ -225,17 +224,17 @@ def test_who_holds_what_is_told_apart_from_the_series_of_hardware_on_request() -
     ids=lambda one: f"{one.resource} {one.device}",
 )
 def test_what_is_not_ours_or_not_there_names_nobody(stranger: Assignment) -> None:
-    assert families(snapshot(FULL), stranger) == families(snapshot(FULL))
+    assert families_of_cards(snapshot(FULL), stranger) == families_of_cards(snapshot(FULL))
 
 
 def test_an_id_that_looks_like_a_part_of_a_card_may_be_a_whole_one() -> None:
     odd = card(uuid="SN_cores_1")
-    found = families(snapshot(odd), held("SN_cores_1"))
+    found = families_of_cards(snapshot(odd), held("SN_cores_1"))
     assert set(values(found, "furiosa_npu_assigned", "core")) == {("0-7",)}
 
 
 def test_cards_with_one_number_are_told_apart_by_arch() -> None:
-    found = families(snapshot(card("rngd", 0), card("warboy", 0)))
+    found = families_of_cards(snapshot(card("rngd", 0), card("warboy", 0)))
     assert set(values(found, "furiosa_npu_info", "arch", "device")) == {
         ("rngd", "npu0"),
         ("warboy", "npu0"),
@@ -258,14 +257,18 @@ def test_sensors_with_the_same_label_are_numbered(
     schema: str, labels: list[str], shown: list[str]
 ) -> None:
     sensors = tuple(Sensor(SensorKind.TEMPERATURE, label, 1_000) for label in labels)
-    found = families(snapshot(card(reading=reading(sensors=sensors))), schemas=(SCHEMAS[schema],))
+    found = families_of_cards(
+        snapshot(card(reading=reading(sensors=sensors))), schemas=(SCHEMAS[schema],)
+    )
     told = values(found, "furiosa_npu_hw_temperature", "label")
     assert [label for (label,) in told] == shown
 
 
 def test_a_sensor_may_have_the_name_that_another_is_given() -> None:
     sensors = tuple(Sensor(SensorKind.POWER, label, 1) for label in ("rms", "rms_total"))
-    found = families(snapshot(card(reading=reading(sensors=sensors))), schemas=(SCHEMAS["2025"],))
+    found = families_of_cards(
+        snapshot(card(reading=reading(sensors=sensors))), schemas=(SCHEMAS["2025"],)
+    )
     assert set(values(found, "furiosa_npu_hw_power", "label")) == {("rms",), ("rms_2",)}
 
 
@@ -312,7 +315,7 @@ def _cards() -> st.SearchStrategy[list[CardState]]:
             card,
             st.sampled_from(("rngd", "warboy")),
             st.integers(0, 3),
-            state=st.sampled_from(State),
+            state=st.sampled_from(HealthState),
             reason=TEXTS,
             reading=st.none() | _readings(),
             uuid=text,
@@ -345,19 +348,21 @@ def test_whatever_the_hardware_says_the_page_stays_readable(
             max_size=6,
         )
     )
-    metrics = families(
-        snapshot(*found),
-        *assignments,
-        schemas=(SCHEMAS[schema],),
-        hostname=hostname,
-        pod_labels=pod_labels,
+    page, as_openmetrics = (
+        page_of_cards(
+            snapshot(*found),
+            *assignments,
+            schemas=(SCHEMAS[schema],),
+            hostname=hostname,
+            pod_labels=pod_labels,
+            openmetrics=openmetrics,
+        )
+        for openmetrics in (False, True)
     )
-    page = b"".join(render(metric, openmetrics=False) for metric in metrics)
-    as_openmetrics = b"".join(render(metric, openmetrics=True) for metric in metrics)
     assert page == as_openmetrics  # `Page` renders the cards once for both
     told = parsed(page, openmetrics=False)
-    assert series(told) == series(parsed(page + b"# EOF\n", openmetrics=True)) == series(metrics)
-    info = [metric for metric in metrics if metric.name == "furiosa_npu_info"]
+    assert series(told) == series(parsed(page + b"# EOF\n", openmetrics=True))
+    info = [metric for metric in told if metric.name == "furiosa_npu_info"]
     assert len(series(info)) == len(found)
 
 
@@ -369,7 +374,8 @@ def test_each_vendors_cards_are_described_by_its_own_schema() -> None:
     one = card(reading=reading(alive=True))
     other = replace(one, id="B", card=replace(one.card, family="anvil", index=1))
     found = {
-        metric.name: metric for metric in families(snapshot(one, other), schemas=(ours, theirs))
+        metric.name: metric
+        for metric in families_of_cards(snapshot(one, other), schemas=(ours, theirs))
     }
     assert [sample.labels["device"] for sample in found["acme_alive"].samples] == ["npu1"]
     assert [sample.labels["device"] for sample in found["furiosa_npu_alive"].samples] == ["npu0"]

@@ -20,12 +20,11 @@ from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.inventory.inventory import read_once
-from npu_agent.outputs.prometheus import cards
-from npu_agent.outputs.prometheus.text import render
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import management, tree, write
-from tests.outputs.prometheus.helpers import RESOURCE, families, held, own, parsed, series
+from tests.outputs.helpers import RESOURCE
+from tests.outputs.prometheus.helpers import held, own, own_page, page_of_cards, parsed, series
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_000.0
@@ -105,18 +104,17 @@ def _pinned(found: Snapshot) -> Snapshot:
 
 def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -> str:
     """A page as `npu_agent.outputs.prometheus.page` puts it together, but for ``process_*``."""
-    metrics = cards.families(
+    text = page_of_cards(
         found,
-        [*holders(found.cards), held("GPU-1", "other", "nvidia.com/gpu")],
+        *holders(found.cards),
+        held("GPU-1", "other", "nvidia.com/gpu"),
         schemas=(SCHEMAS[schema],),
-        hostname="node-1",
-        pod_labels=True,
-        resources={RESOURCE},
-    )
+        openmetrics=openmetrics,
+    ).decode()
     counts = Counts(messages=2)
     counts.allocated("granted", 0.0007)
     counts.preferred["one card"] += 1
-    metrics += families(
+    text += own_page(
         own(
             (SessionStatus(resource=RESOURCE, phase=SessionPhase.REGISTERED), counts),
             monotonic=NOW,
@@ -126,9 +124,9 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -
             reading_failures={("warboy", "npu0", "hung"): 1},
             restarts=Counter(inventory=0),
             page_failures=Counter(cards=0),
-        )
-    )
-    text = b"".join(render(metric, openmetrics=openmetrics) for metric in metrics).decode()
+        ),
+        openmetrics=openmetrics,
+    ).decode()
     return re.sub('python="[^"]*"', 'python="3"', text) + ("# EOF\n" if openmetrics else "")
 
 

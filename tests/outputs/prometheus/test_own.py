@@ -7,14 +7,15 @@ import pytest
 from npu_agent.core.counts import RESULTS, Counts
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.outputs.prometheus.own import DEFINITIONS
-from npu_agent.outputs.prometheus.text import render
+from tests.outputs.helpers import RESOURCE
 from tests.outputs.prometheus.helpers import (
-    RESOURCE,
     card,
     families,
     own,
+    own_page,
     parsed,
     reading,
+    series,
     snapshot,
     values,
 )
@@ -144,12 +145,9 @@ def test_counts_of_other_parts() -> None:
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_both_formats_can_be_read(openmetrics: bool) -> None:
-    metrics = families(own(events={'"\n\ud800': 1}))
-    page = b"".join(render(metric, openmetrics=openmetrics) for metric in metrics)
-    page += b"# EOF\n" if openmetrics else b""
-    assert [metric.name for metric in parsed(page, openmetrics=openmetrics)] == [
-        metric.name for metric in metrics
-    ]
+    state = own(events={'"\n\ud800': 1})
+    page = own_page(state, openmetrics=openmetrics) + (b"# EOF\n" if openmetrics else b"")
+    assert series(parsed(page, openmetrics=openmetrics)) == series(families(state))
 
 
 def test_names_say_what_they_are() -> None:

@@ -5,21 +5,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from gzip import compress as zipped
 
 from npu_agent.core.counts import Counts, Histogram
 from npu_agent.core.hardware import (
     CardState,
     CoreRange,
     CoreReading,
+    HealthState,
     Oddity,
     Reading,
     Sensor,
     SensorKind,
     Snapshot,
-    State,
 )
-from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise, device_id
 from npu_agent.core.problems import unready
 from npu_agent.core.state import (
@@ -37,9 +36,13 @@ from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
+from tests.outputs.helpers import RESOURCE, holdings
+from tests.until import first
 
-RESOURCE = "beta.furiosa.ai/npu"
-PROMETHEUS = b"# TYPE furiosa_npu_alive gauge\nfuriosa_npu_alive 1\n"
+PROMETHEUS = b"# TYPE furiosa_npu_alive gauge\n" + b"".join(
+    f'furiosa_npu_alive{{device="npu{number}"}} 1\n'.encode() for number in range(50)
+)
+"""Large enough to be compressed."""
 
 
 def reading(
@@ -75,7 +78,9 @@ def read(state: CardState, **figures: float) -> CardState:
 
 
 def fenced(state: CardState, reason: str, ago: float) -> CardState:
-    health = replace(state.health, state=State.UNHEALTHY, reason=reason, since=time.time() - ago)
+    health = replace(
+        state.health, state=HealthState.UNHEALTHY, reason=reason, since=time.time() - ago
+    )
     return replace(state, health=health)
 
 
@@ -126,11 +131,6 @@ class Scene:
             registrations=self.registrations,
         )
         devices = advertise(self.snapshot, wanted[0], self.disabled)
-        cards = [card.card for card in self.cards]
-        ledger = Ledger().answered(
-            self.holdings.assignments, 1.0, cards=cards, resources={RESOURCE}
-        )
-        held_now = ledger.holdings(self.cards)
         return AgentState(
             version=self.version,
             node=self.node,
@@ -139,7 +139,7 @@ class Scene:
             now=time.time(),
             monotonic=time.monotonic(),
             snapshot=self.snapshot,
-            holdings=held_now,
+            holdings=holdings(self.snapshot, *self.holdings.assignments),
             assignments=self.holdings.assignments,
             assignments_error=self.holdings.error,
             resources=(ResourceState(session=session, counts=Counts(), devices=devices),),
@@ -155,19 +155,16 @@ class Scene:
     def pages(self) -> Pages:
         return Pages(metrics=self._metrics, state=self.state, history=self.history)
 
-    async def _metrics(self, *, openmetrics: bool, gzip: bool) -> bytes:
+    async def _metrics(self, *, openmetrics: bool) -> bytes:
         if isinstance(self.metrics, Exception):
             raise self.metrics
-        body = self.metrics + b"# EOF\n" * openmetrics
-        return zipped(body) if gzip else body
+        return self.metrics + b"# EOF\n" * openmetrics
 
 
 async def listening(server: Server) -> tuple[str, int]:
-    async with asyncio.timeout(20):
-        async for address in server.listening.watch():
-            if address is not None:
-                return address
-    raise AssertionError("the feed was closed")
+    address = await first(server.listening, lambda address: address is not None)
+    assert address
+    return address
 
 
 @asynccontextmanager
@@ -217,7 +214,9 @@ def night() -> Scene:
     )
     cards[6] = replace(
         cards[6],
-        health=replace(cards[6].health, state=State.UNKNOWN, reason="the driver does not say"),
+        health=replace(
+            cards[6].health, state=HealthState.UNKNOWN, reason="the driver does not say"
+        ),
     )
     history = History(Feed(Snapshot()))
     for step in range(60, -1, -1):

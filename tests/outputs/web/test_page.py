@@ -146,7 +146,7 @@ def test_a_curve_is_broken_where_nothing_was_read() -> None:
     assert whole.count("<polyline") == 1
     assert curve("Load", ats, [1.0] * 8, 10.0).count("<polyline") == 2
     assert curve("Load", ats, [1.0, 2.0, 3.0, *[nan] * 5], 10.0).count("<polyline") == 1
-    assert curve("Load", ats, [1.0, *[nan] * 7], 10.0) == ""
+    assert curve("Load", ats, [1.0, *[nan] * 7], 10.0) == '<dd></dd><dd class="range"></dd>'
 
 
 @pytest.mark.parametrize("bad", HOSTILE, ids=range(len(HOSTILE)))

@@ -7,7 +7,8 @@ import pytest
 from npu_agent.core.state import SessionPhase
 from npu_agent.outputs.web.page import POLICY
 from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.web.helpers import PROMETHEUS, RESOURCE, Scene, fenced
+from tests.outputs.helpers import RESOURCE
+from tests.outputs.web.helpers import PROMETHEUS, Scene, fenced
 
 
 async def test_metrics_are_passed_on_in_the_form_that_was_asked_for() -> None:

@@ -6,6 +6,7 @@ import errno
 import gzip
 import logging
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +15,7 @@ import pytest
 
 from npu_agent.outputs.web import connections
 from npu_agent.outputs.web.server import Server
+from npu_agent.threads import DaemonThread
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import PROMETHEUS, Scene, listening, read, serving
 from tests.until import until
@@ -378,5 +380,26 @@ async def test_an_address_that_is_not_to_be_had(
     await until(lambda: bool(caplog.records))
     assert remedy in caplog.records[0].__dict__["fields"]["reason"]
     assert "metrics.listen" in caplog.records[0].__dict__["fields"]["reason"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_name_that_is_never_resolved_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr("npu_agent.outputs.web.server._RESOLVE", 0.01)
+    monkeypatch.setattr("npu_agent.outputs.web.server._RESOLVER", DaemonThread("test"))
+    monkeypatch.setattr("npu_agent.outputs.web.server._FIRST", 0.01)
+    monkeypatch.setattr(
+        "npu_agent.outputs.web.server.socket.getaddrinfo",
+        lambda host, port, **_: answered.wait(LIMIT) and [(socket.AF_INET, 0, 0, "", (host, port))],
+    )
+    server = Server(("127.0.0.1", 0), Scene().pages())
+    running = asyncio.create_task(server.run())
+    await until(lambda: bool(caplog.records))
+    assert "is not resolved" in caplog.records[0].__dict__["fields"]["reason"]
+    answered.set()
+    assert await scrape(await listening(server)) == PROMETHEUS  # without help
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
