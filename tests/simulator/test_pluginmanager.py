@@ -10,7 +10,7 @@ import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from npu_agent.core.hardware import State
+from npu_agent.core.hardware import HealthState
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import pluginregistration as wire
 from npu_agent.kubelet.wire import v1alpha1
@@ -274,7 +274,7 @@ async def test_health_ends_with_its_stream_and_devices_that_vanish_are_unknown(
     driver = Driver()
     async with driver.served(root, health=Health(POOL, driver.devices, heartbeat=0.02)):
         await first(manager.health, len)
-        driver.devices.publish(listed(State.HEALTHY))
+        driver.devices.publish(listed(HealthState.HEALTHY))
         await until(lambda: manager.state(DRIVER, POOL, "npu-1")[0] == "Unknown")
         assert manager.state(DRIVER, POOL, "npu-0")[0] == "Healthy"
         before = manager.messages[DRIVER]

@@ -76,6 +76,10 @@ class Container:
     """Slot of the physical card, and core."""
     nodes: frozenset[tuple[str, int]]
     """Each node, and the slot of the card that it is shared within; -1: it is not to be shared."""
+    slot: int
+    """Where its card is."""
+    index: int
+    """Its card's number when it was granted."""
 
 
 class Kubelet(PodResources):
@@ -261,13 +265,19 @@ class Machine(RuleBasedStateMachine):
         self.runner.run(self.agent.publisher.end())
         self.own(self.start(self.agent.name, None))
 
-    @precondition(lambda self: all(name == self.agent.name for name, _ in self.containers))
+    @precondition(
+        lambda self: all(
+            name == self.agent.name and self.cards[one.slot].index == one.index
+            for (name, _), one in self.containers.items()
+        )
+    )
     @rule(what=st.sampled_from(("", "{", '{"version": 3}')))
     def record_damaged(self, what: str) -> None:
         """Only while no agent runs: it would write it again.
 
         Not after a change of the resource's name: then nothing would be left by which a card could
-        be known whose UUID has changed, too.
+        be known whose UUID has changed, too. Nor after a held card was renumbered: then nothing
+        would be left that says which nodes its container was given.
         """
         (self.directory / RECORD).write_text(what)
         self.own(self.start(self.agent.name, None))
@@ -355,6 +365,8 @@ class Machine(RuleBasedStateMachine):
             Assignment("team", f"pod-{self.count}", "main", resource, id_),
             frozenset((physical.slot, core) for core in device.cores),
             frozenset((node, physical.slot if node in shared else -1) for node in device.nodes),
+            physical.slot,
+            physical.index,
         )
 
     @rule(data=st.data())

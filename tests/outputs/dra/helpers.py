@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent.core.claim import ClaimRef, PreparedResult
-from npu_agent.core.hardware import State
+from npu_agent.core.hardware import HealthState
 from npu_agent.core.pool import Description, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.outputs.dra.endpoint import REGISTRY, Endpoint
@@ -21,7 +21,7 @@ POD_UID = "0b0c1bb0-3a5e-4c3f-9d5b-6a3c0c5d7f10"
 POOL = "node-1"
 
 
-def listed(*health: State | str) -> tuple[PoolDevice, ...]:
+def listed(*health: HealthState | str) -> tuple[PoolDevice, ...]:
     """A device for each; a text is why it is unhealthy."""
     return tuple(
         PoolDevice(
@@ -29,7 +29,7 @@ def listed(*health: State | str) -> tuple[PoolDevice, ...]:
             device=devices(
                 state(
                     index=index,
-                    health=State.UNHEALTHY if isinstance(one, str) else one,
+                    health=HealthState.UNHEALTHY if isinstance(one, str) else one,
                     reason=one if isinstance(one, str) else f"is {one.value}",
                 )
             )[0],
@@ -54,7 +54,7 @@ class Driver:
     """A driver that answers what a test puts here."""
 
     devices: Feed[tuple[PoolDevice, ...]] = field(
-        default_factory=lambda: Feed(listed(State.HEALTHY, "it is too hot"))
+        default_factory=lambda: Feed(listed(HealthState.HEALTHY, "it is too hot"))
     )
     prepared: Mapping[str, Prepared] | None = None
     """By UID; None: a device for each claim."""

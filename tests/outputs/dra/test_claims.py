@@ -13,7 +13,7 @@ import pytest
 from npu_agent import files
 from npu_agent.core.claim import PreparedResult
 from npu_agent.core.grant import RefusalError
-from npu_agent.core.hardware import State
+from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.ledger import RECORD
@@ -282,7 +282,7 @@ async def test_an_administrator_is_let_in_beside_the_holder(tmp_path: Path) -> N
 
 
 async def test_a_sick_card_is_refused_unless_tolerated(tmp_path: Path) -> None:
-    room = Room(tmp_path, state(health=State.UNHEALTHY, reason="the driver says dead"))
+    room = Room(tmp_path, state(health=HealthState.UNHEALTHY, reason="the driver says dead"))
     await room.owned()
     room.claim("c", result(ZERO))
     assert await room.prepared("c") == (
@@ -298,7 +298,7 @@ async def test_a_card_that_falls_sick_is_prepared_again(tmp_path: Path) -> None:
     await room.owned()
     room.claim("c", result(ZERO))
     first = await room.prepared()
-    room.have(state(health=State.UNHEALTHY, reason="dead"))
+    room.have(state(health=HealthState.UNHEALTHY, reason="dead"))
     assert await room.prepared() == first
 
 

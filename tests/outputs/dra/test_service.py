@@ -13,7 +13,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from npu_agent.core.claim import ClaimRef, PreparedResult
-from npu_agent.core.hardware import State
+from npu_agent.core.hardware import HealthState
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire import v1 as health_v1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1, v1beta1
@@ -317,7 +317,7 @@ class TestHealth:
             ("npu-0", "HEALTHY", "is healthy"),
             ("npu-1", "UNHEALTHY", "it is too hot"),
         ]
-        driver.devices.publish(listed("gone", State.UNKNOWN, State.HEALTHY))
+        driver.devices.publish(listed("gone", HealthState.UNKNOWN, HealthState.HEALTHY))
         assert self.health(await anext(messages)) == [
             ("npu-0", "UNHEALTHY", "gone"),
             ("npu-1", "HEALTHY", "is unknown"),
@@ -370,15 +370,15 @@ class TestHealth:
             messages = self.stub(channel)
             assert await times() == [1000, 1000]
             now = 2000.0
-            driver.devices.publish(listed(State.HEALTHY, "it is even hotter"))
+            driver.devices.publish(listed(HealthState.HEALTHY, "it is even hotter"))
             assert await times() == [1000, 1000]
             now = 3000.0
-            driver.devices.publish(listed(State.HEALTHY, State.HEALTHY, "dead"))
+            driver.devices.publish(listed(HealthState.HEALTHY, HealthState.HEALTHY, "dead"))
             assert await times() == [1000, 3000, 3000]
             now = 4000.0
-            driver.devices.publish(listed(State.HEALTHY))
+            driver.devices.publish(listed(HealthState.HEALTHY))
             assert await times() == [1000]
-            driver.devices.publish(listed(State.HEALTHY, State.HEALTHY))
+            driver.devices.publish(listed(HealthState.HEALTHY, HealthState.HEALTHY))
             assert await times() == [1000, 4000]
 
     async def test_a_message_has_1024_bytes_and_no_half_character(
