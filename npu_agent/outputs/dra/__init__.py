@@ -1,0 +1,1 @@
+"""DRA: the node's devices for ResourceClaims. `slices` publishes them."""
