@@ -22,6 +22,8 @@ class TroubleKind(enum.Enum):
     """The kubelet does not say which container holds which device."""
     LABELS = "labels"
     """The Node's labels could not be applied."""
+    SLICES = "slices"
+    """What DRA offers could not be published."""
 
     # What the operating system, or somebody at the other end of a connection, answered.
     DENIED = "denied"
