@@ -126,7 +126,7 @@ def plan(
         uid: see `slices`.
         generation: the least one that the pool may have: the scheduler may know it already.
     """
-    present = max([generation, *(_generation(each) for each in live.values())])
+    present = newest(live, generation)
 
     def of(generation: int) -> Plan:
         wanted = slices(devices, driver=driver, node=node, uid=uid, generation=generation)
@@ -148,9 +148,9 @@ def plan(
 
 def differs(live: Slice, wanted: Slice) -> bool:
     """Whether a slice is not as it should be; what the API server adds to it does not count."""
-    owners = live.get("metadata", {}).get("ownerReferences") or ()
+    owners, needed = (each["metadata"].get("ownerReferences") or () for each in (live, wanted))
     return _plain(live.get("spec")) != _plain(wanted["spec"]) or any(
-        owner not in owners for owner in wanted["metadata"]["ownerReferences"]
+        owner not in owners for owner in needed
     )
 
 
@@ -200,7 +200,7 @@ def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
     since = {
         (device["name"], *_what(taint)): taint["timeAdded"]
         for each in live.values()
-        for device in each.get("spec", {}).get("devices") or ()
+        for device in each["spec"].get("devices") or ()
         for taint in device.get("taints") or ()
         if "timeAdded" in taint
     }
@@ -225,6 +225,7 @@ def _what(taint: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(taint.get(key) or "" for key in ("key", "effect", "value"))
 
 
-def _generation(live: Slice) -> int:
-    found = live.get("spec", {}).get("pool", {}).get("generation")
-    return found if isinstance(found, int) else 0
+def newest(live: Mapping[str, Slice], least: int = 0) -> int:
+    """The highest generation of the pool in these slices, or `least`."""
+    pools = (each["spec"]["pool"] for each in live.values())
+    return max([least, *(int(pool["generation"]) for pool in pools)])
