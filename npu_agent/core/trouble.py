@@ -16,6 +16,8 @@ class TroubleKind(enum.Enum):
     """The config file is refused."""
     REGISTRATION = "registration"
     """A resource is not served: no socket, no registration, or another agent's turn."""
+    SLICES = "slices"
+    """What DRA offers could not be published."""
 
     # What the operating system, or somebody at the other end of a connection, answered.
     DENIED = "denied"

@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +22,9 @@ from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
+    from contextlib import AbstractAsyncContextManager
+
+    from aiohttp import ClientResponse, ClientSession
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -38,6 +40,8 @@ _REREAD = 60.0
 401 is rare; client-go waits as long."""
 _CLOSING = 1.0
 """Seconds."""
+_APART = 8
+"""Calls that may be under way beside the one that has its turn."""
 _CLOSED_MEANWHILE = (AssertionError, RuntimeError)
 """What aiohttp raises for a request on a session that was closed under it."""
 
@@ -77,8 +81,8 @@ class Api:
     """The API server, as the agent uses it.
 
     Connects at the first call; the credentials are read then, again when the API server no longer
-    accepts them, and after each failure to reach it. Calls are made one at a time: there are few,
-    and one connection is enough.
+    accepts them, and after each failure to reach it. Calls by `ask` are made one at a time: there
+    are few, and one connection is enough. What cannot wait for others is asked by `ask_apart`.
     """
 
     def __init__(self, *, kubeconfig: Path | None = None, deadline: float = 10.0) -> None:
@@ -92,7 +96,11 @@ class Api:
         self._kubeconfig = kubeconfig
         self._deadline = deadline
         self._calling = asyncio.Lock()
+        self._apart = asyncio.Semaphore(_APART)
+        self._connecting = asyncio.Lock()
         self._session: ClientSession | None = None
+        self._renewed: ClientSession | None = None
+        """The one that was closed last for the next call to connect again."""
         self._credentials: Credentials | None = None
         self._token_read_at = 0.0
 
@@ -107,12 +115,87 @@ class Api:
             async with asyncio.timeout(self._deadline), self._calling:
                 return await self._ask_once_or_twice(request)
         except TimeoutError:
-            attempt = self._named(request.attempt)
-            raise attempt.failed(
-                Kind.TIMEOUT,
-                f"{attempt.server} has not answered within {self._deadline:g} s",
-                "is it overloaded, or does a firewall or NetworkPolicy drop what is sent to it?",
-            ) from None
+            raise self._silent(request, self._deadline) from None
+
+    async def ask_apart(self, request: Request, *, deadline: float | None = None) -> dict[str, Any]:
+        """As `ask`, but beside all other calls: up to eight at the same time.
+
+        Args:
+            request: what is asked.
+            deadline: seconds that it may take; None: as long as any call.
+
+        Raises:
+            ApiError: as `ask`.
+        """
+        seconds = self._deadline if deadline is None else deadline
+        try:
+            async with asyncio.timeout(seconds), self._apart:
+                return await self._ask_once_or_twice(request)
+        except TimeoutError:
+            raise self._silent(request, seconds) from None
+
+    async def watch(
+        self, request: Request, *, silence: float
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a watch, each with ``type`` and ``object``, until the API server ends it.
+
+        On a connection of its own. To be closed by its reader (`contextlib.aclosing`).
+
+        Args:
+            request: a GET with ``watch`` and ``timeoutSeconds`` in its query.
+            silence: seconds without a byte after which the connection counts as broken; more than
+                the request's timeoutSeconds, after which the API server ends it anyway.
+
+        Raises:
+            ApiError: of any kind. Its status is 410 if the resourceVersion is too old: list again.
+        """
+        import aiohttp
+
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._deadline):
+                    session, credentials = await self._connected()
+                    # Other answers are read within 5 minutes: aiohttp's default.
+                    endless = aiohttp.ClientTimeout(total=None)
+                    response = await stack.enter_async_context(
+                        _opened(session, credentials, request, timeout=endless)
+                    )
+                    if response.status != 200:
+                        if response.status == 401:
+                            await self._renew(session)
+                        raise errors.answered(
+                            self._named(request.attempt),
+                            response.status,
+                            response.headers,
+                            await response.content.read(_LARGEST_ERROR),
+                            response.reason,
+                        )
+                rest = bytearray()
+                while True:
+                    async with asyncio.timeout(silence):
+                        chunk = await response.content.readany()
+                    if not chunk:
+                        return
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield _event(self._named(request.attempt), bytes(line))
+                    if len(rest) > _LARGEST:
+                        why = f"the API server sent a line of more than {_LARGEST} bytes"
+                        raise self._named(request.attempt).failed(Kind.GARBAGE, why)
+            except CredentialsError as error:
+                raise request.attempt.failed(Kind.CREDENTIALS, error.what, error.remedy) from error
+            except TimeoutError:
+                raise self._silent(request, silence) from None
+            except (aiohttp.ClientError, OSError, ValueError, *_CLOSED_MEANWHILE) as error:
+                raise errors.failed(self._named(request.attempt), error) from error
+
+    def _silent(self, request: Request, seconds: float) -> ApiError:
+        attempt = self._named(request.attempt)
+        return attempt.failed(
+            Kind.TIMEOUT,
+            f"{attempt.server} has not answered within {seconds:g} s",
+            "is it overloaded, or does a firewall or NetworkPolicy drop what is sent to it?",
+        )
 
     @property
     def known_as(self) -> str:
@@ -128,36 +211,49 @@ class Api:
                 async with asyncio.timeout(_CLOSING):
                     await session.close()
 
+    async def _renew(self, session: ClientSession) -> None:
+        """Has the next call connect again, unless another call has seen to that."""
+        if session is self._session:
+            self._renewed = session
+            await self.close()
+
     async def _ask_once_or_twice(self, request: Request) -> dict[str, Any]:
         try:
-            answer = await self._exchange(request)
+            session, answer = await self._exchange(request)
             if answer.status == 401:
                 # The token was changed on disk, or the login program has to run again.
-                await self.close()
-                answer = await self._exchange(request)
+                await self._renew(session)
+                _, answer = await self._exchange(request)
             return _object(self._named(request.attempt), request, answer)
         except CredentialsError as error:
-            await self.close()
             raise request.attempt.failed(Kind.CREDENTIALS, error.what, error.remedy) from error
-        except ApiError as error:
-            if error.kind in (Kind.UNREACHABLE, Kind.CREDENTIALS):
-                await self.close()  # the next call reads address, CA and credentials again
-            raise
 
-    async def _exchange(self, request: Request) -> _Answer:
-        session, credentials = await self._connected()
-        import aiohttp
-
-        again = request.method == "PATCH"  # which can be repeated here; aiohttp repeats a GET
+    async def _exchange(self, request: Request) -> tuple[ClientSession, _Answer]:
+        again = True
         while True:
+            session, credentials = await self._connected()
+            import aiohttp
+
             try:
-                return await _send(session, credentials, request)
+                return session, await _send(session, credentials, request)
             except (aiohttp.ClientError, OSError, ValueError, *_CLOSED_MEANWHILE) as error:
-                if not (again and _dropped(error)):
-                    raise errors.failed(self._named(request.attempt), error) from error
-                again = False
+                # A PATCH can be repeated here; aiohttp repeats a GET. And whatever another call has
+                # cut short by closing the connection for the sake of new credentials.
+                cut = session is self._renewed
+                if again and (cut or (request.method == "PATCH" and _dropped(error))):
+                    again = False
+                    continue
+                failure = errors.failed(self._named(request.attempt), error)
+                if failure.kind in (Kind.UNREACHABLE, Kind.CREDENTIALS):
+                    # The next call reads address, CA and credentials again.
+                    await self._renew(session)
+                raise failure from error
 
     async def _connected(self) -> tuple[ClientSession, Credentials]:
+        async with self._connecting:
+            return await self._connect()
+
+    async def _connect(self) -> tuple[ClientSession, Credentials]:
         if self._session is None or self._credentials is None:
             found = await _credentials(self._kubeconfig)
             self._token_read_at = time.monotonic()
@@ -235,11 +331,13 @@ def _kubeconfig(given: Path | None) -> tuple[str, bool]:
     return paths, any(os.path.exists(expand(each)) for each in paths.split(os.pathsep) if each)  # noqa: PTH110
 
 
-async def _send(session: ClientSession, credentials: Credentials, request: Request) -> _Answer:
+def _opened(
+    session: ClientSession, credentials: Credentials, request: Request, **options: Any
+) -> AbstractAsyncContextManager[ClientResponse]:
     headers = {"Accept": request.accept, "Content-Type": request.content_type}
     if credentials.authorization:
         headers["Authorization"] = credentials.authorization
-    async with session.request(
+    return session.request(
         request.method,
         f"{credentials.server}{request.path}",
         params=request.query,
@@ -247,7 +345,12 @@ async def _send(session: ClientSession, credentials: Credentials, request: Reque
         data=None if request.body is None else json.dumps(request.body),
         proxy=credentials.proxy,
         server_hostname=credentials.server_name,
-    ) as response:
+        **options,
+    )
+
+
+async def _send(session: ClientSession, credentials: Credentials, request: Request) -> _Answer:
+    async with _opened(session, credentials, request) as response:
         good = 200 <= response.status < 300
         limit = _LARGEST if good else _LARGEST_ERROR
         body = bytearray()
@@ -307,3 +410,25 @@ def _object(attempt: Attempt, request: Request, answer: _Answer) -> dict[str, An
         "is that a Kubernetes API server, or a proxy's page?",
         status=answer.status,
     )
+
+
+def _event(attempt: Attempt, line: bytes) -> dict[str, Any]:
+    """One event of a watch.
+
+    Raises:
+        ApiError: it says that the watch has failed, or is none.
+    """
+    found: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(line)
+    thing = found.get("object") if isinstance(found, dict) else None
+    if not (isinstance(found, dict) and isinstance(thing, dict)):
+        beginning = line[:100].decode("utf-8", "replace")
+        raise attempt.failed(
+            Kind.GARBAGE, f"{attempt.server} sent {one_line(beginning)!r} as an event of a watch"
+        )
+    if found.get("type") == "ERROR":
+        code = thing.get("code")
+        status = code if isinstance(code, int) else 500
+        raise errors.answered(attempt, status, {}, json.dumps(thing).encode(), None)
+    return found

@@ -21,6 +21,9 @@ LONGEST_WAIT = 300.0
 """Seconds: a Retry-After beyond it is a mistake, or a proxy's page for maintenance."""
 
 
+_DRA = ("resourceslices", "resourceclaims")
+
+
 class Kind(enum.Enum):
     """What went wrong, as far as it matters for what to do about it."""
 
@@ -210,6 +213,11 @@ def _forbidden(attempt: Attempt, said: str) -> str:
         who = "the service account " + "/".join(found.groups())
     elif found := re.search(r'User "([^"]+)"', said):
         who = f"the user {found[1]}"
+    if attempt.resource in _DRA:
+        return (
+            f"{who} has no right to {attempt.verb} {attempt.resource}: the component "
+            "k8s/components/dra gives it"
+        )
     return (
         f"{who} has no right to {attempt.verb} {attempt.resource}: the ClusterRole in k8s/ gives "
         "it (get and patch nodes, create and patch events): kubectl apply -k k8s/"
@@ -217,6 +225,8 @@ def _forbidden(attempt: Attempt, said: str) -> str:
 
 
 def _not_found(attempt: Attempt, official: bool) -> str:
+    if attempt.resource in _DRA and attempt.verb in ("list", "watch", "patch"):
+        return "it does not serve resource.k8s.io/v1: DRA needs Kubernetes 1.34 or later"
     if not official:
         return "is that a Kubernetes API server, and is the path in its URL right?"
     if attempt.resource == "nodes":
@@ -224,12 +234,16 @@ def _not_found(attempt: Attempt, official: bool) -> str:
             "NODE_NAME may be wrong: it has to be the name that `kubectl get nodes` shows, and "
             "k8s/daemonset.yaml takes it from spec.nodeName"
         )
+    if attempt.resource == "resourceclaims":
+        return "the claim was deleted"
     return "the namespace does not exist, or the Event has expired"
 
 
 def _conflict(attempt: Attempt) -> str:
     if attempt.resource == "nodes":
         return "the Node was deleted or created again since it was read; it is read again"
+    if attempt.resource in _DRA:
+        return "somebody else has changed it at the same time"
     return "an Event of this name exists, or its namespace is being deleted"
 
 

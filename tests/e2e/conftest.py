@@ -45,7 +45,7 @@ class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no
         module, _, test = nodeid.partition("::")
         if "/journey/" in module:
             return "journey"
-        if module.endswith(("/test_labels.py", "/test_policy.py")):
+        if module.endswith(("/test_dra_slices.py", "/test_labels.py", "/test_policy.py")):
             return "API server"
         return next(kubelet for kubelet in KUBELETS if kubelet in test)
 

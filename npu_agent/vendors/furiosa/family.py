@@ -27,6 +27,8 @@ class Family:
     title: str
     """For people: ``FuriosaAI Warboy``."""
     core_count: int
+    memory_gib: int
+    """GiB of memory that a card has for its cores, an equal part for each."""
     class_dir: str
     """Below /sys/class: the directory with one entry a card."""
     entry: re.Pattern[str]

@@ -28,6 +28,8 @@ FAMILY = Family(
     name="rngd",
     title="FuriosaAI RNGD",
     core_count=_CORES,
+    # HBM3.
+    memory_gib=48,
     class_dir="rngd_mgmt",
     # "!" is how the kernel writes a "/" of a device's name; some drivers put a "_" before mgmt.
     entry=re.compile(r"rngd!npu([0-9]{1,4})_?mgmt"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npu_agent.core.vocabulary import Vocabulary
-from npu_agent.vendors.furiosa import labels, metrics
+from npu_agent.vendors.furiosa import attributes, labels, metrics
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 VOCABULARY = Vocabulary(
@@ -14,5 +14,6 @@ VOCABULARY = Vocabulary(
     label_set="beta",
     metric_schemas=metrics.SCHEMAS,
     metric_schema="0.8",
+    dra=attributes.NAMES,
 )
 """All of it."""

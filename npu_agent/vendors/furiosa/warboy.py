@@ -26,6 +26,8 @@ FAMILY = Family(
     name="warboy",
     title="FuriosaAI Warboy",
     core_count=2,
+    # LPDDR4X.
+    memory_gib=16,
     class_dir="npu_mgmt",
     entry=re.compile(r"npu([0-9]{1,4})_mgmt"),
     product=product,

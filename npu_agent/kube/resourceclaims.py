@@ -1,0 +1,61 @@
+"""ResourceClaims of resource.k8s.io/v1, which the driver only reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npu_agent.kube.client import Api, Request, path
+from npu_agent.kube.errors import ApiError, Attempt, Kind
+
+_GROUP = path("apis", "resource.k8s.io", "v1")
+
+
+async def get(
+    api: Api, namespace: str, name: str, *, deadline: float | None = None
+) -> dict[str, Any]:
+    """A claim as the API server has it; `npu_agent.core.claim.claim_of` reads it.
+
+    Up to eight at the same time, and beside all other calls: the kubelet asks for the claims of
+    several Pods at the same time, and waits for the answer.
+
+    Args:
+        api: the API server.
+        namespace: the claim's.
+        name: the claim's.
+        deadline: seconds that it may take; None: as long as any call.
+
+    Raises:
+        ApiError: of any kind; NOT_FOUND if there is no such claim.
+    """
+    return await api.ask_apart(
+        Request(
+            attempt=Attempt(
+                doing=f"get ResourceClaim {namespace}/{name}", verb="get", resource="resourceclaims"
+            ),
+            method="GET",
+            path=_GROUP + path("namespaces", namespace, "resourceclaims", name),
+            kind="ResourceClaim",
+        ),
+        deadline=deadline,
+    )
+
+
+async def served(api: Api) -> bool:
+    """Whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on.
+
+    Raises:
+        ApiError: of any kind but NOT_FOUND.
+    """
+    request = Request(
+        attempt=Attempt(doing="read what resource.k8s.io/v1 has", verb="get", resource=_GROUP),
+        method="GET",
+        path=_GROUP,
+        kind="APIResourceList",
+    )
+    try:
+        await api.ask_apart(request)
+    except ApiError as error:
+        if error.kind is Kind.NOT_FOUND:
+            return False
+        raise
+    return True

@@ -1,0 +1,368 @@
+"""Keeps the node's ResourceSlices as they should be: when to check, when to write, how to retry.
+
+The kubelet deletes the slices of its node when it starts, a Node's go with it, and anybody may
+delete or change one: they are watched, listed again now and then, and put back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npu_agent.backoff import Backoff
+from npu_agent.core.pool import PoolDevice
+from npu_agent.core.trouble import Trouble, TroubleKind
+from npu_agent.feed import Feed, changes_of
+from npu_agent.kube import Api, ApiError, Kind, node, resourceslices
+from npu_agent.logs import logger
+from npu_agent.outputs.dra import slices
+from npu_agent.outputs.dra.slices import Plan, Slice
+
+log = logger(__name__)
+
+_RELIST = 60.0
+"""Seconds, +-20 %, between two listings: a watch may be broken without anybody noticing."""
+_STEADY = 5.0
+"""Seconds that a watch has to last to count as one that worked."""
+_FIRST, _AWAY_LONGEST, _LONGEST = 0.2, 2.0, 30.0
+"""Seconds between tries: to an API server that is away, and for what needs somebody's help."""
+_AWAY = {Kind.UNREACHABLE, Kind.TIMEOUT, Kind.SERVER, Kind.TOO_MANY, Kind.UNAUTHORIZED}
+_GAP_FIRST, _GAP_LONGEST = 0.1, 1.0
+"""Seconds between two rounds of writes, longer while one follows the other: somebody else may write
+the same slices."""
+_CALM = 10.0
+"""Seconds without a write after which the gap is short again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicesState:
+    """What there is of the node's slices, for readiness, pages and metrics."""
+
+    published: bool = False
+    """Whether all of the devices are in the API server, as far as is known."""
+    generation: int = 0
+    """Of the pool."""
+    slices: int = 0
+    devices: int = 0
+    trouble: Trouble | None = None
+    """Why they cannot be published, or not be watched."""
+    dropped: tuple[str, ...] = ()
+    """The fields that the API server drops, such as ``devices.taints``: a feature is off there."""
+    writes: int = 0
+    """Slices written or deleted so far."""
+
+
+class SlicePublisher:
+    """Publishes the devices of `devices` as ResourceSlices; `state` has how that goes.
+
+    None in `devices` says that nothing is known yet: what is there stays. So it does when the
+    agent ends, as the next one goes on with it.
+    """
+
+    def __init__(
+        self,
+        *,
+        api: Api,
+        node_name: str,
+        driver: str,
+        devices: Feed[tuple[PoolDevice, ...] | None],
+    ) -> None:
+        """Starts nothing yet."""
+        self.state: Feed[SlicesState] = Feed(SlicesState())
+        self._api = api
+        self._node_name = node_name
+        self._driver = driver
+        self._devices = devices
+        self._live: Feed[Mapping[str, Slice] | None] = Feed(None)
+        """By name, the slices there are; None before the first listing."""
+        self._asked: Feed[int] = Feed(0)
+        """How often a listing was asked for, and in `_answered` for how many there was one."""
+        self._answered = 0
+        self._uid: str | None = None
+        self._generation = 1
+        self._accepted: dict[str, tuple[Slice, Slice]] = {}
+        """By name, what was sent last and what the API server made of it."""
+        self._dropped: frozenset[str] = frozenset()
+        self._logged: set[str] = set()
+        self._restarted = False
+        """Whether the API server may have been restarted since the last listing."""
+        self._troubles: dict[str, ApiError] = {}
+        """By what could not be done: ``write``, ``list`` or ``watch``."""
+
+    def ask_now(self) -> None:
+        """Has the slices listed now: the kubelet was restarted and may have deleted them."""
+        self._asked.publish(self._asked.value + 1)
+
+    async def run(self) -> None:
+        """Follows the devices and the API server until cancelled."""
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._follow())
+            parts.create_task(self._write())
+
+    async def withdraw(self) -> None:
+        """Deletes all slices of this driver on this node; for when `run` has ended.
+
+        Raises:
+            ApiError: of any kind.
+        """
+        listing = await resourceslices.read(self._api, self._node_name, self._driver)
+        for name in sorted(listing.slices):
+            await self._delete(name)
+        self.state.publish(SlicesState(writes=self.state.value.writes))
+
+    # --- what there is --------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Keeps `_live` true."""
+        retry, loop = _Retry(_AWAY), asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            doing, error = "list", None
+            try:
+                version = await self._list()
+                self._works("list")
+                if self._restarted:
+                    self._restarted = False
+                    self._forget_dropped()
+                doing = "watch"
+                await self._watch(version)
+            except ApiError as failed:
+                error = failed
+                broken = error.kind in (Kind.UNREACHABLE, Kind.TIMEOUT)
+                self._restarted |= broken
+                # A watch that breaks, or begins with too old a version, is no trouble as long as
+                # the next listing works.
+                if doing == "list" or not (broken or error.status == 410):
+                    self._failed(doing, error)
+            if loop.time() - started > _STEADY:
+                retry.reset()
+                if error is None:
+                    continue
+            await asyncio.sleep(retry.next(error))
+
+    async def _watch(self, version: str) -> None:
+        """Follows the slices for about a minute."""
+        seconds = _RELIST * random.uniform(0.8, 1.2)  # noqa: S311 (spreads load; no secret)
+        watching = resourceslices.watch(
+            self._api, self._node_name, self._driver, version, seconds=seconds
+        )
+        works = asyncio.get_running_loop().call_later(_STEADY, self._works, "watch")
+        try:
+            async with aclosing(watching) as events:
+                async for event in events:
+                    self._see(event["object"], gone=event["type"] == "DELETED")
+        finally:
+            works.cancel()
+
+    def _forget_dropped(self) -> None:
+        """It may be another API server now, with other features: what it drops is found again."""
+        if self._dropped:
+            self._dropped = frozenset()
+            self._accepted.clear()
+            self.ask_now()
+
+    async def _list(self) -> str:
+        """Lists the slices; returns the version from which on they have to be watched."""
+        listing = await resourceslices.read(self._api, self._node_name, self._driver)
+        # What a call has answered in the meantime may be newer.
+        known = {
+            name: each
+            for name, each in (self._live.value or {}).items()
+            if _version(each) > _number(listing.resource_version)
+        }
+        self._live.publish({**listing.slices, **known})
+        return listing.resource_version
+
+    def _see(self, found: Slice, *, gone: bool = False) -> None:
+        """Notes what an event, or the answer to a call, says of a slice."""
+        name, live = found["metadata"]["name"], dict(self._live.value or {})
+        if name in live and _version(live[name]) > _version(found):
+            return  # it happened before the last call
+        live.pop(name, None)
+        if not gone:
+            live[name] = found
+        self._live.publish(live)
+
+    # --- what there should be -------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        """Brings about what is wanted, whenever that or `_live` changes."""
+        # Not the Node: it may have been deleted, and is about to be there again.
+        retry, gap = (
+            _Retry({*_AWAY, Kind.NOT_FOUND}),
+            Backoff(first=_GAP_FIRST, longest=_GAP_LONGEST),
+        )
+        loop = asyncio.get_running_loop()
+        wrote_at = -_CALM
+        async for _ in changes_of(self._live, self._devices, self._asked):
+            writes = self.state.value.writes
+            await self._until_in_place(retry)
+            if self.state.value.writes > writes:
+                if loop.time() - wrote_at > _CALM:
+                    gap.reset()
+                wrote_at = loop.time()
+                await asyncio.sleep(gap.next())
+
+    async def _until_in_place(self, retry: _Retry) -> None:
+        while True:
+            try:
+                await self._bring_about()
+            except ApiError as error:
+                self.state.publish(replace(self.state.value, published=False))
+                self._failed("write", error)
+                await asyncio.sleep(retry.next(error))
+            else:
+                retry.reset()
+                self._works("write")
+                return
+
+    async def _bring_about(self) -> None:
+        """Writes what differs, if anything does.
+
+        Raises:
+            ApiError: of any kind; a part of it may have been written.
+        """
+        if self._answered != self._asked.value:
+            asked = self._asked.value
+            await self._list()
+            self._answered = asked
+        if self._live.value is None or self._devices.value is None:
+            return
+        names = {each["metadata"]["name"] for each in self._plan().apply}
+        if self._uid is None or names - self._live.value.keys():
+            # One that has vanished may have done so with its Node, which was created again.
+            self._uid = (await node.read(self._api, self._node_name)).uid
+        plan = self._plan()
+        while plan.delete or plan.apply:
+            await self._execute(plan)
+            plan = self._plan()  # without taints, if the API server has dropped them
+        live = self._live.value or {}
+        self.state.publish(
+            replace(
+                self.state.value,
+                published=True,
+                generation=self._generation,
+                slices=len(live),
+                devices=sum(len(each["spec"].get("devices") or ()) for each in live.values()),
+                dropped=tuple(sorted(self._dropped)),
+            )
+        )
+
+    def _plan(self) -> Plan:
+        devices = self._devices.value or ()
+        if slices.TAINTS in self._dropped:
+            # Without its taint a device would be allocated. Who holds it keeps it.
+            devices = tuple(device for device in devices if not device.taints)
+        live = self._live.value or {}
+        self._generation = slices.newest(live, self._generation)
+        return slices.plan(
+            {name: self._as_sent(name, each) for name, each in live.items()},
+            devices,
+            driver=self._driver,
+            node=self._node_name,
+            uid=self._uid or "",
+            generation=self._generation,
+        )
+
+    def _as_sent(self, name: str, live: Slice) -> Slice:
+        """A slice that is as the API server has answered counts as what was sent to it."""
+        sent, reply = self._accepted.get(name, (None, None))
+        return sent if sent and reply and not slices.differs(live, reply) else live
+
+    async def _execute(self, plan: Plan) -> None:
+        before = self._live.value or {}
+        for name in plan.delete:
+            await self._delete(name)
+        for wanted in plan.apply:
+            sent = slices.keeping_times(wanted, before)
+            reply = await resourceslices.apply(self._api, sent)
+            self._accepted[sent["metadata"]["name"]] = (sent, reply)
+            self._see(reply)
+            self._wrote()
+            self._note_dropped(slices.dropped(sent, reply))
+        log.info(
+            "ResourceSlices written",
+            node=self._node_name,
+            slices=len(plan.apply),
+            deleted=len(plan.delete),
+            devices=sum(len(each["spec"]["devices"]) for each in plan.apply),
+            generation=slices.newest({each["metadata"]["name"]: each for each in plan.apply}),
+        )
+
+    async def _delete(self, name: str) -> None:
+        if await resourceslices.delete(self._api, name):
+            self._wrote()
+        self._accepted.pop(name, None)
+        live = dict(self._live.value or {})
+        if live.pop(name, None) is not None:
+            self._live.publish(live)
+
+    def _wrote(self) -> None:
+        self.state.publish(replace(self.state.value, writes=self.state.value.writes + 1))
+
+    def _note_dropped(self, fields: tuple[str, ...]) -> None:
+        self._dropped |= set(fields)
+        if unknown := set(fields) - self._logged:
+            self._logged |= unknown
+            log.warning(
+                "the API server drops fields of ResourceSlices: a feature gate is off there",
+                fields=", ".join(sorted(unknown)),
+            )
+
+    # --- what goes wrong ------------------------------------------------------------------------
+
+    def _failed(self, doing: str, error: ApiError) -> None:
+        before = self._troubles.get(doing)
+        self._troubles[doing] = error
+        if before is None or before.kind is not error.kind:
+            log.warning("the ResourceSlices cannot be kept", doing=doing, error=error)
+        self._publish_trouble()
+
+    def _works(self, doing: str) -> None:
+        if self._troubles.pop(doing, None):
+            log.info("the ResourceSlices can be kept again", doing=doing)
+            self._publish_trouble()
+
+    def _publish_trouble(self) -> None:
+        trouble = None
+        known = (self._troubles.get(doing) for doing in ("write", "list", "watch"))
+        if error := next(filter(None, known), None):
+            trouble = Trouble(what=error.what, remedy=error.remedy, kind=TroubleKind.SLICES)
+        self.state.publish(replace(self.state.value, trouble=trouble))
+
+
+class _Retry:
+    """The pauses between tries; another kind of error starts again with a short one."""
+
+    def __init__(self, away: set[Kind]) -> None:
+        """`away` are the kinds that end without anybody's help, so that pauses stay short."""
+        self._away = away
+        self._kind: Kind | None = None
+        self.reset()
+
+    def next(self, error: ApiError | None) -> float:
+        """The seconds to wait after this; None: after something that was only too short."""
+        kind = error.kind if error else None
+        if kind is not self._kind:
+            self._kind = kind
+            longest = _AWAY_LONGEST if kind is None or kind in self._away else _LONGEST
+            self._pause = Backoff(first=_FIRST, longest=longest)
+        return max(self._pause.next(), (error and error.retry_after) or 0.0)
+
+    def reset(self) -> None:
+        """Starts again with a short one."""
+        self._pause = Backoff(first=_FIRST, longest=_AWAY_LONGEST)
+        self._kind = None
+
+
+def _version(found: Mapping[str, Any]) -> int:
+    return _number(found["metadata"].get("resourceVersion"))
+
+
+def _number(version: object) -> int:
+    """A resourceVersion as a number: the higher one is the later one, since Kubernetes 1.35."""
+    return int(version) if isinstance(version, str) and version.isdecimal() else 0

@@ -1,0 +1,77 @@
+"""What DRA calls this vendor's cards: the driver, and the attributes and capacities of a device.
+
+The names are those of the vendor's own DRA driver, so that its users' selectors go on to work;
+`type`, `cores`, `firmwareVersion`, `product` and `serial` are additions.
+"""
+
+from __future__ import annotations
+
+import re
+
+from npu_agent.core.hardware import Card, CoreRange
+from npu_agent.core.pool import Description, DraNames, Value, Version
+from npu_agent.vendors.furiosa.families import FAMILIES
+
+LONGEST = 64
+"""Bytes of an attribute's value: the API server's limit. What is longer is left out, as half of an
+identity would be another card's."""
+
+_PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+_PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_NUMBER = r"(?:0|[1-9][0-9]*)"
+_IDENTIFIER = rf"(?:{_NUMBER}|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)"
+_SEMVER = re.compile(
+    rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}"
+    rf"(?:-{_IDENTIFIER}(?:\.{_IDENTIFIER})*)?"
+    r"(?:\+[0-9a-zA-Z-]+(?:\.[0-9a-zA-Z-]+)*)?"
+)
+"""semver.org, version 2.0.0."""
+
+
+def describe(card: Card, cores: CoreRange) -> Description:
+    """What is published of a card's device with these cores; what is not known is left out."""
+    root = card.switches[0] if card.switches else None
+    found: dict[str, Value | None] = {
+        "index": card.index,
+        "uuid": card.uuid,
+        "arch": card.family,
+        "type": "card" if cores == card.all_cores else "cores",
+        "cores": len(cores),
+        "product": card.product,
+        "serial": card.serial,
+        "driverVersion": version(card.driver_version),
+        "firmwareVersion": version(card.firmware_version),
+        "numaNode": card.numa_node,
+        _PCI_BUS_ID: card.pci_bus_id,
+        _PCIE_ROOT: root if root and _ROOT.fullmatch(root) else None,
+    }
+    known = {name: value for name, value in found.items() if value is not None}
+    memory = FAMILIES[card.family].memory_gib * len(cores) // card.core_count
+    return Description(
+        attributes={name: value for name, value in known.items() if _fits(value)},
+        capacity={"core": str(len(cores)), "memory": f"{memory}Gi"},
+    )
+
+
+def version(text: str | None) -> Version | None:
+    """A driver's ``2025.4.0~dev0, 7e25130`` as the semver ``2025.4.0-dev0+7e25130``.
+
+    None for what is no version by semver, of which the API server takes nothing.
+    """
+    front, _, commit = (text or "").partition(",")
+    number, _, prerelease = front.partition("~")
+    found = number.strip()
+    if prerelease.strip():
+        found += f"-{prerelease.strip()}"
+    if commit.strip():
+        found += f"+{commit.strip()}"
+    return Version(found) if _SEMVER.fullmatch(found) else None
+
+
+def _fits(value: Value) -> bool:
+    return not isinstance(value, str) or len(value.encode()) <= LONGEST
+
+
+NAMES = DraNames(driver="npu.furiosa.ai", claim_kind="furiosa.ai/claim", describe=describe)
+"""All of it."""

@@ -1,0 +1,94 @@
+"""What the API server takes of a ResourceSlice, from k8s.io/kubernetes v1.36.3,
+pkg/apis/resource/validation/validation.go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PRE = r"(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)"
+_SEMVER = re.compile(
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
+    rf"(-{_PRE}(\.{_PRE})*)?(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?",
+    re.ASCII,
+)
+_QUANTITY = re.compile(r"[0-9]+(Ki|Mi|Gi|Ti)?")
+_TAINT_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def faults(found: Mapping[str, Any]) -> list[str]:
+    """Why the API server would refuse a slice; empty if it takes it."""
+    spec = found["spec"]
+    devices = spec["devices"]
+    pool = spec["pool"]
+    tainted = any(device.get("taints") for device in devices)
+    owners = found["metadata"]["ownerReferences"]
+    broken = {
+        "name": not _subdomain(found["metadata"]["name"], 253),
+        "driver": not _subdomain(spec["driver"], 63),
+        "nodeName": not _subdomain(spec["nodeName"], 253),
+        "pool.name": not _subdomain(pool["name"], 253),
+        "pool.generation": not 0 <= pool["generation"] < 2**63,
+        "pool.resourceSliceCount": pool["resourceSliceCount"] < 1,
+        "too many devices": len(devices) > (64 if tainted else 128),
+        "device names twice": len({device["name"] for device in devices}) < len(devices),
+        "controllers": sum(bool(owner.get("controller")) for owner in owners) > 1,
+        "uid": not all(owner["uid"] for owner in owners),
+    }
+    return [
+        *(what for what, wrong in broken.items() if wrong),
+        *(fault for device in devices for fault in _of_device(device)),
+    ]
+
+
+def _of_device(device: Mapping[str, Any]) -> Iterator[str]:
+    if not (re.fullmatch(_LABEL, device["name"]) and len(device["name"]) <= 63):
+        yield f"device name {device['name']!r}"
+    attributes, capacity = device["attributes"], device["capacity"]
+    if len(attributes) + len(capacity) > 32:
+        yield "too many attributes and capacities"
+    for key in (*attributes, *capacity):
+        domain, slash, id_ = key.rpartition("/")
+        if not (_C_IDENTIFIER.fullmatch(id_) and len(id_) <= 32):
+            yield f"attribute {key!r}"
+        if slash and not _subdomain(domain, 63):
+            yield f"domain of attribute {key!r}"
+    for key, value in attributes.items():
+        if len(value) != 1 or not _good(*next(iter(value.items()))):
+            yield f"value {value} of attribute {key}"
+    for key, value in capacity.items():
+        if value.keys() != {"value"} or not _QUANTITY.fullmatch(value["value"]):
+            yield f"capacity {key}: {value}"
+    taints = device.get("taints", [])
+    if len(taints) > 16:
+        yield "too many taints"
+    for taint in taints:
+        if not _TAINT_KEY.fullmatch(taint["key"]):
+            yield f"taint {taint['key']!r}"
+        if taint["effect"] not in ("NoSchedule", "NoExecute", "None"):
+            yield f"effect {taint['effect']!r}"
+        if not re.fullmatch(
+            r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", taint.get("value", "")
+        ):
+            yield f"value {taint['value']!r} of a taint"
+
+
+def _good(kind: str, value: object) -> bool:
+    match kind, value:
+        case "bool", bool():
+            return True
+        case "int", int():
+            return not isinstance(value, bool) and -(2**63) <= value < 2**63
+        case "string", str():
+            return len(value.encode()) <= 64
+        case "version", str():
+            return len(value) <= 64 and _SEMVER.fullmatch(value) is not None
+    return False
+
+
+def _subdomain(text: str, longest: int) -> bool:
+    return len(text) <= longest and _SUBDOMAIN.fullmatch(text) is not None

@@ -1,0 +1,467 @@
+"""Slices are published, kept, put back, and left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from npu_agent.core.hardware import HealthState
+from npu_agent.core.pool import PoolDevice
+from npu_agent.core.trouble import TroubleKind
+from npu_agent.feed import Feed
+from npu_agent.kube import Api, ApiError, Kind, resourceslices
+from npu_agent.outputs.dra import publisher as module
+from npu_agent.outputs.dra.publisher import SlicePublisher, SlicesState
+from tests.kube.helpers import authority, hangs, says, status
+from tests.outputs.dra.api import DRIVER, NODE, SlicesApi, cluster
+from tests.outputs.dra.cards import card, pool_of
+from tests.until import first, until
+
+NAME = f"00000-{DRIVER}-{NODE}"
+SECOND = f"00001-{DRIVER}-{NODE}"
+BACK = 3.0
+"""Seconds within which slices are back, whatever happened to them."""
+
+
+@pytest.fixture(scope="session")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return authority(tmp_path_factory.mktemp("trusted")).ca
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca: Path) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
+
+
+def rngd(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
+    return pool_of(
+        *(
+            card(
+                "rngd",
+                index,
+                health=HealthState.UNHEALTHY if index in sick else HealthState.HEALTHY,
+            )
+            for index in range(count)
+        )
+    )
+
+
+@dataclass
+class World:
+    server: SlicesApi
+    api: Api
+    devices: Feed[tuple[PoolDevice, ...] | None]
+    publisher: SlicePublisher
+
+    @property
+    def state(self) -> SlicesState:
+        return self.publisher.state.value
+
+    async def in_place(self, deadline: float = BACK) -> SlicesState:
+        """Waits until what is wanted is there."""
+
+        def there() -> bool:
+            wanted = [device.name for device in self.devices.value or ()]
+            return (
+                self.state.published and self.server.devices == wanted and bool(self.server.slices)
+            )
+
+        await until(there, "the slices to be in place", deadline=deadline)
+        return self.state
+
+    async def watching(self, times: int = 1) -> None:
+        await until(lambda: self.server.count("watch") >= times)
+
+    async def asked_for(self, call: str) -> None:
+        await until(lambda: any(each.startswith(call) for each in self.server.calls))
+
+    async def quiet(self) -> None:
+        """Lets everything run that has anything to do."""
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(
+    directory: Path, devices: tuple[PoolDevice, ...] | None, server: SlicesApi | None = None
+) -> AsyncIterator[World]:
+    async with cluster(directory) as (fresh, api):
+        if server:
+            fresh.__dict__.update(server.__dict__)
+        feed: Feed[tuple[PoolDevice, ...] | None] = Feed(devices)
+        publisher = SlicePublisher(api=api, node_name=NODE, driver=DRIVER, devices=feed)
+        task = asyncio.create_task(publisher.run())
+        try:
+            yield World(fresh, api, feed, publisher)
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+# What is published.
+
+
+async def test_nothing_is_written_before_anything_is_known(tmp_path: Path) -> None:
+    async with running(tmp_path, None) as world:
+        await world.watching()
+        await world.quiet()
+        assert world.server.writes == []
+        assert world.state == SlicesState()
+        world.devices.publish(rngd(8))
+        state = await world.in_place()
+        assert (state.slices, state.devices, state.generation, state.writes) == (1, 8, 1, 1)
+        assert world.server.slices[NAME]["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+
+
+async def test_no_card_is_an_empty_slice(tmp_path: Path) -> None:
+    async with running(tmp_path, ()) as world:
+        state = await world.in_place()
+        assert (state.slices, state.devices) == (1, 0)
+
+
+async def test_nothing_is_written_while_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RELIST", 1.0)  # the least that a watch can last
+    async with running(tmp_path, rngd(70, sick=(3,))) as world:
+        await world.in_place()
+        writes = list(world.server.writes)
+        world.devices.publish(rngd(70, sick=(3,)))
+        world.publisher.ask_now()
+        world.publisher.ask_now()
+        await until(lambda: world.server.count("list") >= 2)
+        await world.quiet()
+        assert world.server.writes == writes
+        assert len(writes) == world.state.writes == 2
+
+
+async def test_a_sick_card_is_one_write_and_its_taint_keeps_its_time(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(8)) as world:
+        await world.in_place()
+        world.devices.publish(rngd(8, sick=(2,)))
+        await until(lambda: world.server.taints)
+        ((name, (taint,)),) = world.server.taints.items()
+        assert name == rngd(8)[2].name
+        world.devices.publish(rngd(8, sick=(2, 5)))
+        await until(lambda: len(world.server.taints) == 2)
+        assert world.server.taints[name] == [taint]
+        world.devices.publish(rngd(8))
+        await until(lambda: not world.server.taints)
+        assert world.server.writes == [f"apply {NAME}"] * 4
+        assert world.state.generation == 1
+
+
+async def test_nothing_known_any_more_leaves_what_is_there(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        world.devices.publish(None)
+        await world.quiet()
+        assert len(world.server.devices) == 2
+
+
+async def test_more_cards_than_one_slice_holds_and_fewer_again(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(64)) as world:
+        await world.in_place()
+        world.devices.publish(rngd(65))
+        state = await world.in_place()
+        assert (state.slices, state.generation) == (2, 2)
+        world.devices.publish(rngd(3))
+        state = await world.in_place()
+        assert (state.slices, state.generation) == (1, 3)
+        applied, created = f"apply {NAME}", f"apply {SECOND}"
+        assert world.server.writes == [applied, applied, created, f"delete {SECOND}", applied]
+        # (there are, there should be): the pool is incomplete between two calls only.
+        assert world.server.pools == [(1, 1), (1, 2), (2, 2), (1, 2), (1, 1)]
+
+
+# What an agent finds that starts.
+
+
+async def test_an_agent_that_takes_over_writes_nothing(tmp_path: Path) -> None:
+    devices = rngd(70, sick=(69,))
+    async with running(tmp_path, devices) as world:
+        await world.in_place()
+        left = world.server
+    assert len(left.slices) == 2  # a rolling update: the next one goes on with them
+    left.calls.clear()
+    async with running(tmp_path, devices, left) as world:
+        await world.in_place()
+        await world.quiet()
+        assert world.server.writes == []
+        assert world.state.generation == 2
+
+
+async def test_another_drivers_leftovers_of_this_name_are_deleted_first(tmp_path: Path) -> None:
+    left = SlicesApi()
+    pool = {"name": NODE, "generation": 4, "resourceSliceCount": 1}
+    left.add("00000-old-x7k2p", {"driver": DRIVER, "nodeName": NODE, "pool": pool})
+    async with running(tmp_path, rngd(1), left) as world:
+        state = await world.in_place()
+        assert world.server.writes == ["delete 00000-old-x7k2p", f"apply {NAME}"]
+        assert state.generation == 5
+
+
+async def test_a_write_that_ended_halfway_is_completed(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(70)) as world:
+        await world.in_place()
+        left = world.server
+    left.edit(NAME, pool={"name": NODE, "generation": 9, "resourceSliceCount": 2})
+    async with running(tmp_path, rngd(70), left) as world:
+        await world.in_place()
+        assert {each["spec"]["pool"]["generation"] for each in left.slices.values()} == {9}
+
+
+# What others do.
+
+
+async def test_slices_that_are_deleted_are_back(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(70, sick=(1,))) as world:
+        await world.in_place()
+        await world.watching()
+        for name in (NAME, SECOND):
+            world.server.delete(name)
+            await world.in_place()
+        world.server.delete_all()  # as a kubelet does that starts
+        state = await world.in_place()
+        assert world.server.slices.keys() == {NAME, SECOND}
+        # The scheduler may know the generations up to the last one.
+        assert state.generation == 3
+
+
+async def test_what_somebody_changes_is_put_right(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        await world.watching()
+        world.server.edit(NAME, devices=[])
+        await world.in_place()
+        assert world.server.writes == [f"apply {NAME}"] * 2
+
+
+async def test_a_watch_that_is_broken_is_replaced(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        await world.watching()
+        world.server.cut()
+        world.server.delete_all()
+        await world.in_place()
+        await world.watching(2)
+
+
+async def test_a_watch_that_began_too_long_ago_is_no_trouble(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        world.server.instead["watch"] = status(410, "too old resource version")
+        await world.in_place()
+        await world.watching(2)
+        assert world.state.trouble is None
+        world.server.instead.clear()
+        watches = world.server.count("watch")
+        await world.watching(watches + 1)
+        world.server.delete_all()
+        await world.in_place()
+
+
+async def test_a_watch_that_ends_immediately_is_not_repeated_without_a_pause(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        world.server.instead["watch"] = says("")
+        await world.watching(2)
+        await asyncio.sleep(0.5)
+        assert world.server.count("watch") <= 4
+
+
+async def test_a_silent_watch_is_seen_through_when_asked(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        world.server.instead["watch"] = hangs
+        await world.in_place()
+        await world.watching()
+        world.server.slices.clear()
+        await world.quiet()
+        assert not world.server.slices
+        world.publisher.ask_now()  # the kubelet has asked for our name again: it was restarted
+        await world.in_place()
+
+
+async def test_a_silent_watch_is_seen_through_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RELIST", 1.0)
+    monkeypatch.setattr(resourceslices, "_SLACK", 0.1)
+    async with running(tmp_path, rngd(2)) as world:
+        world.server.instead["watch"] = hangs
+        await world.in_place()
+        world.server.slices.clear()
+        await world.in_place(deadline=10)
+
+
+async def test_a_node_that_is_deleted_and_created_again_owns_them_again(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        await world.watching()
+        world.server.node_uid = None
+        world.server.delete_all()
+        await until(lambda: world.server.count("node") >= 3)
+        assert not world.state.published
+        assert world.state.trouble
+        world.server.node_uid = "uid-2"
+        state = await world.in_place()
+        assert world.server.slices[NAME]["metadata"]["ownerReferences"][0]["uid"] == "uid-2"
+        assert state.trouble is None
+
+
+async def test_two_that_write_the_same_slices_do_not_do_so_all_the_time(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        await world.watching()
+        writes = len(world.server.writes)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 1.0
+        while loop.time() < end:
+            if world.server.devices:
+                world.server.edit(NAME, devices=[])
+            await asyncio.sleep(0.005)
+        assert 1 <= len(world.server.writes) - writes <= 6
+
+
+# An API server that is away, or refuses.
+
+
+async def test_slices_are_back_after_an_outage(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        await world.watching()
+        world.server.away = True
+        world.server.cut()
+        trouble = (await first(world.publisher.state, lambda state: state.trouble)).trouble
+        assert trouble
+        assert trouble.kind is TroubleKind.SLICES
+        assert "cannot list the ResourceSlices of this node" in trouble.what
+        world.devices.publish(rngd(3))
+        await first(world.publisher.state, lambda state: not state.published)
+        await asyncio.sleep(2.0)  # the pauses have become as long as they get
+        world.server.slices.clear()
+        world.server.away = False
+        state = await world.in_place()
+        assert state.trouble is None
+
+
+async def test_a_refusal_is_trouble_and_retried_with_pauses(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        world.server.instead["apply"] = status(403, 'User "x" cannot patch')
+        state = await first(world.publisher.state, lambda state: state.trouble)
+        assert "apply ResourceSlice" in str(state.trouble)
+        assert "no right to patch resourceslices" in str(state.trouble)
+        assert not state.published
+        world.server.instead.clear()
+        state = await world.in_place()
+        assert (state.trouble, state.writes) == (None, 1)
+
+
+@pytest.mark.parametrize("code", [409, 422, 429, 500])
+async def test_an_api_server_that_fails_for_a_moment(tmp_path: Path, code: int) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        for call in ("list", "watch", "node", "apply"):
+            world.server.instead = {call: status(code, "not now", Retry_After="0")}
+            await world.asked_for(call)
+        world.server.instead = {}
+        await world.in_place()
+
+
+async def test_the_api_servers_wish_to_wait_is_granted(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        world.server.instead["apply"] = status(429, "busy", Retry_After="1")
+        await until(lambda: world.server.writes)
+        await asyncio.sleep(0.7)
+        assert len(world.server.writes) == 1
+        world.server.instead.clear()
+        await world.in_place()
+
+
+async def test_pauses_are_short_while_it_is_away_and_long_where_somebody_has_to_help() -> None:
+    def pauses(kind: Kind) -> list[float]:
+        retry = module._Retry({Kind.UNREACHABLE})
+        return [retry.next(ApiError("x", kind=kind)) for _ in range(12)]
+
+    away, refused = pauses(Kind.UNREACHABLE), pauses(Kind.FORBIDDEN)
+    assert max(away) <= 2.4
+    assert away[0] <= 0.24
+    assert refused[0] <= 0.24
+    assert 24 <= refused[-1] <= 36
+
+
+# Fields that the API server drops.
+
+
+async def test_without_taints_a_sick_card_is_not_offered(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(3, sick=(1,))) as world:
+        world.server.gates_off = {"taints"}
+        well = [device.name for device in rngd(3) if device.name != rngd(3)[1].name]
+        await until(lambda: world.server.devices == well)
+        state = await first(world.publisher.state, lambda state: state.dropped)
+        assert state.dropped == ("devices.taints",)
+        await world.quiet()
+        writes = list(world.server.writes)
+        world.devices.publish(rngd(3, sick=(1, 2)))
+        await until(lambda: world.server.devices == well[:1])
+        world.devices.publish(rngd(3))
+        await world.in_place()
+        assert len(world.server.writes) == len(writes) + 2
+
+
+async def test_another_api_server_may_keep_taints(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(3, sick=(1,))) as world:
+        world.server.gates_off = {"taints"}
+        await first(world.publisher.state, lambda state: state.dropped and state.published)
+        await world.watching()
+        world.server.away = True
+        world.server.cut()
+        await first(world.publisher.state, lambda state: state.trouble)
+        world.server.gates_off = set()
+        world.server.away = False
+        state = await world.in_place(deadline=6)
+        assert state.dropped == ()
+        assert len(world.server.taints) == 1
+
+
+async def test_whatever_else_is_dropped_is_written_once_only(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(3)) as world:
+        world.server.gates_off = {"capacity"}
+        state = await first(world.publisher.state, lambda state: state.dropped and state.published)
+        assert state.dropped == ("devices.capacity",)
+        world.publisher.ask_now()
+        await world.quiet()
+        assert world.server.writes == [f"apply {NAME}"]
+        world.devices.publish(rngd(2))
+        await world.in_place()
+        world.server.edit(NAME, devices=[])
+        await world.in_place()
+
+
+# The end.
+
+
+async def test_withdrawn_slices_are_deleted(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (server, api):
+        feed: Feed[tuple[PoolDevice, ...] | None] = Feed(rngd(70))
+        publisher = SlicePublisher(api=api, node_name=NODE, driver=DRIVER, devices=feed)
+        task = asyncio.create_task(publisher.run())
+        await first(publisher.state, lambda state: state.published)
+        task.cancel()
+        await asyncio.wait([task])
+        assert len(server.slices) == 2
+        await publisher.withdraw()
+        assert not server.slices
+        assert publisher.state.value == SlicesState(writes=4)
+        await publisher.withdraw()
+        server.instead["list"] = status(403, "no")
+        with pytest.raises(ApiError):
+            await publisher.withdraw()

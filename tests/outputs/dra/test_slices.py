@@ -1,0 +1,298 @@
+"""ResourceSlices of pools, and what has to be written for them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npu_agent.core.hardware import CardState, HealthState
+from npu_agent.core.pool import PoolDevice
+from npu_agent.outputs.dra import slices as module
+from npu_agent.outputs.dra.slices import (
+    Plan,
+    differs,
+    dropped,
+    keeping_times,
+    name,
+    plan,
+    slices,
+)
+from tests.outputs.deviceplugin.helpers import golden
+from tests.outputs.dra.cards import card, pool_of
+from tests.outputs.dra.rules import faults
+
+GOLDEN = Path(__file__).parent / "golden"
+WHERE = {"driver": "npu.furiosa.ai", "node": "npu-node-1", "uid": "7b0c6b1e-2f5f-4d8c-8b3f-1"}
+
+
+def made(devices: tuple[PoolDevice, ...], generation: int = 1) -> tuple[dict[str, Any], ...]:
+    return slices(devices, **WHERE, generation=generation)
+
+
+def live(*found: Mapping[str, Any]) -> dict[str, Any]:
+    """As the API server answers: a deep copy, with what it adds and without what it omits."""
+    answer = {}
+    for at, each in enumerate(copy.deepcopy(found)):
+        meta = {**each["metadata"], "uid": f"uid-{at}", "resourceVersion": str(100 + at)}
+        spec = {key: value for key, value in each["spec"].items() if value != []}
+        for device in spec.get("devices", ()):
+            for taint in device.get("taints", ()):
+                taint.setdefault("timeAdded", "2026-01-01T00:00:00Z")
+        answer[meta["name"]] = {**each, "metadata": meta, "spec": spec}
+    return answer
+
+
+def planned(
+    there: Mapping[str, Any], devices: tuple[PoolDevice, ...], generation: int = 1, **where: str
+) -> Plan:
+    return plan(there, devices, **(WHERE | where), generation=generation)
+
+
+def rngd(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
+    return pool_of(
+        *(
+            card(
+                "rngd",
+                index,
+                health=HealthState.UNHEALTHY if index in sick else HealthState.HEALTHY,
+            )
+            for index in range(count)
+        )
+    )
+
+
+# What they are.
+
+PICTURES: dict[str, tuple[CardState, ...]] = {
+    "warboy": (card("warboy", 0),),
+    "rngd-8": tuple(card("rngd", index) for index in range(8)),
+    "mixed": (card("warboy", 0), card("rngd", 0), card("rngd", 1)),
+    "sick": (card("rngd", 0), card("rngd", 1, health=HealthState.UNHEALTHY), card("rngd", 2)),
+    "none": (),
+    "rngd-70": tuple(card("rngd", index) for index in range(70)),
+}
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_slices_are_the_golden_ones(picture: str) -> None:
+    found = made(pool_of(*PICTURES[picture], evict=picture == "sick"))
+    # Without YAML's references for what the slices share.
+    text = yaml.safe_dump_all(
+        json.loads(json.dumps(found)), sort_keys=False, default_flow_style=None, width=1000
+    )
+    assert text == golden(GOLDEN / f"{picture}.yaml", text)
+    assert [faults(each) for each in found] == [[]] * len(found)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [(0, [0]), (1, [1]), (64, [64]), (65, [64, 1]), (128, [64, 64]), (129, [64, 64, 1])],
+)
+def test_no_slice_has_more_devices_than_may_be_tainted(count: int, sizes: list[int]) -> None:
+    found = made(rngd(count, sick=tuple(range(count))))
+    assert [len(each["spec"]["devices"]) for each in found] == sizes
+    assert {each["spec"]["pool"]["resourceSliceCount"] for each in found} == {len(sizes)}
+    assert [faults(each) for each in found] == [[]] * len(sizes)
+
+
+def test_the_order_of_slices_and_devices_is_that_of_the_cards() -> None:
+    found = made(rngd(70))
+    assert [each["metadata"]["name"] for each in found] == [
+        "00000-npu.furiosa.ai-npu-node-1",
+        "00001-npu.furiosa.ai-npu-node-1",
+    ]
+    indexes = [
+        device["attributes"]["index"]["int"] for each in found for device in each["spec"]["devices"]
+    ]
+    assert indexes == list(range(70))
+
+
+def test_the_rules_of_the_tests_find_what_the_api_server_refuses() -> None:
+    (good,) = made(rngd(2, sick=(0,)))
+    device = good["spec"]["devices"][0]
+    for change in (
+        {"name": "NPU-0"},
+        {"attributes": {"uuid": {"string": "x" * 65}}},
+        {"attributes": {"uuid": {"string": "\u00e9" * 33}}},
+        {"attributes": {"driverVersion": {"version": "1.2"}}},
+        {"attributes": {"a" * 33: {"int": 1}}},
+        {"attributes": {"index": {"int": 2**63}}},
+        {"attributes": {f"a{at}": {"int": at} for at in range(31)}},
+        {"taints": [{"key": "a/b", "effect": "Never"}]},
+    ):
+        bad = {**good, "spec": {**good["spec"], "devices": [{**device, **change}]}}
+        assert faults(bad), change
+
+
+# Names.
+
+
+@given(st.integers(0, 300), st.integers(1, 253), st.integers(1, 63))
+def test_names_are_valid_however_long_the_nodes_is(at: int, node: int, driver: int) -> None:
+    # A dot or a dash wherever the name may be cut.
+    node_name, driver_name = ("ab.c-d" * 50)[:node].rstrip(".-"), ("a.b" * 30)[:driver].rstrip(".")
+    found = slices((), driver=driver_name, node=node_name, uid="u", generation=1)
+    assert faults(found[0]) == []
+    assert name(at, driver_name, node_name) == name(at, driver_name, node_name)
+    assert name(at, driver_name, node_name) != name(at + 1, driver_name, node_name)
+
+
+def test_long_names_of_two_nodes_differ() -> None:
+    one, other = (name(0, "npu.furiosa.ai", "n" * 252 + end) for end in "ab")
+    assert one != other
+    assert len(one) == len(other) == 253
+
+
+# What has to be written.
+
+
+def test_nothing_is_written_while_nothing_changes() -> None:
+    for devices in (rngd(8, sick=(3,)), rngd(70), ()):
+        assert planned(live(*made(devices)), devices) == Plan()
+
+
+def test_a_pool_that_is_not_there_is_created() -> None:
+    found = planned({}, rngd(8))
+    assert (found.delete, found.apply) == ((), made(rngd(8), 1))
+
+
+def test_one_changed_slice_is_changed_in_place() -> None:
+    found = planned(live(*made(rngd(8), 5)), rngd(8, sick=(2,)))
+    assert (found.delete, found.apply) == ((), made(rngd(8, sick=(2,)), 5))
+    # One of two as well: the pool stays complete, and each state of it is a good one.
+    there = live(*made(rngd(70), 5))
+    found = planned(there, rngd(70, sick=(69,)))
+    assert found.apply == made(rngd(70, sick=(69,)), 5)[1:]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "delete", "apply"),
+    [(64, 65, 0, 2), (65, 64, 1, 1), (70, 0, 1, 1), (129, 128, 1, 2)],
+)
+def test_several_calls_are_another_generation(
+    before: int, after: int, delete: int, apply: int
+) -> None:
+    found = planned(live(*made(rngd(before), 5)), rngd(after))
+    assert (len(found.delete), len(found.apply)) == (delete, apply)
+    assert found.apply == made(rngd(after), 6)
+
+
+def test_two_changed_slices_are_another_generation() -> None:
+    found = planned(live(*made(rngd(70), 5)), rngd(70, sick=(0, 69)))
+    assert found.apply == made(rngd(70, sick=(0, 69)), 6)
+
+
+def test_a_write_that_ended_halfway_is_completed() -> None:
+    old, new = made(rngd(70), 5), made(rngd(70, sick=(0, 69)), 6)
+    found = planned(live(new[0], old[1]), rngd(70, sick=(0, 69)))
+    assert (found.delete, found.apply) == ((), new[1:])
+
+
+def test_slices_of_another_name_are_deleted() -> None:
+    devices = rngd(2)
+    other = copy.deepcopy(made(devices)[0])
+    other["metadata"]["name"] = "00000-npu.furiosa.ai-npu-node-1-x7k2p"
+    found = planned(live(*made(devices), other), devices)
+    assert found == Plan(delete=(other["metadata"]["name"],))
+
+
+def test_the_generation_never_goes_back() -> None:
+    found = planned({}, rngd(1), generation=7)
+    assert found.apply == made(rngd(1), 7)
+    assert planned({}, rngd(70), generation=7).apply == made(rngd(70), 8)
+
+
+def test_a_node_that_was_created_again_owns_them() -> None:
+    found = planned(live(*made(rngd(1))), rngd(1), uid="another")
+    assert [each["metadata"]["ownerReferences"][0]["uid"] for each in found.apply] == ["another"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nodeName": "another"},
+        {"pool": {"name": "npu-node-1", "generation": 1, "resourceSliceCount": 2}},
+        {"devices": []},
+        {"allNodes": True},
+    ],
+)
+def test_whatever_somebody_changes_is_put_right(change: dict[str, Any]) -> None:
+    (there,) = live(*made(rngd(1))).values()
+    assert not differs(there, made(rngd(1))[0])
+    assert differs({**there, "spec": {**there["spec"], **change}}, made(rngd(1))[0])
+
+
+def test_any_change_of_a_device_is_a_difference_and_its_taints_time_is_none() -> None:
+    wanted = made(rngd(2, sick=(1,)))[0]
+    (there,) = live(wanted).values()
+    taint = there["spec"]["devices"][1]["taints"][0]
+    taint["timeAdded"] = "2001-01-01T00:00:00Z"
+    assert not differs(there, wanted)
+    for key, value in (("effect", "NoExecute"), ("key", "other"), ("value", "x")):
+        before = dict(taint)
+        taint[key] = value
+        assert differs(there, wanted), key
+        taint.clear()
+        taint.update(before)
+    there["spec"]["devices"][0]["attributes"]["index"]["int"] = 9
+    assert differs(there, wanted)
+
+
+# The replies.
+
+
+def test_what_the_api_server_drops_is_named_once() -> None:
+    sent = made(rngd(3, sick=(0, 2)))[0]
+    (reply,) = live(sent).values()
+    assert dropped(sent, reply) == ()
+    for device in reply["spec"]["devices"]:
+        device.pop("taints", None)
+    assert dropped(sent, reply) == (module.TAINTS,)
+    del reply["spec"]["devices"][1]["attributes"]["uuid"], reply["spec"]["nodeName"]
+    assert dropped(sent, reply) == ("devices.attributes.uuid", module.TAINTS, "nodeName")
+
+
+def test_an_empty_list_that_is_omitted_was_not_dropped() -> None:
+    (sent,) = made(())
+    (reply,) = live(sent).values()
+    assert "devices" not in reply["spec"]
+    assert dropped(sent, reply) == ()
+
+
+# The times of taints.
+
+
+def times(found: Mapping[str, Any]) -> list[str | None]:
+    return [
+        taint.get("timeAdded")
+        for device in found["spec"]["devices"]
+        for taint in device.get("taints", ())
+    ]
+
+
+def test_a_taint_keeps_its_time_and_a_new_one_gets_the_servers() -> None:
+    there = live(*made(rngd(3, sick=(1,))))
+    wanted = made(rngd(3, sick=(1, 2)))[0]
+    assert times(keeping_times(wanted, there)) == ["2026-01-01T00:00:00Z", None]
+    assert times(wanted) == [None, None]
+
+
+def test_another_effect_is_another_taint() -> None:
+    there = live(*made(rngd(1, sick=(0,))))
+    sick = card("rngd", 0, health=HealthState.UNHEALTHY)
+    (evicting,) = made(pool_of(sick, evict=True))
+    assert times(keeping_times(evicting, there)) == [None]
+
+
+def test_a_device_keeps_its_taints_time_in_another_slice() -> None:
+    there = live(*made(rngd(65, sick=(64,))))
+    (wanted,) = made(rngd(65, sick=(64,))[1:])
+    assert times(keeping_times(wanted, there)) == ["2026-01-01T00:00:00Z"]

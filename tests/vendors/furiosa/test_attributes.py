@@ -1,0 +1,155 @@
+"""What DRA publishes of a card, whatever its driver has written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from npu_agent.core.hardware import Card, CoreRange
+from npu_agent.core.pool import Value, Version
+from npu_agent.outputs.dra.slices import slices
+from npu_agent.vendors.furiosa import parse
+from npu_agent.vendors.furiosa.attributes import NAMES, describe, version
+from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.deviceplugin.helpers import state
+from tests.outputs.dra.cards import card as told_card
+from tests.outputs.dra.cards import pool_of
+from tests.outputs.dra.rules import faults
+
+RAW = st.one_of(
+    st.none(),
+    st.binary(max_size=80),
+    st.text(min_size=50, max_size=120).map(str.encode),
+    st.sampled_from([b"E23A7C54-0000-4E50-8000-6E70752D6167\n", b"0000:6d:00.0", b"-1\n", b"7\n"]),
+)
+PIECES = ("1", "01", ".", "~", ",", " ", "+", "-", "dev0", "7e25130", "é", "\u0661", "x" * 62)
+VERSION = st.one_of(
+    RAW,
+    st.lists(st.sampled_from(PIECES), max_size=9).map(lambda parts: "".join(parts).encode()),
+    st.from_regex(r"\A[0-9]{1,4}(\.[0-9]{1,2}){2}(~[a-z0-9.-]{1,50})?(, [0-9a-f]{1,60})?\Z").map(
+        str.encode
+    ),
+)
+SWITCHES = st.lists(
+    st.sampled_from(["pci0000:16", "pci10000:e1", "0000:16:01.0", "pci", "pci0000:16\n", "é" * 40]),
+    max_size=2,
+).map(tuple)
+
+
+@given(
+    st.sampled_from(list(FAMILIES)),
+    st.integers(0, 9999),
+    st.tuples(RAW, RAW, RAW, RAW),
+    st.tuples(VERSION, VERSION),
+    SWITCHES,
+)
+@example("rngd", 0, (None,) * 4, (b"1.2.3, " + b"a" * 58, b"1.2.3, " + b"a" * 59), ())
+def test_whatever_the_driver_writes_the_slice_is_valid(
+    family: str,
+    index: int,
+    files: tuple[bytes | None, ...],
+    versions: tuple[bytes | None, ...],
+    switches: tuple[str, ...],
+) -> None:
+    uuid, serial, address, numa = files
+    card = state(
+        family,
+        index,
+        uuid=parse.identifier(uuid),
+        serial=parse.identifier(serial),
+        pci_bus_id=parse.pci_address(address),
+        numa_node=parse.numa_node(numa),
+        driver_version=parse.text(versions[0]),
+        firmware_version=parse.text(versions[1]),
+        switches=switches,
+    )
+    (found,) = slices(pool_of(card), driver=NAMES.driver, node="n1", uid="u", generation=1)
+    assert faults(found) == []
+    # Never a part of what identifies a card.
+    described = attributes(card.card)
+    assert described.get("uuid") in (None, card.card.uuid)
+    assert described.get("serial") in (None, card.card.serial)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1.9.2, 3def9c2", "1.9.2+3def9c2"),
+        ("2025.4.0~dev2, 0e9e56a", "2025.4.0-dev2+0e9e56a"),
+        ("2025.4.0~dev2", "2025.4.0-dev2"),
+        ("1.9.2", "1.9.2"),
+        ("1.9.2,", "1.9.2"),
+        (" 1.9.2 ~ rc.1 , 3def9c2 ", "1.9.2-rc.1+3def9c2"),
+        ("1.9", None),
+        ("1.09.2", None),
+        ("1.9.2~rc_1", None),
+        ("v1.9.2", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_version_is_semver_or_left_out(text: str | None, expected: str | None) -> None:
+    found = version(text)
+    assert found == expected
+    assert found is None or isinstance(found, Version)
+
+
+def attributes(card: Card) -> dict[str, Value]:
+    return dict(describe(card, card.all_cores).attributes)
+
+
+def test_everything_that_is_known_is_published() -> None:
+    card = told_card("rngd", 1).card
+    assert attributes(card) == {
+        "index": 1,
+        "uuid": "2E5EADE0-1200-4E50-8000-000000000001",
+        "arch": "rngd",
+        "type": "card",
+        "cores": 8,
+        "product": "rngd",
+        "serial": "SN000001",
+        "driverVersion": "2025.4.0-dev2+0e9e56a",
+        "firmwareVersion": "2025.4.0+9a1f0c3",
+        "numaNode": 0,
+        "resource.kubernetes.io/pciBusID": "0000:18:00.0",
+        "resource.kubernetes.io/pcieRoot": "pci0000:17",
+    }
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    card = FAMILIES["warboy"].card(0, product="warboyB0")
+    assert attributes(card) == {
+        "index": 0,
+        "arch": "warboy",
+        "type": "card",
+        "cores": 2,
+        "product": "warboyB0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "cores", "core", "memory"),
+    [
+        ("rngd", CoreRange(0, 7), "8", "48Gi"),
+        ("rngd", CoreRange(4, 7), "4", "24Gi"),
+        ("rngd", CoreRange(2, 3), "2", "12Gi"),
+        ("rngd", CoreRange(5, 5), "1", "6Gi"),
+        ("warboy", CoreRange(0, 1), "2", "16Gi"),
+        ("warboy", CoreRange(1, 1), "1", "8Gi"),
+    ],
+)
+def test_cores_have_their_part_of_the_memory(
+    family: str, cores: CoreRange, core: str, memory: str
+) -> None:
+    found = describe(FAMILIES[family].card(0, product=family), cores)
+    assert found.capacity == {"core": core, "memory": memory}
+    whole = len(cores) == FAMILIES[family].core_count
+    assert found.attributes["type"] == ("card" if whole else "cores")
+    assert found.attributes["cores"] == len(cores)
+
+
+@pytest.mark.parametrize("switches", [(), ("0000:16:01.0",), ("pci16", "pci0000:16")])
+def test_what_is_no_root_complex_is_not_published_as_one(switches: tuple[str, ...]) -> None:
+    card = FAMILIES["rngd"].card(0, product="rngd", switches=switches)
+    assert "resource.kubernetes.io/pcieRoot" not in attributes(card)
