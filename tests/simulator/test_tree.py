@@ -366,7 +366,7 @@ def test_a_card_is_never_listed_without_its_files(
 
         monkeypatch.setattr(tree._Tree, name, step)
 
-    for name in ("_write_file", "_make_node", "_make_link", "_remove"):
+    for name in ("_put", "_remove"):
         watch(name)
     apply_fault(root, "npu0", "gone")
     assert steps[-1] == (False, False)
