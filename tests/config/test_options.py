@@ -206,6 +206,7 @@ def test_help_says_meaning_and_default() -> None:
         assert f"{key.option} " in text
         assert key.description in text
     assert "--interval SECONDS Seconds between two readings" in text
+    assert "health: When a card is taken out of service and brought back." in text
     assert "--default-pe {Fusion,Single} What one device is" in text
     assert "(default: beta)" in text
     assert "(default: true)" in text

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,7 +13,9 @@ from npu_agent.config import (
     MetricsConfig,
     default_config,
     disabled_for,
+    schema,
 )
+from npu_agent.config.kinds import number
 from npu_agent.config.schema import keys_of, schema_of
 from npu_agent.vendors import WORDS
 
@@ -95,8 +98,24 @@ def test_keys_that_wait_for_a_restart() -> None:
 def test_every_number_has_limits() -> None:
     numbers = [key.kind.json for key in KEYS if key.kind.json.get("type") in ("integer", "number")]
     assert len(numbers) == 7
-    for schema in numbers:
-        assert 0 < schema["minimum"] < schema["maximum"]
+    for limits in numbers:
+        assert 0 < limits["minimum"] < limits["maximum"]
+
+
+def test_a_new_key_is_one_entry() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class NewConfig(schema.Config):
+        """With one key more."""
+
+        drain_after: float | None = schema._restart(
+            None, "Seconds until it is drained.", number(float, 1, 9, "seconds")
+        )
+
+    keys = schema._group(NewConfig, WORDS).keys
+    assert set(keys) - set(schema_of(WORDS).keys) == {"drainAfter"}
+    key = keys["drainAfter"]
+    assert (key.option, key.live, key.optional) == ("--drain-after", False, True)
+    assert (key.kind.must, key.kind.placeholder) == ("a number (seconds)", "SECONDS")
 
 
 def test_values_are_immutable() -> None:
