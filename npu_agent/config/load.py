@@ -167,25 +167,21 @@ class _Reader:
         return defaults
 
     def value(self, node: Node, kind: Kind, key: str, *, optional: bool = False) -> Any:
-        try:
-            match kind, node:
-                case _, Scalar(null=True) if not (optional and node.text):
-                    also = ", or null" if optional else ""
-                    self.wrong(node.place, key, f"no value: write one{also}, or leave it out")
-                    return MISSING
-                case _, Scalar(null=True):
-                    return None
-                case Group(), Map():
-                    return self.group(node, kind, key + ".")
-                case Items(), List():
-                    return self.list(node, kind, key)
-                case Word(), Scalar() if kind.quoted or node.plain:
-                    value = kind.read(node.text)
-                    if value is not None:
-                        return value
-            self.wrong(node.place, key, f"must be {kind.must}, not {_instead(node, kind)}")
-        except ValueError as error:
-            self.wrong(node.place, key, str(error))
+        match kind, node:
+            case _, Scalar(null=True) if not (optional and node.text):
+                also = ", or null" if optional else ""
+                message = f"no value: write one{also}, or leave it out"
+            case _, Scalar(null=True):
+                return None
+            case Group(), Map():
+                return self.group(node, kind, key + ".")
+            case Items(), List():
+                return self.list(node, kind, key)
+            case _:
+                value, message = _read(node, kind)
+                if not message:
+                    return value
+        self.wrong(node.place, key, message)
         return MISSING
 
     def list(self, node: List, kind: Items, key: str) -> tuple[Any, ...]:
@@ -221,23 +217,30 @@ class _Reader:
         return MISSING if MISSING in values.values() else kind.cls(**values)
 
 
+def _read(node: Node, kind: Kind) -> tuple[object, str]:
+    """The value that stands there as one word, or what is wrong with it."""
+    found = _named(node)
+    match kind, node:
+        case Word(quoted=False), Scalar(plain=False):
+            found = "text: take the quotes away"
+        case Word(), Scalar():
+            try:
+                value = kind.read(node.text)
+            except ValueError as error:
+                return None, str(error)
+            if value is not None:
+                return value, ""
+            found += did_you_mean(node.text, kind.words)
+        case Items(of=Word()), Scalar():
+            found += f": write [{found}]"
+    return None, f"must be {kind.must}, not {found}"
+
+
 def _named(node: Node) -> str:
     """What stands there, for an error."""
     if isinstance(node, Scalar):
         return shown(node.text)
     return "a list" if isinstance(node, List) else "a group of keys"
-
-
-def _instead(node: Node, kind: Kind) -> str:
-    """What stands there, with a hint at what was likely meant."""
-    match kind, node:
-        case Word(quoted=False), Scalar(plain=False):
-            return "text: take the quotes away"
-        case Word(), Scalar():
-            return shown(node.text) + did_you_mean(node.text, kind.words)
-        case Items(of=Word()), Scalar():
-            return f"{shown(node.text)}: write [{shown(node.text)}]"
-    return _named(node)
 
 
 def _unknown(name: str, group: Group, prefix: str) -> str:
