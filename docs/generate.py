@@ -9,16 +9,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
 
-from msgspec import inspect as mi
-
-from npu_agent.config.schema import Key, plain, schema_of
+from npu_agent.config.kinds import Group, Items, Kind
+from npu_agent.config.schema import Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.vendors import WORDS
 
-SCHEMA = schema_of(WORDS)
+KEYS = tuple(keys_of(schema_of(WORDS)))
 
 PAGE = Path(__file__).parent / "configuration.md"
 BEGIN = "<!-- from npu_agent/config/schema.py by `make docs`: begin -->\n"
@@ -30,9 +29,9 @@ def reference() -> str:
     lines = [
         "| key | option | type | default | applies | meaning |",
         "|---|---|---|---|---|---|",
-        *(_row(key) for key in SCHEMA.keys),
+        *(_row(key) for key in KEYS),
     ]
-    for key in SCHEMA.keys:
+    for key in KEYS:
         lines += _items(key)
     return "\n".join(lines) + "\n"
 
@@ -41,7 +40,7 @@ def _row(key: Key) -> str:
     cells = (
         f"`{key.name}`",
         f"`{key.option}`",
-        _type(*_described(key)),
+        _type(key.kind),
         f"`{as_yaml(key.default)}`",
         "live" if key.live else "restart",
         _cell(key.description),
@@ -49,51 +48,31 @@ def _row(key: Key) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _described(key: Key) -> tuple[mi.Type, dict[str, Any]]:
-    """The key's type and the notes on it, which a `Key` has only in part."""
-    kind: mi.Type = SCHEMA.root
-    notes: dict[str, Any] = {}
-    for attribute in key.attributes:
-        assert isinstance(kind, mi.StructType)  # noqa: S101  (for the type checker)
-        [field] = (each for each in kind.fields if each.name == attribute)
-        kind, notes = plain(field.type)
-    return kind, notes
-
-
 def _items(key: Key) -> Iterator[str]:
     """The table of what an item of a list of groups has."""
-    if not (
-        isinstance(key.kind, mi.VarTupleType) and isinstance(key.kind.item_type, mi.StructType)
-    ):
+    if not (isinstance(key.kind, Items) and isinstance(key.kind.of, Group)):
         return
     yield from ("", f"An item of `{key.name}`:", "", "| key | type | needed | meaning |")
     yield "|---|---|---|---|"
-    for field in key.kind.item_type.fields:
-        kind, notes = plain(field.type)
-        needed = "yes" if field.required else "no"
-        meaning = _cell(notes["description"])
-        yield f"| `{field.encode_name}` | {_type(kind, notes)} | {needed} | {meaning} |"
+    for each in key.kind.of.keys.values():
+        needed = "yes" if each.default is MISSING else "no"
+        yield f"| `{each.name}` | {_type(each.kind)} | {needed} | {_cell(each.description)} |"
 
 
-def _type(kind: mi.Type, notes: dict[str, Any]) -> str:
+def _type(kind: Kind) -> str:
     """What values there are, with their range: ``number (seconds), 0.1 to 3600``."""
-    unit = f" ({notes['unit']})" if "unit" in notes else ""
-    match kind:
-        case mi.LiteralType(values):
-            return ", ".join(f"`{as_yaml(value)}`" for value in values)
-        case mi.BoolType():
+    match kind, kind.json:
+        case Items(of=Group()), _:
+            return "list of items, see below"
+        case Items(of=of), _:
+            return f"list of {_type(of)}"
+        case _, {"enum": words}:
+            return ", ".join(f"`{as_yaml(word)}`" for word in words if isinstance(word, str))
+        case _, {"type": "boolean"}:
             return "`true`, `false`"
-        case mi.IntType():
-            return f"whole number{unit}, {kind.ge:g} to {kind.le:g}"
-        case mi.FloatType():
-            return f"number{unit}, {kind.ge:g} to {kind.le:g}"
-        case mi.VarTupleType(item):
-            return f"list of {_type(*plain(item))}"
-        case mi.StructType():
-            return "items, see below"
-        case mi.StrType():
-            return _cell(notes["must"])
-    raise AssertionError(kind)
+        case _, {"minimum": low, "maximum": high}:
+            return f"{kind.must.removeprefix('a ')}, {low:g} to {high:g}"
+    return _cell(kind.must)
 
 
 def _cell(text: str) -> str:

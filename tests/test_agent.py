@@ -8,13 +8,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
-import msgspec
 import pytest
 
 from npu_agent import agent as agent_module
@@ -70,9 +69,7 @@ class Node:
             "metrics": MetricsConfig(listen="127.0.0.1:0"),
             "plugin_dir": str(self.plugins),
         }
-        effective = Effective(
-            msgspec.structs.replace(default_config(WORDS), **{**settings, **config}), {}
-        )
+        effective = Effective(replace(default_config(WORDS), **{**settings, **config}), {})
         if config_file:
             effective = load(config_file, WORDS)
         agent = Agent(
@@ -191,7 +188,7 @@ async def test_host_without_cards_registers_nothing_until_one_comes(node: Node) 
 
 def test_resources_of_a_config() -> None:
     spec = ResourceSpec(name="furiosa.ai/rngd", family="rngd")
-    single = msgspec.structs.replace(
+    single = replace(
         default_config(WORDS), default_pe="Single", resource_name="a.b/c", resources=(spec,)
     )
     assert [(r.name, r.widths) for r in resources_of(single, WORDS.core_counts)] == [
@@ -520,7 +517,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
 
 def test_health_follows_the_config() -> None:
     health = HealthConfig(interval=0.7, failures=5, recoveries=7, max_temperature=81.0)
-    config = msgspec.structs.replace(default_config(WORDS), health=health, interval=3.0)
+    config = replace(default_config(WORDS), health=health, interval=3.0)
     assert agent_module._watching(config) == watch.Settings(
         interval=3.0,
         health_interval=0.7,

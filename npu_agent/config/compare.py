@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-import msgspec
+from dataclasses import dataclass, replace
+from typing import Any
 
 from npu_agent.config.schema import KEYS, Config
 from npu_agent.config.text import as_yaml
 
-S = TypeVar("S", bound=msgspec.Struct)
 
-
-class Change(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Change:
     """One key with a new value; as text `interval: 10 -> 5`.
 
     Attributes:
@@ -52,8 +50,8 @@ def in_force(old: Config, new: Config) -> Config:
     return mixed
 
 
-def _set(values: S, attributes: tuple[str, ...], value: object) -> S:
+def _set(values: Any, attributes: tuple[str, ...], value: object) -> Any:
     first, *rest = attributes
     if rest:
         value = _set(getattr(values, first), tuple(rest), value)
-    return msgspec.structs.replace(values, **{first: value})
+    return replace(values, **{first: value})

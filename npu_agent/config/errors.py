@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -12,7 +11,8 @@ if TYPE_CHECKING:
     from npu_agent.config.schema import Config
 
 
-class Place(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Place:
     """Where a value was written.
 
     Attributes:
@@ -29,7 +29,8 @@ class Place(msgspec.Struct, frozen=True):
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Problem:
     """One thing that is wrong, in words for the person who wrote it.
 
     Attributes:

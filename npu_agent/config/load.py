@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from contextlib import contextmanager, suppress
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from msgspec import UNSET
-from msgspec import inspect as mi
-
 from npu_agent import files
 from npu_agent.config.errors import ConfigError, Place, Problem
-from npu_agent.config.rules import any_of, broken_rules, did_you_mean
-from npu_agent.config.schema import KEYS, Config, Schema, default_config, plain, schema_of
+from npu_agent.config.kinds import Group, Items, Kind, Word
+from npu_agent.config.rules import broken_rules
+from npu_agent.config.schema import KEYS, Config, default_config, schema_of
+from npu_agent.config.text import any_of, did_you_mean
 from npu_agent.config.tree import List, Map, Node, Scalar
 from npu_agent.text import shown
 
@@ -31,12 +29,9 @@ MAX_BYTES = 1 << 18
 MAX_PROBLEMS = 20
 """Problems after which the rest of a file is not read."""
 
-_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[-+]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][-+]?[0-9]{1,3})?")
-_LEADING_ZEROS = re.compile(r"([-+]?)0+(?=[0-9])")
 
-
-class Effective(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Effective:
     """A configuration, and for each dotted key who set it.
 
     Attributes:
@@ -127,16 +122,15 @@ def build(tree: Node, words: Vocabulary) -> Effective:
         ConfigError: with every problem in it.
     """
     schema, defaults = schema_of(words), default_config(words)
-    reader = _Reader(schema, defaults)
+    reader = _Reader()
     places = reader.places
-    names = {field.encode_name: field.name for field in schema.root.fields}
     config = good = None
     with suppress(_Enough):
-        config = good = reader.root(tree)
+        config = good = reader.root(tree, schema, defaults)
         values_are_good = not reader.problems
         for keys, message in broken_rules(config, words.families):
-            tops = {names[re.split(r"[.[]", key)[0]] for key in keys}
-            good = msgspec.structs.replace(good, **{top: getattr(defaults, top) for top in tops})
+            tops = {schema.keys[re.split(r"[.[]", key)[0]].attributes[0] for key in keys}
+            good = replace(good, **{top: getattr(defaults, top) for top in tops})
             if values_are_good:
                 key = next(key for key in keys if key in places)
                 reader.wrong(places[key], key, message)
@@ -152,12 +146,10 @@ class _Enough(Exception):  # noqa: N818
 class _Reader:
     """Turns a tree into values, and takes note of every problem and every key's place.
 
-    What has a problem is UNSET, and left out of the group or list that it is in.
+    What has a problem is MISSING, and left out of the group or list that it is in.
     """
 
-    def __init__(self, schema: Schema, defaults: Config) -> None:
-        self.schema = schema
-        self.defaults = defaults
+    def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.places: dict[str, Place] = {}
 
@@ -166,132 +158,82 @@ class _Reader:
         if len(self.problems) == MAX_PROBLEMS:
             raise _Enough
 
-    def root(self, tree: Node) -> Any:
-        if isinstance(tree, Scalar) and tree.null:  # such as "---" alone
-            return self.defaults
-        if not isinstance(tree, Map):
-            self.wrong(
-                tree.place, "", f"must be keys and values (interval: 10), not {_named(tree)}"
-            )
-            return self.defaults
-        return self.group(tree, self.schema.root, "")
+    def root(self, tree: Node, schema: Group, defaults: Config) -> Any:
+        if isinstance(tree, Map):
+            return self.group(tree, schema, "")
+        if not (isinstance(tree, Scalar) and tree.null):  # such as "---" alone
+            message = f"must be keys and values (interval: 10), not {_named(tree)}"
+            self.wrong(tree.place, "", message)
+        return defaults
 
-    def value(self, node: Node, kind: mi.Type, key: str) -> Any:
-        optional = isinstance(kind, mi.Metadata) and isinstance(kind.type, mi.UnionType)
-        kind, notes = plain(kind)
-        value, message = None, ""
+    def value(self, node: Node, kind: Kind, key: str, *, optional: bool = False) -> Any:
         match kind, node:
+            case _, Scalar(null=True) if not (optional and node.text):
+                also = ", or null" if optional else ""
+                message = f"no value: write one{also}, or leave it out"
             case _, Scalar(null=True):
-                if not optional or not node.text:
-                    also = ", or null" if optional else ""
-                    message = f"no value: write one{also}, or leave it out"
-            case mi.StructType(), Map():
+                return None
+            case Group(), Map():
                 return self.group(node, kind, key + ".")
-            case mi.VarTupleType(), List():
+            case Items(), List():
                 return self.list(node, kind, key)
-            case mi.StructType(), _:
-                names = ", ".join(field.encode_name for field in kind.fields)
-                message = f"must be a group of keys ({names}), not {_named(node)}"
-            case mi.VarTupleType(), _:
-                message = f"must be a list, not {_named(node)}"
-                if isinstance(node, Scalar) and not isinstance(kind.item_type, mi.StructType):
-                    message += f": write [{shown(node.text)}]"
             case _:
-                value, message = _scalar(node, kind, notes)
-        if message:
-            self.wrong(node.place, key, message)
-            return UNSET
-        return value
+                value, message = _read(node, kind)
+                if not message:
+                    return value
+        self.wrong(node.place, key, message)
+        return MISSING
 
-    def list(self, node: List, kind: mi.VarTupleType, key: str) -> tuple[Any, ...]:
+    def list(self, node: List, kind: Items, key: str) -> tuple[Any, ...]:
         values = []
         for index, item in enumerate(node.items):
             self.places[f"{key}[{index}]"] = item.place
-            values.append(self.value(item, kind.item_type, f"{key}[{index}]"))
-        return tuple(value for value in values if value is not UNSET)
+            values.append(self.value(item, kind.of, f"{key}[{index}]"))
+        return tuple(value for value in values if value is not MISSING)
 
-    def group(self, node: Map, kind: mi.StructType, prefix: str) -> Any:
-        fields = {field.encode_name: field for field in kind.fields}
+    def group(self, node: Map, kind: Group, prefix: str) -> Any:
         seen: dict[str, Place] = {}
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {key.attributes[-1]: key.default for key in kind.keys.values()}
         for name, value in node.entries:
             key = prefix + name.text
-            if name.text not in fields:
-                self.wrong(
-                    name.place, prefix + shown(name.text), _unknown(name.text, fields, prefix)
-                )
+            known = kind.keys.get(name.text)
+            if known is None:
+                message = _unknown(name.text, kind, prefix)
+                self.wrong(name.place, prefix + shown(name.text), message)
             elif name.text in seen:
                 first = seen[name.text]
                 self.wrong(name.place, key, f"is in line {first.line} already: keep one of the two")
             else:
                 seen[name.text] = name.place
-                field = fields[name.text]
-                container = isinstance(plain(field.type)[0], mi.StructType | mi.VarTupleType)
-                if container and isinstance(value, Scalar) and value.null:
+                if isinstance(value, Scalar) and value.null and not isinstance(known.kind, Word):
                     continue  # a group or list whose lines are all commented out
                 self.places[key] = name.place
-                if (read := self.value(value, field.type, key)) is not UNSET:
-                    values[field.name] = read
-        for field in kind.fields:
-            if field.required and field.encode_name not in seen:
-                self.wrong(node.place, prefix[:-1], f"{field.encode_name} is missing")
-            elif not field.required:
-                values.setdefault(field.name, field.default)
-        complete = all(field.name in values for field in kind.fields if field.required)
-        return kind.cls(**values) if complete else UNSET
+                read = self.value(value, known.kind, key, optional=known.optional)
+                if read is not MISSING:
+                    values[known.attributes[-1]] = read
+        for key, known in kind.keys.items():
+            if known.default is MISSING and key not in seen:
+                self.wrong(node.place, prefix[:-1], f"{key} is missing")
+        return MISSING if MISSING in values.values() else kind.cls(**values)
 
 
-def _scalar(node: Node, kind: mi.Type, notes: Mapping[str, Any]) -> tuple[Any, str]:
-    """The value of one scalar, or what is wrong with it."""
-    match kind:
-        case mi.LiteralType(values):
-            words = [str(value) for value in values]
-            must = any_of(words)
-        case mi.StrType():
-            must = notes["must"]
-        case mi.BoolType():
-            must = "true or false"
-        case _:
-            must = "a whole number" if isinstance(kind, mi.IntType) else "a number"
-            must += f" ({notes['unit']})" if "unit" in notes else ""
-    message = f"must be {must}, not {_named(node)}"
-    if not isinstance(node, Scalar):
-        return None, message
-    text = node.text
-    match kind:
-        case mi.LiteralType():
-            return (text, "") if text in words else (None, message + did_you_mean(text, words))
-        case mi.StrType(max_length=most, pattern=pattern):
-            # The length first: it bounds what the pattern may cost. All of the text must match:
-            # Python's "$" would let a last newline pass.
-            fits = len(text) <= (most or MAX_BYTES) and re.fullmatch(pattern or ".*", text)
-            return (text, "") if fits else (None, message)
-        case _ if not node.plain:
-            return None, f"must be {must}, not text: take the quotes away"
-        case mi.BoolType():
-            value = {"true": True, "false": False}.get(text.lower())
-            known = text in {text.lower(), text.title(), text.upper()}
-            return (value, "") if value is not None and known else (None, message)
-        case mi.IntType() | mi.FloatType():
-            return _number(text, kind, notes, message)
-        case _:
-            raise AssertionError(kind)  # a type in the schema that nobody taught this function
-
-
-def _number(
-    text: str, kind: mi.IntType | mi.FloatType, notes: Mapping[str, Any], message: str
-) -> tuple[Any, str]:
-    if not (_INTEGER if isinstance(kind, mi.IntType) else _NUMBER).fullmatch(text):
-        return None, message
-    if _LEADING_ZEROS.match(text):
-        better = _LEADING_ZEROS.sub(r"\1", text)
-        return None, f"{text}: some read a leading zero as octal: write {better}"
-    value = int(text) if isinstance(kind, mi.IntType) else float(text)
-    low, high = kind.ge or 0, kind.le or math.inf
-    if not low <= value <= high:
-        unit = f" ({notes['unit']})" if "unit" in notes else ""
-        return None, f"{text} is out of range: must be {low:g} to {high:g}{unit}"
-    return value, ""
+def _read(node: Node, kind: Kind) -> tuple[object, str]:
+    """The value that stands there as one word, or what is wrong with it."""
+    found = _named(node)
+    match kind, node:
+        case Word(quoted=False), Scalar(plain=False):
+            found = "text: take the quotes away"
+        case Word(), Scalar():
+            try:
+                value = kind.read(node.text)
+            except ValueError as error:
+                return None, str(error)
+            if value is not None:
+                return value, ""
+            found += did_you_mean(node.text, kind.words)
+        case Items(of=Word()), Scalar():
+            found += f": write [{found}]"
+    return None, f"must be {kind.must}, not {found}"
 
 
 def _named(node: Node) -> str:
@@ -301,20 +243,21 @@ def _named(node: Node) -> str:
     return "a list" if isinstance(node, List) else "a group of keys"
 
 
-def _unknown(name: str, fields: Mapping[str, mi.Field], prefix: str) -> str:
+def _unknown(name: str, group: Group, prefix: str) -> str:
     """The message for a key that does not exist; names the key that was likely meant."""
 
     def bare(text: str) -> str:
         return re.sub("[^a-z0-9]", "", text.lower())
 
-    meant = [prefix + each for each in fields if bare(each) == bare(name)]
+    meant = [prefix + each for each in group.keys if bare(each) == bare(name)]
     if not meant and "[" not in prefix:
         # In another group, or named like its option.
         words = [(key.name, key.attributes[-1]) for key in KEYS]
         meant = [each[0] for each in words if bare(name) in map(bare, each)]
     if meant:
         return f"unknown key: did you mean {any_of(meant)}?"
-    return f"unknown key{did_you_mean(name, fields, prefix) or ': there are ' + ', '.join(fields)}"
+    hint = did_you_mean(name, group.keys, prefix) or f": there are {', '.join(group.keys)}"
+    return f"unknown key{hint}"
 
 
 def _refused(path: Path, message: str) -> ConfigError:

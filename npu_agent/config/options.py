@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import inspect as mi
-
 from npu_agent.config.errors import ConfigError, Place, Problem
+from npu_agent.config.kinds import Group, Items, Kind
 from npu_agent.config.load import Effective, build, load
-from npu_agent.config.schema import KEYS, DisabledDevice, Key, ResourceSpec, plain, schema_of
+from npu_agent.config.schema import KEYS, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.config.tree import List, Map, Node, Scalar
 from npu_agent.text import shown
@@ -21,15 +19,6 @@ if TYPE_CHECKING:
     from npu_agent.core.vocabulary import Vocabulary
 
 _DEST = "config."
-
-# How an item of a list of groups is written on the command line; the names are the item's keys.
-_ITEMS: dict[type, tuple[str, re.Pattern[str]]] = {
-    DisabledDevice: ("DEVICE", re.compile("(?P<devName>.+)")),
-    ResourceSpec: (
-        "NAME=FAMILY[:CORES]",
-        re.compile("(?P<name>[^=]+)=(?P<family>[^=:]+)(?::(?P<coresPerDevice>[^=:]+))?"),
-    ),
-}
 
 
 def add_options(
@@ -52,19 +41,18 @@ def add_options(
             "not together with any option below",
         )
     schema = schema_of(words)
-    titles = {field.encode_name: plain(field.type)[0] for field in schema.root.fields}
     sections: dict[str, argparse._ArgumentGroup] = {}
-    for key in schema.keys:
+    for key in keys_of(schema):
         if group not in (None, key.group):
             continue
         if key.group not in sections:
-            about = titles.get(key.group)
-            title = (about.cls.__doc__ or "") if isinstance(about, mi.StructType) else ""
-            sections[key.group] = parser.add_argument_group(key.group or "general", title or None)
+            about = schema.keys[key.group].kind if key.group else None
+            title = about.about if isinstance(about, Group) else None
+            sections[key.group] = parser.add_argument_group(key.group or "general", title)
         default = "" if key.default in (None, ()) else f" (default: {_default(key)})"
         sections[key.group].add_argument(
             key.option,
-            metavar=_metavar(key),
+            metavar=key.kind.placeholder or key.attributes[-1].rpartition("_")[2].upper(),
             dest=_DEST + key.name,
             default=SUPPRESS,
             help=key.description + default,
@@ -102,55 +90,26 @@ def _tree(given: list[tuple[Key, str]]) -> Map:
     for key, text in given:
         place = Place(key.option)
         name = Scalar(place, key.name.rpartition(".")[2])
-        groups.setdefault(key.group, []).append((name, _node(key, text, place)))
+        groups.setdefault(key.group, []).append((name, _node(key.kind, text, place)))
     top = groups.pop("")
-    return Map(
-        nowhere,
-        (
-            *top,
-            *(
-                (Scalar(nowhere, group), Map(nowhere, tuple(entries)))
-                for group, entries in groups.items()
-            ),
-        ),
-    )
+    top += [(Scalar(nowhere, name), Map(nowhere, tuple(each))) for name, each in groups.items()]
+    return Map(nowhere, tuple(top))
 
 
-def _node(key: Key, text: str, place: Place) -> Node:
-    if not isinstance(key.kind, mi.VarTupleType):
+def _node(kind: Kind, text: str, place: Place) -> Node:
+    if isinstance(kind, Items):
+        parts = text.split(",") if text.strip() else []
+        return List(place, tuple(_node(kind.of, part.strip(), place) for part in parts))
+    if not isinstance(kind, Group):
         return Scalar(place, text)
-    parts = [part.strip() for part in text.split(",")] if text.strip() else []
-    return List(place, tuple(_item(key.kind.item_type, part, place) for part in parts))
-
-
-def _item(kind: mi.Type, text: str, place: Place) -> Node:
-    if not isinstance(kind, mi.StructType):
-        return Scalar(place, text)
-    form, pattern = _ITEMS[kind.cls]
-    match = pattern.fullmatch(text)
-    if match is None:
-        message = f"must be {form}, not {shown(text)}"
+    found = kind.pattern.fullmatch(text) if kind.pattern else None
+    if found is None:
+        message = f"must be {kind.placeholder}, not {shown(text)}"
         raise ConfigError([Problem(place=place, message=message)])
-    found = match.groupdict().items()
+    values = found.groupdict().items()
     return Map(
-        place, tuple((Scalar(place, n), Scalar(place, v)) for n, v in found if v is not None)
+        place, tuple((Scalar(place, k), Scalar(place, v)) for k, v in values if v is not None)
     )
-
-
-def _metavar(key: Key) -> str:
-    kind, more = key.kind, ""
-    if isinstance(kind, mi.VarTupleType):
-        kind, more = kind.item_type, ",..."
-    match kind:
-        case mi.LiteralType(values):
-            return f"{{{','.join(map(str, values))}}}{more}"
-        case mi.BoolType():
-            return "{true,false}"
-        case mi.StructType(cls):
-            return _ITEMS[cls][0] + more
-        case mi.StrType():
-            return key.attributes[-1].rpartition("_")[2].upper()
-    return key.unit.upper() or "N"
 
 
 def _default(key: Key) -> str:

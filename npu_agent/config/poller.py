@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from npu_agent import files
 from npu_agent.config.compare import changes, in_force
 from npu_agent.config.errors import ConfigError
@@ -129,7 +127,7 @@ class Poller:
         if next(iter(broken_rules(config, self._words.families)), None):
             # The new live keys do not go with the old ones that wait: then all of it waits.
             config = present
-            found = tuple(msgspec.structs.replace(change, needs_restart=True) for change in found)
+            found = tuple(replace(change, needs_restart=True) for change in found)
         waiting = tuple(change.key for change in found if change.needs_restart)
         if before.error is not None:
             log.info("the config file is good again", file=self._path)

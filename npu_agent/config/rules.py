@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from npu_agent.text import closest
+from npu_agent.config.text import any_of, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from npu_agent.config.schema import Config, ResourceSpec
 
@@ -41,18 +41,6 @@ def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Ite
     yield from _socket_path(config)
     yield from _label_sets(config)
     yield from _resources(config, families)
-
-
-def any_of(words: Iterable[str]) -> str:
-    """`1, 2, 4 or 8`."""
-    *most, last = words
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
-    """`: did you mean npu?`, or "" if none of the words is close; the prefix goes before it."""
-    close = closest(word, words)
-    return f": did you mean {prefix}{close}?" if close else ""
 
 
 def _socket_path(config: Config) -> Iterator[Broken]:

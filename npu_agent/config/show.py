@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
+from dataclasses import MISSING, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from msgspec import inspect as mi
-
-from npu_agent.config.schema import KEYS, Config, plain, schema_of
+from npu_agent.config.kinds import Group, Items
+from npu_agent.config.schema import KEYS, Key, schema_of
 from npu_agent.config.text import as_yaml
 
 if TYPE_CHECKING:
@@ -28,7 +25,7 @@ def show(effective: Effective) -> str:
                 lines.append((f"{group}:", ""))
         value, origin = key.of(effective.config), effective.origins[key.name]
         name = "  " * bool(group) + key.name.rpartition(".")[2] + ":"
-        if isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
+        if isinstance(value, tuple) and value and is_dataclass(value[0]):
             lines += [(name, origin), *((f"  - {as_yaml(item)}", "") for item in value)]
         else:
             lines.append((f"{name} {as_yaml(value)}", origin))
@@ -40,37 +37,42 @@ def show(effective: Effective) -> str:
 
 def json_schema(words: Vocabulary) -> dict[str, Any]:
     """The JSON schema (2020-12) of the configuration file."""
-    schema = msgspec.json.schema(Config)
-    groups = schema["$defs"]
-    for group in groups.values():
-        group["description"] = group["description"].partition("\n")[0]
-    whole = schema_of(words)
-    _complete(groups, whole.root)
-    for name, default in whole.defaults.items():
-        group, _, key = name.rpartition(".")
-        if group:
-            groups["Config"]["properties"][group]["default"][key] = default
-    # `schema: 0.8` and `schema: 2025` are fine without quotes, and editors see numbers there.
-    versions = groups["MetricsConfig"]["properties"]["schema"]["enum"]
-    versions += [json.loads(text) for text in versions if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text)]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    root = schema_of(words)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **root.json,
+        "$defs": _definitions(root),
+    }
 
 
-def _complete(groups: dict[str, Any], kind: mi.Type) -> None:
-    """Adds what `schema_of` added to the types: texts, choices and defaults."""
-    if isinstance(kind, mi.VarTupleType):
-        kind = kind.item_type
-    if not isinstance(kind, mi.StructType):
-        return
-    properties = groups[kind.cls.__name__]["properties"]
-    for field in kind.fields:
-        shape, (type_, notes) = properties[field.encode_name], plain(field.type)
-        if "description" in notes:
-            shape["description"] = notes["description"]
-        if isinstance(field.default, str | tuple):
-            shape["default"] = field.default
-        for at, one in ((shape, type_), (shape.get("items"), getattr(type_, "item_type", None))):
-            if isinstance(one, mi.LiteralType) and "anyOf" not in at:
-                at.pop("type", None)
-                at["enum"] = sorted(map(str, one.values))
-        _complete(groups, type_)
+def _definitions(group: Group) -> dict[str, Any]:
+    """The group's definition and those of the groups in it, by name."""
+    name = group.cls.__name__
+    found: dict[str, Any] = {
+        name: {
+            "title": name,
+            "description": group.about,
+            "type": "object",
+            "properties": {name: _property(key) for name, key in group.keys.items()},
+            "required": [name for name, key in group.keys.items() if key.default is MISSING],
+            "additionalProperties": False,
+        }
+    }
+    for key in group.keys.values():
+        inner = key.kind.of if isinstance(key.kind, Items) else key.kind
+        if isinstance(inner, Group):
+            found |= _definitions(inner)
+    return found
+
+
+def _property(key: Key) -> dict[str, Any]:
+    kind = dict(key.kind.json)
+    if key.optional:
+        kind = {"anyOf": [kind, {"type": "null"}]}
+    if key.description:
+        kind = {"description": key.description, **kind}
+    if isinstance(key.kind, Group):
+        kind["default"] = {name: each.default for name, each in key.kind.keys.items()}
+    elif key.default is not MISSING:
+        kind["default"] = key.default
+    return kind

@@ -1,12 +1,12 @@
-"""Values as text that the loader reads back."""
+"""Values as text that the loader reads back, and words for errors."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 
-import msgspec
-
-from npu_agent.text import quoted_json
+from npu_agent.text import closest, quoted_json
 
 # What every YAML reader takes as text when it stands without quotes.
 _WORD = re.compile(
@@ -27,11 +27,22 @@ def as_yaml(value: object) -> str:
             return value if _WORD.fullmatch(value) else quoted_json(value)
         case tuple():
             return f"[{', '.join(map(as_yaml, value))}]"
-        case msgspec.Struct():
-            pairs = (
-                f"{field.encode_name}: {as_yaml(getattr(value, field.name))}"
-                for field in msgspec.structs.fields(value)
-                if getattr(value, field.name) is not None
-            )
-            return f"{{{', '.join(pairs)}}}"
-    raise AssertionError(value)
+    assert is_dataclass(value)  # noqa: S101  (an item of a list; there is nothing else)
+    pairs = ((field.name, getattr(value, field.name)) for field in fields(value))
+    return f"{{{', '.join(f'{camel(name)}: {as_yaml(v)}' for name, v in pairs if v is not None)}}}"
+
+
+def camel(name: str) -> str:
+    """An attribute's name as files spell it."""
+    return re.sub("_(.)", lambda found: found[1].upper(), name)
+
+
+def any_of(words: Iterable[str]) -> str:
+    """`1, 2, 4 or 8`."""
+    return " or ".join(", ".join(words).rsplit(", ", 1))
+
+
+def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
+    """`: did you mean npu?`, or "" if none of the words is close; the prefix goes before it."""
+    close = closest(word, words)
+    return f": did you mean {prefix}{close}?" if close else ""

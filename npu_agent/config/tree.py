@@ -5,15 +5,14 @@ Files and command-line options both become such a tree, and the loader knows no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
-import msgspec
-
-if TYPE_CHECKING:
-    from npu_agent.config.errors import Place
+from npu_agent.config.errors import Place
 
 
-class Scalar(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Scalar:
     """One value. `plain` is False if it was quoted or is a block of text."""
 
     place: Place
@@ -26,14 +25,16 @@ class Scalar(msgspec.Struct, frozen=True):
         return self.plain and self.text in {"", "~", "null", "Null", "NULL"}
 
 
-class List(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class List:
     """A list of values."""
 
     place: Place
     items: tuple[Node, ...]
 
 
-class Map(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Map:
     """Keys and values in the order of the text; a key may be there twice."""
 
     place: Place

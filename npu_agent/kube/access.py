@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from npu_agent.kube.client import Api, Request, path
+from npu_agent.kube.client import Api, Request, part, path
 from npu_agent.kube.errors import Attempt
 
 
@@ -34,5 +32,4 @@ async def allowed(
             },
         )
     )
-    status = answer.get("status")
-    return isinstance(status, Mapping) and status.get("allowed") is True
+    return part(answer, "status").get("allowed") is True

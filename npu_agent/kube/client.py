@@ -66,6 +66,13 @@ def path(*parts: str) -> str:
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
+def part(thing: object, *names: str) -> Mapping[str, Any]:
+    """The object at this place of an answer; an empty one if there is none."""
+    for name in names:
+        thing = thing.get(name) if isinstance(thing, Mapping) else None
+    return thing if isinstance(thing, Mapping) else {}
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     status: int

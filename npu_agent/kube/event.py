@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npu_agent.kube.client import Api, Request, path
+from npu_agent.kube.client import Api, Request, part, path
 from npu_agent.kube.errors import Attempt, Kind
 from npu_agent.kube.node import FIELD_MANAGER
 
@@ -29,8 +29,7 @@ async def create(api: Api, namespace: str, event: Mapping[str, Any]) -> str:
             body=event,
         )
     )
-    metadata = answer.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
+    name = part(answer, "metadata").get("name")
     if not isinstance(name, str) or not name:
         raise attempt.failed(Kind.GARBAGE, "the API server answered an Event without a name")
     return name

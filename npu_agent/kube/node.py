@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from npu_agent.kube.client import Api, Request, path
+from npu_agent.kube.client import Api, Request, part, path
 from npu_agent.kube.errors import Attempt, Kind
 
 FIELD_MANAGER = "npu-agent"
@@ -80,9 +80,7 @@ def _get(name: str, kind: str, accept: str = "application/json") -> Request:
         attempt=Attempt(doing=f"get Node {name}", verb="get", resource="nodes"),
         method="GET",
         path=path("api", "v1", "nodes", name),
-        query={
-            "resourceVersion": "0"
-        },  # any version will do: the API server answers from its cache
+        query={"resourceVersion": "0"},  # any will do: the API server answers from its cache
         kind=kind,
         accept=accept,
     )
@@ -104,8 +102,7 @@ def node_meta(answer: Mapping[str, Any]) -> NodeMeta:
     Raises:
         ValueError: it lacks something, or has it in another form; the message says what.
     """
-    meta = answer.get("metadata")
-    meta = meta if isinstance(meta, Mapping) else {}
+    meta = part(answer, "metadata")
     name, uid, version = (meta.get(key) for key in ("name", "uid", "resourceVersion"))
     if not (isinstance(name, str) and isinstance(uid, str) and isinstance(version, str) and uid):
         raise ValueError("its metadata lacks name, uid or resourceVersion")
@@ -124,20 +121,14 @@ def applied_labels(managed_fields: object) -> frozenset[str]:
     The format is FieldsV1 of k8s.io/apimachinery: ``{"f:metadata": {"f:labels": {"f:KEY": {}}}}``.
     Our entry by Update, or for a subresource, is another owner: an apply leaves it alone.
     """
-    keys = set()
-    for entry in managed_fields if isinstance(managed_fields, list) else ():
-        if (
-            isinstance(entry, Mapping)
-            and entry.get("manager") == FIELD_MANAGER
-            and entry.get("operation") == "Apply"
-            and not entry.get("subresource")
-        ):
-            fields: object = entry
-            for step in ("fieldsV1", "f:metadata", "f:labels"):
-                fields = fields.get(step) if isinstance(fields, Mapping) else None
-            keys |= {
-                key.removeprefix("f:")
-                for key in (fields if isinstance(fields, Mapping) else ())
-                if isinstance(key, str) and key.startswith("f:")
-            }
-    return frozenset(keys)
+    entries = managed_fields if isinstance(managed_fields, list) else ()
+    ours = [
+        part(entry, "fieldsV1", "f:metadata", "f:labels")
+        for entry in entries
+        if isinstance(entry, Mapping)
+        and (entry.get("manager"), entry.get("operation")) == (FIELD_MANAGER, "Apply")
+        and not entry.get("subresource")
+    ]
+    return frozenset(
+        key.removeprefix("f:") for fields in ours for key in fields if key.startswith("f:")
+    )

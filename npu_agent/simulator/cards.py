@@ -222,6 +222,11 @@ def example() -> str:
 
 
 def _suggest(name: str) -> str:
-    close = closest(name, families())
+    return suggest(name, families(), f"; right is e.g. {example()}")
+
+
+def suggest(name: str, names: Collection[str], more: str = "") -> str:
+    """What was likely meant, and all that there are: the end of an error."""
+    close = closest(name, names)
     hint = f"; did you mean {close!r}?" if close else ""
-    return f"{hint} (there are: {', '.join(families())}; right is e.g. {example()})"
+    return f"{hint} (there are: {', '.join(names) or 'none'}{more})"

@@ -6,10 +6,9 @@ A fault is something done once (`give`) and a way to look from then on (`show`, 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from npu_agent.simulator.cards import CardSpec, Driver, swapped
+from npu_agent.simulator.cards import CardSpec, Driver, suggest, swapped
 from npu_agent.simulator.picture import Content, Picture, Special
 from npu_agent.simulator.telemetry import CardTelemetry, Workload, reset, with_workload
-from npu_agent.text import closest
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,7 @@ def find_fault(name: str) -> Fault:
     """
     if name in FAULTS:
         return FAULTS[name]
-    close = closest(name, FAULTS)
-    hint = f"; did you mean {close!r}?" if close else ""
-    raise ValueError(f"unknown fault {name!r}{hint} (there are: {', '.join(FAULTS)})")
+    raise ValueError(f"unknown fault {name!r}{suggest(name, FAULTS)}")
 
 
 def _lasting(
@@ -108,8 +105,7 @@ def _files(changed: Callable[[SimulatedCard], Mapping[str, Content]]) -> Show:
     """Other content in files that are there; nothing appears on a card that is gone."""
 
     def show(card: SimulatedCard, seen: Picture) -> Picture:
-        there = {path: said for path, said in changed(card).items() if path in seen.files}
-        return replace(seen, files={**seen.files, **there})
+        return {**seen, **{path: said for path, said in changed(card).items() if path in seen}}
 
     return show
 
@@ -131,8 +127,8 @@ def _heat(card: SimulatedCard) -> Mapping[str, Content]:
     # 97 to 103 °C without delay, so that a tree made with --once shows it, too.
     cool = card.telemetry
     warm = replace(cool, temperature=tuple(97.0 + (t - 40.0) / 5 for t in cool.temperature))
-    files, sensors = card.driver.picture(card.spec, warm).files, card.driver.temperatures(card.spec)
-    return {path: said for path, said in files.items() if path.startswith(sensors)}
+    seen, sensors = card.driver.picture(card.spec, warm), card.driver.temperatures(card.spec)
+    return {path: said for path, said in seen.items() if path.startswith(sensors)}
 
 
 def _more_errors(state: CardTelemetry) -> CardTelemetry:
@@ -140,11 +136,8 @@ def _more_errors(state: CardTelemetry) -> CardTelemetry:
 
 
 def _no_node(card: SimulatedCard, seen: Picture) -> Picture:
-    return replace(seen, nodes=seen.nodes - {card.driver.first_core_node(card.spec)})
-
-
-def _gone(_card: SimulatedCard, _seen: Picture) -> Picture:
-    return Picture()
+    missing = card.driver.first_core_node(card.spec)
+    return {path: content for path, content in seen.items() if path != missing}
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -158,7 +151,7 @@ FAULTS: Mapping[str, Fault] = {
         _lasting("unreadable", "reading its state fails with an error, even for root", _unreadable),
         _lasting("flap", "it works and does not work in turns, each second", _flap),
         _lasting("no-node", "the device node of its first core is missing", _no_node),
-        _lasting("gone", "drained: its files and device nodes vanish", _gone),
+        _lasting("gone", "drained: its files and device nodes vanish", lambda *_: {}),
         Fault("swap", "another card in the same slot: new UUID and serial number", _swap),
         Fault("reset", "the device was reset: what it counts starts again from 0", _reset),
         Fault("busy", "all cores at high load, as one container holds them", _working("busy")),

@@ -56,7 +56,7 @@ class NotEnoughError(Exception):
     """A Pod asks for more than there is; it would stay Pending."""
 
 
-class StandInKubelet:
+class StandInKubelet(wire.RegistrationBase):
     """Serves Registration on ``kubelet.sock`` in `directory`; `plugins` is what it has learnt.
 
     `refusal`, `answers` and `asks` make it misbehave; they may be set at any time.
@@ -183,10 +183,16 @@ class StandInKubelet:
         raise TimeoutError
 
     async def _listen(self) -> None:
-        self._server = UnixServer([_Registration(self._register)], self._directory / "kubelet.sock")
+        self._server = UnixServer([self], self._directory / "kubelet.sock")
         await self._server.listen()
 
-    async def _register(self, request: wire.RegisterRequest) -> None:
+    async def register(self, register_request: wire.RegisterRequest) -> wire.Empty:
+        """What a plugin calls: dials it back, and holds its stream from then on.
+
+        Raises:
+            GRPCError: the plugin is refused, or does not answer.
+        """
+        request = register_request  # whose name the generated base gives
         self.calls += 1
         if not self.answers:
             await asyncio.Event().wait()
@@ -210,6 +216,7 @@ class StandInKubelet:
             stream = asyncio.create_task(self._watch(resource, channel))
             self._streams.add(stream)
             stream.add_done_callback(self._streams.discard)
+        return wire.Empty()
 
     async def _watch(self, resource: str, channel: Channel) -> None:
         try:
@@ -229,15 +236,6 @@ class StandInKubelet:
 
     def _know(self, resource: str, plugin: Plugin) -> None:
         self.plugins.publish({**self.plugins.value, resource: plugin})
-
-
-class _Registration(wire.RegistrationBase):
-    def __init__(self, register: Callable[[wire.RegisterRequest], object]) -> None:
-        self._do = register
-
-    async def register(self, register_request: wire.RegisterRequest) -> wire.Empty:
-        await self._do(register_request)  # type: ignore[misc]
-        return wire.Empty()
 
 
 class _Lister(pods.PodResourcesListerBase):

@@ -25,19 +25,20 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import IO, Any
 
 from npu_agent import files
-from npu_agent.simulator.cards import CardSpec, default_cards
+from npu_agent.simulator.cards import CardSpec, default_cards, suggest
 from npu_agent.simulator.faults import FAULTS, SimulatedCard, find_fault, seen
-from npu_agent.simulator.picture import Content, Picture, Special, host, merge
+from npu_agent.simulator.picture import HOST, Content, Link, Picture, Special
 from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
-from npu_agent.text import closest, reason
+from npu_agent.text import reason
 
 STATE_DIR = files.SIMULATION
 
@@ -80,7 +81,7 @@ def make(root: Path, specs: Sequence[CardSpec], *, plain_nodes: bool = False) ->
             for spec in specs
         )
 
-    _Tree(root, plain_nodes=plain_nodes).change(change, create=True)
+    _change(root, change, create=True, plain_nodes=plain_nodes)
 
 
 def apply_fault(root: Path, card: str, fault: str) -> None:
@@ -101,7 +102,7 @@ def apply_fault(root: Path, card: str, fault: str) -> None:
         broken = _find(cards, card)
         return tuple(found.give(one) if one is broken else one for one in cards)
 
-    _Tree(root).change(change)
+    _change(root, change)
 
 
 def tick(root: Path, dt: float = 1.0) -> None:
@@ -110,7 +111,7 @@ def tick(root: Path, dt: float = 1.0) -> None:
     Raises:
         SimulatorError: root is no simulated tree, or cannot be written.
     """
-    _Tree(root).change(lambda cards: _advanced(cards, dt))
+    _change(root, partial(_advanced, dt))
 
 
 def cards(root: Path) -> tuple[SimulatedCard, ...]:
@@ -131,11 +132,11 @@ def living(root: Path) -> bool:
     """
     path = root / STATE_DIR / "alive"
     with _errors_of(root):
+        # Under the tree's lock: a simulator that starts now must not take this for a rival.
         if not path.exists():
             return False
-        # Under the tree's lock: a simulator that starts now must not take this for a rival.
         with _locked(root), path.open() as alive:
-            return not _try_lock(alive.fileno())
+            return not _try_lock(alive)
 
 
 class Simulation:
@@ -147,8 +148,9 @@ class Simulation:
     """
 
     def __init__(self, root: Path, interval: float = 1.0) -> None:
-        self._tree = _Tree(root)
+        self._root = root
         self._interval = interval
+        self._repair = True
 
     async def run(self) -> None:
         """Goes on until it is cancelled.
@@ -156,8 +158,8 @@ class Simulation:
         Raises:
             SimulatorError: another process keeps this tree alive, or it vanished.
         """
-        cards(self._tree.root)  # says so now if this is no simulated tree
-        with _alone(self._tree.root):
+        cards(self._root)  # says so now if this is no simulated tree
+        with _alone(self._root):
             last = time.monotonic()
             while True:
                 await asyncio.sleep(self._interval)
@@ -167,10 +169,11 @@ class Simulation:
                 last = now
 
     def _step(self, dt: float) -> None:
-        self._tree.change(lambda cards: _advanced(cards, dt))
+        _change(self._root, partial(_advanced, dt), repair=self._repair)
+        self._repair = False
 
 
-def _advanced(cards: _Cards, dt: float) -> _Cards:
+def _advanced(dt: float, cards: _Cards) -> _Cards:
     return tuple(_advanced_card(card, dt) for card in cards)
 
 
@@ -187,164 +190,142 @@ def _find(cards: _Cards, name: str) -> SimulatedCard:
     for card in cards:
         if name in (card.spec.name, card.spec.pci_bus_id, card.spec.uuid):
             return card
-    names = [card.spec.name for card in cards]
-    close = closest(name, names)
-    hint = f"; did you mean {close!r}?" if close else ""
-    raise ValueError(f"no card {name!r}{hint} (there are: {', '.join(names) or 'none'})")
+    raise ValueError(f"no card {name!r}{suggest(name, [card.spec.name for card in cards])}")
 
 
-class _Tree:
-    """One process's hand on a tree; remembers what it wrote, so that only changes are written."""
+def _change(
+    root: Path,
+    change: Callable[[_Cards], _Cards],
+    *,
+    create: bool = False,
+    plain_nodes: bool = False,
+    repair: bool = True,
+) -> None:
+    """Loads the cards, changes them, and writes what differs, under the tree's lock.
 
-    def __init__(self, root: Path, *, plain_nodes: bool = False) -> None:
-        self.root = root
-        self._plain_nodes = plain_nodes
-        self._written: dict[str, Content] = {}
-        self._made: frozenset[str] | None = None
-        self._stamp: tuple[int, int] | None = None
-
-    def change(self, change: Callable[[_Cards], _Cards], *, create: bool = False) -> None:
-        """Loads the cards, changes them, and writes what differs, under the tree's lock."""
-        if not create and not _state(self.root).exists():
-            raise _not_simulated(self.root)
-        with _errors_of(self.root), _locked(self.root):
-            first = create and not _state(self.root).exists()
-            before = () if first else self._load()
-            after = change(before)
-            wanted = merge((host(), *map(seen, after)))
-            self._refuse_taken(wanted)
-            self._save(after)
-            # A card that is swapped for another is out before the other is in, so that nobody
-            # reads one's UUID and the other's serial number.
-            specs = {card.spec.index: card.spec for card in before}
-            stays = [card for card in after if specs.get(card.spec.index, card.spec) == card.spec]
-            if len(stays) < len(after):
-                self._write(merge((host(), *map(seen, stays))), after)
-            self._write(wanted, after)
-
-    def _load(self) -> _Cards:
-        cards, plain_nodes = _load(self.root)
-        if self._stamp != _stamp_of(_state(self.root)):  # another process changed the tree
-            self._written.clear()
-            self._made = None
-        self._plain_nodes = self._plain_nodes or plain_nodes
-        return cards
-
-    def _save(self, cards: _Cards) -> None:
-        text = json.dumps(
-            {
-                "version": 1,
-                "plain_nodes": self._plain_nodes,
-                "cards": [asdict(card) for card in cards],
-            }
+    With `repair`, that is what differs from what is on disk; else from what the cards showed.
+    """
+    with _locked(root):
+        new = create and not _state(root).exists()
+        before, plain_before = ((), False) if new else _load(root)
+        after = change(before)
+        tree, wanted = _Tree(root, plain_nodes or plain_before), _picture(after)
+        tree.refuse_taken(wanted)
+        tree.save(after)
+        known = {} if repair else _picture(before)
+        # A card that is swapped for another is out before the other is in, so that nobody
+        # reads one's UUID and the other's serial number.
+        specs = {card.spec.index: card.spec for card in before}
+        stays = [card for card in after if specs.get(card.spec.index, card.spec) == card.spec]
+        bases = {"sys/bus/pci/devices", "dev"}.union(
+            *(card.driver.directories(card.spec.family) for card in after)
         )
-        self._put(_state(self.root), text)
-        self._stamp = _stamp_of(_state(self.root))
+        if len(stays) < len(after):
+            tree.show(_picture(stays), known, bases)
+        tree.show(wanted, known, bases)
 
-    def _made_paths(self) -> frozenset[str]:
-        if self._made is None:
-            path = self.root / STATE_DIR / "paths.json"
-            self._made = frozenset(json.loads(path.read_text())) if path.exists() else frozenset()
-        return self._made
 
-    def _set_made(self, paths: frozenset[str]) -> None:
-        if paths != self._made_paths():
-            self._put(self.root / STATE_DIR / "paths.json", json.dumps(sorted(paths)))
-            self._made = paths
+def _picture(cards: Sequence[SimulatedCard]) -> Picture:
+    return {path: content for one in (HOST, *map(seen, cards)) for path, content in one.items()}
 
-    def _refuse_taken(self, wanted: Picture) -> None:
+
+@dataclass(frozen=True)
+class _Tree:
+    """What writes below a root; only under the tree's lock."""
+
+    root: Path
+    plain_nodes: bool
+
+    def save(self, cards: _Cards) -> None:
+        """Writes the state."""
+        state = {
+            "version": 1,
+            "plain_nodes": self.plain_nodes,
+            "cards": [asdict(card) for card in cards],
+        }
+        self._replace(_state(self.root), json.dumps(state))
+
+    def made(self) -> set[str]:
+        """The paths that we made."""
+        path = self._paths()
+        return set(json.loads(path.read_text())) if path.exists() else set()
+
+    def refuse_taken(self, wanted: Picture) -> None:
+        """Raises a SimulatorError if something of somebody else's is where we would write."""
         for top in ("sys", "dev"):
             if (self.root / top).is_symlink():
                 raise SimulatorError(
                     f"{self.root / top} is a symbolic link, and the simulator only writes "
                     "below its root; give a new or empty directory"
                 )
-        for path in sorted(_paths(wanted) - self._made_paths()):
+        for path in sorted(wanted.keys() - self.made()):
             if os.path.lexists(self.root / path):
                 raise SimulatorError(
                     f"{self.root / path} is there already, and the simulator did not make it; "
                     "move it away, or give another directory"
                 )
 
-    def _write(self, wanted: Picture, cards: _Cards) -> None:
-        paths = _paths(wanted)
-        stale = self._made_paths() - paths
+    def show(self, wanted: Picture, known: Picture, bases: Collection[str]) -> None:
+        """Makes the tree show `wanted`.
+
+        Args:
+            wanted: all of it.
+            known: what is there as far as anybody knows; only what differs is compared with it.
+            bases: directories that stay when they are empty.
+        """
+        made = self.made()
+        stale = made - wanted.keys()
         # Written down before they are made: a crash leaves nothing that is not known to be ours.
-        self._set_made(paths | stale)
-        bases = frozenset({"sys/bus/pci/devices", "dev"}).union(
-            *(card.spec.traits.driver.directories(card.spec.family) for card in cards)
-        )
+        self._note(made | wanted.keys(), made)
         for base in sorted(bases):
             _mkdir(self.root / base)
         # Links go first and come last, so that a card is never listed without its files.
         for path in sorted(stale, key=lambda path: not (self.root / path).is_symlink()):
             self._remove(path, bases)
-        for path, content in wanted.files.items():
-            self._write_file(path, content)
-        for path in sorted(wanted.nodes - self._written.keys()):
-            self._make_node(path)
-        for path, target in wanted.links.items():
-            self._make_link(path, target)
-        self._set_made(paths)
+        for path in sorted(wanted, key=lambda path: isinstance(wanted[path], Link)):
+            if path not in made or known.get(path) != wanted[path]:
+                self._put(path, wanted[path])
+        self._note(set(wanted), made | wanted.keys())
 
-    def _write_file(self, path: str, content: Content) -> None:
-        if self._written.get(path) == content:
+    def _paths(self) -> Path:
+        return self.root / STATE_DIR / "paths.json"
+
+    def _note(self, paths: set[str], noted: set[str]) -> None:
+        if paths != noted:
+            self._replace(self._paths(), json.dumps(sorted(paths)))
+
+    def _put(self, path: str, content: Content) -> None:
+        target = self.root / path
+        if _shows(target, content):
             return
-        target = self.root / path
-        if path in self._written or not _shows(target, content):
-            _mkdir(target.parent)
-            self._put(target, content, mode=0o444)
-        self._written[path] = content
+        _mkdir(target.parent)
+        if content is Special.NODE:
+            _make_node(target, plain=self.plain_nodes)
+        else:
+            self._replace(target, content, mode=0o444)
 
-    def _make_node(self, path: str) -> None:
-        target = self.root / path
-        if not os.path.lexists(target):
-            _mkdir(target.parent)
-            _make_node(target, plain=self._plain_nodes)
-        self._written[path] = ""
-
-    def _make_link(self, path: str, to: str) -> None:
-        if self._written.get(path) == to:
-            return
-        target = self.root / path
-        if not (target.is_symlink() and str(target.readlink()) == to):
-            _mkdir(target.parent)
-            fresh_link = self._beside()
-            fresh_link.symlink_to(to)
-            _replace(fresh_link, target)
-        self._written[path] = to
-
-    def _put(self, target: Path, content: Content, mode: int = 0o644) -> None:
+    def _replace(self, target: Path, content: Content, mode: int = 0o644) -> None:
         """Puts content in a place in one step: a reader sees all of the new or of the old."""
-        new = self._beside()
-        if content is Special.DIRECTORY:
+        new = self.root / STATE_DIR / "new"  # the lock keeps this name for us
+        _discard(new)
+        if isinstance(content, Link):
+            new.symlink_to(content.target)
+        elif content is Special.DIRECTORY:
             new.mkdir()
-            with suppress(FileNotFoundError):
-                target.unlink()  # the one change that cannot be made in one step
         elif content is Special.FIFO:
             os.mkfifo(new)
         else:
-            new.write_bytes(content.encode() if isinstance(content, str) else content)
+            new.write_bytes(_data(content))
             new.chmod(mode)
-        _replace(new, target, content if isinstance(content, str) else "")
+        with _released(target, content if isinstance(content, str) else ""):
+            if _is_directory(new) or _is_directory(target):
+                _discard(target)  # the one change that cannot be made in one step
+            new.replace(target)
 
-    def _beside(self) -> Path:
-        """Where something is made before it is put in place; the lock keeps this name for us."""
-        path = self.root / STATE_DIR / "new"
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
-        return path
-
-    def _remove(self, path: str, bases: frozenset[str]) -> None:
+    def _remove(self, path: str, bases: Collection[str]) -> None:
         target = self.root / path
-        self._written.pop(path, None)
-        with suppress(FileNotFoundError), _released(target, ""):
-            if target.is_dir() and not target.is_symlink():
-                target.rmdir()
-            else:
-                target.unlink()
+        with _released(target, ""):
+            _discard(target)
         for parent in Path(path).parents[:-2]:  # never the top directory, nor root itself
             if str(parent) in bases:
                 break
@@ -356,11 +337,6 @@ class _Tree:
 
 def _state(root: Path) -> Path:
     return root / STATE_DIR / "state.json"
-
-
-def _stamp_of(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
 
 
 def _not_simulated(root: Path) -> SimulatorError:
@@ -427,10 +403,6 @@ def _may_be_dev(path: Path) -> bool:
     return path.is_mount() or (path / "null").is_char_device()
 
 
-def _paths(wanted: Picture) -> frozenset[str]:
-    return frozenset((*wanted.files, *wanted.links, *wanted.nodes))
-
-
 @contextmanager
 def _errors_of(root: Path) -> Iterator[None]:
     try:
@@ -443,17 +415,19 @@ def _errors_of(root: Path) -> Iterator[None]:
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
     """One at a time; `flock` also keeps threads of one process apart."""
-    descriptor = os.open(root / STATE_DIR / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    with _errors_of(root):
+        try:
+            lock = (root / STATE_DIR / "lock").open("ab")
+        except (FileNotFoundError, NotADirectoryError):
+            raise _not_simulated(root) from None
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -462,22 +436,20 @@ def _try_lock(descriptor: int) -> bool:
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     with _errors_of(root):
-        path = root / STATE_DIR / "alive"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        with _errors_of(root), _locked(root):
-            mine = _try_lock(descriptor)
+        alive = (root / STATE_DIR / "alive").open("a+")
+    with alive:
+        with _locked(root):
+            mine = _try_lock(alive)
         if not mine:
-            pid = path.read_text().strip() or "unknown"
+            alive.seek(0)
             raise SimulatorError(
-                f"{root} is kept alive by another simulator already (process {pid}); "
+                f"{root} is kept alive by another simulator already "
+                f"(process {alive.read().strip() or 'unknown'}); "
                 "stop that one, or give another directory"
             )
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        alive.truncate(0)
+        print(os.getpid(), file=alive, flush=True)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _mkdir(path: Path) -> None:
@@ -506,19 +478,34 @@ def _shows(path: Path, content: Content) -> bool:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return False
-    if content is Special.FIFO:
-        return stat.S_ISFIFO(mode)
-    if content is Special.DIRECTORY:
-        return stat.S_ISDIR(mode)
-    data = content.encode() if isinstance(content, str) else content
-    return stat.S_ISREG(mode) and path.read_bytes() == data
+    match content:
+        case Special.NODE:
+            return True  # what it is made of is not ours to judge
+        case Special.FIFO:
+            return stat.S_ISFIFO(mode)
+        case Special.DIRECTORY:
+            return stat.S_ISDIR(mode)
+        case Link(target):
+            return stat.S_ISLNK(mode) and str(path.readlink()) == target
+    return stat.S_ISREG(mode) and path.read_bytes() == _data(content)
 
 
-def _replace(new: Path, target: Path, answer: str = "") -> None:
-    with _released(target, answer):
-        if not new.is_dir() and target.is_dir() and not target.is_symlink():
-            target.rmdir()
-        new.replace(target)
+def _data(content: Content) -> bytes:
+    assert isinstance(content, str | bytes)  # noqa: S101  (for the type checker)
+    return content.encode() if isinstance(content, str) else content
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _discard(path: Path) -> None:
+    """Removes a file, a link or an empty directory, if it is there."""
+    with suppress(FileNotFoundError):
+        if _is_directory(path):
+            path.rmdir()
+        else:
+            path.unlink()
 
 
 @contextmanager

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -274,7 +274,7 @@ def test_load(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("events: false\n")
     effective = load(path, WORDS)
-    assert effective.config == msgspec.structs.replace(default_config(WORDS), events=False)
+    assert effective.config == replace(default_config(WORDS), events=False)
     assert effective.origins["events"] == f"{path}:1"
 
 
@@ -439,5 +439,5 @@ def test_what_is_good_in_a_file_that_is_refused(text: str, good: dict[str, Any] 
     with pytest.raises(ConfigError) as refused:
         parse(text.encode(), "FILE", WORDS)
     defaults = default_config(WORDS)
-    expected = None if good is None else msgspec.structs.replace(defaults, **good)
+    expected = None if good is None else replace(defaults, **good)
     assert refused.value.good == expected

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from hypothesis import assume, given
 
@@ -21,7 +21,7 @@ from npu_agent.config import (
     from_args,
     parse,
 )
-from npu_agent.config.schema import schema_of
+from npu_agent.config.schema import keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.vendors import WORDS
 
@@ -55,7 +55,7 @@ def test_no_option_is_the_defaults() -> None:
 
 def test_values_and_origins() -> None:
     effective = effective_of("--interval", "5", "--health-failures=4", "--disabled-devices", "a, b")
-    assert effective.config == msgspec.structs.replace(
+    assert effective.config == replace(
         default_config(WORDS),
         interval=5.0,
         health=HealthConfig(failures=4),
@@ -103,7 +103,7 @@ def test_options_can_say_what_a_file_can(config: Config) -> None:
     texts = {key: as_option(key.of(config)) for key in KEYS}
     effective = effective_of(*(f"{key.option}={texts[key]}" for key in KEYS))
     here = tuple(DisabledDevice(dev_name=each.dev_name) for each in config.disabled_devices)
-    assert effective.config == msgspec.structs.replace(config, disabled_devices=here)
+    assert effective.config == replace(config, disabled_devices=here)
 
 
 ERRORS = [
@@ -202,10 +202,11 @@ def test_options_before_and_after_a_command_join() -> None:
 
 def test_help_says_meaning_and_default() -> None:
     text = " ".join(parser().format_help().split())
-    for key in schema_of(WORDS).keys:
+    for key in keys_of(schema_of(WORDS)):
         assert f"{key.option} " in text
         assert key.description in text
     assert "--interval SECONDS Seconds between two readings" in text
+    assert "health: When a card is taken out of service and brought back." in text
     assert "--default-pe {Fusion,Single} What one device is" in text
     assert "(default: beta)" in text
     assert "(default: true)" in text

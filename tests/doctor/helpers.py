@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from aiohttp import web
 
@@ -150,9 +149,7 @@ class Node:
         self.plugins.append(server)
 
     def reconfigure(self, **values: Any) -> None:
-        self.situation = replace(
-            self.situation, config=msgspec.structs.replace(self.situation.config, **values)
-        )
+        self.situation = replace(self.situation, config=replace(self.situation.config, **values))
 
 
 class _Plugin(wire.DevicePluginBase):
@@ -219,7 +216,7 @@ async def good_node(
                     node = Node(
                         root=root,
                         situation=Situation(
-                            config=msgspec.structs.replace(
+                            config=replace(
                                 default_config(WORDS),
                                 plugin_dir=str(directory),
                                 metrics=MetricsConfig(listen=f"127.0.0.1:{port.number}"),

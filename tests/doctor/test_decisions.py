@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from npu_agent import simulator
@@ -143,9 +142,7 @@ def test_a_directory_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_socket_path_that_is_too_long() -> None:
-    long = replace(
-        POD, config=msgspec.structs.replace(default_config(WORDS), plugin_dir="/" + "x" * 100)
-    )
+    long = replace(POD, config=replace(default_config(WORDS), plugin_dir="/" + "x" * 100))
     lines = {line.name: line for line in kubelet.checks(long, SEEN, snapshot())}
     assert lines["socket path"].state is State.WRONG
     assert "shorten pluginDir or socketName by 20" in lines["socket path"].remedy
@@ -230,9 +227,7 @@ def test_an_agent_that_is_stuck() -> None:
 
 async def test_an_address_that_nobody_holds_is_not_held() -> None:
     """A refused connection is nobody's, whatever words Python has for it."""
-    config = msgspec.structs.replace(
-        default_config(WORDS), metrics=MetricsConfig(listen="192.0.2.1:9100")
-    )
+    config = replace(default_config(WORDS), metrics=MetricsConfig(listen="192.0.2.1:9100"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         assert await serving._get("127.0.0.1", free.getsockname()[1], "/healthz") == (None, "")
@@ -254,7 +249,7 @@ async def test_a_connection_that_is_not_answered_is_somebodys() -> None:
 
 
 async def test_port_0_is_always_free() -> None:
-    config = msgspec.structs.replace(default_config(WORDS), metrics=MetricsConfig(listen=":0"))
+    config = replace(default_config(WORDS), metrics=MetricsConfig(listen=":0"))
     found = await serving.serving(replace(POD, config=config))
     assert isinstance(found, serving.Serving)
     assert found.free

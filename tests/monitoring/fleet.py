@@ -9,12 +9,11 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
-import msgspec
 import yaml
 
 from npu_agent import simulator
@@ -105,7 +104,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
         simulator.apply_fault(root, card, fault)
     kubelet = StandInKubelet(plugins, directory / "pod-resources")
     await kubelet.start()
-    config = msgspec.structs.replace(
+    config = replace(
         default_config(WORDS),
         plugin_dir=str(plugins),
         health=HealthConfig(interval=0.1),

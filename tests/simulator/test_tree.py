@@ -366,13 +366,43 @@ def test_a_card_is_never_listed_without_its_files(
 
         monkeypatch.setattr(tree._Tree, name, step)
 
-    for name in ("_write_file", "_make_node", "_make_link", "_remove"):
+    for name in ("_put", "_remove"):
         watch(name)
     apply_fault(root, "npu0", "gone")
     assert steps[-1] == (False, False)
     apply_fault(root, "npu0", "back")
     assert steps[-1] == (True, True)
     assert (True, False) not in steps
+
+
+def test_a_swapped_card_is_out_before_the_other_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = made(tmp_path / "root", "warboy=1")
+    link, entry = root / "sys/class/npu_mgmt/npu0_mgmt", root / management(PAIR[0])
+    before, put = cards(root)[0].spec, tree._Tree._put
+    listed: list[set[str]] = []
+
+    def watch(self: tree._Tree, path: str, content: object) -> None:
+        put(self, path, content)  # type: ignore[arg-type]
+        files = [entry / name for name in ("device_uuid", "device_sn")]
+        there = {file.read_text().strip() for file in files if file.exists()}
+        listed.append(there if link.is_symlink() else set())
+
+    monkeypatch.setattr(tree._Tree, "_put", watch)
+    apply_fault(root, "npu0", "swap")
+    after = cards(root)[0].spec
+    assert listed[-1] == {after.uuid, after.serial}
+    assert not any({before.uuid, before.serial} & there for there in listed)
+
+
+def test_the_place_of_a_card_that_was_taken_is_not_ours_any_more(tmp_path: Path) -> None:
+    root = made(tmp_path / "root", "warboy=2")
+    made(root, "warboy=1")
+    (root / "dev/npu1").write_text("precious")
+    with pytest.raises(SimulatorError, match="did not make it"):
+        made(root, "warboy=2")
+    assert (root / "dev/npu1").read_text() == "precious"
 
 
 # Keeping it alive.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from npu_agent.simulator.cards import CardSpec
-from npu_agent.simulator.picture import Content, Picture
+from npu_agent.simulator.picture import Content, Link, Picture, Special
 from npu_agent.simulator.telemetry import AMBIENT_CELSIUS, CardTelemetry
 
 _U32 = 0xFFFF_FFFF
@@ -59,7 +59,7 @@ TRAITS = {
 
 def picture(spec: CardSpec, state: CardTelemetry) -> Picture:
     """All that a healthy card shows."""
-    return Picture(files(spec, state), links(spec), nodes(spec))
+    return files(spec, state) | links(spec) | dict.fromkeys(nodes(spec), Special.NODE)
 
 
 def directories(family: str) -> frozenset[str]:
@@ -146,20 +146,18 @@ def nodes(spec: CardSpec) -> frozenset[str]:
     return frozenset(node(spec, rest) for rest in (*ranges, *others))
 
 
-def links(spec: CardSpec) -> dict[str, str]:
+def links(spec: CardSpec) -> dict[str, Content]:
     """The class directory and the PCI bus, which only point to where things really are."""
-    real = [management(spec)]
-    real += [core(spec, str(pe)) for pe in range(spec.traits.cores)]
-    if spec.family != "rngd":
-        real += [core(spec, pe) for pe in TRAITS[spec.family].fused]
-    class_dir = TRAITS[spec.family].class_dir
-    found = {
-        f"sys/class/{class_dir}/{PurePosixPath(path).name}": path.replace("sys", "../..", 1)
+    of = TRAITS[spec.family]
+    ranges = [*map(str, range(spec.traits.cores)), *(() if spec.family == "rngd" else of.fused)]
+    real = [management(spec), *(core(spec, pe) for pe in ranges)]
+    found: dict[str, Content] = {
+        f"sys/class/{of.class_dir}/{PurePosixPath(path).name}": Link(
+            path.replace("sys", "../..", 1)
+        )
         for path in real
     }
-    found[f"sys/bus/pci/devices/{spec.pci_bus_id}"] = (
-        f"../../../devices/{spec.pci_path}/{spec.pci_bus_id}"
-    )
+    found[f"sys/bus/pci/devices/{spec.pci_bus_id}"] = Link(_pci(spec).replace("sys", "../../..", 1))
     return found
 
 
