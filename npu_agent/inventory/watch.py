@@ -102,6 +102,8 @@ class Watch(Task):
         """The card that was identified last, and where."""
         self._reading = False
         """Whether a reading is under way, and the log does not know that it hangs."""
+        self._settled: tuple[Verdict, Card | None] | None = None
+        """A verdict that changes nothing any more, on the card as it is known."""
         self._limited = False
         """Whether our own limits keep it from reading, which the log knows of."""
         self._pause = Backoff(first=0.2, longest=30.0)
@@ -150,6 +152,7 @@ class Watch(Task):
                     course = health.step(course, verdict, settings.policy, time.time())
                 self._course = course
                 if missed:
+                    self._settled = None
                     self.view = replace(view, health=course.health, probed=True)
                 if course.health.state is HealthState.UNHEALTHY:
                     due = math.inf
@@ -188,6 +191,7 @@ class Watch(Task):
         self._known: Card | None = None  # read at this very entry, not at one before it
         self._proposed: Card | None = None
         self._new = True
+        self._settled = None
         self._probe_at = self._identify_at = self._read_at = 0.0
         self._meter = Meter(wraps=entry.counters_wrap)
 
@@ -210,7 +214,9 @@ class Watch(Task):
             if self._known is None:
                 self._show(entry, _not_served(entry, trouble))
                 return
-            self._judge(entry, self._probe(entry, self._known, trouble, now, settings), settings)
+            verdict = self._probe(entry, self._known, trouble, now, settings)
+            if not self._is_settled(verdict) or settings.policy.max_temperature is not None:
+                self._judge(entry, verdict, settings)
             if now >= self._read_at:
                 # Where heat is a reason, it is read as often as everything else.
                 often = settings.policy.max_temperature is not None
@@ -270,6 +276,13 @@ class Watch(Task):
             return Verdict(Outcome.SILENT, "the driver does not say")
         return Verdict(Outcome.GOOD, "works")
 
+    def _is_settled(self, verdict: Verdict) -> bool:
+        return (
+            self._settled is not None
+            and self._settled[1] is self._known
+            and self._settled[0] == verdict
+        )
+
     def _judge(self, entry: Entry, verdict: Verdict, settings: Settings) -> None:
         """Steps the card's health, and shows it; that does not wait for a reading."""
         with self.lock:
@@ -282,6 +295,7 @@ class Watch(Task):
                     heat = reading.temperature()
                     verdict = health.with_heat(verdict, heat, before, settings.policy)
                 course = health.step(before, verdict, settings.policy, time.time())
+            self._settled = (verdict, self._known) if course == before else None
             if self._entry is entry:
                 self._course, self._new = course, False
         if before is None or before.health != course.health:
@@ -345,7 +359,9 @@ def _agreed(known: Card | None, proposed: Card | None, found: Card) -> tuple[Car
         kept = {k: getattr(known, k) for k, value in values.items() if value in (None, ())}
         # Nodes are followed by each probe.
         found = replace(found, **{**kept, "nodes": known.nodes})
-    return (found, None) if found in (known, proposed) else (known, found)
+    if found == known:
+        return known, None
+    return (found, None) if found == proposed else (known, found)
 
 
 def said(error: BaseException) -> str:
