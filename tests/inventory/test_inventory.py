@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -983,6 +984,25 @@ async def test_a_hung_card_that_goes_and_returns_has_one_thread(root: Path, tmp_
         release(entry / "alive", "1\n")
         await watched.card("npu0", HEALTHY)
         await until(lambda: threads() == before)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_hung_card_that_answers_while_it_is_away_is_probed_when_it_returns(
+    root: Path, tmp_path: Path
+) -> None:
+    async with watching(root) as watched:
+        before = threads()
+        entry, away = management(root, 0), tmp_path / "away"
+        write(entry / "alive", None)
+        os.mkfifo(entry / "alive")
+        await watched.card("npu0", UNHEALTHY)
+        entry.rename(away)
+        await watched.names("npu1")
+        watch = watched.inventory._watches["warboy", 0]
+        release(away / "alive", "1\n")
+        await until(lambda: watch.due == math.inf and threads() == before)
+        away.rename(entry)
+        await watched.names("npu0", "npu1")
 
 
 @pytest.mark.usefixtures("impatient")
