@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 _DIGITS = re.compile("([0-9]+)")
 
@@ -19,6 +18,8 @@ def natural(text: str) -> tuple[list[str | int], str]:
 def closest(word: str, words: Iterable[str]) -> str | None:
     """The one of `words` that was likely meant, in whatever case; None if none is close."""
     known = {each.lower(): each for each in words}
+    from difflib import get_close_matches  # 0.3 MB, for a word that was misspelt
+
     close = get_close_matches(word.lower(), known, n=1)
     return known[close[0]] if close else None
 

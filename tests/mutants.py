@@ -42,6 +42,72 @@ def of(file: str, tests: str, *faults: tuple[str, str, str]) -> list[Fault]:
 
 FAULTS = [
     *of(
+        "npu_agent/inventory/rounds.py",
+        "tests/inventory/test_rounds.py",
+        ("rounds: nobody takes over", "self._take_over(self._doing[0])", "pass"),
+        ("rounds: the others wait for the deadline", "_PATIENCE = 0.1", "_PATIENCE = 100.0"),
+        ("rounds: hangs are found one by one", "        self._share_out()\n", ""),
+        (
+            "rounds: nobody watches after a hang",
+            "self._maker, self._watcher, self._doing = threading.current_thread(), None, None",
+            "self._maker, self._doing = threading.current_thread(), None",
+        ),
+        (
+            "rounds: a thread stays after a hang",
+            "if threading.current_thread() is self._maker:\n                self._doing",
+            "if threading.current_thread():\n                self._doing",
+        ),
+        (
+            "rounds: a task on two threads",
+            "            if task.busy:\n                return False\n",
+            "",
+        ),
+        ("rounds: news are not told", "self._news = True", "pass"),
+        ("rounds: no way to wake it", "        self._making.end()\n", ""),
+    ),
+    *of(
+        "npu_agent/inventory/rounds.py",
+        "tests/inventory/test_inventory.py",
+        (
+            "rounds: a thread that is refused ends the rounds",
+            "with suppress(RuntimeError):  # no more threads: the next",
+            "with suppress(KeyError):  # no more threads: the next",
+        ),
+    ),
+    *of(
+        "npu_agent/inventory/watch.py",
+        "tests/inventory/test_inventory.py",
+        (
+            "watch: a settled verdict outlives another card",
+            "and self._settled[1] is self._known\n",
+            "",
+        ),
+        (
+            "watch: a settled verdict outlives a hang",
+            "                    self._settled = None\n                    self.view",
+            "                    self.view",
+        ),
+        (
+            "watch: a moved entry is not probed",
+            "self._entry, self.due = entry, 0.0",
+            "self._entry = entry",
+        ),
+    ),
+    *of(
+        "npu_agent/vendors/furiosa/sysfs.py",
+        "tests/vendors/furiosa/test_sysfs.py",
+        (
+            "sysfs: sensors are kept for good",
+            "if before and before[0] == stamp:\n            return before[1]\n        files",
+            "if before:\n            return before[1]\n        files",
+        ),
+        (
+            "sysfs: sensors are never kept",
+            "self._sensors_at[directory] = (stamp, tuple(files))",
+            "pass",
+        ),
+    ),
+    *of(
         "npu_agent/core/ledger.py",
         "tests/core/test_ledger.py",
         (

@@ -12,7 +12,6 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from npu_agent.doctor import report
 from npu_agent.doctor.check import Check, ok, wrong
 from npu_agent.doctor.check import State as Found
 from npu_agent.files import is_device
-from npu_agent.inventory.reader import HungError, Reader
+from npu_agent.threads import DaemonThread
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 _DEADLINE = 5.0
@@ -200,23 +199,22 @@ async def _opened(root: Path, card: Card, devices: list[Device]) -> list[Check]:
     """Opens each promised node of a card once."""
     nodes = list(dict.fromkeys(node for device in devices for node in device.nodes))
     failures: list[Check] = []
-    with closing(Reader(f"npu-open-{card.family}-{card.index}")) as reader:
-        for at, node in enumerate(nodes):
-            try:
-                await reader.call(partial(_open, root / "dev" / node, root), deadline=_DEADLINE)
-            except HungError as error:
-                rest = len(nodes) - at - 1
-                untried = f" ({rest} more of the card were not tried)" if rest else ""
-                remedy = (
-                    "the card or its driver hangs: dmesg on the node, and take the card out of "
-                    "service by disabledDevices"
-                )
-                failures.append(
-                    _wrong(f"/dev/{node}", f"cannot be opened: {error}{untried}", remedy)
-                )
-                break
-            except OSError as error:
-                failures.append(_wrong(f"/dev/{node}", *_explained(error)))
+    thread = DaemonThread(f"npu-open-{card.family}-{card.index}")
+    for at, node in enumerate(nodes):
+        try:
+            await thread.call(partial(_open, root / "dev" / node, root), deadline=_DEADLINE)
+        except TimeoutError as error:
+            rest = len(nodes) - at - 1
+            untried = f" ({rest} more of the card were not tried)" if rest else ""
+            what = f"cannot be opened: {error.strerror}{untried}"
+            remedy = (
+                "the card or its driver hangs: dmesg on the node, and take the card out of "
+                "service by disabledDevices"
+            )
+            failures.append(_wrong(f"/dev/{node}", what, remedy))
+            break
+        except OSError as error:
+            failures.append(_wrong(f"/dev/{node}", *_explained(error)))
     detail = f"{card.title}: {len(nodes)} device nodes, each one opens for reading and writing"
     return failures or [Check(card.name, *ok(detail))]
 

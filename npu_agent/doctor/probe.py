@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,8 +12,8 @@ from typing import TypeVar
 from npu_agent.core.trouble import TroubleKind, kind_of
 from npu_agent.doctor.check import Unseen
 from npu_agent.files import content
-from npu_agent.inventory.reader import HungError, Reader
 from npu_agent.text import reason
+from npu_agent.threads import DaemonThread
 
 T = TypeVar("T")
 
@@ -24,16 +23,15 @@ DEADLINE = 5.0
 
 async def probe(function: Callable[[], T]) -> T | Unseen:
     """What `function` returns; Unseen if it raises OSError or does not return in time."""
-    with closing(Reader("npu-doctor")) as reader:
-        return await seen(reader.call(function, deadline=DEADLINE))
+    return await seen(DaemonThread("npu-doctor").call(function, deadline=DEADLINE))
 
 
 async def seen(answer: Awaitable[T]) -> T | Unseen:
     """What is awaited; Unseen where that raises OSError or misses its deadline."""
     try:
         return await answer
-    except (HungError, TimeoutError) as error:
-        return Unseen(str(error) or f"no answer within {DEADLINE:g} s", TroubleKind.TIMEOUT)
+    except TimeoutError as error:
+        return Unseen(error.strerror or f"no answer within {DEADLINE:g} s", TroubleKind.TIMEOUT)
     except OSError as error:
         return Unseen(reason(error), kind_of(error))
 

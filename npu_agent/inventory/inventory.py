@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -11,29 +10,21 @@ from typing import TYPE_CHECKING
 from npu_agent.core.hardware import CardState, HealthState, Oddity, Snapshot, identify, remember
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
-from npu_agent.inventory.watch import FAILURES, Settings, View, Watch
-from npu_agent.inventory.worker import Worker, no_answer, said
+from npu_agent.inventory.rounds import Rounds, Task, next_moment, no_answer
+from npu_agent.inventory.watch import FAILURES, Settings, View, Watch, said
 from npu_agent.logs import logger
-from npu_agent.ticks import until_tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 log = logger(__name__)
 
-_CHECK_EVERY = 1.0
-"""Seconds between two checks whether a thread hangs. One that does is found within this time, and
-then checked just when it has missed enough deadlines."""
-_TOGETHER = 0.1
-"""Seconds from a change to the Snapshot: what many cards publish at a time is one Snapshot."""
-
 
 class Inventory:
     """Publishes a Snapshot in `snapshots` whenever the hardware changes.
 
-    Each card is watched by a thread of its own, so that one that hangs or answers nonsense delays
-    neither the others nor the search for new ones, and the event loop has nothing to do until one
-    of them has something new.
+    `Rounds` probes the cards and searches for new ones, on threads: a card that hangs delays
+    neither the others nor the search. The event loop sleeps until there is something new.
     """
 
     def __init__(
@@ -64,8 +55,6 @@ class Inventory:
         self._shown: tuple[Mapping[tuple[str, int], View], str] = {}, ""
         """What the latest Snapshot was made of: the views, and why the search fails."""
         self._changed = asyncio.Event()
-        self._waking = False
-        """Whether `_changed` is being set."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -76,40 +65,33 @@ class Inventory:
     async def run(self) -> None:
         """Watches until cancelled."""
         self._loop = asyncio.get_running_loop()
-        scan = _Scan(self._vendors, self._settings, self._wake)
-        scan.start()
+        scan = _Scan(self._vendors, self._settings)
+        rounds = Rounds(self._wake)
+        rounds.follow((scan, *self._watches.values()))
+        rounds.start()
         try:
             while True:
                 self._changed.clear()
-                self._waking = False  # what a thread changes from here on wakes us again
-                settings = self._settings.value
-                if scan.found is not None:
-                    self._follow(scan.found)
-                checks = [watch.check(settings) for watch in self._watches.values()]
-                checks.append(scan.check(settings))
+                if scan.found is not None and self._follow(scan.found):
+                    rounds.follow((scan, *self._watches.values()))
                 self._publish(scan)
-                due = min(filter(None, (time.monotonic() + until_tick(_CHECK_EVERY), *checks)))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(due - time.monotonic()):
-                        await self._changed.wait()
-                        await asyncio.sleep(_TOGETHER)
+                await self._changed.wait()
         finally:
-            scan.end()
-            for watch in self._watches.values():
-                watch.move(None)
+            rounds.end()
 
-    def _follow(self, found: Sequence[tuple[Vendor, Entry]]) -> None:
-        """Watches what there is, and forgets what has gone."""
+    def _follow(self, found: Sequence[tuple[Vendor, Entry]]) -> bool:
+        """Watches what there is, and forgets what has gone; returns whether that changed."""
         present = {entry.key: (vendor, entry) for vendor, entry in found}
-        for key in [key for key in self._watches if key not in present]:
+        before = {key: watch.entry for key, watch in self._watches.items()}
+        for key in before.keys() - present.keys():
             watch = self._watches[key]
-            hangs = watch.move(None)
+            watch.move(None)
             watch.view = View()
-            if not hangs:  # one that does is kept, lest its card's return makes another thread
+            if not watch.busy:  # else it is kept, lest its card's return makes another thread
                 del self._watches[key]
         for key, (vendor, entry) in present.items():
-            before = self._watches.get(key)
-            if before and before.move(entry):
+            if key in before:
+                self._watches[key].move(entry)
                 continue
             for how in FAILURES:  # made here, as the threads only add to what there is
                 self._failures.setdefault((entry.family, entry.name, how), 0)
@@ -118,17 +100,13 @@ class Inventory:
                 entry,
                 settings=self._settings,
                 failures=self._failures,
-                changed=self._wake,
                 crashed=self._crashed,
-                before=before,
             )
-            self._watches[key].start()
+        return before != {key: watch.entry for key, watch in self._watches.items()}
 
     def _wake(self) -> None:
-        """On any thread: there is something new. However many threads call, the loop wakes once."""
-        if not self._waking:
-            self._waking = True
-            self._call(self._changed.set)
+        """On any thread: there is something new."""
+        self._call(self._changed.set)
 
     def _crashed(self, part: str) -> None:
         """On any thread: counts a watch that failed, where nobody reads the counts meanwhile."""
@@ -174,12 +152,10 @@ class Inventory:
             _log_changes(before, after)
 
 
-class _Scan(Worker):
+class _Scan(Task):
     """Finds the entries that come and go."""
 
-    def __init__(
-        self, vendors: Sequence[Vendor], settings: Feed[Settings], changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, vendors: Sequence[Vendor], settings: Feed[Settings]) -> None:
         super().__init__("npu-scan")
         self.place = ", ".join(vendor.place for vendor in vendors)
         self.found: tuple[tuple[Vendor, Entry], ...] | None = None
@@ -188,47 +164,40 @@ class _Scan(Worker):
         """Why they cannot be found now, which proves nothing of those that were."""
         self._vendors = vendors
         self._settings = settings
-        self._changed = changed
-        self._ending = False
 
-    def check(self, settings: Settings) -> float | None:
-        """Takes note of a scan that hangs; returns when to check again."""
+    def check(self) -> float | None:
+        """Takes note of a scan that hangs; see `Task.check`."""
         with self.lock:
-            missed, due = self.missed(settings.health_interval)
+            if not self.busy:
+                return None
+            missed, due = self.missed(self._settings.value.health_interval)
             if missed:
-                self._report(self.found, no_answer())
+                self._result(self.found, no_answer())
         return due
 
-    def end(self) -> None:
-        """Ends the thread when it is free."""
-        self._ending = True
-        self.wake()
+    def do(self) -> None:
+        """Searches."""
+        found, trouble = self.found, ""
+        try:
+            found = tuple((vendor, e) for vendor in self._vendors for e in vendor.scan())
+        except OSError as error:
+            trouble = said(error)
+        except Exception as error:  # our own fault, which must not end the thread
+            log.exception("the search for cards failed")
+            trouble = f"internal error: {error!r}"
+        with self.lock:
+            self._result(found, trouble)
+        self.due = next_moment(self._settings.value.health_interval)
 
-    def _run(self) -> None:
-        while not self._ending:
-            self._asks()
-            found, trouble = self.found, ""
-            try:
-                found = tuple((vendor, e) for vendor in self._vendors for e in vendor.scan())
-            except OSError as error:
-                trouble = said(error)
-            except Exception as error:  # our own fault, which must not end the thread
-                log.exception("the search for cards failed")
-                trouble = f"internal error: {error!r}"
-            with self.lock:
-                changed = self._report(found, trouble)
-            if changed:
-                self._changed()
-            self._pause(self._left(self._settings.value.health_interval))
-
-    def _report(self, found: tuple[tuple[Vendor, Entry], ...] | None, trouble: str) -> bool:
-        """Makes this the result, under `lock`; returns whether it is another one."""
+    def _result(self, found: tuple[tuple[Vendor, Entry], ...] | None, trouble: str) -> None:
+        """Makes this the result, under `lock`."""
         if trouble:
             trouble = f"cannot be searched for cards: {trouble}"
         elif self.trouble:
             log.info("the search for cards works again")
-        before, self.found, self.trouble = (self.found, self.trouble), found, trouble
-        return (found, trouble) != before
+        if (found, trouble) != (self.found, self.trouble):
+            self.report()
+        self.found, self.trouble = found, trouble
 
 
 async def read_once(vendors: Sequence[Vendor]) -> Snapshot:

@@ -1,10 +1,11 @@
-"""The watch of one card: a thread that probes it, reads it, and publishes what has changed.
+"""The watch of one card: probes it, reads it, and keeps what is known of it.
 
 Start reading at `Watch._probe_once`, which is what happens each `health.interval`.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from contextlib import suppress
@@ -17,7 +18,7 @@ from npu_agent.core.hardware import Card, Health, HealthState, Oddity, Reading
 from npu_agent.core.health import Outcome, Verdict
 from npu_agent.core.utilization import LONGEST_PAUSE, Meter
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Vendor
-from npu_agent.inventory.worker import Worker, no_answer, said
+from npu_agent.inventory.rounds import Task, next_moment, no_answer
 from npu_agent.logs import logger
 
 if TYPE_CHECKING:
@@ -62,11 +63,11 @@ class _LimitedError(Exception):
     """A read failed because of our own limits, which says nothing of the card."""
 
 
-class Watch(Worker):
+class Watch(Task):
     """Watches one place where a card may be; `view` is what is known of it.
 
-    There is one thread for a place, whatever becomes of its card. A thread that hangs is given the
-    next entry, for when it comes back: Linux ends every read of an entry before it removes it.
+    A place has one watch, whatever becomes of its card. One that hangs is given the next entry, for
+    when it comes back: Linux ends every read of an entry before it removes it.
     """
 
     def __init__(
@@ -76,37 +77,37 @@ class Watch(Worker):
         *,
         settings: Feed[Settings],
         failures: Counter[tuple[str, str, str]],
-        changed: Callable[[], None],
         crashed: Callable[[str], None],
-        before: Watch | None = None,
     ) -> None:
-        """A watch to be started.
+        """A watch that knows nothing yet.
 
         Args:
             vendor: whose card it may be.
             entry: where.
             settings: looked up for each probe.
             failures: counts reads that fail; has a key for each way in which these can.
-            changed: called on any thread when `view` has changed.
-            crashed: called on the thread, with the watch's name, after a fault of our own.
-            before: an earlier watch of the place: what it knew stands until the thread knows more.
+            crashed: called on any thread, with the watch's name, after a fault of our own.
         """
         super().__init__(f"npu-{entry.family}-{entry.index}")
-        self.view: View = before.view if before else View()
-        self._course: health.Course | None = before._course if before else None  # noqa: SLF001
+        self.view = View()
+        self._course: health.Course | None = None
         self._vendor = vendor
         self._settings = settings
         self._failures = failures
-        self._changed = changed
         self._crashed = crashed
         self._entry: Entry | None = entry
+        self._begun: Entry | None = None
+        """The entry that the attributes of `_begin` are about."""
         self._identified: tuple[Entry, Card] | None = None
         """The card that was identified last, and where."""
-        self._ended = False
         self._reading = False
         """Whether a reading is under way, and the log does not know that it hangs."""
+        self._settled: tuple[Verdict, Card | None] | None = None
+        """A verdict that changes nothing any more, on the card as it is known."""
         self._limited = False
         """Whether our own limits keep it from reading, which the log knows of."""
+        self._pause = Backoff(first=0.2, longest=30.0)
+        """After faults of our own."""
 
     # On the event loop.
 
@@ -115,44 +116,27 @@ class Watch(Worker):
         """What it watches; None: nothing any more."""
         return self._entry
 
-    def start(self) -> None:
-        """Starts the thread; where the system gives us none, that is what is shown."""
-        try:
-            super().start()
-        except RuntimeError as error:
-            self._ended = True
-            if self._entry and self.view.card is None:
-                self.view = _not_served(self._entry, str(error))
-
-    def move(self, entry: Entry | None) -> bool:
-        """Watches another entry of the same place from now on; None ends the watch.
-
-        Returns False if the thread has ended before.
-        """
+    def move(self, entry: Entry | None) -> None:
+        """Watches another entry of the same place from now on; None: nothing."""
         with self.lock:
-            if self._ended:
-                return False
-            if self._entry == entry:
-                return True
-            self._entry = entry
-        self.wake()
-        return True
+            if self._entry != entry:
+                self._entry, self.due = entry, 0.0
 
-    def check(self, settings: Settings) -> float | None:
-        """Fences the card if a read hangs; returns when to check again, by `time.monotonic`.
+    # On the thread that watches for hangs.
 
-        None: nothing will change but what the thread itself publishes.
-        """
+    def check(self) -> float | None:
+        """Fences the card if a read hangs; see `Task.check`."""
+        settings = self._settings.value
         with self.lock:
             entry, view, course = self._entry, self.view, self._course
             missed, due = self.missed(settings.health_interval)
-            if entry is None or due is None:
+            if entry is None or not self.busy:
                 return None
             if missed:
                 self._failures[entry.family, entry.name, "hung"] += missed
-            if missed and self._reading:
-                self._reading = False
-                log.warning("telemetry hangs", card=entry.name, error=no_answer())
+                if self._reading:
+                    self._reading = False
+                    log.warning("telemetry hangs", card=entry.name, error=no_answer())
             if view.card is None or course is None:
                 identified = self._identified
                 if missed and identified and identified[0] is entry:  # its first probe hangs
@@ -161,44 +145,66 @@ class Watch(Worker):
                     self.view = View(identified[1], self._course.health, probed=True)
                 elif missed:
                     self.view = _not_served(entry, no_answer())
-                return None if missed or view.probed else due
-            for _ in range(min(missed, settings.policy.failures)):
-                verdict = Verdict(Outcome.BAD, no_answer())
-                course = health.step(course, verdict, settings.policy, time.time())
-            self._course = course
-            if missed:
-                self.view = replace(view, health=course.health, probed=True)
-            return None if course.health.state is HealthState.UNHEALTHY else due
+                due = due if not missed and not view.probed else math.inf
+            else:
+                for _ in range(min(missed, settings.policy.failures)):
+                    verdict = Verdict(Outcome.BAD, no_answer())
+                    course = health.step(course, verdict, settings.policy, time.time())
+                self._course = course
+                if missed:
+                    self._settled = None
+                    self.view = replace(view, health=course.health, probed=True)
+                if course.health.state is HealthState.UNHEALTHY:
+                    due = math.inf
+        if missed:
+            self.report()
+        return due
 
-    # On the thread.
+    # On any thread, but one at a time.
 
-    def _run(self) -> None:
-        pause = Backoff(first=0.2, longest=30.0)
-        while (entry := self._next()) is not None:
+    def do(self) -> None:
+        """Probes the card; where that is not due yet, reads its counters."""
+        with self.lock:
+            entry = self._entry
+        if entry is None:
+            self._begun, due = None, math.inf
+        else:
+            if entry is not self._begun:
+                self._begin(entry)
             try:
-                while self._entry is entry:
-                    self._probe_once(entry)
-                    self._rest(entry)
+                due = self._do(entry)
             except Exception as error:
                 # Our own fault. Until the next try nobody watches the card: it is not offered.
+                self._begun = None
                 part = f"watch of {entry.name}"
                 log.exception("a part failed and will be started again", part=part)
                 self._show(entry, _not_served(entry, f"internal error: {error!r}"))
                 self._crashed(part)
-                self._pause(pause.next())
-
-    def _next(self) -> Entry | None:
-        """The entry to watch now, with nothing known of it; None ends the thread."""
+                due = time.monotonic() + self._pause.next()
         with self.lock:
-            entry = self._entry
-            self._ended = entry is None
+            if self._entry is entry:
+                self.due = due
+
+    def _begin(self, entry: Entry) -> None:
+        """Knows nothing of the entry."""
+        self._begun = entry
         self._known: Card | None = None  # read at this very entry, not at one before it
         self._proposed: Card | None = None
         self._new = True
-        self._reading = False
-        self._identify_at = self._read_at = 0.0
-        self._meter = Meter(wraps=entry is not None and entry.counters_wrap)
-        return entry
+        self._settled = None
+        self._probe_at = self._identify_at = self._read_at = 0.0
+        self._meter = Meter(wraps=entry.counters_wrap)
+
+    def _do(self, entry: Entry) -> float:
+        if time.monotonic() < self._probe_at:
+            self._count(entry)
+        else:
+            self._probe_once(entry)
+            self._probe_at = next_moment(self._settings.value.health_interval)
+        # Where the next probe is far away, counters are read meanwhile.
+        if self._meter.counts and self._probe_at - time.monotonic() > LONGEST_PAUSE:
+            return next_moment(LONGEST_PAUSE)
+        return self._probe_at
 
     def _probe_once(self, entry: Entry) -> None:
         """Whether the card works and, each at its time, what it is and what it measures."""
@@ -208,7 +214,9 @@ class Watch(Worker):
             if self._known is None:
                 self._show(entry, _not_served(entry, trouble))
                 return
-            self._judge(entry, self._probe(entry, self._known, trouble, now, settings), settings)
+            verdict = self._probe(entry, self._known, trouble, now, settings)
+            if not self._is_settled(verdict) or settings.policy.max_temperature is not None:
+                self._judge(entry, verdict, settings)
             if now >= self._read_at:
                 # Where heat is a reason, it is read as often as everything else.
                 often = settings.policy.max_temperature is not None
@@ -268,6 +276,13 @@ class Watch(Worker):
             return Verdict(Outcome.SILENT, "the driver does not say")
         return Verdict(Outcome.GOOD, "works")
 
+    def _is_settled(self, verdict: Verdict) -> bool:
+        return (
+            self._settled is not None
+            and self._settled[1] is self._known
+            and self._settled[0] == verdict
+        )
+
     def _judge(self, entry: Entry, verdict: Verdict, settings: Settings) -> None:
         """Steps the card's health, and shows it; that does not wait for a reading."""
         with self.lock:
@@ -280,21 +295,12 @@ class Watch(Worker):
                     heat = reading.temperature()
                     verdict = health.with_heat(verdict, heat, before, settings.policy)
                 course = health.step(before, verdict, settings.policy, time.time())
+            self._settled = (verdict, self._known) if course == before else None
             if self._entry is entry:
                 self._course, self._new = course, False
         if before is None or before.health != course.health:
             self._read_at = 0.0  # readings and health should tell the same story
         self._show(entry, View(self._known, course.health, reading, probed=view.probed))
-
-    def _rest(self, entry: Entry) -> None:
-        """Waits for the next probe; where that takes long, counters are read meanwhile."""
-        interval = self._settings.value.health_interval
-        while self._meter.counts and self._entry is entry and self._left(interval) > LONGEST_PAUSE:
-            self._pause(self._left(LONGEST_PAUSE))
-            if self._entry is entry:
-                self._count(entry)
-        if self._entry is entry:  # a wake-up that came before ends the next pause
-            self._pause(self._left(interval))
 
     def _count(self, entry: Entry) -> None:
         with suppress(_LimitedError):
@@ -306,7 +312,7 @@ class Watch(Worker):
         Raises:
             _LimitedError: the agent has no files or no memory left.
         """
-        self._asks()
+        self.asks()
         try:
             return verb(entry, *args)
         except ValueError:
@@ -327,7 +333,7 @@ class Watch(Worker):
             if view.card is None:
                 self._course = None
         if view.probed:
-            self._changed()
+            self.report()
 
 
 def _not_served(entry: Entry, why: Exception | str | None) -> View:
@@ -353,4 +359,13 @@ def _agreed(known: Card | None, proposed: Card | None, found: Card) -> tuple[Car
         kept = {k: getattr(known, k) for k, value in values.items() if value in (None, ())}
         # Nodes are followed by each probe.
         found = replace(found, **{**kept, "nodes": known.nodes})
-    return (found, None) if found in (known, proposed) else (known, found)
+    if found == known:
+        return known, None
+    return (found, None) if found == proposed else (known, found)
+
+
+def said(error: BaseException) -> str:
+    """An error of reading, for people: what failed, without Python's errno prefix."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.vendor import Entry, Probe
 from npu_agent.feed import Feed
-from npu_agent.inventory import inventory, watch, worker
+from npu_agent.inventory import inventory, rounds, watch
 from npu_agent.inventory.inventory import Inventory, read_once
 from npu_agent.inventory.watch import Settings
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -58,16 +59,10 @@ def root(tmp_path: Path) -> Iterator[Path]:
         simulator.apply_fault(root, card.spec.name, "ok")
 
 
-@pytest.fixture(autouse=True)
-def each_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each change is a Snapshot of its own."""
-    monkeypatch.setattr(inventory, "_TOGETHER", 0.0)
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which a read hangs: they wait for the deadline several times."""
-    monkeypatch.setattr(worker, "READ_DEADLINE", 0.4)
+    monkeypatch.setattr(rounds, "READ_DEADLINE", 0.4)
 
 
 @pytest.fixture(autouse=True)
@@ -361,11 +356,9 @@ async def test_a_drained_card_goes_and_comes_back_under_its_id(
     caplog.set_level(logging.INFO)
     async with watching(root) as watched:
         before = watched.record.value
-        (reader,) = (thread for thread in readers() if thread.name == "npu-warboy-0")
         watched.fault("npu0", "gone")
         assert ids(await watched.names("npu1")) == ids(before)[1:]
-        await asyncio.to_thread(reader.join, 30)
-        assert not reader.is_alive()
+        assert watched.inventory._watches.keys() == {("warboy", 1)}
         watched.fault("npu0", "back")
         after = await watched.names("npu0", "npu1")
         assert ids(after) == ids(before)
@@ -963,10 +956,10 @@ async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_pat
             fresh.rename(entry)
             found = entry.stat().st_ino
             await until(partial(moved, watched.inventory, found))
-            assert threads() == before
+            assert threads() == sorted([*before, "npu-warboy-0"])
             release(pipes[-1], "1\n")
             await watched.card("npu0", HEALTHY)
-        assert threads() == before
+            await until(lambda: threads() == before)
 
 
 def moved(inventory: Inventory, inode: int) -> bool:
@@ -975,7 +968,26 @@ def moved(inventory: Inventory, inode: int) -> bool:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_hung_card_that_goes_and_returns_has_the_thread_it_had(
+async def test_a_hung_card_that_goes_and_returns_has_one_thread(root: Path, tmp_path: Path) -> None:
+    async with watching(root) as watched:
+        before = threads()
+        entry, away = management(root, 0), tmp_path / "away"
+        write(entry / "alive", None)
+        os.mkfifo(entry / "alive")
+        await watched.card("npu0", UNHEALTHY)
+        entry.rename(away)
+        await watched.names("npu1")
+        assert threads() == sorted([*before, "npu-warboy-0"])  # it still hangs
+        away.rename(entry)
+        await watched.until(lambda s: s.odd != ())
+        assert threads() == sorted([*before, "npu-warboy-0"])
+        release(entry / "alive", "1\n")
+        await watched.card("npu0", HEALTHY)
+        await until(lambda: threads() == before)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_hung_card_that_answers_while_it_is_away_is_probed_when_it_returns(
     root: Path, tmp_path: Path
 ) -> None:
     async with watching(root) as watched:
@@ -986,36 +998,32 @@ async def test_a_hung_card_that_goes_and_returns_has_the_thread_it_had(
         await watched.card("npu0", UNHEALTHY)
         entry.rename(away)
         await watched.names("npu1")
-        assert threads() == before  # it still hangs
+        watch = watched.inventory._watches["warboy", 0]
+        release(away / "alive", "1\n")
+        await until(lambda: watch.due == math.inf and threads() == before)
         away.rename(entry)
-        await watched.until(lambda s: s.odd != ())
-        assert threads() == before
-        release(entry / "alive", "1\n")
-        await watched.card("npu0", HEALTHY)
-        assert threads() == before
+        await watched.names("npu0", "npu1")
 
 
-async def test_a_thread_that_the_system_refuses_takes_no_card_away(
+@pytest.mark.usefixtures("impatient")
+async def test_threads_that_the_system_refuses_take_no_card_away(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = threading.Thread.start
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "npu-warboy-1":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        async with watching(root) as watched:
-            first = watched.record.all[0]
-            assert (names(first), [odd.reason for odd in first.odd]) == (
-                ("npu0",),
-                ["can't start new thread"],
-            )
-            patched.undo()
-            both = await watched.names("npu0", "npu1")
-            assert both.odd == ()
+    async with watching(root) as watched:
+        await until(lambda: threads() == ["npu-probes", "npu-watchdog"])
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            watched.fault("npu0", "hang")
+            await until(lambda: threads() == ["npu-probes", "npu-warboy-0"])
+            watched.fault("npu1", "dead")
+            await watched.card("npu1", UNHEALTHY)
+            watched.fault("npu1", "ok")
+            await watched.card("npu1", HEALTHY)
+        await watched.card("npu0", UNHEALTHY)  # there are threads again, and one that notices
+        assert watched.record.value.odd == ()
 
 
 @pytest.mark.parametrize("verb", ["probe", "identify", "read"])

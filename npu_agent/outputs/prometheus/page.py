@@ -35,10 +35,10 @@ that the next scrape finds it ready. Longer than any usual scrape interval; with
 nothing is rendered."""
 _AT_LEAST = 1.0
 """Seconds between two renderings of the cards, however often they change."""
-_SETTLE = 0.05
-"""Seconds from a change to its rendering: cards that are read together are rendered together."""
 _OWN_FOR = 1.0
 """Seconds for which the agent's own part is kept."""
+_TURN = 0.0005
+"""Seconds of rendering between two turns for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +100,16 @@ class Page:
 
     async def run(self) -> None:
         """Renders on change, as long as somebody asks for the page now and then."""
+        due = 0.0
         async for _ in changes_of(self._snapshots, self._holdings, self._settings):
             if time.monotonic() - self._asked_at > _ASKED_FOR:
                 self._behind = True
                 self._asked.clear()
                 await self._asked.wait()
-            await asyncio.sleep(_SETTLE)
+            if (pause := due - time.monotonic()) > 0:
+                await asyncio.sleep(pause)
             if await self._render():
-                await asyncio.sleep(_AT_LEAST)
+                due = time.monotonic() + _AT_LEAST
 
     async def body(self, *, openmetrics: bool) -> bytes:
         """The present page, in OpenMetrics or else as text.
@@ -133,6 +135,7 @@ class Page:
                 return False
             late = stale_after(settings.interval)
             snapshot = cards.recent(snapshot, now - late)
+            turns = _Turns()
             shown = self._attempt(
                 "cards",
                 lambda: cards.shown(
@@ -141,7 +144,7 @@ class Page:
             )
             parts = []
             for definition in cards.definitions(settings.schemas):
-                await asyncio.sleep(0)
+                await turns.take()
                 parts.append(self._family(definition, shown or (), openmetrics=False))
             self._cards = b"".join(parts)
             self._rendered, self._behind = present, False
@@ -193,3 +196,15 @@ class Page:
             return None
         self._failing.discard(name)
         return made
+
+
+class _Turns:
+    """Lets others have their turns during long work, and wakes nobody during short work."""
+
+    def __init__(self) -> None:
+        self._until = time.perf_counter() + _TURN
+
+    async def take(self) -> None:
+        if time.perf_counter() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.perf_counter() + _TURN

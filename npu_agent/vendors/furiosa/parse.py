@@ -7,6 +7,7 @@ line, or bytes from nowhere: what does not fit is left out, and nothing here rai
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,49}")
 _PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
@@ -17,6 +18,8 @@ _LONGEST_TEXT = 256
 _MOST_NUMBERS = 256
 """Lines of a file of numbers; drivers write about twenty."""
 _UNSIGNED_64 = 1 << 64
+_KEPT = 32
+"""Results that are kept: figures that rarely change are read every few seconds."""
 _PER_CORE = re.compile(r"(?:.*:)?\s*([0-9]{1,20})\s*")
 _REGISTER = re.compile(
     rb"^(TaskExecutionTime|CycleCount|CycleCountHigh)[ \t]*:[ \t]*0[xX]([0-9a-fA-F]{1,8})[ \t\r]*$",
@@ -79,6 +82,7 @@ def numa_node(raw: bytes | None) -> int | None:
     return node if node is not None and 0 <= node < 1 << 16 else None
 
 
+@lru_cache(_KEPT)
 def numbers(raw: bytes | None) -> tuple[tuple[str, int], ...]:
     """Lines of ``Name: 12`` or ``Name: 0xAB``, names as written, first of each name, in order.
 
@@ -108,6 +112,7 @@ def normalised(name: str) -> str:
     return "_".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
+@lru_cache(_KEPT)
 def errors(raw: bytes | None) -> tuple[tuple[str, int], ...]:
     """Error counters of ``atr_error`` by normalised name.
 

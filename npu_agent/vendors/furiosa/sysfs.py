@@ -41,6 +41,8 @@ _HWMON = {
     "curr": ("_input", SensorKind.CURRENT),
 }
 
+_SensorFiles = tuple[tuple[str, SensorKind, str], ...]
+
 
 class Furiosa:
     """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
@@ -54,6 +56,7 @@ class Furiosa:
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")
         self._nodes_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
+        self._sensors_at: dict[str, tuple[tuple[int, int, float], _SensorFiles]] = {}
 
     def scan(self) -> tuple[Entry, ...]:
         """See `Vendor.scan`."""
@@ -178,16 +181,33 @@ class Furiosa:
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
         for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
-            for name in sorted(_names(directory), key=natural):
-                for prefix, (suffix, kind) in _HWMON.items():
-                    number = name.removeprefix(prefix).removesuffix(suffix)
-                    if name != prefix + number + suffix or not number.isdecimal():
-                        continue
-                    value = parse.integer(_optional(f"{directory}/{name}"))
-                    if value is not None:
-                        label = parse.text(_optional(f"{directory}/{prefix}{number}_label"))
-                        sensors.append(Sensor(kind, label.lower() if label else number, value))
+            for path, kind, label in self._sensor_files(directory):
+                value = parse.integer(_optional(path))
+                if value is not None:
+                    sensors.append(Sensor(kind, label, value))
         return tuple(sensors)
+
+    def _sensor_files(self, directory: str) -> _SensorFiles:
+        """The file of each sensor, its kind and label: kept, as only the values change."""
+        try:
+            found = os.stat(directory)  # noqa: PTH116 (as in _is_node)
+        except OSError:
+            return ()
+        # With the minute, lest a label that could not be read once be missing for good.
+        stamp = (found.st_ino, found.st_mtime_ns, time.monotonic() // 60)
+        before = self._sensors_at.get(directory)
+        if before and before[0] == stamp:
+            return before[1]
+        files = []
+        for name in sorted(_names(directory), key=natural):
+            for prefix, (suffix, kind) in _HWMON.items():
+                number = name.removeprefix(prefix).removesuffix(suffix)
+                if name == prefix + number + suffix and number.isdecimal():
+                    label = parse.text(_optional(f"{directory}/{prefix}{number}_label"))
+                    files.append((f"{directory}/{name}", kind, label.lower() if label else number))
+        if time.time_ns() - found.st_mtime_ns > _SETTLED:
+            self._sensors_at[directory] = (stamp, tuple(files))
+        return tuple(files)
 
 
 def _entry(family: Family, item: os.DirEntry[str]) -> Entry | None:

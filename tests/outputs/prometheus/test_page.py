@@ -79,7 +79,6 @@ class Room:
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "_AT_LEAST", 0.005)
-    monkeypatch.setattr(page, "_SETTLE", 0.001)
 
 
 @asynccontextmanager
@@ -211,7 +210,8 @@ async def test_many_changes_are_one_page(
     assert len(renderings) == 2
 
 
-async def test_a_page_is_whole_or_the_one_before() -> None:
+async def test_a_page_is_whole_or_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "_TURN", 0.0)
     old = snapshot(*(card(index=index, driver_version="old") for index in range(8)))
     new = snapshot(*(card(index=index, driver_version="new") for index in range(8)))
     async with running() as room:

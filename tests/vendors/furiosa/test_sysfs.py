@@ -1,4 +1,5 @@
 import errno
+import itertools
 import os
 import shutil
 import tempfile
@@ -391,6 +392,51 @@ def test_sensors_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         ("m°C", "10", 10),
     ]
     assert (reading.temperature(), reading.power()) == (0.01, 1.37)
+
+
+def test_sensors_that_come_and_labels_that_change_are_noticed(tmp_path: Path) -> None:
+    """Though the list of sensors is kept while their directory stays as it is."""
+    bare_card(tmp_path, 0, "U")
+    sensors = tmp_path / "sys/bus/pci/devices/0000:01:00.0/hwmon/hwmon3"
+    sensors.mkdir(parents=True)
+    host, entry, card = Furiosa(tmp_path), entry_of(tmp_path), card_at("0000:01:00.0")
+
+    def read(**files: int | str) -> list[tuple[str, int]]:
+        """What is read after these files were written, an hour ago."""
+        for name, content in files.items():
+            (sensors / name).unlink(missing_ok=True)
+            (sensors / name).write_text(str(content))
+        os.utime(sensors, ns=(0, time.time_ns() - next(hours) * 3600_000_000_000))
+        return [(sensor.label, sensor.value) for sensor in host.read(entry, card).sensors]
+
+    hours = itertools.count(100, -1)
+    assert read(temp1_input=5, temp1_label="peak") == [("peak", 5)]
+    assert read(temp1_label="ambient", temp2_input=7) == [("ambient", 5), ("2", 7)]
+    (sensors / "temp1_input").write_text("6")  # the directory stays as it is
+    assert host.read(entry, card).sensors[0].value == 6
+    sensors.rename(sensors.with_name("hwmon4"))
+    sensors.mkdir()
+    shutil.rmtree(sensors.with_name("hwmon4"))
+    assert read(temp1_input=8) == [("1", 8)]
+
+
+def test_the_list_of_sensors_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    [hwmon] = (root / "sys/devices").rglob("hwmon0")
+    os.utime(hwmon, ns=(0, 0))
+    host, entry = Furiosa(root), entry_of(root)
+    card = host.identify(entry)
+    before, listed = host.read(entry, card).sensors, []
+    names = sysfs._names
+    monkeypatch.setattr(sysfs, "_names", lambda path: listed.append(path) or names(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    host.read(entry, card)
+    listed.clear()
+    assert host.read(entry, card).sensors == before
+    assert [path for path in listed if path.endswith("hwmon0")] == []
+    monkeypatch.setattr(time, "monotonic", lambda: 61.0)  # a label that failed once may be there
+    host.read(entry, card)
+    assert [path for path in listed if path.endswith("hwmon0")] != []
 
 
 def test_a_card_without_an_address_has_no_sensors(tmp_path: Path) -> None:
