@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import signal
 import time
@@ -12,15 +13,17 @@ from functools import partial
 from pathlib import Path
 
 from npu_agent import __version__, logs
+from npu_agent.backoff import Backoff
 from npu_agent.config import Config, Effective, Poller, disabled_for
-from npu_agent.config.resources import resources_of
+from npu_agent.config.resources import asks_for, offered_by, resources_of
 from npu_agent.core import health
 from npu_agent.core.ledger import Ledger
-from npu_agent.core.state import AgentState, ResourceState, stale_after
-from npu_agent.core.vocabulary import label_sets, metric_schemas
+from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
+from npu_agent.core.vocabulary import Vocabulary, label_sets, metric_schemas
+from npu_agent.feed import Feed
 from npu_agent.inventory import watch
 from npu_agent.inventory.inventory import Inventory
-from npu_agent.kube import Api, serviceaccount
+from npu_agent.kube import Api, ApiError, serviceaccount
 from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
@@ -28,6 +31,9 @@ from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.session import Session
+from npu_agent.outputs.dra.driver import Driver
+from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
+from npu_agent.outputs.dra.support import support
 from npu_agent.outputs.events import Events
 from npu_agent.outputs.labels import output_of
 from npu_agent.outputs.labels.labeller import Labeller
@@ -86,15 +92,13 @@ class Agent:
         )
         self._node_name = node_name
         self._hostname = node_name or platform.node()
-        self._wanted = configs.map(
-            lambda config: Wanted(
-                resources_of(config, WORDS.core_counts), disabled_for(config, node_name)
-            )
-        )
+        self._dra_available: Feed[bool | None] = Feed(None)
+        """Whether this node can do DRA; None as long as that is not known."""
+        self._wanted = configs.map_with(self._dra_available, partial(_wanted, node_name))
         self.keeper = LedgerKeeper(
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
-            resources=[resource.name for resource in self._wanted.value.resources],
+            resources=[one.name for one in self._wanted.value.resources],
             directory=directory,
             ledger=ledger,
         )
@@ -124,6 +128,26 @@ class Agent:
             configs=self.poller.states,
             wanted=configs.map(lambda config: config.events),
         )
+        ownership = Ownership(directory)
+        self.drivers = tuple(
+            Driver(
+                dra=words.dra,
+                vendor_families=frozenset(words.families),
+                node_name=node_name,
+                pod_uid=os.environ.get("POD_UID"),
+                kubelet_root=directory.parent,
+                ownership=ownership,
+                keeper=self.keeper,
+                snapshots=self.inventory.hardware,
+                wanted=configs.map_with(
+                    self._dra_available, partial(_wanted_by_claims, node_name, words)
+                ),
+                api=self._api,
+                cdi_root=host_root / cdi.DIRECTORY,
+            )
+            for words in VOCABULARIES
+            if words.dra
+        )
         self._log_settings = configs.map(lambda config: config.log)
         self._started_at = time.time()
         self._lag = LoopLag()
@@ -139,7 +163,6 @@ class Agent:
             config.metrics.address,
             Pages(metrics=self._page.body, state=self.state, history=self._history),
         )
-        ownership = Ownership(directory)
         self.sessions = tuple(
             Session(
                 resource=resource,
@@ -168,6 +191,7 @@ class Agent:
                     ("log settings", self._follow_log),
                     ("ledger", self.keeper.run),
                     ("devices", self.publisher.run),
+                    ("DRA support", self._find_dra_support),
                     ("events", self.events.run),
                     ("metrics", self._page.run),
                     ("history", self._history.run),
@@ -181,17 +205,41 @@ class Agent:
                 )
                 for s in self.sessions
             ]
+            drivers = [
+                parts.create_task(
+                    keep_running(f"DRA {d.status.value.resource}", d.run, self.restarts)
+                )
+                for d in self.drivers
+            ]
             server = parts.create_task(keep_running("server", self.server.run, self.restarts))
             await stop.wait()
             await self.publisher.end()
             # The kubelet first: it should see the end of its stream while everything still works.
             # The server has its own deadline, for clients that do not let go.
-            for task in (*sessions, server):
+            for task in (*sessions, *drivers, server):
                 task.cancel()
-            await asyncio.wait(sessions, timeout=_SHUTDOWN)
-            for task in (*rest, *sessions):
+            await asyncio.wait((*sessions, *drivers), timeout=_SHUTDOWN)
+            for task in (*rest, *sessions, *drivers):
                 task.cancel()
         await self._api.close()
+
+    async def _find_dra_support(self) -> None:
+        """Finds out whether this node can do DRA, if the config leaves the choice to us."""
+        if not asks_for(self.poller.configs.value, "auto") or self._node_name is None:
+            self._dra_available.publish(False)
+            return
+        pause = Backoff(first=0.5, longest=30.0)
+        while True:
+            try:
+                found = await support(self._api, self._node_name)
+            except ApiError as error:
+                log.warning("not known yet whether this node can do DRA", reason=error)
+                await asyncio.sleep(pause.next())
+                continue
+            chosen = "dra" if found.available else "device-plugin"
+            log.info("allocation.api auto", chosen=chosen, reason=found.reason)
+            self._dra_available.publish(found.available)
+            return
 
     async def _follow_log(self) -> None:
         """Applies what the config says of the log."""
@@ -205,6 +253,7 @@ class Agent:
         """How everything stands now."""
         config, kubelet = self.poller.configs.value, self.pod_resources.holdings.value
         wanted = self._wanted.value
+        served = {resource.name for resource in wanted.resources if resource.widths}
         return AgentState(
             version=__version__,
             node=self._node_name,
@@ -221,6 +270,18 @@ class Agent:
                 for each, devices in zip(
                     self.sessions, self.publisher.devices.values(), strict=True
                 )
+                if each.status.value.resource in served
+            ),
+            dra=tuple(
+                DraState(
+                    session=each.status.value,
+                    counts=each.counts,
+                    slices=each.slices.state.value,
+                    devices=each.offered.value or (),
+                    claims=each.prepared(),
+                )
+                for each in self.drivers
+                if each.needed
             ),
             wanted=wanted.resources,
             disabled=wanted.disabled,
@@ -247,6 +308,23 @@ def _watching(config: Config) -> watch.Settings:
             recoveries=config.health.recoveries,
             max_temperature=config.health.max_temperature,
         ),
+    )
+
+
+def _wanted(node_name: str | None, config: Config, dra_available: bool | None) -> Wanted:
+    counts = WORDS.core_counts
+    families = offered_by(config, counts, "device-plugin", dra_available=dra_available)
+    return Wanted(resources_of(config, counts, families), disabled_for(config, node_name))
+
+
+def _wanted_by_claims(
+    node_name: str | None, words: Vocabulary, config: Config, dra_available: bool | None
+) -> WantedByClaims:
+    return WantedByClaims(
+        families=offered_by(config, words.families, "dra", dra_available=dra_available),
+        disabled=disabled_for(config, node_name),
+        by_index=config.dra.device_names == "index",
+        evict=config.health.evict,
     )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 U = TypeVar("U")
+V = TypeVar("V")
 
 
 class Feed(Generic[T]):
@@ -76,6 +77,16 @@ class Feed(Generic[T]):
         self._derived.append(update)
         if self._closed:
             derived.close()
+        return derived
+
+    def map_with(self, other: Feed[U], function: Callable[[T, U], V]) -> Feed[V]:
+        """As `map`, of the values of two feeds; it is closed with this one."""
+        derived = self.map(lambda value: function(value, other.value))
+
+        def update() -> None:
+            derived.publish(function(self._value, other.value))
+
+        other._derived.append(update)
         return derived
 
     async def watch(self) -> AsyncIterator[T]:

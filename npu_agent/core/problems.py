@@ -8,7 +8,7 @@ from typing import Literal
 
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import advertise
-from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, is_fenced
+from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.trouble import Trouble, TroubleKind
 
 Subject = Literal["card", "resource", "assignments", "config", "labels", "hardware"]
@@ -33,6 +33,7 @@ def unready(state: AgentState) -> tuple[Trouble, ...]:
     wait for a restart are no reason: only a restart would help, and that is the user's decision.
     """
     found = [_unserved(one.session, state) for one in state.resources]
+    found += [_unserved_claims(one) for one in state.dra]
     if state.config.error is not None:
         found.append(Trouble(what="config", cause=state.config.error, kind=TroubleKind.CONFIG))
     return tuple(filter(None, found))
@@ -51,6 +52,25 @@ def _unserved(session: SessionStatus, state: AgentState) -> Trouble | None:
             elif not _has_cards(session.resource, state):
                 return None
     return Trouble(what=f"{session.resource}: {doing}", cause=session.reason, kind=kind)
+
+
+def _unserved_claims(driver: DraState) -> Trouble | None:
+    """Why claims cannot be served as they should be; None if they can."""
+    session, slices = driver.session, driver.slices
+    if session.phase is SessionPhase.STANDBY:
+        return None
+    if session.phase is not SessionPhase.REGISTERED:
+        return Trouble(
+            what=f"DRA driver {driver.name}: {session.phase.value}",
+            cause=session.reason,
+            kind=TroubleKind.REGISTRATION,
+        )
+    if not slices.published:
+        return slices.trouble or Trouble(
+            what=f"DRA driver {driver.name}: its cards are not published yet",
+            kind=TroubleKind.STARTING,
+        )
+    return None
 
 
 def _has_cards(name: str, state: AgentState) -> bool:
@@ -118,6 +138,11 @@ def notes(state: AgentState) -> Iterator[Note]:
     for resource in state.resources:
         for device in state.withheld(resource):
             yield Note(subject="resource", text=f"{device.name} is withheld: {device.reason}")
+    for driver in state.dra:
+        if driver.slices.dropped:
+            fields = ", ".join(driver.slices.dropped)
+            text = f"the API server drops {fields} of our ResourceSlices: a feature is off there"
+            yield Note(subject="resource", text=text)
     if state.config.waiting:
         keys = ", ".join(state.config.waiting)
         yield Note(subject="config", text=f"waits for a restart of the agent: {keys}")

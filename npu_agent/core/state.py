@@ -14,10 +14,12 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from npu_agent.core.counts import Counts, Histogram
+from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, CoreRange, HealthState, Snapshot
-from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.ledger import Assignment, Holding, PreparedClaim
 from npu_agent.core.offer import Device, Resource, names
+from npu_agent.core.pool import PoolDevice
+from npu_agent.core.trouble import Trouble
 
 
 class SessionPhase(enum.Enum):
@@ -55,6 +57,44 @@ class ResourceState:
     counts: Counts
     """Goes on counting."""
     devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicesState:
+    """What there is of the node's slices, for readiness, pages and metrics."""
+
+    published: bool = False
+    """Whether all of the devices are in the API server, as far as is known."""
+    generation: int = 0
+    """Of the pool."""
+    slices: int = 0
+    devices: int = 0
+    trouble: Trouble | None = None
+    """Why they cannot be published, or not be watched."""
+    dropped: tuple[str, ...] = ()
+    """The fields that the API server drops, such as ``devices.taints``: a feature is off there."""
+    writes: int = 0
+    """Slices written or deleted so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraState:
+    """A DRA driver: its registration, its counts, and what it offers and has prepared."""
+
+    session: SessionStatus
+    """Under the driver's name."""
+    counts: DraCounts
+    """Goes on counting."""
+    slices: SlicesState
+    devices: tuple[PoolDevice, ...] = ()
+    """What is offered."""
+    claims: tuple[PreparedClaim, ...] = ()
+    """Those that are prepared."""
+
+    @property
+    def name(self) -> str:
+        """The driver's name."""
+        return self.session.resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +164,8 @@ class AgentState:
     assignments_error: str | None = None
     """Why the kubelet does not report them; None if it does."""
     resources: tuple[ResourceState, ...] = ()
+    dra: tuple[DraState, ...] = ()
+    """The DRA drivers that have something to serve."""
     wanted: tuple[Resource, ...] = ()
     """The resources that the config in force asks for."""
     disabled: frozenset[str] = frozenset()

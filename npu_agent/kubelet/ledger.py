@@ -96,6 +96,11 @@ class LedgerKeeper:
         self._saving = asyncio.Lock()
 
     @property
+    def owned(self) -> bool:
+        """Whether the node is this agent's, so that what it notes is on disk for the next one."""
+        return self._owner
+
+    @property
     def lost(self) -> bool:
         """Whether there is no record of what an agent before this one has handed out."""
         return self._on_disk is None or self._ledger.unsure
@@ -183,6 +188,10 @@ class LedgerKeeper:
             RefusalError: somebody else holds cores or nodes of one of them.
         """
         for device in devices:
+            if not self._owner:
+                raise RefusalError(
+                    Refusal.UNFIT, "this npu-agent is about to end: the kubelet asks the next one"
+                )
             self._check((CLAIM, claim.uid), device)
         self._change(self._ledger.with_claim(claim))
 

@@ -104,11 +104,15 @@ class Claims:
         return {ref.uid: outcome for ref, outcome in zip(refs, outcomes, strict=True)}
 
     async def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, str | None]:
-        """Ends the claims; never fails, as the Pod would stay Terminating for as long as it does.
+        """Ends the claims; the Pod stays Terminating for as long as that fails.
 
-        It needs no card, no API server and no claim. What cannot be removed from the disk is logged
-        and tried again by `sweep`.
+        So it needs no card, no API server and no claim. What cannot be removed from the disk is
+        logged and tried again by `sweep`. Only an agent that is about to end refuses: the next one
+        would take the claims for prepared.
         """
+        if not self._keeper.owned:
+            reason = "this npu-agent is about to end: the kubelet asks the next one"
+            return dict.fromkeys((ref.uid for ref in refs), reason)
         await self._whole(self._end_all(refs))
         self._counts.unprepares["unprepared"] += len(refs)
         return dict.fromkeys((ref.uid for ref in refs), None)

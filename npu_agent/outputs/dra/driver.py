@@ -15,6 +15,7 @@ from pathlib import Path
 from npu_agent.backoff import Backoff
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.hardware import Snapshot
+from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.pool import DraNames, PoolDevice, pool
 from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed, changes_of
@@ -118,12 +119,15 @@ class Driver:
             api=api, node_name=pool_name, driver=dra.driver, devices=self.offered
         )
 
+    def prepared(self) -> tuple[PreparedClaim, ...]:
+        """The claims of this driver that are prepared."""
+        claims = self._keeper.prepared.value.values()
+        return tuple(one for one in claims if one.driver == self._dra.driver)
+
     @property
     def needed(self) -> bool:
         """Whether there is anything to serve."""
-        return bool(self._wanted.value.families) or any(
-            claim.driver == self._dra.driver for claim in self._keeper.prepared.value.values()
-        )
+        return bool(self._wanted.value.families) or bool(self.prepared())
 
     async def run(self) -> None:
         """Serves until cancelled."""

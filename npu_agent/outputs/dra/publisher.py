@@ -10,11 +10,12 @@ import asyncio
 import random
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.pool import PoolDevice
+from npu_agent.core.state import SlicesState
 from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind, node, resourceslices
@@ -36,24 +37,6 @@ _GAP_FIRST, _GAP_LONGEST = 0.1, 1.0
 the same slices."""
 _CALM = 10.0
 """Seconds without a write after which the gap is short again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesState:
-    """What there is of the node's slices, for readiness, pages and metrics."""
-
-    published: bool = False
-    """Whether all of the devices are in the API server, as far as is known."""
-    generation: int = 0
-    """Of the pool."""
-    slices: int = 0
-    devices: int = 0
-    trouble: Trouble | None = None
-    """Why they cannot be published, or not be watched."""
-    dropped: tuple[str, ...] = ()
-    """The fields that the API server drops, such as ``devices.taints``: a feature is off there."""
-    writes: int = 0
-    """Slices written or deleted so far."""
 
 
 class SlicePublisher:

@@ -545,3 +545,19 @@ async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
     await room.unprepared("c")
     assert room.specs() == []
     assert room.keeper.prepared.value == {}
+
+
+async def test_an_agent_that_ends_leaves_claims_to_the_next_one(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    room.claim("d", result(ONE))
+    await room.prepared("c")
+    before = room.keeper, room.claims
+    assert not await room.keeper.end()
+    assert "about to end" in await room.prepared("d")
+    assert "about to end" in str((await room.claims.unprepare([ref("c")]))["uid-c"])
+    await room.restarted()
+    assert before != (room.keeper, room.claims)
+    await room.unprepared("c")
+    assert await room.prepared("d") == answer(("npu", ONE), uid="uid-d")

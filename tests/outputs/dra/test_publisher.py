@@ -12,11 +12,12 @@ import pytest
 
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.pool import PoolDevice
+from npu_agent.core.state import SlicesState
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError, Kind, resourceslices
 from npu_agent.outputs.dra import publisher as module
-from npu_agent.outputs.dra.publisher import SlicePublisher, SlicesState
+from npu_agent.outputs.dra.publisher import SlicePublisher
 from tests.kube.helpers import authority, hangs, says, status
 from tests.outputs.dra.api import DRIVER, NODE, SlicesApi, cluster
 from tests.outputs.dra.cards import card, pool_of
