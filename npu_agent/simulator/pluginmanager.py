@@ -267,7 +267,8 @@ class StandInPluginManager:
 
     async def _forget(self, socket: Path) -> None:
         """The socket has gone: whoever registered with it is registered no more."""
-        await self._drop(self._entries.pop(socket))
+        await self._drop(self._entries[socket])
+        del self._entries[socket]  # not before: `stop` drops what a cancelled `_run` could not
 
     async def _drop(self, entry: _Entry) -> None:
         if entry.stream:

@@ -292,3 +292,17 @@ async def test_health_that_is_not_repeated_is_unknown_after_a_while(
         assert manager.state(DRIVER, POOL, "npu-0")[0] == "Healthy"
         monkeypatch.setattr(pluginmanager, "_FRESH", -1.0)
         assert manager.state(DRIVER, POOL, "npu-0") == ("Unknown", "")
+
+
+async def test_a_stop_while_a_driver_is_deregistered_leaves_no_connection(
+    root: Path, manager: StandInPluginManager
+) -> None:
+    async with Driver().served(root) as endpoint:
+        await first(manager.health, len)
+        (entry,) = manager._entries.values()
+        endpoint.registration_path.unlink()
+        stream = entry.stream
+        assert stream
+        await until(stream.cancelling, interval=0)
+        await manager.stop()
+        assert entry.channel is None

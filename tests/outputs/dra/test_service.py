@@ -179,11 +179,12 @@ class TestPrepare:
         assert driver.asked == [("unprepare", (ref("u1"), ref("u2"), ref("u3")))]
 
     async def test_the_answer_has_exactly_the_claims_of_the_question(
-        self, driver: Driver, channel: Channel
+        self, driver: Driver, channel: Channel, caplog: pytest.LogCaptureFixture
     ) -> None:
         driver.prepared = {"u1": (given("npu-0", "r"),), "u9": (given("npu-9", "r"),), "u3": ""}
         answers = await prepare(channel, ref("u1"), ref("u2"), ref("u3"))
         assert answers.keys() == {"u1", "u2", "u3"}
+        assert sum("was not asked for" in one.getMessage() for one in caplog.records) == 1
         assert "no answer for this claim" in answers["u2"].error
         # An error without words would be a success without devices.
         assert answers["u3"].error == "no reason given"
@@ -196,13 +197,28 @@ class TestPrepare:
         assert (await prepare(channel, ref("u1"), ref("u1"))).keys() == {"u1"}
         assert driver.asked == [("prepare", (ref("u1"),))]
 
-    async def test_a_thousand_claims_in_one_call(self, channel: Channel) -> None:
+    async def test_a_thousand_claims_in_one_call_leave_the_loop_its_turns(
+        self, channel: Channel
+    ) -> None:
+        turns = 0
+
+        async def tick() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
         refs = [ref(f"{index:036}") for index in range(1000)]
+        ticker = asyncio.create_task(tick())
         answers = await prepare(channel, *refs)
+        assert turns >= 1000
+        turns = 0
+        assert await unprepare(channel, *refs) == {one.uid: "" for one in refs}
+        assert turns >= 1000
+        ticker.cancel()
         assert [answers[one.uid].devices[0].device_name for one in refs] == [
             f"npu-{one.uid}" for one in refs
         ]
-        assert await unprepare(channel, *refs) == {one.uid: "" for one in refs}
 
     @pytest.mark.parametrize(
         ("refs", "message"),
