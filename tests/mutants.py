@@ -87,11 +87,6 @@ FAULTS = [
             "                    self._settled = None\n                    self.view",
             "                    self.view",
         ),
-        (
-            "watch: a moved entry is not probed",
-            "self._entry, self.due = entry, 0.0",
-            "self._entry = entry",
-        ),
     ),
     *of(
         "npu_agent/vendors/furiosa/sysfs.py",

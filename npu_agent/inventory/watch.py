@@ -156,7 +156,8 @@ class Watch(Task):
                     self.view = replace(view, health=course.health, probed=True)
                 if course.health.state is HealthState.UNHEALTHY:
                     due = math.inf
-        if missed:
+            news = self.view != view
+        if news:
             self.report()
         return due
 
