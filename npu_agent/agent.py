@@ -225,21 +225,21 @@ class Agent:
 
     async def _find_dra_support(self) -> None:
         """Finds out whether this node can do DRA, if the config leaves the choice to us."""
-        if not asks_for(self.poller.configs.value, "auto") or self._node_name is None:
-            self._dra_available.publish(False)
-            return
         pause = Backoff(first=0.5, longest=30.0)
-        while True:
+        while self._dra_available.value is None:
+            if not asks_for(self.poller.configs.value, "auto") or self._node_name is None:
+                self._dra_available.publish(False)
+                break
             try:
                 found = await support(self._api, self._node_name)
             except ApiError as error:
                 log.warning("not known yet whether this node can do DRA", reason=error)
                 await asyncio.sleep(pause.next())
-                continue
-            chosen = "dra" if found.available else "device-plugin"
-            log.info("allocation.api auto", chosen=chosen, reason=found.reason)
-            self._dra_available.publish(found.available)
-            return
+            else:
+                chosen = "dra" if found.available else "device-plugin"
+                log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
+                self._dra_available.publish(found.available)
+        await asyncio.Event().wait()  # a part that returns would be started again
 
     async def _follow_log(self) -> None:
         """Applies what the config says of the log."""

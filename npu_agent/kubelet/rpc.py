@@ -147,7 +147,16 @@ class UnixServer(Server):
         if self.path.exists():
             # asyncio would take over somebody's live socket without a word.
             raise FileExistsError(f"{self.path} exists already")
-        await self.start(path=str(self.path))
+        # To its end, which is near: asyncio leaves a socket that listens behind if it is cancelled.
+        starting = asyncio.create_task(self.start(path=str(self.path)))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                await starting
+                self.close()
+                self.path.unlink()
+            raise
         try:
             self._inode = self.path.stat().st_ino
         except OSError:  # swept already: a kubelet starts at this very moment

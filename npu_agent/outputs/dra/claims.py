@@ -77,7 +77,7 @@ class Claims:
             pool: the name of this node's pool.
             devices: all devices of this node, offered or not; None as long as that is not known.
             keeper: the ledger.
-            cdi_root: where container runtimes look for CDI specs.
+            cdi_root: where container runtimes read CDI specs.
             counts: where to count what is done.
         """
         self._fetch = fetch
@@ -120,7 +120,7 @@ class Claims:
     async def rebuild(self) -> None:
         """Finds the claims that containers use, after the record of them was lost.
 
-        To be called before anything is prepared. What the API server does not tell of a claim is
+        To be called before anything is prepared. What the API server does not report of a claim is
         taken from pod-resources.
         """
         if not self._keeper.lost:

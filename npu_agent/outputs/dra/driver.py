@@ -83,7 +83,7 @@ class Driver:
             snapshots: the cards.
             wanted: what to offer.
             api: for claims and slices.
-            cdi_root: where container runtimes look for CDI specs.
+            cdi_root: where container runtimes read CDI specs.
         """
         self.counts = DraCounts()
         self.status: Feed[SessionStatus] = Feed(

@@ -1,4 +1,4 @@
-"""Whether this node can do DRA: what `allocation.api: auto` goes by, and `doctor` reports."""
+"""Whether this node can do DRA: what `allocation.api: auto` follows, and `doctor` reports."""
 
 from __future__ import annotations
 
