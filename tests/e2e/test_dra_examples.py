@@ -6,8 +6,10 @@ and the scheduler are tried here.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +253,26 @@ TRIED = set(COURSES)
 @pytest.mark.parametrize("name", COURSES)
 def test_an_example_is_allocated_as_it_says(node: Node, name: str) -> None:
     COURSES[name](node)
+
+
+def test_the_selectors_of_the_page_find_the_card_that_they_describe(node: Node) -> None:
+    page = (PROJECT / "docs" / "dra.md").read_text()
+    (block,) = re.findall(r"^```cel\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
+    described = rngd(0)
+    described["attributes"] |= {
+        "uuid": {"string": "D3EF98F6-9B23-5F1B-B073-6C1BEEDBDB25"},
+        "driverVersion": {"version": "2025.4.0-dev0+7e25130"},
+        "resource.kubernetes.io/pciBusID": {"string": "0000:17:00.0"},
+    }
+    nowhere = deepcopy(described)
+    nowhere["name"] = "npu-nowhere"
+    del nowhere["attributes"]["numaNode"]
+    publish(node, nowhere, described)
+    template, pod = example("one-card")
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    request["exactly"]["selectors"] = [{"cel": {"expression": e}} for e in block.splitlines()]
+    apply(node, [template, pod])
+    assert allocated(scheduled(node, "one-npu")) == [("npu", "npu-rngd-0")]
 
 
 def test_examples_are_for_the_default_namespace_but_that_of_the_admin() -> None:
