@@ -324,6 +324,8 @@ def test_each_agent_has_its_own_node_whatever_the_namespace(
     name = daemonset["spec"]["template"]["spec"]["serviceAccountName"]
     (account,) = (t for t in rendered if t["kind"] == "ServiceAccount")
     assert (account["metadata"]["name"], account["metadata"]["namespace"]) == (name, ELSEWHERE)
+    # kustomize writes the namespace into these, which have none; it does no harm.
+    node.cluster.apply([t for t in rendered if is_policy(t) or t["kind"] == "DeviceClass"])
     (binding,) = (t for t in rendered if t["kind"] == "ClusterRoleBinding")
     binding["metadata"]["name"] = "policy-test"  # beside the one in kube-system, which is in use
     pod = {

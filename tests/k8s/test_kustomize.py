@@ -156,6 +156,19 @@ def test_the_config_of_dra_is_the_bases_with_the_api(overlay: Overlay, tmp_path:
     assert config.load(file, WORDS).config.allocation.api == "auto"
 
 
+def test_a_config_of_the_overlay_replaces_that_of_dra(overlay: Overlay) -> None:
+    own = "allocation: {api: dra}\n"
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "npu-device-plugin"},
+        "data": {"config.yaml": own},
+    }
+    patches = [{"target": {"kind": "ConfigMap"}, "patch": yaml.safe_dump(config_map)}]
+    made = by_kind(overlay(["dra"], patches=patches), "ConfigMap")
+    assert made["data"] == {"config.yaml": own}
+
+
 def test_the_kubelet_finds_the_dra_sockets_where_the_agent_has_them(overlay: Overlay) -> None:
     """The path of the service's socket is handed to the kubelet, which dials it on the host."""
     pod = pod_of(overlay(["dra"]))
