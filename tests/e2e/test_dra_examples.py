@@ -148,13 +148,13 @@ def allocated(claim: dict[str, Any]) -> list[tuple[str, str]]:
 def waits(node: Node, pod: str) -> None:
     """The scheduler has found no place for the Pod."""
 
-    def said() -> bool:
+    def found_none() -> bool:
         conditions = node.cluster.get("pod", pod, "default")["status"].get("conditions", ())
-        (words,) = (one["message"] for one in conditions if one["type"] == "PodScheduled")
-        assert "cannot allocate all claims" in words, words
+        said = {one["type"]: one.get("message", "") for one in conditions}
+        assert "cannot allocate all claims" in said["PodScheduled"], said
         return True
 
-    node.cluster.wait_for(f"Pod {pod} to wait", said, SOON)
+    node.cluster.wait_for(f"Pod {pod} to wait", found_none, SOON)
 
 
 def test_each_example_is_tried_here() -> None:
