@@ -37,6 +37,8 @@ RESOURCES = {
     "event": ("api/v1", "events"),
     "node": ("api/v1", "nodes"),
     "pod": ("api/v1", "pods"),
+    "resourceclaim": ("apis/resource.k8s.io/v1", "resourceclaims"),
+    "resourceslice": ("apis/resource.k8s.io/v1", "resourceslices"),
     "validatingadmissionpolicy": (
         "apis/admissionregistration.k8s.io/v1",
         "validatingadmissionpolicies",

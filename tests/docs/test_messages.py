@@ -1,4 +1,4 @@
-"""What docs/troubleshooting.md and docs/kubelet.md quote as the agent's words is in the source."""
+"""What troubleshooting.md, dra.md and kubelet.md quote as the agent's words is in the source."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def said(message: str) -> bool:
 def quotes() -> list[str]:
     found = [
         *quoted("docs/troubleshooting.md", "npu-agent says"),
+        *(text for text in quoted("docs/dra.md", "npu-agent says") if not text.startswith("Pod ")),
         *(log for line in quoted("docs/kubelet.md", "log line") for log in line.split(" ... ")),
     ]
     return sorted(set(found))

@@ -16,6 +16,13 @@ from tests.cluster import KUBELETS, Cluster, agent, workload
 from tests.e2e.node import Node, simulated
 
 REPORT = pytest.StashKey[str]()
+ABOUT_THE_API = (
+    "/test_dra_examples.py",
+    "/test_dra_policy.py",
+    "/test_dra_slices.py",
+    "/test_labels.py",
+    "/test_policy.py",
+)
 
 
 def pytest_configure() -> None:
@@ -45,7 +52,7 @@ class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no
         module, _, test = nodeid.partition("::")
         if "/journey/" in module:
             return "journey"
-        if module.endswith(("/test_dra_slices.py", "/test_labels.py", "/test_policy.py")):
+        if module.endswith(ABOUT_THE_API):
             return "API server"
         return next(kubelet for kubelet in KUBELETS if kubelet in test)
 

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.cluster import Answer
-from tests.e2e.node import NAMESPACE, PROJECT, SOON, WORKLOAD, Node
+from tests.e2e.api import (
+    ACCOUNT,
+    ADMIN,
+    APPLY,
+    MERGE,
+    SECRETS,
+    Asked,
+    ask,
+    is_policy,
+    overlay,
+    refusal,
+    rights,
+)
+from tests.e2e.node import NAMESPACE, SOON, WORKLOAD, Node
 
 pytestmark = pytest.mark.one_kubelet
-ACCOUNT = "npu-agent"
-SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
-ADMIN = "admin-token"
+COMPONENT = "own-node-policy"
 OTHER = "other-node"
 ELSEWHERE = "npu-elsewhere"
 EVENTS = "/api/v1/namespaces/default/events"
-APPLY = "application/apply-patch+yaml"
-MERGE = "application/merge-patch+json"
 NEW = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "new"}}
 
 
@@ -44,7 +50,9 @@ def other(node: Node) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def policy(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The component is installed, as an overlay without a namespace of its own has it."""
-    with_policy = [p for p in overlay(node, tmp_path_factory.mktemp("overlay")) if is_policy(p)]
+    with_policy = [
+        p for p in overlay(node, tmp_path_factory.mktemp("overlay"), COMPONENT) if is_policy(p)
+    ]
     node.cluster.apply(with_policy)
     unbound = node.cluster.token_for(ACCOUNT, NAMESPACE)
 
@@ -58,22 +66,6 @@ def policy(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     yield
     for thing in with_policy:
         node.cluster.kubectl("delete", thing["kind"], thing["metadata"]["name"])
-
-
-def overlay(node: Node, directory: Path, **fields: Any) -> list[dict[str, Any]]:
-    """What kustomize makes of k8s/ and the component in an overlay with these fields."""
-    base = os.path.relpath(PROJECT / "k8s", directory.resolve())
-    kustomization = {"resources": [base], "components": [f"{base}/components/own-node-policy"]}
-    (directory / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, **fields}))
-    return list(yaml.safe_load_all(node.cluster.kubectl("kustomize", str(directory))))
-
-
-def is_policy(thing: dict[str, Any]) -> bool:
-    return str(thing["kind"]).startswith("ValidatingAdmissionPolicy")
-
-
-Asked = tuple[str, str, Any, str]
-"""Method, path, body and content type of a request."""
 
 
 def patch(name: str, body: Any, kind: str = MERGE, path: str = "") -> Asked:
@@ -98,28 +90,6 @@ def event(name: str, kind: str, about: str) -> Asked:
     return "POST", EVENTS, body, "application/json"
 
 
-def ask(
-    node: Node,
-    token: str,
-    method: str,
-    path: str,
-    body: Any = None,
-    kind: str = "application/json",
-    *,
-    real: bool = False,
-) -> Answer:
-    """Asks the API server; unless `real`, it only says what it would do."""
-    if not real and method != "GET":
-        path += ("&" if "?" in path else "?") + "dryRun=All"
-    return node.cluster.request(method, path, body, token=token, headers={"Content-Type": kind})
-
-
-def refusal(answer: Answer) -> str:
-    """The message of a request that was refused as forbidden."""
-    assert answer.status == 403, answer
-    return str(answer.body["message"])
-
-
 def labels(node: Node) -> dict[str, str]:
     found: dict[str, str] = node.cluster.get("node", node.name)["metadata"]["labels"]
     return found
@@ -142,26 +112,8 @@ def test_the_pods_token_names_pod_and_node_and_ends_in_an_hour(node: Node, token
 
 
 def test_rbac_gives_these_rights_and_no_other(node: Node, token: str) -> None:
-    def rights(whose: str) -> set[tuple[str, ...]]:
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectRulesReview",
-            "spec": {"namespace": NAMESPACE},
-        }
-        path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
-        status = ask(node, whose, "POST", path, review, real=True).body["status"]
-        assert not status["incomplete"], status
-        return {
-            (*rule[group], "|", *rule.get(what, ()), "|", *rule["verbs"])
-            for rules, group, what in (
-                ("resourceRules", "apiGroups", "resources"),
-                ("nonResourceRules", "nonResourceURLs", ""),
-            )
-            for rule in status[rules]
-        }
-
-    everyone = rights(node.cluster.token_for("default", NAMESPACE))
-    assert rights(token) - everyone == {
+    everyone = rights(node, node.cluster.token_for("default", NAMESPACE))
+    assert rights(node, token) - everyone == {
         ("", "|", "nodes", "|", "get", "patch"),
         ("", "|", "events", "|", "create", "patch"),
     }
@@ -359,9 +311,9 @@ def test_events_about_its_own_node_only(node: Node, token: str, other: str) -> N
 
 @pytest.mark.usefixtures("policy")
 def test_the_policies_hold_in_another_namespace_too(node: Node, other: str, tmp_path: Path) -> None:
-    rendered = overlay(node, tmp_path, namespace=ELSEWHERE)
+    rendered = overlay(node, tmp_path, COMPONENT, namespace=ELSEWHERE)
     assert {t["metadata"]["name"]: t["spec"] for t in rendered if is_policy(t)} == {
-        t["metadata"]["name"]: t["spec"] for t in overlay(node, tmp_path) if is_policy(t)
+        t["metadata"]["name"]: t["spec"] for t in overlay(node, tmp_path, COMPONENT) if is_policy(t)
     }
     (account,) = (t for t in rendered if t["kind"] == "ServiceAccount")
     (binding,) = (t for t in rendered if t["kind"] == "ClusterRoleBinding")

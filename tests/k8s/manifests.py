@@ -25,6 +25,8 @@ HEADER = """\
 COPIES = {
     "own-node-policy-nodes.yaml": "own-node-policy/nodes.yaml",
     "own-node-policy-events.yaml": "own-node-policy/events.yaml",
+    "dra-deviceclass.yaml": "dra/deviceclass.yaml",
+    "dra-policy.yaml": "dra/policy.yaml",
     "podmonitor.yaml": "podmonitor/podmonitor.yaml",
     "prometheusrule.yaml": "alerts/prometheusrule.yaml",
     "dashboard.json": "dashboard/npu-agent.json",

@@ -9,7 +9,11 @@ import kubernetes_validate  # type: ignore[import-untyped]
 VERSIONS = ("1.30", "1.36")
 CUSTOM = {"PodMonitor", "PrometheusRule"}
 """Kinds of Prometheus Operator, which Kubernetes has no schema of; tests/monitoring reads them."""
-NEWER = {"MutatingAdmissionPolicy": "1.36", "MutatingAdmissionPolicyBinding": "1.36"}
+NEWER = {
+    "DeviceClass": "1.34",
+    "MutatingAdmissionPolicy": "1.36",
+    "MutatingAdmissionPolicyBinding": "1.36",
+}
 """Kinds by the version that served them first in the apiVersion that we use."""
 
 

@@ -24,6 +24,7 @@ VALUES: dict[str, Object] = {
     "nodes-nfd-class": {"nodes": "nfd-class"},
     "nodes-label": {"nodes": "label"},
     "cdi": {"cdi": True},
+    "dra": {"dra": {"enabled": True}},
     "nfd-output": {"nfdOutput": True},
     "own-node-policy": {"ownNodePolicy": True},
     "podmonitor": {"podMonitor": True},
@@ -40,11 +41,19 @@ def template(given: Mapping[str, Any], namespace: str = "kube-system") -> list[O
 
 
 def comparable(things: list[Object]) -> dict[tuple[str, str, str], Object]:
-    """Objects by kind, namespace and name; the config file as what it says, without comments."""
+    """Objects by kind, namespace and name.
+
+    The config file is what it says, without comments; volumes and environment have no order.
+    """
     found = {}
     for thing in deepcopy(things):
         if "config.yaml" in thing.get("data", {}):
             thing["data"]["config.yaml"] = yaml.safe_load(thing["data"]["config.yaml"])
+        if thing["kind"] == "DaemonSet":
+            pod = thing["spec"]["template"]["spec"]
+            (container,) = pod["containers"]
+            for named in (pod["volumes"], container["volumeMounts"], container["env"]):
+                named.sort(key=lambda one: str(one["name"]))
         meta = thing["metadata"]
         key = (thing["kind"], meta.get("namespace", ""), meta["name"])
         assert key not in found
@@ -85,7 +94,7 @@ def test_everything_at_once_in_another_namespace_with_another_image(overlay: Ove
         )
     )
     for (kind, _, name), thing in list(wanted.items()):
-        if kind.startswith("ValidatingAdmissionPolicy"):
+        if kind.startswith("ValidatingAdmissionPolicy") or kind == "DeviceClass":
             # kustomize writes a namespace into these, which have none (its issue 6051).
             del wanted[kind, "npu-system", name]
             del thing["metadata"]["namespace"]
@@ -146,11 +155,16 @@ def test_the_port_follows_the_config() -> None:
 
 
 def test_the_kubelets_directories_follow_the_config() -> None:
-    pod = pod_of(template({"config": {"pluginDir": "/var/lib/k0s/kubelet/device-plugins"}}))
+    config = {"pluginDir": "/var/lib/k0s/kubelet/device-plugins"}
+    pod = pod_of(template({"config": config, "dra": {"enabled": True}}))
     paths = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
     mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
     for name in ("device-plugins", "pod-resources"):
         assert paths[name] == mounts[name] == f"/var/lib/k0s/kubelet/{name}"
+    assert paths["dra"] == mounts["dra"] == "/var/lib/k0s/kubelet/plugins/npu.furiosa.ai"
+    assert (
+        paths["dra-registry"] == mounts["dra-registry"] == "/var/lib/k0s/kubelet/plugins_registry"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,6 +188,12 @@ def test_the_kubelets_directories_follow_the_config() -> None:
         ({"config": {"health": {"failures": "2"}}}, "at '/config/health/failures': got string"),
         ({"config": {"allocation": {"method": "cdi"}}}, "set cdi to true as well"),
         ({"config": {"labels": {"output": "nfd"}}}, "set nfdOutput to true as well"),
+        ({"config": {"allocation": {"api": "auto"}}}, "set dra.enabled to true as well"),
+        (
+            {"config": {"resources": [{"name": "a/b", "family": "rngd", "api": "dra"}]}},
+            "set dra.enabled to true as well",
+        ),
+        ({"dra": True}, "at '/dra': got boolean, want object"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -184,9 +204,39 @@ def test_wrong_values_are_refused(given: Mapping[str, Any], message: str) -> Non
     assert len(done.stderr.splitlines()) < 10
 
 
+def test_cdi_and_dra_share_a_mount() -> None:
+    together, dra = (
+        comparable(template({"cdi": cdi, "dra": {"enabled": True}})) for cdi in (True, False)
+    )
+    assert together == dra
+
+
 def test_cdi_and_nfd_are_taken_with_their_mounts() -> None:
     template({"config": {"allocation": {"method": "cdi"}}, "cdi": True})
     template({"config": {"labels": {"output": "nfd"}}, "nfdOutput": True})
+
+
+def test_dra_needs_kubernetes_1_34() -> None:
+    words = ("template", "x", CHART, "--set", "dra.enabled=true", "--kube-version")
+    assert run("helm", *words, "1.34.0").returncode == 0
+    done = run("helm", *words, "1.33.5")
+    assert "dra.enabled needs Kubernetes 1.34 or newer, and this is v1.33.5" in done.stderr
+
+
+def test_with_dra_the_api_is_auto_unless_the_config_says_another() -> None:
+    def api(config: Object) -> object:
+        made = template({"dra": {"enabled": True}, "config": config})
+        (text,) = (t["data"]["config.yaml"] for t in made if t["kind"] == "ConfigMap")
+        found = yaml.safe_load(text)
+        # The rest of the config stays as it is.
+        assert found["interval"] == 10
+        assert found["allocation"].get("method") == config.get("allocation", {}).get("method")
+        return found["allocation"]["api"]
+
+    assert api({}) == "auto"
+    assert api({"allocation": {"method": "deviceNodes"}}) == "auto"
+    assert api({"allocation": {"api": "dra"}}) == "dra"
+    assert api({"allocation": {"api": "device-plugin"}}) == "device-plugin"
 
 
 def test_every_value_is_described() -> None:

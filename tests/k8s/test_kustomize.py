@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from npu_agent import config
+from npu_agent.vendors import WORDS
+
 from .conftest import Overlay
 from .manifests import generated
 from .schemas import VERSIONS, check
@@ -24,6 +27,7 @@ PARTS_BUT_NODES = [name for name in PARTS if not name.startswith("nodes-")]
 SCOPELESS = {
     "ClusterRole",
     "ClusterRoleBinding",
+    "DeviceClass",
     "MutatingAdmissionPolicy",
     "MutatingAdmissionPolicyBinding",
     "Namespace",
@@ -123,8 +127,58 @@ def test_it_runs_everywhere(overlay: Overlay) -> None:
 def test_components_go_together(overlay: Overlay) -> None:
     things = overlay(PARTS_BUT_NODES)
     volumes = [volume["name"] for volume in pod_of(things)["volumes"]]
-    assert {"cdi", "nfd"} < set(volumes)
+    assert {"cdi", "dra", "nfd"} < set(volumes)
     assert len(volumes) == len(set(volumes))
+
+
+def test_dra_has_the_mount_of_cdi_with_it_or_without(overlay: Overlay) -> None:
+    """Whichever of the two components comes first."""
+
+    def mounts(components: list[str]) -> list[Object]:
+        pod = pod_of(overlay(components))
+        named = [*pod["volumes"], *pod["containers"][0]["volumeMounts"]]
+        return sorted((one for one in named if one["name"] == "cdi"), key=str)
+
+    assert len(mounts(["cdi"])) == 2
+    assert mounts(["cdi"]) == mounts(["dra"]) == mounts(["cdi", "dra"]) == mounts(["dra", "cdi"])
+
+
+def test_the_config_of_dra_is_the_bases_with_the_api(overlay: Overlay, tmp_path: Path) -> None:
+    def config_of(components: list[str]) -> str:
+        text = by_kind(overlay(components), "ConfigMap")["data"]["config.yaml"]
+        assert isinstance(text, str)
+        return text
+
+    wanted = yaml.safe_load(config_of([])) | {"allocation": {"api": "auto"}}
+    assert yaml.safe_load(config_of(["dra"])) == wanted
+    file = tmp_path / "config.yaml"
+    file.write_text(config_of(["dra"]))
+    assert config.load(file, WORDS).config.allocation.api == "auto"
+
+
+def test_a_config_of_the_overlay_replaces_that_of_dra(overlay: Overlay) -> None:
+    own = "allocation: {api: dra}\n"
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "npu-device-plugin"},
+        "data": {"config.yaml": own},
+    }
+    patches = [{"target": {"kind": "ConfigMap"}, "patch": yaml.safe_dump(config_map)}]
+    made = by_kind(overlay(["dra"], patches=patches), "ConfigMap")
+    assert made["data"] == {"config.yaml": own}
+
+
+def test_the_kubelet_finds_the_dra_sockets_where_the_agent_has_them(overlay: Overlay) -> None:
+    """The path of the service's socket is handed to the kubelet, which dials it on the host."""
+    pod = pod_of(overlay(["dra"]))
+    (container,) = pod["containers"]
+    inside = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    outside = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
+    for name in ("dra", "dra-registry"):
+        assert inside[name] == outside[name]
+    environment = {one["name"]: one["valueFrom"]["fieldRef"] for one in container["env"]}
+    assert environment["POD_UID"] == {"fieldPath": "metadata.uid"}
 
 
 @pytest.mark.parametrize("name", STAND_ALONE)
@@ -199,9 +253,9 @@ def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
         for thing in objects(kustomize(K8S / "components" / "binpack-scheduler"))
         if thing["kind"] == "ConfigMap"
     )
-    config = yaml.safe_load(map_["data"]["config.yaml"])
-    config["clientConnection"] = {"kubeconfig": str(tmp_path / "kubeconfig")}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    scheduler = yaml.safe_load(map_["data"]["config.yaml"])
+    scheduler["clientConnection"] = {"kubeconfig": str(tmp_path / "kubeconfig")}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(scheduler))
     output(
         "kube-scheduler",
         f"--config={tmp_path}/config.yaml",

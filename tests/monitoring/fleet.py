@@ -8,13 +8,14 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 import yaml
+from grpclib import GRPCError
 
 from npu_agent import simulator
 from npu_agent.agent import Agent
@@ -137,12 +138,16 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
 
 
 async def _allocate(kubelet: StandInKubelet) -> None:
-    """Starts two Pods, and then asks for a device again and again: Allocate has a rate."""
-    plugin = await kubelet.until(NPU, lambda p: len(p.healthy()) == 2, DEADLINE)
+    """Starts two Pods, and then asks for a device again and again: Allocate has a rate.
+
+    For one that there is not: the ledger would take another grant of a card for its new holder.
+    """
+    await kubelet.until(NPU, lambda p: len(p.healthy()) == 2, DEADLINE)
     for pod in ("train-0", "notebook-0"):
         await kubelet.allocate(NPU, 1, pod)
     while True:
-        await kubelet.allocate_ids(NPU, plugin.healthy()[:1])
+        with suppress(GRPCError):
+            await kubelet.allocate_ids(NPU, ["no-such-device"])
         await asyncio.sleep(0.2)
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.monitoring.fleet import Prometheus, fleet
-from tests.monitoring.helpers import dashboard, exported, metrics_of, needs_promtool, panels
+from tests.monitoring.helpers import (
+    dashboard,
+    exported,
+    metrics_of,
+    needs_promtool,
+    panels,
+    promtool,
+)
 from tests.until import until
 
 UNITS = {
@@ -38,6 +47,10 @@ def _targets() -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{panel['title']} {target['refId']}", target
 
 
+def _of_dra(target: dict[str, Any]) -> bool:
+    return any(name.startswith("npu_agent_dra_") for name in metrics_of(target["expr"]))
+
+
 def _value(found: list[dict[str, Any]]) -> float:
     [sample] = found
     return float(sample["value"][1])
@@ -46,7 +59,8 @@ def _value(found: list[dict[str, Any]]) -> float:
 @needs_promtool
 async def test_every_query_and_variable_finds_something_and_the_rules_work() -> None:
     """One test for all: it takes seconds until a Prometheus has seen enough."""
-    missing = {where: target["expr"] for where, target in _targets()}
+    # The fleet's kubelets have no DRA: those panels are tried by promtool, below.
+    missing = {where: target["expr"] for where, target in _targets() if not _of_dra(target)}
 
     async with fleet() as prometheus:
 
@@ -135,6 +149,71 @@ async def _rules_work(prometheus: Prometheus) -> None:
     pending = await prometheus.query("ALERTS")
     alerts = {(each["metric"]["alertname"], each["metric"]["hostname"]) for each in pending}
     assert alerts == {("NpuCardUnhealthy", "node-1")}
+
+
+FIGURES: dict[str, dict[tuple[str, ...], float]] = {
+    "Offered by DRA A": {
+        ("node-1", "npu.furiosa.ai"): 3,
+        ("node-2", "npu.furiosa.ai"): 1,
+    },
+    "Claims prepared now A": {("node-1",): 5, ("node-2",): 0},
+    "Claims prepared and unprepared A": {("prepared",): 4, ("refused",): 2, ("failed",): 0},
+    "Claims prepared and unprepared B": {("unprepared",): 2},
+    "Time to prepare a claim A": {("node-1",): 0.0099},
+    "ResourceSlices written A": {("written",): 6, ("forbidden",): 0},
+}
+"""What the panels about DRA show of `DRA_SERIES`: value by labels."""
+DRA_SERIES = """
+dra_registered{driver="npu.furiosa.ai",instance="a"} 1x10
+dra_registered{driver="npu.furiosa.ai",instance="b"} 1x10
+dra_slices_published{driver="npu.furiosa.ai",instance="a"} 1x10
+dra_slices_published{driver="npu.furiosa.ai",instance="b"} 0x10
+dra_claims{driver="npu.furiosa.ai",instance="a"} 5x10
+dra_claims{driver="npu.furiosa.ai",instance="b"} 0x10
+dra_prepares_total{result="prepared",instance="a"} 0+2x10
+dra_prepares_total{result="refused",instance="a"} 0+1x10
+dra_prepares_total{result="failed",instance="a"} 0x10
+dra_unprepares_total{result="unprepared",instance="a"} 0+1x10
+dra_slices_written_total{result="written",instance="a"} 0+1x10
+dra_slices_written_total{result="written",instance="b"} 0+2x10
+dra_slices_written_total{result="forbidden",instance="b"} 0x10
+dra_prepare_seconds_bucket{le="0.01",instance="a"} 0+100x10
+dra_prepare_seconds_bucket{le="+Inf",instance="a"} 0+100x10
+"""
+
+
+@needs_promtool
+def test_panels_about_dra_show_what_the_agents_count(tmp_path: Path) -> None:
+    """Two nodes offer cards by DRA; the slices of the second are not in place."""
+    expressions = {where: target["expr"] for where, target in _targets() if _of_dra(target)}
+    assert expressions.keys() == FIGURES.keys()
+    series = [
+        {"series": f'npu_agent_build_info{{hostname="{node}",instance="{name}"}}', "values": "1x10"}
+        for node, name in (("node-1", "a"), ("node-2", "b"))
+    ]
+    for line in DRA_SERIES.split("\n")[1:-1]:
+        name, _, values = line.rpartition(" ")
+        series.append({"series": f"npu_agent_{name}", "values": values})
+    asked = []
+    for where, expression in expressions.items():
+        names = [name for name in _kept(expression) if name != "le"]
+        samples = []
+        for labels, value in FIGURES[where].items():
+            pairs = [f'{name}="{label}"' for name, label in zip(names, labels, strict=True)]
+            samples.append({"labels": f"{{{','.join(pairs)}}}", "value": value})
+        filled = _filled(expression, __rate_interval="2m")
+        asked.append({"expr": filled, "eval_time": "5m", "exp_samples": samples})
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": asked}
+    (tmp_path / "test.yaml").write_text(
+        yaml.safe_dump({"evaluation_interval": "1m", "rule_files": [], "tests": [test]})
+    )
+    promtool("test", "rules", "test.yaml", cwd=tmp_path)
+
+
+def _kept(expression: str) -> list[str]:
+    """The labels that an aggregation keeps."""
+    (labels,) = re.findall(r"\b(?:sum|max) by \(([^)]*)\)", expression)
+    return str(labels).split(", ")
 
 
 def test_it_asks_for_series_that_there_are() -> None:

@@ -1,0 +1,75 @@
+"""Requests to the API server with the agent's own token, and the components that restrict it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster import Answer
+from tests.e2e.node import NAMESPACE, PROJECT, Node
+
+ACCOUNT = "npu-agent"
+SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
+ADMIN = "admin-token"
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+
+Asked = tuple[str, str, Any, str]
+"""Method, path, body and content type of a request."""
+
+
+def overlay(node: Node, directory: Path, component: str, **fields: Any) -> list[dict[str, Any]]:
+    """What kustomize makes of k8s/ and a component in an overlay with these fields."""
+    base = os.path.relpath(PROJECT / "k8s", directory.resolve())
+    kustomization = {"resources": [base], "components": [f"{base}/components/{component}"]}
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, **fields}))
+    return list(yaml.safe_load_all(node.cluster.kubectl("kustomize", str(directory))))
+
+
+def is_policy(thing: dict[str, Any]) -> bool:
+    return str(thing["kind"]).startswith("ValidatingAdmissionPolicy")
+
+
+def ask(
+    node: Node,
+    token: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    kind: str = "application/json",
+    *,
+    real: bool = False,
+) -> Answer:
+    """Asks the API server; unless `real`, it only says what it would do."""
+    if not real and method != "GET":
+        path += ("&" if "?" in path else "?") + "dryRun=All"
+    return node.cluster.request(method, path, body, token=token, headers={"Content-Type": kind})
+
+
+def refusal(answer: Answer) -> str:
+    """The message of a request that was refused as forbidden."""
+    assert answer.status == 403, answer
+    return str(answer.body["message"])
+
+
+def rights(node: Node, whose: str) -> set[tuple[str, ...]]:
+    """What RBAC lets the owner of this token do in the agent's namespace, a line for each rule."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": NAMESPACE},
+    }
+    path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+    status = ask(node, whose, "POST", path, review, real=True).body["status"]
+    assert not status["incomplete"], status
+    return {
+        (*rule[group], "|", *rule.get(what, ()), "|", *rule["verbs"])
+        for rules, group, what in (
+            ("resourceRules", "apiGroups", "resources"),
+            ("nonResourceRules", "nonResourceURLs", ""),
+        )
+        for rule in status[rules]
+    }

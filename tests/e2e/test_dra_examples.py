@@ -1,0 +1,286 @@
+"""docs/examples/dra on a real API server and scheduler: accepted as they are, allocated as said.
+
+On a Node that no kubelet serves, with slices as the agent publishes them, so that only the claims
+and the scheduler are tried here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.api import ADMIN, MERGE, ask, overlay
+from tests.e2e.node import PROJECT, SOON, Node
+
+pytestmark = pytest.mark.one_kubelet
+EXAMPLES = PROJECT / "docs" / "examples" / "dra"
+DRIVER = "npu.furiosa.ai"
+PAPER = "paper-node"
+HOLDER = "holder"
+
+Objects = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device_class(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The component's DeviceClass is there."""
+    rendered = overlay(node, tmp_path_factory.mktemp("overlay"), "dra")
+    (found,) = (thing for thing in rendered if thing["kind"] == "DeviceClass")
+    node.cluster.apply(found)
+    yield
+    node.cluster.kubectl("delete", "deviceclass", found["metadata"]["name"])
+
+
+@pytest.fixture(autouse=True)
+def paper(node: Node) -> Iterator[None]:
+    """A Node with room for Pods, as the scheduler sees it, and nothing left behind."""
+    node.cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": PAPER}})
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "KubeletReady",
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": now,
+    }
+    room = {"cpu": "8", "memory": "8Gi", "pods": "50"}
+    status = {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}
+    answer = ask(node, ADMIN, "PATCH", f"/api/v1/nodes/{PAPER}/status", status, MERGE, real=True)
+    assert answer.status == 200, answer
+    yield
+    for namespace in ("default", "npu-diagnostics"):
+        forced = ("--force", "--grace-period=0")
+        node.cluster.kubectl("delete", "pods", "--all", "-n", namespace, *forced)
+        kinds = "resourceclaims,resourceclaimtemplates"
+        node.cluster.kubectl("delete", kinds, "--all", "-n", namespace)
+    node.cluster.kubectl("delete", "namespace", "npu-diagnostics", "--ignore-not-found")
+    node.cluster.kubectl("delete", "resourceslices", "--all")
+    node.cluster.kubectl("delete", "node", PAPER)
+
+
+def card(index: int, arch: str, numa: int, cores: int, memory: str) -> dict[str, Any]:
+    """A device as the agent publishes it."""
+    return {
+        "name": f"npu-{arch}-{index}",
+        "attributes": {
+            "index": {"int": index},
+            "arch": {"string": arch},
+            "type": {"string": "card"},
+            "cores": {"int": cores},
+            "numaNode": {"int": numa},
+        },
+        "capacity": {"core": {"value": str(cores)}, "memory": {"value": memory}},
+    }
+
+
+def rngd(index: int, numa: int = 0) -> dict[str, Any]:
+    return card(index, "rngd", numa, 8, "48Gi")
+
+
+def warboy(index: int, numa: int = 0) -> dict[str, Any]:
+    return card(index, "warboy", numa, 2, "16Gi")
+
+
+def publish(node: Node, *devices: dict[str, Any]) -> None:
+    """The Node offers these devices, in this order."""
+    node.cluster.apply(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"00000-{DRIVER}-{PAPER}"},
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": PAPER,
+                "pool": {"name": PAPER, "generation": 1, "resourceSliceCount": 1},
+                "devices": list(devices),
+            },
+        }
+    )
+
+
+def example(name: str) -> Objects:
+    return list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
+
+
+def apply(node: Node, things: Objects) -> None:
+    """Applies each as it is in the file; the namespace's ServiceAccount takes a moment."""
+    for thing in things:
+        node.cluster.apply(thing)
+        if thing["kind"] == "Namespace":
+            path = f"/api/v1/namespaces/{thing['metadata']['name']}/serviceaccounts/default"
+
+            def made(path: str = path) -> bool:
+                return ask(node, ADMIN, "GET", path).status == 200
+
+            node.cluster.wait_for("the namespace's account", made, SOON)
+
+
+def scheduled(node: Node, pod: str, namespace: str = "default") -> dict[str, Any]:
+    """The claim of a Pod, once the Pod is on the Node."""
+
+    def found() -> dict[str, Any]:
+        seen = node.cluster.get("pod", pod, namespace)
+        assert seen["spec"].get("nodeName") == PAPER, seen["status"]
+        (mine,) = seen["spec"]["resourceClaims"]
+        made = {one["name"]: one for one in seen["status"].get("resourceClaimStatuses", ())}
+        name = mine.get("resourceClaimName") or made[mine["name"]]["resourceClaimName"]
+        claim = node.cluster.get("resourceclaim", name, namespace)
+        assert any(pod == one["name"] for one in claim["status"]["reservedFor"])
+        return claim
+
+    return node.cluster.wait_for(f"Pod {pod} to be scheduled", found, SOON)
+
+
+def allocated(claim: dict[str, Any]) -> list[tuple[str, str]]:
+    """The requests of a claim with the device that each got."""
+    results = claim["status"]["allocation"]["devices"]["results"]
+    assert {result["driver"] for result in results} == {DRIVER}
+    return [(result["request"], result["device"]) for result in results]
+
+
+def waits(node: Node, pod: str) -> None:
+    """The scheduler has found no place for the Pod."""
+
+    def found_none() -> bool:
+        conditions = node.cluster.get("pod", pod, "default")["status"].get("conditions", ())
+        said = {one["type"]: one.get("message", "") for one in conditions}
+        assert "cannot allocate all claims" in said["PodScheduled"], said
+        return True
+
+    node.cluster.wait_for(f"Pod {pod} to wait", found_none, SOON)
+
+
+def test_each_example_is_tried_here() -> None:
+    assert {path.stem for path in EXAMPLES.iterdir()} == TRIED
+
+
+def one_card(node: Node) -> None:
+    publish(node, rngd(0))
+    apply(node, example("one-card"))
+    assert allocated(scheduled(node, "one-npu")) == [("npu", "npu-rngd-0")]
+
+
+def four_on_one_numa_node(node: Node) -> None:
+    # Three and a Warboy here, and three there: not four of one kind beside one CPU.
+    first = [rngd(0), rngd(1), rngd(2), warboy(3)]
+    publish(node, *first, *(rngd(index, numa=1) for index in (4, 5, 6)))
+    apply(node, example("four-on-one-numa-node"))
+    waits(node, "four-npus-on-one-numa-node")
+    publish(node, *first, *(rngd(index, numa=1) for index in (4, 5, 6, 7)))
+    assert allocated(scheduled(node, "four-npus-on-one-numa-node")) == [
+        ("npus", f"npu-rngd-{index}") for index in (4, 5, 6, 7)
+    ]
+
+
+def one_of_two_kinds(node: Node) -> None:
+    publish(node, warboy(0), warboy(1), rngd(2))
+    things = example("one-of-two-kinds")
+    apply(node, things)
+    first = scheduled(node, "rngd-or-two-warboys")
+    assert allocated(first) == [("npu/rngd", "npu-rngd-2")]
+    (pod,) = (thing for thing in things if thing["kind"] == "Pod")
+    apply(node, [{**pod, "metadata": {**pod["metadata"], "name": "second"}}])
+    assert allocated(scheduled(node, "second")) == [
+        ("npu/warboys", "npu-warboy-0"),
+        ("npu/warboys", "npu-warboy-1"),
+    ]
+
+
+def two_containers_one_card(node: Node) -> None:
+    publish(node, rngd(0))
+    apply(node, example("two-containers-one-card"))
+    assert allocated(scheduled(node, "shared-in-the-pod")) == [("npu", "npu-rngd-0")]
+
+
+def two_pods_one_card(node: Node) -> None:
+    publish(node, rngd(0))
+    apply(node, example("two-pods-one-card"))
+    first, second = (scheduled(node, f"shared-npu-{number}") for number in (1, 2))
+    assert first["metadata"]["uid"] == second["metadata"]["uid"]
+    assert allocated(second) == [("npu", "npu-rngd-0")]
+    assert len(node.cluster.objects("resourceclaim", "default")) == 1
+
+
+def several_requests(node: Node) -> None:
+    publish(node, warboy(0), rngd(1))
+    apply(node, example("several-requests"))
+    assert allocated(scheduled(node, "model-and-draft")) == [
+        ("model", "npu-rngd-1"),
+        ("draft", "npu-warboy-0"),
+    ]
+
+
+def admin_access(node: Node) -> None:
+    publish(node, rngd(0), warboy(1))
+    apply(node, example("one-card"))
+    held = allocated(scheduled(node, "one-npu"))
+    things = example("admin-access")
+    # Without its label the namespace takes no such template.
+    (namespace,) = (thing for thing in things if thing["kind"] == "Namespace")
+    (template,) = (thing for thing in things if thing["kind"] == "ResourceClaimTemplate")
+    elsewhere = {**template, "metadata": {**template["metadata"], "namespace": "default"}}
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+    answer = ask(node, ADMIN, "POST", path, elsewhere)
+    assert "resource.kubernetes.io/admin-access" in answer.body["message"], answer
+
+    apply(node, things)
+    claim = scheduled(node, "all-npus", namespace["metadata"]["name"])
+    assert allocated(claim) == [("npus", "npu-rngd-0"), ("npus", "npu-warboy-1")]
+    results = claim["status"]["allocation"]["devices"]["results"]
+    assert all(result["adminAccess"] for result in results)
+    assert held == [("npu", "npu-rngd-0")], "beside its holder"
+
+
+COURSES: dict[str, Callable[[Node], None]] = {
+    "admin-access": admin_access,
+    "four-on-one-numa-node": four_on_one_numa_node,
+    "one-card": one_card,
+    "one-of-two-kinds": one_of_two_kinds,
+    "several-requests": several_requests,
+    "two-containers-one-card": two_containers_one_card,
+    "two-pods-one-card": two_pods_one_card,
+}
+TRIED = set(COURSES)
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_an_example_is_allocated_as_it_says(node: Node, name: str) -> None:
+    COURSES[name](node)
+
+
+def test_the_selectors_of_the_page_find_the_card_that_they_describe(node: Node) -> None:
+    page = (PROJECT / "docs" / "dra.md").read_text()
+    (block,) = re.findall(r"^```cel\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
+    described = rngd(0)
+    described["attributes"] |= {
+        "uuid": {"string": "D3EF98F6-9B23-5F1B-B073-6C1BEEDBDB25"},
+        "driverVersion": {"version": "2025.4.0-dev0+7e25130"},
+        "resource.kubernetes.io/pciBusID": {"string": "0000:17:00.0"},
+    }
+    nowhere = deepcopy(described)
+    nowhere["name"] = "npu-nowhere"
+    del nowhere["attributes"]["numaNode"]
+    publish(node, nowhere, described)
+    template, pod = example("one-card")
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    request["exactly"]["selectors"] = [{"cel": {"expression": e}} for e in block.splitlines()]
+    apply(node, [template, pod])
+    assert allocated(scheduled(node, "one-npu")) == [("npu", "npu-rngd-0")]
+
+
+def test_examples_are_for_the_default_namespace_but_that_of_the_admin() -> None:
+    for path in sorted(Path(EXAMPLES).iterdir()):
+        spaces = {
+            thing["metadata"]["namespace"]
+            for thing in example(path.stem)
+            if thing["kind"] != "Namespace"
+        }
+        admin = path.stem == "admin-access"
+        assert spaces == {"npu-diagnostics" if admin else "default"}
