@@ -122,6 +122,10 @@ def test_it_shows(part: str) -> None:
     assert part in shown(night()).text.replace("\N{NO-BREAK SPACE}", " ")
 
 
+def test_what_is_too_hot_stands_out() -> None:
+    assert re.findall('value hot">([^<]*)', html(night())) == ["97\N{NO-BREAK SPACE}°C"]
+
+
 def test_who_holds_a_card_by_a_claim() -> None:
     card = read(state())
     holder = Assignment("ml", "train-0", "", "npu.furiosa.ai", "npu0", claim="two-cards")
