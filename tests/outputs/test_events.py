@@ -18,8 +18,7 @@ from npu_agent.kube.client import Request
 from npu_agent.outputs import events
 from npu_agent.outputs.events import Event, Events, card_events, config_events
 from npu_agent.vendors.furiosa.families import FAMILIES
-
-DEADLINE = 20.0
+from tests.until import first, until
 
 
 def card(index: int, state: HealthState = HealthState.HEALTHY, reason: str = "works") -> CardState:
@@ -146,10 +145,7 @@ class Server(Api):
         return self.objects[name]
 
     async def reached(self, number: int) -> None:
-        async with asyncio.timeout(DEADLINE):
-            async for calls in self.calls.watch():
-                if calls >= number:
-                    return
+        await first(self.calls, lambda calls: calls >= number)
 
     def table(self) -> list[tuple[str, int]]:
         return [(each["reason"], each["count"]) for each in self.objects.values()]
@@ -299,9 +295,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
         await room.server.reached(5)
         assert one.error == "it went wrong: UNREACHABLE"
         room.server.refusal = None
-        async with asyncio.timeout(DEADLINE):
-            while len(room.server.objects) < 2:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(room.server.objects) == 2)
         assert sorted(room.server.table()) == [("NPURecovered", 3), ("NPUUnhealthy", 3)]
         assert one.results["lost"] == 0
         await room.seen()
@@ -318,15 +312,11 @@ async def test_what_is_too_old_is_lost_and_counted(
         await room.show(dead(0), card(1))
         await room.server.reached(2)
         monkeypatch.setattr(events, "_KEPT_FOR", -1.0)
-        async with asyncio.timeout(DEADLINE):
-            while not one.results["lost"]:
-                await asyncio.sleep(0.001)
+        await until(lambda: one.results["lost"])
         room.server.refusal = None
         monkeypatch.setattr(events, "_KEPT_FOR", 600.0)
         await room.show(dead(0), dead(1))
-        async with asyncio.timeout(DEADLINE):
-            while not room.server.objects:
-                await asyncio.sleep(0.001)
+        await until(lambda: room.server.objects)
         (event,) = room.server.objects.values()
         assert "npu1" in event["message"]
 
@@ -335,14 +325,10 @@ async def test_an_event_that_is_refused_for_good_holds_up_no_other(room: Room) -
     room.server.refusal = error(Kind.REFUSED)
     async with room.running() as one:
         await room.show(dead(0), card(1))
-        async with asyncio.timeout(DEADLINE):
-            while not one.results["lost"]:
-                await asyncio.sleep(0.001)
+        await until(lambda: one.results["lost"])
         room.server.refusal = None
         await room.show(dead(0), dead(1))
-        async with asyncio.timeout(DEADLINE):
-            while not room.server.objects:
-                await asyncio.sleep(0.001)
+        await until(lambda: room.server.objects)
         (event,) = room.server.objects.values()
         assert "npu1" in event["message"]
 
