@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from npu_agent.core.hardware import HealthState
+from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.trouble import Trouble, TroubleKind
@@ -91,7 +92,7 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     stale = []
     for card in state.snapshot.cards:
         if is_fenced(card):
-            users = dict.fromkeys(holder.pod for holder in state.holders_of(card))
+            users = dict.fromkeys(_pod(holding.assignment) for holding in state.holdings_of(card))
             used = f"; in use by {', '.join(users)}" if users else ""
             text = f"{card.card.name} is unhealthy: {card.health.reason}{used}"
             yield Note(subject="card", card=card.id, text=text)
@@ -101,9 +102,13 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
         cards = ", ".join(card.card.name for card in stale)
         text = f"{cards}: readings are stale, no new ones arrive"
         yield Note(subject="card", card=stale[0].id, text=text)
-    for holder in state.holders.get(None, ()):
-        text = f"{holder.pod} holds {holder.assignment.device}, whose card is gone"
+    for gone in state.gone:
+        text = f"{_pod(gone)} holds {gone.device}, whose card is gone"
         yield Note(subject="assignments", text=text)
+
+
+def _pod(holder: Assignment) -> str:
+    return f"{holder.namespace}/{holder.pod}"
 
 
 def _of_the_agent(state: AgentState) -> Iterator[Note]:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from npu_agent.core.counts import Counts, DraCounts, Histogram
-from npu_agent.core.hardware import CardState, CoreRange, HealthState, Snapshot
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Holding, PreparedClaim
 from npu_agent.core.offer import Device, Resource, names
 from npu_agent.core.pool import PoolDevice
@@ -129,20 +129,6 @@ class LabelState:
     """When they were last written. None: not by this process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A container, and the cores of a card that it holds."""
-
-    assignment: Assignment
-    cores: CoreRange | None
-    """None: all of the card's."""
-
-    @property
-    def pod(self) -> str:
-        """``namespace/name``."""
-        return f"{self.assignment.namespace}/{self.assignment.pod}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class AgentState:
     """How everything stands. What it counts may go on counting."""
@@ -191,26 +177,22 @@ class AgentState:
     """Families left out of the metrics page, by name."""
 
     @cached_property
-    def holders(self) -> Mapping[str | None, tuple[Holder, ...]]:
-        """Who holds what of each card, by card ID, sorted by cores.
-
-        Under None are the holders of our resources whose card is gone.
-        """
-        whole = {card.id: card.card.all_cores for card in self.snapshot.cards}
-        found: dict[str | None, list[Holder]] = {}
-        for one in sorted(self.holdings, key=lambda one: one.cores):
-            cores = None if one.cores == whole.get(one.card_id) else one.cores
-            found.setdefault(one.card_id, []).append(Holder(one.assignment, cores))
+    def gone(self) -> tuple[Assignment, ...]:
+        """The assignments of our resources whose card is gone."""
         ours = {one.session.resource for one in self.resources}
         present = {one.assignment for one in self.holdings}
-        for assignment in self.assignments:
-            if assignment.resource in ours and assignment not in present:
-                found.setdefault(None, []).append(Holder(assignment, None))
-        return {card: tuple(holders) for card, holders in found.items()}
+        return tuple(one for one in self.assignments if one.resource in ours and one not in present)
 
-    def holders_of(self, card: CardState) -> tuple[Holder, ...]:
-        """Who holds cores of the card."""
-        return self.holders.get(card.id, ())
+    @cached_property
+    def _holdings_by_card(self) -> Mapping[str, tuple[Holding, ...]]:
+        found: dict[str, list[Holding]] = {}
+        for one in sorted(self.holdings, key=lambda one: one.cores):
+            found.setdefault(one.card_id, []).append(one)
+        return {card: tuple(holdings) for card, holdings in found.items()}
+
+    def holdings_of(self, card: CardState) -> tuple[Holding, ...]:
+        """Who holds which cores of the card, sorted by cores."""
+        return self._holdings_by_card.get(card.id, ())
 
     def is_disabled(self, card: CardState) -> bool:
         """Whether the config keeps the card out of service."""

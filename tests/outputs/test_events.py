@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -17,8 +18,7 @@ from npu_agent.kube.client import Request
 from npu_agent.outputs import events
 from npu_agent.outputs.events import Event, Events, card_events, config_events
 from npu_agent.vendors.furiosa.families import FAMILIES
-
-DEADLINE = 20.0
+from tests.until import first, until
 
 
 def card(index: int, state: HealthState = HealthState.HEALTHY, reason: str = "works") -> CardState:
@@ -114,9 +114,15 @@ class Server(Api):
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: Feed[int] = field(default_factory=lambda: Feed(0))
     refusal: ApiError | None = None
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set but while it takes its time."""
+
+    def __post_init__(self) -> None:
+        self.answers.set()
 
     async def ask(self, request: Request) -> dict[str, Any]:
         self.calls.publish(self.calls.value + 1)
+        await self.answers.wait()
         if self.refusal:
             raise self.refusal
         if request.method == "GET":
@@ -139,10 +145,7 @@ class Server(Api):
         return self.objects[name]
 
     async def reached(self, number: int) -> None:
-        async with asyncio.timeout(DEADLINE):
-            async for calls in self.calls.watch():
-                if calls >= number:
-                    return
+        await first(self.calls, lambda calls: calls >= number)
 
     def table(self) -> list[tuple[str, int]]:
         return [(each["reason"], each["count"]) for each in self.objects.values()]
@@ -227,13 +230,57 @@ async def test_another_reason_is_another_event(room: Room) -> None:
     assert [reason for reason, _ in room.server.table()].count("NPUUnhealthy") == 2
 
 
-async def test_an_event_that_was_deleted_is_told_anew(room: Room) -> None:
+async def test_what_repeats_while_it_is_sent_is_counted(room: Room) -> None:
+    async with room.running() as one:
+        room.server.answers.clear()
+        for cards in ((dead(0), card(1)), (card(0), card(1)), (dead(0), card(1))):
+            await room.show(*cards)
+        assert room.server.table() == []
+        room.server.answers.set()
+        await room.seen()
+        assert room.server.table() == [("NPUUnhealthy", 2), ("NPURecovered", 1)]
+        assert one.results == {"sent": 2, "repeated": 1}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The wall clock, in seconds."""
+    now = [1_000_000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    return now
+
+
+async def test_what_repeats_after_a_long_time_is_another_event(
+    room: Room, clock: list[float]
+) -> None:
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        clock[0] += 599.0
+        await room.show(card(0), card(1))
+        await room.show(dead(0), card(1))
+        clock[0] += 601.0
+        await room.show(card(0), card(1))
+        await room.show(dead(0), card(1))
+        assert room.server.table() == [
+            ("NPUUnhealthy", 2),
+            ("NPURecovered", 1),
+            ("NPURecovered", 1),
+            ("NPUUnhealthy", 1),
+        ]
+        assert one.results == {"sent": 4, "repeated": 1}
+
+
+async def test_an_event_that_was_deleted_is_created_again(room: Room, clock: list[float]) -> None:
     async with room.running():
         await room.show(dead(0), card(1))
         room.server.objects.clear()
-        await room.show(card(0), card(1))
-        await room.show(dead(0), card(1))
-    assert sorted(room.server.table()) == [("NPURecovered", 1), ("NPUUnhealthy", 1)]
+        clock[0] += 100.0
+        for _ in range(2):
+            await room.show(card(0), card(1))
+            await room.show(dead(0), card(1))
+    assert sorted(room.server.table()) == [("NPURecovered", 2), ("NPUUnhealthy", 2)]
+    for event in room.server.objects.values():
+        assert event["firstTimestamp"] == "1970-01-12T13:48:20Z"
 
 
 async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
@@ -248,9 +295,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
         await room.server.reached(5)
         assert one.error == "it went wrong: UNREACHABLE"
         room.server.refusal = None
-        async with asyncio.timeout(DEADLINE):
-            while len(room.server.objects) < 2:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(room.server.objects) == 2)
         assert sorted(room.server.table()) == [("NPURecovered", 3), ("NPUUnhealthy", 3)]
         assert one.results["lost"] == 0
         await room.seen()
@@ -267,15 +312,11 @@ async def test_what_is_too_old_is_lost_and_counted(
         await room.show(dead(0), card(1))
         await room.server.reached(2)
         monkeypatch.setattr(events, "_KEPT_FOR", -1.0)
-        async with asyncio.timeout(DEADLINE):
-            while not one.results["lost"]:
-                await asyncio.sleep(0.001)
+        await until(lambda: one.results["lost"])
         room.server.refusal = None
         monkeypatch.setattr(events, "_KEPT_FOR", 600.0)
         await room.show(dead(0), dead(1))
-        async with asyncio.timeout(DEADLINE):
-            while not room.server.objects:
-                await asyncio.sleep(0.001)
+        await until(lambda: room.server.objects)
         (event,) = room.server.objects.values()
         assert "npu1" in event["message"]
 
@@ -284,14 +325,10 @@ async def test_an_event_that_is_refused_for_good_holds_up_no_other(room: Room) -
     room.server.refusal = error(Kind.REFUSED)
     async with room.running() as one:
         await room.show(dead(0), card(1))
-        async with asyncio.timeout(DEADLINE):
-            while not one.results["lost"]:
-                await asyncio.sleep(0.001)
+        await until(lambda: one.results["lost"])
         room.server.refusal = None
         await room.show(dead(0), dead(1))
-        async with asyncio.timeout(DEADLINE):
-            while not room.server.objects:
-                await asyncio.sleep(0.001)
+        await until(lambda: room.server.objects)
         (event,) = room.server.objects.values()
         assert "npu1" in event["message"]
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from npu_agent.kube import Api
-    from npu_agent.outputs.labels.nfd import NfdOutput
-    from npu_agent.outputs.labels.node import NodeOutput
+from npu_agent.kube import Api
+from npu_agent.outputs.labels.nfd import NfdOutput
+from npu_agent.outputs.labels.node import NodeOutput
 
 
 def output_of(
     output: str, *, api: Api, node_name: str | None, host_root: Path
 ) -> NodeOutput | NfdOutput | None:
     """The place that the config's labels.output names; None for none."""
-    if output == "api":
-        from npu_agent.outputs.labels.node import NodeOutput
-
-        return NodeOutput(api, node_name)
-    if output == "nfd":
-        from npu_agent.outputs.labels.nfd import NfdOutput
-
-        return NfdOutput(host_root)
+    match output:
+        case "api":
+            return NodeOutput(api, node_name)
+        case "nfd":
+            return NfdOutput(host_root)
     return None

@@ -121,14 +121,15 @@ def _labels(
     return (identity, identity.plus(core=str(card.all_cores), **_alone(holdings)), *of_cores)
 
 
-def _alone(holdings: Iterable[Holding]) -> dict[str, str]:
+def _alone(holdings: Iterable[Holding]) -> dict[str, str | None]:
     """The labels of the container that has all of these, if it is one; else none."""
     holders = [_holder(one.assignment) for one in holdings]
     return holders[0] if holders and all(one == holders[0] for one in holders) else {}
 
 
-def _holder(one: Assignment) -> dict[str, str]:
-    return {"namespace": one.namespace, "pod": one.pod, "container": one.container}
+def _holder(one: Assignment) -> dict[str, str | None]:
+    container = one.container or None  # of a claim it is not always known
+    return {"namespace": one.namespace, "pod": one.pod, "container": container}
 
 
 def _of_card(value: Callable[[Reading], float | None]) -> Callable[[Cards], Samples]:

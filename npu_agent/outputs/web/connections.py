@@ -46,7 +46,7 @@ class Connections(Server):
         super().__init__(
             self._handle,
             access_log=None,
-            logger=_errors(),
+            logger=_ERRORS,
             keepalive_timeout=_SILENCE,
             lingering_time=_LINGER,
             max_line_size=_LINE,
@@ -117,16 +117,14 @@ def _drop(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
-def _errors() -> logging.Logger:
-    """The logger of aiohttp's own errors, without those that are the client's fault."""
-    found = logging.getLogger(f"{__name__}.aiohttp")
-    found.filters[:] = [_ours]
-    return found
-
-
 def _ours(record: logging.LogRecord) -> bool:
+    """Whether an error that aiohttp logs is not the client's fault."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, RequestPayloadError, ConnectionError))
+
+
+_ERRORS = logging.getLogger(f"{__name__}.aiohttp")
+_ERRORS.addFilter(_ours)
 
 
 @contextlib.asynccontextmanager

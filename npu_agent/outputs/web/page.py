@@ -14,8 +14,9 @@ from pathlib import Path
 from string import Template
 
 from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState, Reading
+from npu_agent.core.ledger import Assignment, Holding
 from npu_agent.core.problems import Note, notes, problems, unready
-from npu_agent.core.state import AgentState, Holder, SessionPhase, SessionStatus, is_fenced
+from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.outputs.web import markup as m
 from npu_agent.outputs.web.history import SPAN, Point
 
@@ -85,7 +86,7 @@ def _sum(state: AgentState) -> str:
     cards, limit = state.snapshot.cards, state.max_temperature
     if not cards:
         return ""
-    in_use = sum(bool(state.holders_of(card)) for card in cards)
+    in_use = sum(bool(state.holdings_of(card)) for card in cards)
     fence = "" if limit is None else f", taken out of service above {limit:g}{m.NBSP}°C"
     return f"<small>{len(cards)} installed, {in_use} in use{fence}</small>"
 
@@ -157,7 +158,7 @@ def _card(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
         + _why(card.health, state.now)
         + _figures(card, state, points)
         + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
-        + _users(state.holders_of(card))
+        + _users(card, state.holdings_of(card))
         + _traits(card, anchor)
         + "</article>"
     )
@@ -231,27 +232,27 @@ def _loads(cores: Sequence[CoreReading], *, stale: bool) -> str:
     )
 
 
-def _users(holders: Sequence[Holder]) -> str:
-    if not holders:
+def _users(card: CardState, holdings: Sequence[Holding]) -> str:
+    if not holdings:
         return '<ul class="users"><li class="dim">not in use</li></ul>'
     items = "".join(
-        f'<li><span class="cut">{_cut(holder)}</span>'
-        f"<span>{_pod(holder)} "
-        f'<span class="dim">/ {m.text(holder.assignment.container)}</span></span></li>'
-        for holder in holders[: m.MOST]
+        f'<li><span class="cut">{_cut(holding, card)}</span>'
+        f'<span><span class="dim">{m.text(holding.assignment.namespace)} /</span> '
+        f"{_pod(holding.assignment)}</span></li>"
+        for holding in holdings[: m.MOST]
     )
     return f'<ul class="users" aria-label="In use by">{items}</ul>'
 
 
-def _cut(holder: Holder) -> str:
-    if holder.cores is None:
+def _cut(holding: Holding, card: CardState) -> str:
+    if holding.cores == card.card.all_cores:
         return "all cores"
-    return f"core{'s' if len(holder.cores) > 1 else ''} {holder.cores}"
+    return f"core{'s' if len(holding.cores) > 1 else ''} {holding.cores}"
 
 
-def _pod(holder: Holder) -> str:
-    pod = holder.assignment
-    return f'<span class="dim">{m.text(pod.namespace)} /</span> {m.text(pod.pod)}'
+def _pod(holder: Assignment) -> str:
+    container = f' <span class="dim">/ {m.text(holder.container)}</span>'
+    return m.text(holder.pod) + (container if holder.container else "")
 
 
 def _traits(card: CardState, anchor: str) -> str:
@@ -285,27 +286,28 @@ def _traits(card: CardState, anchor: str) -> str:
 
 
 def _assignments(state: AgentState) -> str:
-    holders = [
-        (holder, _card_link(card, number), card.health.state)
-        for card in state.snapshot.cards
-        for number, holder in enumerate(state.holders_of(card))
-    ]
-    holders += [
-        (holder, f"gone: {m.text(holder.assignment.device)}", HealthState.UNHEALTHY)
-        for holder in state.holders.get(None, ())
-    ]
-    rows = []
-    for holder, card, health in sorted(holders, key=lambda one: one[0].assignment):
-        it = holder.assignment
-        pill = "" if health is HealthState.HEALTHY else _PILLS[health]
-        rows.append(
-            (
-                m.text(it.namespace),
-                f'{m.text(it.pod)} <span class="dim">/ {m.text(it.container)}</span>',
-                f"{card}, {_cut(holder)} {pill}",
-                m.text(it.resource),
-            )
+    held = [
+        (
+            holding.assignment,
+            f"{_card_link(card, number)}, {_cut(holding, card)} "
+            + (_PILLS[card.health.state] if card.health.state is not HealthState.HEALTHY else ""),
         )
+        for card in state.snapshot.cards
+        for number, holding in enumerate(state.holdings_of(card))
+    ]
+    held += [
+        (gone, f"gone: {m.text(gone.device)} {_PILLS[HealthState.UNHEALTHY]}")
+        for gone in state.gone
+    ]
+    rows = [
+        (
+            m.text(holder.namespace),
+            _pod(holder),
+            what,
+            m.text(holder.resource) + (f", claim {m.text(holder.claim)}" if holder.claim else ""),
+        )
+        for holder, what in sorted(held, key=lambda one: one[0])
+    ]
     trouble = ""
     if state.assignments_error is not None:
         trouble = m.error("warn", f"As last known: {state.assignments_error}")

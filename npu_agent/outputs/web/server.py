@@ -28,7 +28,6 @@ _FIRST, _LONGEST = 0.5, 5.0
 """Seconds between tries: an older instance in the host's network ends within a minute."""
 _RESOLVER = DaemonThread("npu-resolve")
 """Resolving a name blocks, and may hang."""
-_BACKLOG = 128
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT)
 
 
@@ -97,7 +96,7 @@ async def listen(address: tuple[str, int]) -> list[socket.socket]:
     with ExitStack() as opened:
         for family, number in dict.fromkeys((entry[0], str(entry[4][0])) for entry in found):
             try:
-                one = socket.create_server((number, port), family=family, backlog=_BACKLOG)
+                one = socket.create_server((number, port), family=family)
             except OSError as error:  # localhost is ::1 even where there is no IPv6
                 if error.errno not in _NO_IPV6:
                     raise
@@ -115,13 +114,11 @@ def _everywhere(port: int) -> socket.socket:
     """Every interface by IPv6 and IPv4, or by IPv4 alone where there is no IPv6."""
     if socket.has_dualstack_ipv6():
         try:
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
-            )
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         except OSError as error:
             if error.errno not in _NO_IPV6:
                 raise
-    return socket.create_server(("", port), backlog=_BACKLOG)
+    return socket.create_server(("", port))
 
 
 def _shown(address: tuple[str, int]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_agent.core.hardware import CardState, CoreReading, Reading
 from npu_agent.core.problems import notes, problems, unready
-from npu_agent.core.state import AgentState, Holder, ResourceState
+from npu_agent.core.state import AgentState, ResourceState
 
 
 def as_json(state: AgentState) -> dict[str, Any]:
@@ -26,8 +26,8 @@ def as_json(state: AgentState) -> dict[str, Any]:
     label, value, unit``), ``cores`` (``core, utilization`` (%), ``frequency`` (MHz), ``dram_total,
     dram_used`` (bytes));
     ``not_served``: ``entry, reason``; ``assignments``: ``holders`` of cards that are gone in
-    ``missing``, and ``error``; a holder is ``namespace, pod, container, resource, device, cores``
-    (``0-3``, null for all);
+    ``missing``, and ``error``; a holder is ``namespace, pod, container, resource, device,
+    claim, cores`` (``0-3``, null for all);
     ``resources``: ``resource, phase, reason, registrations, offered, healthy, withheld``
     (``device, reason``); ``config``: ``generation, loaded_at, error, rejected, waiting``;
     ``labels``: null or ``output, labels, in_place, error, applied_at``.
@@ -45,7 +45,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
         "cards": [_card(card, state) for card in state.snapshot.cards],
         "not_served": [{"entry": odd.entry, "reason": odd.reason} for odd in state.snapshot.odd],
         "assignments": {
-            "missing": [_holder(holder) for holder in state.holders.get(None, ())],
+            "missing": [{**asdict(gone), "cores": None} for gone in state.gone],
             "error": state.assignments_error,
         },
         "resources": [_resource(one, state) for one in state.resources],
@@ -103,7 +103,13 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
         "reading": reading
         and at
         and {"at": iso(at), "late": agent.is_stale(state), **_reading(reading)},
-        "holders": [_holder(holder) for holder in agent.holders_of(state)],
+        "holders": [
+            {
+                **asdict(holding.assignment),
+                "cores": None if holding.cores == card.all_cores else str(holding.cores),
+            }
+            for holding in agent.holdings_of(state)
+        ],
     }
 
 
@@ -135,8 +141,3 @@ def _core(core: CoreReading) -> dict[str, Any]:
         "dram_total": core.dram_total,
         "dram_used": core.dram_used,
     }
-
-
-def _holder(holder: Holder) -> dict[str, Any]:
-    cores = holder.cores and str(holder.cores)
-    return {**asdict(holder.assignment), "cores": cores}

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from npu_agent.core.hardware import CoreReading, Oddity
+from npu_agent.core.hardware import CoreRange, CoreReading, Oddity
+from npu_agent.core.ledger import Assignment, Holding
 from npu_agent.core.state import LabelState, SessionPhase
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import curve
@@ -15,6 +16,7 @@ from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import Scene, fenced, held, night, read
 
 _EMPTY = {"meta", "link", "br"}
+ALL = CoreRange(0, 1)
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -118,6 +120,19 @@ def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
 )
 def test_it_shows(part: str) -> None:
     assert part in shown(night()).text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_what_is_too_hot_stands_out() -> None:
+    assert re.findall('value hot">([^<]*)', html(night())) == ["97\N{NO-BREAK SPACE}°C"]
+
+
+def test_who_holds_a_card_by_a_claim() -> None:
+    card = read(state())
+    holder = Assignment("ml", "train-0", "", "npu.furiosa.ai", "npu0", claim="two-cards")
+    found = replace(Scene(cards=(card,)).state(), holdings=(Holding(card.id, ALL, holder),))
+    text = Document(page(found, lambda _: ())).text
+    assert "all cores ml / train-0" in text
+    assert "train-0 npu0 , all cores npu.furiosa.ai, claim two-cards" in text
 
 
 def test_every_id_is_there_once() -> None:

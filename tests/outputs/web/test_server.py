@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from npu_agent.outputs.web import connections
-from npu_agent.outputs.web.server import Server
+from npu_agent.outputs.web.server import Server, listen
 from npu_agent.threads import DaemonThread
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import PROMETHEUS, Scene, listening, read, serving
@@ -403,3 +403,36 @@ async def test_a_name_that_is_never_resolved_is_reported(
     assert await scrape(await listening(server)) == PROMETHEUS  # without help
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.fixture
+def two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every host's name stands for 127.0.0.1 and 127.0.0.2."""
+    monkeypatch.setattr(
+        "npu_agent.outputs.web.server.socket.getaddrinfo",
+        lambda _, port, **__: [
+            (socket.AF_INET, 0, 0, "", (number, port)) for number in ("127.0.0.1", "127.0.0.2")
+        ],
+    )
+
+
+@pytest.mark.usefixtures("two_addresses")
+async def test_a_name_of_two_addresses_has_one_port() -> None:
+    sockets = await listen(("two", 0))
+    try:
+        names = [each.getsockname() for each in sockets]
+        assert [number for number, _ in names] == ["127.0.0.1", "127.0.0.2"]
+        assert names[0][1] == names[1][1]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@pytest.mark.usefixtures("two_addresses")
+async def test_a_name_of_which_one_address_is_taken_is_not_served_by_half() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            await listen(("two", port))
+        with socket.create_server(("127.0.0.1", port)):
+            pass  # what could be had was closed again

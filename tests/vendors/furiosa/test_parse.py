@@ -312,7 +312,13 @@ def test_metrics_and_memory_come_back_as_written(one: int, two: int, form: str, 
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"CycleCount: 0x1\n", b"CycleCount: 0x1\nTaskCycleCount: 0x" + b"1" * 17, b"x" * 65536],
+    [
+        b"",
+        b"CycleCount: 0x1\n",
+        b"CycleCount: 0x1\nTaskCycleCount: 0x" + b"1" * 17,
+        b"CycleCount: 0xffffffffffffffff\nTaskCycleCount: 0x1\n",  # off the bus
+        b"x" * 65536,
+    ],
 )
 def test_metrics_without_both_counters_are_none(raw: bytes) -> None:
     assert parse.metrics(raw) is None
