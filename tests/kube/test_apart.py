@@ -161,6 +161,16 @@ async def test_a_call_that_was_cut_short_for_new_credentials_is_repeated(
     assert await first == CLAIM
 
 
+async def test_a_new_connection_is_not_closed_for_the_credentials_of_an_old_one(
+    api: Api,
+) -> None:
+    old, _ = await api._connected()
+    await api._renew(old)
+    new, _ = await api._connected()
+    await api._renew(old)
+    assert (await api._connected())[0] is new is not old
+
+
 async def test_an_api_server_that_is_away(api: Api, server: Server) -> None:
     server.replies = [drops]
     with pytest.raises(ApiError) as caught:

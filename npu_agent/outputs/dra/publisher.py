@@ -29,7 +29,7 @@ _RELIST = 60.0
 """Seconds, +-20 %, between two listings: a watch may be broken without anybody noticing."""
 _STEADY = 5.0
 """Seconds that a watch has to last to count as one that worked."""
-_FIRST, _AWAY_LONGEST, _LONGEST = 0.2, 2.0, 30.0
+_FIRST, _AWAY_LONGEST, _LONGEST = 0.2, 1.6, 30.0
 """Seconds between tries: to an API server that is away, and for what needs somebody's help."""
 _AWAY = {Kind.UNREACHABLE, Kind.TIMEOUT, Kind.SERVER, Kind.TOO_MANY, Kind.UNAUTHORIZED}
 _GAP_FIRST, _GAP_LONGEST = 0.1, 1.0
