@@ -346,58 +346,6 @@ async def test_slices_of_a_node_that_was_created_again_are_its_own(
         )
 
 
-# The API server itself.
-
-
-def restart_api_server(cluster: Cluster, *options: str) -> None:
-    cluster._sandbox.terminate(cluster._state.processes["apiserver"], 2)
-    start_api_server(cluster, *options)
-
-
-def start_api_server(cluster: Cluster, *options: str) -> None:
-    command = settings.apiserver(cluster.workdir / "config", cluster._audit_log)
-    cluster._spawn("apiserver", [*command, *options])
-    cluster._await_api_server()
-
-
-async def test_slices_are_up_to_date_soon_after_an_outage(cluster: Cluster, tmp_path: Path) -> None:
-    async with publishing(cluster, tmp_path) as world:
-        await world.put(*rngd(8))
-        await asyncio.to_thread(cluster.stop_api_server)
-        world.devices.publish(pool_of(*rngd(8, sick=(3,))))
-        await first(world.publisher.state, lambda state: state.trouble and not state.published)
-        await asyncio.sleep(3)  # the pauses have become as long as they get
-        await asyncio.to_thread(start_api_server, cluster)
-        started = time.monotonic()
-        await first(world.publisher.state, lambda state: state.published, deadline=BACK)
-        print(f"after an outage they are right in {time.monotonic() - started:.2f} s")
-        assert len(await world.taints()) == 1
-        await first(world.publisher.state, lambda state: state.trouble is None)
-
-
-async def test_an_api_server_without_taints_gets_no_sick_card(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    async with publishing(cluster, tmp_path) as world:
-        off = "--feature-gates=DRADeviceTaints=false,DRADeviceTaintRules=false"
-        await asyncio.to_thread(restart_api_server, cluster, off)
-        try:
-            world.devices.publish(pool_of(*rngd(3, sick=(1,))))
-            state = await first(world.publisher.state, lambda state: state.dropped)
-            assert state.dropped == (TAINTS,)
-            (there,) = await world.live()
-            indexes = [each["attributes"]["index"]["int"] for each in there["spec"]["devices"]]
-            assert indexes == [0, 2]
-            writes = world.state.writes
-            world.publisher.ask_now()
-            await asyncio.sleep(0.5)
-            assert world.state.writes == writes
-        finally:
-            await asyncio.to_thread(restart_api_server, cluster)
-        await eventually(lambda: _count(world.taints(), 1), deadline=60)
-        assert world.state.dropped == ()
-
-
 # The scheduler, and claims.
 
 CLASS = {
@@ -495,6 +443,58 @@ async def test_many_claims_are_got_at_the_same_time(cluster: Cluster, tmp_path: 
         print(f"100 claims are got in {(time.monotonic() - started) * 1000:.0f} ms")
         assert {claim_of(each, DRIVER).name for each in found} == {"c"}
         await asyncio.to_thread(cluster.kubectl, "delete", "resourceclaim", "c")
+
+
+# The API server itself.
+
+
+def restart_api_server(cluster: Cluster, *options: str) -> None:
+    cluster._sandbox.terminate(cluster._state.processes["apiserver"], 2)
+    start_api_server(cluster, *options)
+
+
+def start_api_server(cluster: Cluster, *options: str) -> None:
+    command = settings.apiserver(cluster.workdir / "config", cluster._audit_log)
+    cluster._spawn("apiserver", [*command, *options])
+    cluster._await_api_server()
+
+
+async def test_slices_are_up_to_date_soon_after_an_outage(cluster: Cluster, tmp_path: Path) -> None:
+    async with publishing(cluster, tmp_path) as world:
+        await world.put(*rngd(8))
+        await asyncio.to_thread(cluster.stop_api_server)
+        world.devices.publish(pool_of(*rngd(8, sick=(3,))))
+        await first(world.publisher.state, lambda state: state.trouble and not state.published)
+        await asyncio.sleep(3)  # the pauses have become as long as they get
+        await asyncio.to_thread(start_api_server, cluster)
+        started = time.monotonic()
+        await first(world.publisher.state, lambda state: state.published, deadline=BACK)
+        print(f"after an outage they are right in {time.monotonic() - started:.2f} s")
+        assert len(await world.taints()) == 1
+        await first(world.publisher.state, lambda state: state.trouble is None)
+
+
+async def test_an_api_server_without_taints_gets_no_sick_card(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with publishing(cluster, tmp_path) as world:
+        off = "--feature-gates=DRADeviceTaints=false,DRADeviceTaintRules=false"
+        await asyncio.to_thread(restart_api_server, cluster, off)
+        try:
+            world.devices.publish(pool_of(*rngd(3, sick=(1,))))
+            state = await first(world.publisher.state, lambda state: state.dropped)
+            assert state.dropped == (TAINTS,)
+            (there,) = await world.live()
+            indexes = [each["attributes"]["index"]["int"] for each in there["spec"]["devices"]]
+            assert indexes == [0, 2]
+            writes = world.state.writes
+            world.publisher.ask_now()
+            await asyncio.sleep(0.5)
+            assert world.state.writes == writes
+        finally:
+            await asyncio.to_thread(restart_api_server, cluster)
+        await eventually(lambda: _count(world.taints(), 1), deadline=60)
+        assert world.state.dropped == ()
 
 
 async def eventually(
