@@ -549,6 +549,18 @@ async def test_nothing_registered_is_a_fault_only_while_an_agent_runs() -> None:
     assert (await owned({}, {kubelet.owner: None})).state is Verdict.NOTE
 
 
+async def test_fewer_allocatable_may_be_for_a_card_that_cannot_be_read() -> None:
+    node = {"status": {"allocatable": {RESOURCE: "2"}}}
+    unread = (Oddity("/sys/x", "hangs", unread=True),)
+    for odd, expected in ((unread, Verdict.UNKNOWN), ((), Verdict.WRONG)):
+        facts = {
+            cluster.answers: cluster.Answers(known_as="", allowed=None, node=node),
+            host.snapshot: replace(snapshot(state()), odd=odd),
+        }
+        line = (await told(cluster.lines, POD, facts))[f"allocatable {RESOURCE}"]
+        assert line.state is expected
+
+
 async def test_a_device_that_is_kept_back_is_not_missed() -> None:
     """Somebody holds its cores under a resource of before."""
     old = Assignment("ns", "pod", "c", "furiosa.ai/warboy", "WARBOY-0")

@@ -18,7 +18,7 @@ from npu_agent.config import AllocationConfig, LabelsConfig, MetricsConfig
 from npu_agent.doctor import examine, kubelet, probe
 from npu_agent.doctor.check import Verdict
 from npu_agent.simulator.tree import STATE_DIR
-from tests.doctor.helpers import RESOURCE, Node, own, unserved
+from tests.doctor.helpers import RESOURCE, STATUS, Node, own, unserved
 
 OF_RESOURCE = f"resource {RESOURCE}"
 ALLOCATABLE = f"allocatable {RESOURCE}"
@@ -175,6 +175,22 @@ BREAKS: dict[str, Break] = {
         {"privileges": Verdict.NOTE},
         "is privileged (CapEff 000001ffffffffff)",
         'capabilities: {drop: ["ALL"]}',
+    ),
+    "more privileges to be gained": Break(
+        lambda node: (node.proc / "self/status").write_text(
+            STATUS.replace("NoNewPrivs:\t1", "NoNewPrivs:\t0")
+        ),
+        {"privileges": Verdict.NOTE},
+        "it may gain privileges",
+        "allowPrivilegeEscalation: false",
+    ),
+    "no seccomp": Break(
+        lambda node: (node.proc / "self/status").write_text(
+            STATUS.replace("Seccomp:\t2", "Seccomp:\t0")
+        ),
+        {"privileges": Verdict.NOTE},
+        "it has no seccomp filter",
+        "seccompProfile: {type: RuntimeDefault}",
     ),
     "writable root": Break(
         lambda node: (node.proc / "self/mounts").write_text("overlay / overlay rw 0 0\n"),
