@@ -16,6 +16,7 @@ from npu_agent.doctor.probe import DEADLINE, probe
 from npu_agent.doctor.situation import Situation
 from npu_agent.files import content
 from npu_agent.kube import FIELD_MANAGER, Api, ApiError, Kind, access
+from npu_agent.kube.client import part
 from npu_agent.kube.node import NodeMeta, node_meta, read_whole
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.events import NAMESPACE
@@ -172,7 +173,7 @@ async def _node(here: Situation) -> Finding:
         # That right has a line of its own.
         judge = unknown if node.kind is Kind.FORBIDDEN else wrong
         return judge(node.what, node.remedy)
-    status = _part(node, "status")
+    status = part(node, "status")
     conditions = status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
         ready = isinstance(condition, Mapping) and condition.get("type") == "Ready"
@@ -181,11 +182,11 @@ async def _node(here: Situation) -> Finding:
                 f"{name} is not Ready: {condition.get('message') or 'no reason'}",
                 "journalctl -u kubelet",
             )
-    if _part(node, "spec").get("unschedulable"):
+    if part(node, "spec").get("unschedulable"):
         return note(
             f"{name} is cordoned: no new Pod is scheduled to it", f"kubectl uncordon {name}"
         )
-    version = _part(status, "nodeInfo").get("kubeletVersion", "of unknown version")
+    version = part(status, "nodeInfo").get("kubeletVersion", "of unknown version")
     return ok(f"{name}, kubelet {version}")
 
 
@@ -199,17 +200,12 @@ async def _own_node(here: Situation) -> Mapping[str, Any]:
     return node
 
 
-def _part(thing: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = thing.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
 async def _allocatable(here: Situation, resource: Resource) -> Finding:
     """Whether the Node has as many devices to give as are healthy here."""
     seen, node = await here.see(snapshot), await _own_node(here)
     devices = offered(here, resource, seen)
     healthy = len(await expected(here, resource.name, devices))
-    count = str(_part(_part(node, "status"), "allocatable").get(resource.name, "0"))
+    count = str(part(node, "status", "allocatable").get(resource.name, "0"))
     if count == str(healthy):
         return ok(f"{count}, as many as are healthy here")
     if doubtful(seen):
@@ -253,7 +249,7 @@ async def _labels(here: Situation) -> Finding:
         return unknown(f"the Node as answered: {error}")
     finding = _compared(right, node.labels, node.applied, "on the Node")
     if not finding.remedy and (theirs := sorted(right.keys() - node.applied)):
-        return _foreign(node, theirs[0], _part(answer, "metadata"))
+        return _foreign(node, theirs[0], part(answer, "metadata"))
     return finding
 
 
@@ -283,7 +279,7 @@ def _foreign(node: NodeMeta, key: str, metadata: Mapping[str, Any]) -> Finding:
         for entry in metadata.get("managedFields") or ()
         if isinstance(entry, Mapping)
         and entry.get("manager") != FIELD_MANAGER
-        and f"f:{key}" in _part(_part(_part(entry, "fieldsV1"), "f:metadata"), "f:labels")
+        and f"f:{key}" in part(entry, "fieldsV1", "f:metadata", "f:labels")
     )
     return note(
         f"{key} of Node {node.name} is right, and set by "
