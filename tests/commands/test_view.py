@@ -72,6 +72,8 @@ def test_the_pods_that_hold_a_card(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     view.show(view.cards_table(Snapshot((first, other)), held))
     assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "ai/a, ai/b", "-"]
+    view.show(view.cards_table(Snapshot((first, other)), held[-1:]))
+    assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "-", "-"]
 
 
 def test_assignments(capsys: pytest.CaptureFixture[str]) -> None:
