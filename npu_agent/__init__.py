@@ -1,3 +1,3 @@
-"""npu-agent: the node agent for FuriosaAI NPUs on Kubernetes, one process per node."""
+"""npu-agent: the node agent for NPUs on Kubernetes, one process per node."""
 
 __version__ = "0.1.0"

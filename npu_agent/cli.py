@@ -15,7 +15,7 @@ from pathlib import Path
 
 from npu_agent import __version__, config
 from npu_agent.commands import FAILED
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import VENDORS, WORDS
 
 WRONG = 2
 """Exit code of wrong use or a wrong configuration."""
@@ -54,9 +54,10 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     logging = argparse.ArgumentParser(add_help=False)
     config.add_options(logging, WORDS, group="log")
 
+    makers = " and ".join(vendor.profile.title for vendor in VENDORS)
     parser = argparse.ArgumentParser(
         prog="npu-agent",
-        description="Node agent for FuriosaAI NPUs on Kubernetes.",
+        description=f"Node agent for {makers} NPUs on Kubernetes.",
         parents=[common, logging],
     )
     parser.add_argument("--version", action="version", version=f"npu-agent {__version__}")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import re
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,101 @@ from grpclib.exceptions import GRPCError
 
 from npu_agent import logs, simulator
 from npu_agent.agent import Agent
+from npu_agent.commands import FAILED
 from npu_agent.config import load
+from npu_agent.core.hardware import CoreRange
 from npu_agent.core.ledger import SETTLED
-from npu_agent.core.offer import split_id
+from npu_agent.core.offer import device_id
+from npu_agent.core.vocabulary import Fact, Quantity
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import VENDORS, WORDS
 
-_CARDS = "warboy=2"
-_COUNT = "beta.furiosa.ai/npu.count"
 _DEADLINE = 10.0
 """Seconds a step may take; each takes less than one."""
 _RUNS = 2.0 + SETTLED
 """Seconds that the second Pod runs, so that pod-resources, which is asked every second, lists it.
 What it never listed may be a Pod that starts: its cores are kept for a minute."""
-_BRISK = 0.1
-"""Seconds between probes of the cards, so that nobody has to wait for the tour."""
+
+_CONFIG = """\
+defaultPe: Fusion
+pluginDir: {plugins}
+# Brisk, so that nobody has to wait for the tour.
+health: {{interval: 0.1}}
+metrics: {{interval: 1, listen: '127.0.0.1:0'}}
+# There is no API server here: labels go to a file, and Events nowhere.
+labels: {{output: nfd}}
+events: false
+"""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Exit code 1 if a step of the tour did not happen."""
+    return asyncio.run(run(once=args.once))
+
+
+async def run(*, once: bool) -> int:
+    """Gives the tour; without `once` stays up until Ctrl-C. Returns the exit code."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with tempfile.TemporaryDirectory(prefix="npu-demo-") as temporary:
+        directory = Path(temporary)
+        root, plugins, log = directory / "host", directory / "plugins", directory / "agent.log"
+        plugins.mkdir()
+        specs = simulator.parse_cards(simulator.default_cards())
+        simulator.make(root, specs)
+        (root / nfd.FILE).parent.mkdir(parents=True)
+        _log_to(log)
+        print(
+            f"The whole agent on two simulated cards ({specs[0].traits.title}), npu0 and npu1, and "
+            "a\nstand-in for the kubelet. Each line below is what that kubelet, or Node Feature\n"
+            f"Discovery, would see. The driver's files are in {root},\n"
+            f"the config is {directory}/config.yaml,\n"
+            f"the agent's log is in {log}."
+        )
+        file = directory / "config.yaml"
+        file.write_text(_CONFIG.format(plugins=plugins))
+        kubelet = StandInKubelet(plugins, directory / "pod-resources")
+        await kubelet.start()
+        agent = Agent(load(file, WORDS), host_root=root, node_name="demo-node", config_file=file)
+        tour = Tour(root, file, specs, kubelet, agent)
+        async with asyncio.TaskGroup() as parts:
+            simulation = parts.create_task(simulator.Simulation(root).run())
+            parts.create_task(agent.run(stop))
+            walk = parts.create_task(tour.walk())
+            ended = parts.create_task(stop.wait())
+            await asyncio.wait({walk, ended}, return_when=asyncio.FIRST_COMPLETED)
+            happened = walk.done() and walk.result()
+            if happened and not once:
+                print(
+                    f"\n{_bold('All of it happened.')} The agent stays up until Ctrl-C: see\n"
+                    f"   http://{await tour.address()}/   and try:\n"
+                    f"   npu-agent info --host-root {root}\n"
+                    f"   npu-agent simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
+                    f"   an edit of {file}\n"
+                    "Its log from here on:",
+                    flush=True,
+                )
+                logs.setup("info")
+                await ended
+            elif happened:
+                print(f"\n{_bold('All of it happened.')}")
+            elif walk.done():
+                last = log.read_text().splitlines()[-10:]
+                print("\nThe end of the agent's log:", *last, sep="\n   ")
+            walk.cancel()
+            simulation.cancel()
+            stop.set()
+        await kubelet.stop()
+    return 0 if happened else FAILED
+
+
+def _log_to(path: Path) -> None:
+    logs.setup("debug")
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.getLogger().handlers[0].formatter)
+    logging.getLogger().handlers[:] = [handler]
 
 
 class Tour:
@@ -45,23 +123,26 @@ class Tour:
     def __init__(
         self,
         root: Path,
+        config: Path,
+        specs: Iterable[simulator.CardSpec],
         kubelet: StandInKubelet,
         agent: Agent,
-        config: Path,
-        names: Mapping[str, str],
     ) -> None:
-        """`names` has the card's name for each device ID; `config` is the agent's config file.
+        """`config` is the agent's config file.
 
         Of the agent itself only the state of its config and its address are read.
         """
         self._root = root
-        self._kubelet = kubelet
         self._config = config
-        self._states = agent.poller.states
+        self._names = {spec.uuid: spec.name for spec in specs} | {
+            device_id(spec.uuid, CoreRange(core, core)): f"{spec.name} core {core}"
+            for spec in specs
+            for core in range(spec.traits.cores)
+        }
+        """What people call each device."""
+        self._kubelet = kubelet
+        self._agent = agent
         self._resource = agent.poller.configs.value.resource_name
-        self._names = names
-        self._listening = agent.server.listening
-        self._step = 0
 
     async def walk(self) -> bool:
         """Returns whether every step happened; stops at the first that did not."""
@@ -79,27 +160,20 @@ class Tour:
             ("A bad edit is refused as a whole, and nothing changes", self._bad_edit),
             ("The kubelet restarts and forgets the agent, which registers again", self._restarts),
         )
-        for title, step in steps:
-            self._step += 1
-            print(f"\n{_bold(f'{self._step}. {title}')}", flush=True)
+        for number, (title, step) in enumerate(steps, 1):
+            print(f"\n{_bold(f'{number}. {title}')}", flush=True)
             try:
                 async with asyncio.timeout(_DEADLINE):
                     lines = await step()
             except TimeoutError:
-                _failed(f"this did not happen within {_DEADLINE:g} s")
-                return False
+                return _failed(f"this did not happen within {_DEADLINE:g} s")
             except GRPCError as error:
-                _failed(f"{error.status.name}: {error.message}")
-                return False
+                return _failed(f"{error.status.name}: {error.message}")
             except (NotEnoughError, OSError) as error:
-                _failed(str(error))
-                return False
+                return _failed(str(error))
             for line in lines:
                 print(f"   {_green('✔')} {line}", flush=True)
         return True
-
-    async def _plugin(self, condition: Callable[[Plugin], bool]) -> Plugin:
-        return await self._kubelet.until(self._resource, condition, _DEADLINE)
 
     async def _registered(self) -> list[str]:
         plugin = await self._plugin(lambda p: p.connected)
@@ -115,56 +189,21 @@ class Tour:
         labels = await self._labels(bool)
         return [f"{key}={value}" for key, value in labels.items()]
 
-    async def _labels(self, condition: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-        """The labels as Node Feature Discovery finds them; in a cluster they go straight there."""
-        file = self._root / nfd.FILE
-        while True:
-            content = await asyncio.to_thread(lambda: file.read_bytes() if file.exists() else None)
-            if condition(labels := nfd.parse(content)):
-                return labels
-            await asyncio.sleep(0.02)
-
     async def _serves(self) -> list[str]:
         address = await self.address()
-        alive = [line for line in await self._metrics() if line.startswith("furiosa_npu_alive{")]
         return [
             f"the status page: http://{address}/",
             f"the metrics:     http://{address}/metrics",
-            *(f"among them:      {_brief(line)}" for line in alive),
+            *(f"among them:      {line}" for line in await self._metrics(Quantity.ALIVE)),
         ]
-
-    async def address(self) -> str:
-        """Where the agent serves its pages."""
-        async for address in self._listening.watch():
-            if address:
-                return f"{address[0]}:{address[1]}"
-        raise OSError("the server has ended")
-
-    async def _metrics(self, *wanted: str) -> list[str]:
-        """The lines of /metrics, as soon as one has every text in `wanted`; asked as others ask."""
-        from aiohttp import ClientSession, ClientTimeout
-
-        url = f"http://{await self.address()}/metrics"
-        async with ClientSession(timeout=ClientTimeout(total=_DEADLINE)) as session:
-            while True:
-                async with session.get(url) as answer:
-                    lines = (await answer.text()).splitlines()
-                if any(all(text in line for text in wanted) for line in lines):
-                    return lines
-                await asyncio.sleep(0.05)
-
-    async def _metric(self, *wanted: str) -> str:
-        lines = await self._metrics(*wanted)
-        return next(line for line in lines if all(text in line for text in wanted))
 
     async def _pod(self) -> list[str]:
         given = await self._kubelet.allocate(self._resource, 1)
-        assigned = await self._metric("furiosa_npu_assigned{")
         return [
             f"the Pod gets {self._named(given.ids)}",
             *(f"environment: {k}={v}" for k, v in sorted(given.environment.items())),
             f"device nodes: {' '.join(given.nodes)}",
-            f"/metrics: {_brief(assigned)}",
+            *(f"/metrics: {line}" for line in await self._metrics(Quantity.ASSIGNED)),
         ]
 
     async def _more_pods(self) -> list[str]:
@@ -175,18 +214,18 @@ class Tour:
             waiting = f"the third Pod stays Pending: {error}"
         else:
             raise NotEnoughError("a third Pod got a card that is in use")
-        card, devname = self._named(second.ids), second.environment["NPU_DEVNAME"]
+        card, (variable, _) = self._named(second.ids), VENDORS[0].profile.environment[0]
         await asyncio.sleep(_RUNS)
         self._kubelet.release(self._resource, second.ids)
         return [
-            f"the second Pod gets {card}: NPU_DEVNAME={devname}",
+            f"the second Pod gets {card}: {variable}={second.environment[variable]}",
             waiting,
             f"the second Pod ends, and {card} is free again",
         ]
 
     async def _vanishes(self) -> list[str]:
         before = await self._labels(bool)
-        await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "gone")
+        await self._fault("gone")
         plugin = await self._plugin(lambda p: len(p.devices) == 1)
         after = await self._labels(lambda found: found != before)
         return [
@@ -199,24 +238,26 @@ class Tour:
         ]
 
     async def _returns(self) -> list[str]:
-        await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "back")
+        labels = WORDS.label_sets[WORDS.label_set]
+        (count,) = (labels.prefix + one.key for one in labels.labels if one.fact is Fact.COUNT)
+        await self._fault("back")
         plugin = await self._plugin(lambda p: len(p.healthy()) == 2)
-        await self._labels(lambda found: found.get(_COUNT) == "2")
+        await self._labels(lambda found: found.get(count) == "2")
         return [
             f"the list is now: {self._listing(plugin)}",
-            f"label {_COUNT}: 2 again",
+            f"label {count}: 2 again",
             f"{plugin.messages} messages from the agent so far: it sends changes only",
         ]
 
     async def _dies(self) -> list[str]:
-        await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "dead")
+        await self._fault("dead")
         dead = await self._plugin(lambda p: len(p.healthy()) == 1)
-        metric = await self._metric("furiosa_npu_health{", '"npu1"', 'state="unhealthy"', "} 1")
-        await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", "ok")
+        metrics = await self._metrics(Quantity.HEALTH, '"npu1"', 'state="unhealthy"', "} 1")
+        await self._fault("ok")
         well = await self._plugin(lambda p: len(p.healthy()) == 2)
         return [
             f"it dies:     {self._listing(dead)}",
-            f"/metrics:    {_brief(metric)}",
+            *(f"/metrics:    {line}" for line in metrics),
             f"it recovers: {self._listing(well)}",
         ]
 
@@ -241,16 +282,6 @@ class Tour:
             raise OSError("the kubelet got another list")
         return [f"the agent reports: {error}", "the kubelet got nothing"]
 
-    async def _config_error(self, *, refused: bool) -> str | None:
-        async for state in self._states.watch():
-            if refused == bool(state.error):
-                return state.error
-        raise OSError("the agent no longer follows its config")
-
-    async def _edit(self, old: str, new: str) -> None:
-        text = await asyncio.to_thread(self._config.read_text)
-        await asyncio.to_thread(self._config.write_text, text.replace(old, new))
-
     async def _restarts(self) -> list[str]:
         before = self._kubelet.plugins.value[self._resource].endpoint
         await self._kubelet.stop()
@@ -261,103 +292,59 @@ class Tour:
             f"the list is again: {self._listing(plugin)}",
         ]
 
+    async def _plugin(self, condition: Callable[[Plugin], bool]) -> Plugin:
+        return await self._kubelet.until(self._resource, condition, _DEADLINE)
+
+    async def _labels(self, condition: Callable[[dict[str, str]], bool]) -> dict[str, str]:
+        """The labels as Node Feature Discovery finds them; in a cluster they go straight there."""
+        file = self._root / nfd.FILE
+        while True:
+            content = await asyncio.to_thread(lambda: file.read_bytes() if file.exists() else None)
+            if condition(labels := nfd.parse(content)):
+                return labels
+            await asyncio.sleep(0.02)
+
+    async def _metrics(self, quantity: Quantity, *texts: str) -> list[str]:
+        """The lines of /metrics on `quantity` that have all `texts`, as soon as there are any."""
+        from aiohttp import ClientSession, ClientTimeout
+
+        schema = WORDS.metric_schemas[WORDS.metric_schema]
+        (name,) = (metric.name for metric in schema.metrics if metric.quantity is quantity)
+        url = f"http://{await self.address()}/metrics"
+        async with ClientSession(timeout=ClientTimeout(total=_DEADLINE)) as session:
+            while True:
+                async with session.get(url) as answer:
+                    lines = (await answer.text()).splitlines()
+                mine = [line for line in lines if line.startswith(f"{name}{{")]
+                if found := [line for line in mine if all(text in line for text in texts)]:
+                    return [_brief(line) for line in found]
+                await asyncio.sleep(0.05)
+
+    async def address(self) -> str:
+        """Where the agent serves its pages."""
+        async for address in self._agent.server.listening.watch():
+            if address:
+                return f"{address[0]}:{address[1]}"
+        raise OSError("the server has ended")
+
+    async def _fault(self, name: str) -> None:
+        await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", name)
+
+    async def _edit(self, old: str, new: str) -> None:
+        text = await asyncio.to_thread(self._config.read_text)
+        await asyncio.to_thread(self._config.write_text, text.replace(old, new))
+
+    async def _config_error(self, *, refused: bool) -> str | None:
+        async for state in self._agent.poller.states.watch():
+            if refused == bool(state.error):
+                return state.error
+        raise OSError("the agent no longer follows its config")
+
     def _named(self, ids: Iterable[str]) -> str:
-        return ", ".join(map(self._name, ids))
+        return ", ".join(self._names[id_] for id_ in ids)
 
     def _listing(self, plugin: Plugin) -> str:
-        return ", ".join(f"{self._name(id_)} {health}" for id_, health in plugin.devices)
-
-    def _name(self, id_: str) -> str:
-        card, cores = split_id(id_)
-        return self._names.get(card, card) + (f" core {cores}" if cores else "")
-
-
-def main(args: argparse.Namespace) -> int:
-    """Exit code 1 if a step of the tour did not happen."""
-    return asyncio.run(run(once=args.once))
-
-
-async def run(*, once: bool) -> int:
-    """Gives the tour; without `once` stays up until Ctrl-C. Returns the exit code."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    with tempfile.TemporaryDirectory(prefix="npu-demo-") as temporary:
-        directory = Path(temporary)
-        root, plugins, log = directory / "host", directory / "plugins", directory / "agent.log"
-        plugins.mkdir()
-        specs = simulator.parse_cards(_CARDS)
-        simulator.make(root, specs)
-        (root / nfd.FILE).parent.mkdir(parents=True)
-        _log_to(log)
-        print(
-            "The whole agent on two simulated Warboy cards, npu0 and npu1, and a stand-in for the\n"
-            "kubelet. Each line below is what that kubelet, or Node Feature Discovery, would see.\n"
-            f"The driver's files are in {root}, the config is\n"
-            f"{directory}/config.yaml, the agent's log is in {log}."
-        )
-        file = directory / "config.yaml"
-        file.write_text(
-            f"defaultPe: Fusion\npluginDir: {plugins}\n"
-            f"health: {{interval: {_BRISK}}}\n"
-            "metrics: {interval: 1, listen: '127.0.0.1:0'}\n"
-            # There is no API server here: labels go to a file, and Events nowhere.
-            "labels: {output: nfd}\nevents: false\n"
-        )
-        kubelet = StandInKubelet(plugins, directory / "pod-resources")
-        await kubelet.start()
-        effective = load(file, WORDS)
-        agent = Agent(effective, host_root=root, node_name="demo-node", config_file=file)
-        async with _in_background(simulator.Simulation(root).run(), agent.run(stop)):
-            names = {spec.uuid: spec.name for spec in specs}
-            tour = Tour(root, kubelet, agent, file, names)
-            walk = asyncio.create_task(tour.walk())
-            ended = asyncio.create_task(stop.wait())
-            await asyncio.wait({walk, ended}, return_when=asyncio.FIRST_COMPLETED)
-            happened = walk.done() and walk.result()
-            walk.cancel()
-            if happened and not once:
-                print(
-                    f"\n{_bold('All of it happened.')} The agent stays up until Ctrl-C: see\n"
-                    f"   http://{await tour.address()}/   and try:\n"
-                    f"   npu-agent info --host-root {root}\n"
-                    f"   npu-agent simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
-                    f"   an edit of {file}\n"
-                    "Its log from here on:",
-                    flush=True,
-                )
-                logs.setup("info")
-                await ended
-            elif happened:
-                print(f"\n{_bold('All of it happened.')}")
-            elif walk.done():
-                last = log.read_text().splitlines()[-10:]
-                print("\nThe end of the agent's log:", *last, sep="\n   ")
-            ended.cancel()
-            stop.set()
-        await kubelet.stop()
-    return 0 if happened else 1
-
-
-@contextlib.asynccontextmanager
-async def _in_background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs `parts` meanwhile; gives them two seconds to end by themselves afterwards."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        yield
-    finally:
-        await asyncio.wait(tasks[1:], timeout=2)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _log_to(path: Path) -> None:
-    logs.setup("debug")
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.getLogger().handlers[0].formatter)
-    logging.getLogger().handlers[:] = [handler]
+        return ", ".join(f"{self._names[id_]} {health}" for id_, health in plugin.devices)
 
 
 def _brief(line: str) -> str:
@@ -374,5 +361,6 @@ def _green(text: str) -> str:
     return f"\033[32m{text}\033[0m" if sys.stdout.isatty() else text
 
 
-def _failed(reason: str) -> None:
+def _failed(reason: str) -> bool:
     print(f"   ✘ {reason}", flush=True)
+    return False

@@ -12,32 +12,26 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 from npu_agent.commands import FAILED
 from npu_agent.commands.common import host_root, quiet
 from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState, Snapshot
-from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.core.offer import Device, Resource, advertise, cover
+from npu_agent.core.vendor import Vendor
 from npu_agent.doctor import report
-from npu_agent.doctor.check import Check, ok, wrong
-from npu_agent.doctor.check import State as Found
+from npu_agent.doctor.check import Check, Verdict, ok, wrong
 from npu_agent.files import is_device
 from npu_agent.threads import DaemonThread
-from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors import VENDORS, WORDS
 
 _DEADLINE = 5.0
 """Seconds that a node may take to be opened. A good one takes microseconds."""
 
-_CORES = "([0-9]{1,2})(?:-([0-9]{1,2}))?"
-_FORMS = {
-    "NPU_DEVNAME": (re.compile(f"npu([0-9]{{1,4}})pe{_CORES}"), "npu0pe0-1"),
-    "FURIOSA_DEVICES": (re.compile(f"npu:([0-9]{{1,4}}):{_CORES}"), "npu:0:0-1"),
-}
-"""For each variable, the form of its items and an example; npu_agent/core/offer.py."""
-
-_OVERWRITTEN = "the agent sets both: does the Pod's spec or the image's start script overwrite one?"
+_OVERWRITTEN = "the agent sets it: does the Pod's spec or the image's start script overwrite it?"
 _NOT_GIVEN = (
     "the container runtime has not made them: see its log on the node; with allocation.method "
     "cdi, is CDI on in the runtime?"
@@ -74,35 +68,57 @@ async def verify(
         expect: how many devices the container asked for; None: as many as are named. All cores of
             a card may have been one device or several: the names do not show it, either is good.
     """
-    named, checks = promised(environ)
-    there = present(root)
+    checks: list[Check] = []
     granted: dict[Card, list[Device]] = {}
-    for index in sorted({one.index for one in named}):
-        cores = [one.cores for one in named if one.index == index]
-        cards = [card for card in there if card.index == index]
-        if not cards:
-            checks.append(_wrong(f"npu{index}", "none of its nodes is in /dev", _NOT_GIVEN))
-        for card in cards:
-            granted[card], left = devices_of(card, cores)
-            detail = f"{card.title} has no such cores"
-            checks += (_wrong(f"{card.name}pe{part}", detail, _OVERWRITTEN) for part in left)
-    if expect is not None and named:
-        checks.append(_expected(expect, granted, len(named)))
+    cards = [card for vendor in VENDORS for card in vendor(root).given()]
+    most = 0
+    for vendor in _named(environ) or VENDORS:
+        named, found = promised(vendor.profile.environment, environ)
+        checks += found
+        most += len(named)
+        for index in sorted({one.index for one in named}):
+            families = vendor.vocabulary.families
+            mine = [card for card in cards if card.family in families and card.index == index]
+            if not mine:
+                checks.append(_wrong(f"npu{index}", "none of its nodes is in /dev", _NOT_GIVEN))
+            for card in mine:
+                cores = [one.cores for one in named if one.index == index]
+                granted[card], left = devices_of(card, cores)
+                detail = f"{card.title} has no such cores"
+                checks += (_wrong(f"{card.name}pe{part}", detail, _OVERWRITTEN) for part in left)
+    if expect is not None and most:
+        checks.append(_expected(expect, granted, most))
     # Several cards together, but the nodes of each one by one: an open PE node makes others busy.
     opened = await asyncio.gather(*(_opened(root, *each) for each in granted.items() if each[1]))
     for lines in opened:
         checks += lines
-    checks.append(_others(there, granted, named))
+    checks.append(_others(cards, granted))
     return tuple(checks)
 
 
-def promised(environ: Mapping[str, str]) -> tuple[tuple[Named, ...], list[Check]]:
-    """What the environment promises, and the lines on the environment itself."""
+def _named(environ: Mapping[str, str]) -> list[type[Vendor]]:
+    """The vendors of which the environment has a variable."""
+    return [
+        vendor
+        for vendor in VENDORS
+        if any(variable in environ for variable, _ in vendor.profile.environment)
+    ]
+
+
+def promised(
+    variables: Iterable[tuple[str, str]], environ: Mapping[str, str]
+) -> tuple[tuple[Named, ...], list[Check]]:
+    """What the environment promises, and the lines on the environment itself.
+
+    Args:
+        variables: of a vendor: see `Profile.environment`.
+        environ: the container's environment.
+    """
     lists: dict[str, tuple[Named, ...]] = {}
     checks = []
-    for variable, (form, example) in _FORMS.items():
-        value = environ.get(variable)
-        items = [(item, form.fullmatch(item)) for item in (value or "").split(",")]
+    for variable, form in variables:
+        value, pattern = environ.get(variable), _pattern(form)
+        items = [(item, pattern.fullmatch(item)) for item in (value or "").split(",")]
         bad = [item for item, match in items if match is None]
         if not value:
             detail = f"is {'not set' if value is None else 'empty'}: this container has no NPU"
@@ -112,72 +128,61 @@ def promised(environ: Mapping[str, str]) -> tuple[tuple[Named, ...], list[Check]
             )
             checks.append(_wrong(variable, detail, remedy))
         elif bad:
+            example = form.format(n=0, cores="0-1")
             detail = f"{bad[0]!r} in {value!r} has not the form {example}"
             checks.append(_wrong(variable, detail, _OVERWRITTEN))
         else:
             lists[variable] = tuple(
-                Named(int(match[1]), CoreRange(int(match[2]), int(match[3] or match[2])))
-                for _, match in items
-                if match
+                Named(
+                    int(found["n"]),
+                    CoreRange(int(found["first"]), int(found["last"] or found["first"])),
+                )
+                for _, found in items
+                if found
             )
+    named = next(iter(lists.values()), ())
     if checks:
-        return next(iter(lists.values()), ()), checks
-    named, other = lists.values()
-    values = " and ".join(f"{variable}={environ[variable]}" for variable in _FORMS)
-    twice = [
-        f"{one} and {two} overlap"
-        for at, one in enumerate(named)
-        for two in named[at + 1 :]
-        if one.index == two.index and one.cores.overlaps(two.cores)
-    ]
-    if named != other:
-        twice = [f"{values} name different cores"]
-    if twice:
-        return named, [_wrong("environment", twice[0], _OVERWRITTEN)]
+        return named, checks
+    values = " and ".join(f"{variable}={environ[variable]}" for variable in lists)
+    if any(other != named for other in lists.values()):
+        return named, [_wrong("environment", f"{values} name different cores", _OVERWRITTEN)]
+    for one, two in combinations(named, 2):
+        if one.index == two.index and one.cores.overlaps(two.cores):
+            return named, [_wrong("environment", f"{one} and {two} overlap", _OVERWRITTEN)]
     return named, [Check("environment", *ok(values))]
 
 
-def present(root: Path) -> dict[Card, frozenset[str]]:
-    """The cards of which there are nodes in /dev, as if each had all nodes; and those it has."""
-    found: dict[Card, frozenset[str]] = {}
-    for family in FAMILIES.values():
-        try:
-            names = os.listdir(root / "dev" / family.dev_dir)  # noqa: PTH208 (names are wanted)
-        except OSError:
-            continue
-        nodes = {family.dev_dir + name for name in names}
-        matches = filter(None, (re.match("npu([0-9]{1,4})", name) for name in names))
-        for index in sorted({int(match[1]) for match in matches}):
-            every = frozenset(family.nodes(index))
-            if every & nodes:
-                card = family.card(index, product=family.name, nodes=every)
-                found[card] = every & nodes
-    return found
+def _pattern(form: str) -> re.Pattern[str]:
+    """What matches an item of this form."""
+    pattern = re.escape(form).replace(re.escape("{n}"), "(?P<n>[0-9]{1,4})")
+    cores = "(?P<first>[0-9]{1,2})(?:-(?P<last>[0-9]{1,2}))?"
+    return re.compile(pattern.replace(re.escape("{cores}"), cores))
 
 
 def devices_of(card: Card, cores: Iterable[CoreRange]) -> tuple[list[Device], list[CoreRange]]:
     """The devices that the agent names by exactly these cores; and the cores of none.
 
-    A whole RNGD and its two halves have the same names and the same nodes: either will do.
+    A whole card without a node for all of its cores and its two halves have the same names and the
+    same nodes: either will do.
     """
     left = list(cores)
     found = []
     for device in _possible(card):
-        names = dict(device.environment)["NPU_DEVNAME"]
-        parts = [part for part in left if f"{card.name}pe{part}" in names]
-        if len(parts) == len(names):
+        names, _ = cover(device.card, device.cores)
+        if all(part in left for part in names):
             found.append(device)
-            left = [part for part in left if part not in parts]
+            left = [part for part in left if part not in names]
     return found, left
 
 
 def _possible(card: Card) -> list[Device]:
-    """Every device that the agent could make of such a card."""
+    """Every device that the agent could make of such a card if it had all of its nodes."""
+    whole = replace(card, nodes=frozenset(card.access.nodes()))
     health = Health(state=HealthState.HEALTHY, reason="", since=0.0)
-    snapshot = Snapshot((CardState(id=card.name, card=card, health=health),), complete=True)
+    snapshot = Snapshot((CardState(id=card.name, card=whole, health=health),), complete=True)
     return [
         device
-        for width in FAMILIES[card.family].widths
+        for width in WORDS.families[card.family]
         for device in advertise(snapshot, Resource(name="", widths=((card.family, width),)))
     ]
 
@@ -266,19 +271,13 @@ def _explained(error: OSError) -> tuple[str, str]:
     )
 
 
-def _others(
-    there: Mapping[Card, frozenset[str]],
-    granted: Mapping[Card, list[Device]],
-    named: Iterable[Named],
-) -> Check:
+def _others(there: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Check:
     """Whether there are nodes in /dev of cards, or of cores, that were not promised."""
-    strange = []
-    for card, nodes in there.items():
-        mine: set[int] = set()
-        if granted.get(card):
-            mine.update(core for one in named if one.index == card.index for core in one.cores)
+    strange: list[str] = []
+    for card in there:
+        mine = {core for device in granted.get(card, ()) for core in device.cores}
         possible = (device for device in _possible(card) if mine.issuperset(device.cores))
-        strange += sorted(nodes.difference(*(device.nodes for device in possible)))
+        strange += sorted(card.nodes.difference(*(device.nodes for device in possible)))
     if not strange:
         return Check("/dev", *ok("nothing of other cards or cores"))
     shown = ", ".join(f"/dev/{node}" for node in strange[:3])
@@ -298,7 +297,7 @@ def _wrong(name: str, detail: str, remedy: str) -> Check:
 def text(checks: Iterable[Check]) -> str:
     """A line for each, as `npu-agent verify` prints them."""
     return "\n".join(
-        f"{'ok  ' if one.state is Found.OK else 'FAIL'}  {one.name}: {one.detail}"
+        f"{'ok  ' if one.state is Verdict.OK else 'FAIL'}  {one.name}: {one.detail}"
         + (f"; {one.remedy}" if one.remedy else "")
         for one in checks
     )

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.ledger import Assignment
-from npu_agent.core.offer import split_id
+from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.outputs.labels.compute import Explained
 
 if TYPE_CHECKING:
@@ -34,20 +33,22 @@ def cards_as_json(snapshot: Snapshot) -> list[dict[str, Any]]:
     ]
 
 
-def cards_table(snapshot: Snapshot, assignments: Iterable[Assignment] = ()) -> Table:
+def cards_table(snapshot: Snapshot, assignments: Sequence[Assignment] = ()) -> Table:
     """The cards for people; the column of Pods only where some are known."""
-    pods: dict[str, list[str]] = {}
-    for assignment in assignments:
-        card_id, _ = split_id(assignment.device)
-        pods.setdefault(card_id, []).append(f"{assignment.namespace}/{assignment.pod}")
+    pods: dict[str, set[str]] = {}
+    cards = [state.card for state in snapshot.cards]
+    ledger = Ledger().answered(assignments, 0.0, cards=cards, resources=())
+    for held in ledger.holdings(snapshot.cards):
+        holder = f"{held.assignment.namespace}/{held.assignment.pod}"
+        pods.setdefault(held.card_id, set()).add(holder)
     columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
-    if pods:
+    if assignments:
         columns.append("Pod")
     table = _table(columns, right=("Temp.", "Power", "Cores"))
     for state in snapshot.cards:
         cells = _cells(state)
-        if pods:
-            cells.append(", ".join(sorted(set(pods.get(state.id, ["-"])))))
+        if assignments:
+            cells.append(", ".join(sorted(pods.get(state.id, {"-"}))))
         style = "red" if state.health.state is HealthState.UNHEALTHY else None
         table.add_row(*cells, style=style)
     return table

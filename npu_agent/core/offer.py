@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,15 +100,6 @@ def advertise(
 def device_id(card_id: str, cores: CoreRange | None) -> str:
     """The ID of a card's device with these cores, None for all of them."""
     return card_id if cores is None else f"{card_id}{_PART}{cores}"
-
-
-def split_id(id_: str) -> tuple[str, CoreRange | None]:
-    """The other way round: card ID and cores, None for all, of an ID of any shape."""
-    card_id, part, cores = id_.rpartition(_PART)
-    match = re.fullmatch(r"([0-9]{1,2})(?:-([0-9]{1,2}))?", cores)
-    if not part or match is None:
-        return id_, None
-    return card_id, CoreRange(int(match[1]), int(match[2] or match[1]))
 
 
 def names(state: CardState) -> set[str]:

@@ -71,11 +71,41 @@ class Probe:
     """The card's device nodes that exist now, as `Card.nodes`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """The driver of a family, as a host shows it."""
+
+    family: str
+    """``anvil``: as `Card.family`."""
+    title: str
+    """Of the family's cards, for people: ``Acme Anvil``."""
+    directory: str
+    """Below the host's root: there as soon as the driver is loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What shows from outside that a vendor's cards are there: for `doctor` and `verify`."""
+
+    title: str
+    """The vendor, for people: ``Acme``."""
+    pci: str | None
+    """Its PCI vendor ID: ``1a2b``; None: its cards are not on the PCI bus."""
+    plugins: str
+    """What the names of its own device plugins (of their sockets and DaemonSets) have in them."""
+    drivers: tuple[Driver, ...]
+    environment: tuple[tuple[str, str], ...]
+    """The variables that say which cores a container has, with the form of each item:
+    ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""
+
+
 class Vendor(Protocol):
     """The cards of one vendor on one host."""
 
     vocabulary: ClassVar[Vocabulary]
     """Its families, and what config files, labels and metrics call things."""
+    profile: ClassVar[Profile]
+    """What shows from outside that its cards are there."""
 
     def __init__(self, root: Any) -> None:
         """`root` is the path where the host's ``/`` is seen."""
@@ -115,4 +145,17 @@ class Vendor(Protocol):
 
         `CoreReading.utilization` is 0 for a core that is not in use and None for all others: what
         they do shows in two readings (`npu_agent.core.utilization`).
+        """
+
+    def pci_addresses(self) -> frozenset[str]:
+        """The addresses of all cards that its drivers show, also of those that we do not serve.
+
+        Raises:
+            OSError: they cannot be listed or read.
+        """
+
+    def given(self) -> tuple[Card, ...]:
+        """The cards of which there are nodes in /dev: what a container sees, without their drivers.
+
+        Nothing but their family, number and nodes is known.
         """

@@ -1,23 +1,20 @@
-"""One line of the report: a name, a state, what was found, and the remedy."""
+"""One line of the report: a name, a verdict, what was found, and the remedy."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 from npu_agent.core.trouble import TroubleKind
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 SUDO = "run this as root: sudo npu-agent doctor"
 
 
-class State(enum.Enum):
-    """Only WRONG fails the command."""
+class Verdict(enum.Enum):
+    """What a line comes to. Only WRONG fails the command."""
 
     OK = "ok"
     NOTE = "note"
@@ -29,40 +26,43 @@ class State(enum.Enum):
     WRONG = "wrong"
 
 
+class Finding(NamedTuple):
+    """A line without its name."""
+
+    state: Verdict
+    detail: str
+    """What was found."""
+    remedy: str = ""
+    """What to do about it; empty where there is nothing to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One line of the report of `doctor` and `verify`. The fields' names are those of the JSON."""
 
     name: str
     """The subject: ``plugin directory``, ``card npu0``."""
-    state: State
+    state: Verdict
     detail: str
-    """What was found."""
     remedy: str = ""
-    """What to do about it; empty where there is nothing to do."""
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         return asdict(self) | {"state": self.state.value}
 
 
-class Finding(NamedTuple):
-    """A line without its name."""
+Lines = AsyncIterator[tuple[str, Finding | Coroutine[Any, Any, Finding]]]
+"""The lines of a subject: the name of each, and what it comes to."""
 
-    state: State
-    detail: str
-    remedy: str = ""
-
-
-ok = partial(Finding, State.OK)
-note = partial(Finding, State.NOTE)
-unused = partial(Finding, State.UNUSED)
-unknown = partial(Finding, State.UNKNOWN)
-wrong = partial(Finding, State.WRONG)
+ok = partial(Finding, Verdict.OK)
+note = partial(Finding, Verdict.NOTE)
+unused = partial(Finding, Verdict.UNUSED)
+unknown = partial(Finding, Verdict.UNKNOWN)
+wrong = partial(Finding, Verdict.WRONG)
 
 
-class Unseen(Exception):  # noqa: N818 (most of the time a value)
-    """In place of a value that a probe could not read; raised by the checks that need it."""
+class Unseen(Exception):  # noqa: N818 (no error: the line says that it is unknown)
+    """Something that a line needs could not be seen."""
 
     def __init__(self, why: str, kind: TroubleKind = TroubleKind.OTHER) -> None:
         super().__init__(why)
@@ -73,19 +73,3 @@ class Unseen(Exception):  # noqa: N818 (most of the time a value)
     def finding(self) -> Finding:
         """The line for it."""
         return unknown(self.why, SUDO if self.kind is TroubleKind.DENIED else "")
-
-
-def have(value: T | Unseen) -> T:
-    """The value that a check needs; raises it if it is Unseen."""
-    if isinstance(value, Unseen):
-        raise value
-    return value
-
-
-def line(name: str, judge: Callable[P, Finding], *args: P.args, **kwargs: P.kwargs) -> Check:
-    """The line of this name: what `judge` finds, or that something it needs is Unseen."""
-    try:
-        found = judge(*args, **kwargs)
-    except Unseen as unseen:
-        found = unseen.finding
-    return Check(name, *found)

@@ -1,76 +1,64 @@
-"""All probes together, then what they mean: no subject waits for another, or fails with it."""
+"""All lines of the report: the subjects, and how their lines are judged."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import fields
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
-from npu_agent.doctor import cluster, host, kubelet, places, privileges, serving
-from npu_agent.doctor.check import Check, State, Unseen
+from npu_agent.doctor import cluster, host, kubelet, places, privileges, serving, sockets
+from npu_agent.doctor.check import Check, Finding, Lines, Unseen, unknown
 from npu_agent.doctor.situation import Situation
-from npu_agent.kubelet.ownership import Owner
 from npu_agent.logs import logger
 
 log = logger(__name__)
 
-T = TypeVar("T")
-
-_LONGEST = 45.0
-"""Seconds for the probes of one subject, each of which has its own deadline, far shorter."""
+SUBJECTS: dict[str, Callable[[Situation], Lines]] = {
+    "privileges": privileges.lines,
+    "hardware": host.lines,
+    "sockets": sockets.lines,
+    "kubelet": kubelet.lines,
+    "directories": places.lines,
+    "metrics": serving.lines,
+    "cluster": cluster.lines,
+}
+"""In the order in which people read them."""
 
 
 async def examine(situation: Situation) -> tuple[Check, ...]:
-    """Every line but the one on the configuration, in the order in which people read them."""
-    hardware, local, dirs, port, powers, remote = await asyncio.gather(
-        _within(host.hardware(situation)),
-        _within(kubelet.kubelet(situation)),
-        _within(places.places(situation)),
-        _within(serving.serving(situation)),
-        _within(privileges.privileges(situation)),
-        _within(cluster.cluster(situation)),
-    )
-    seen = _filled(host.Hardware, hardware)
-    node = _filled(kubelet.Kubelet, local)
-    directories = _filled(places.Places, dirs)
-    owner = node.owner if isinstance(node.owner, Owner) else None
-    api = _filled(cluster.Cluster, remote)
-    subjects: dict[str, Callable[[], Iterator[Check]]] = {
-        "privileges": lambda: privileges.checks(situation, powers, node.directory),
-        "hardware": lambda: host.checks(situation, seen),
-        "kubelet": lambda: kubelet.checks(situation, node, seen.snapshot),
-        "directories": lambda: places.checks(situation, directories),
-        "metrics": lambda: serving.checks(situation, port, owner),
-        "cluster": lambda: cluster.checks(situation, api, node, seen.snapshot, directories),
-    }
-    return tuple(check for name, judge in subjects.items() for check in _judged(name, judge))
+    """Every line but the one on the configuration. No subject waits for another."""
+    here = replace(situation)  # with nothing seen yet
+    found = await asyncio.gather(*(checks(name, lines(here)) for name, lines in SUBJECTS.items()))
+    return tuple(check for subject in found for check in subject)
 
 
-async def _within(probing: Awaitable[T | Unseen]) -> T | Unseen:
-    """What the probes of a subject see; a fault of our own is a line, and no traceback."""
+async def checks(name: str, lines: Lines) -> list[Check]:
+    """The lines of the subject `name`: all are judged at the same time.
+
+    Where `lines` itself ends with Unseen, as it needs to know what lines there are, another line
+    has said so. A fault of our own is a line, and no traceback; the other lines stay.
+    """
+    judged: list[asyncio.Task[Check]] = []
     try:
-        async with asyncio.timeout(_LONGEST):
-            return await probing
-    except TimeoutError:
-        return Unseen(f"no answer within {_LONGEST:g} s")
+        async for each, finding in lines:
+            judged.append(asyncio.create_task(_judged(each, finding)))
+    except Unseen:
+        pass
     except Exception as error:  # the edge: the other subjects go on
-        log.debug("a probe failed", exc_info=True)
-        return Unseen(f"internal error: {error!r}")
+        judged.append(asyncio.create_task(_judged(name, _fault(error))))
+    return [await line for line in judged]
 
 
-def _filled(cls: type[T], found: T | Unseen) -> T:
-    """What was found; if that is nothing, a `cls` whose every field is Unseen."""
-    if isinstance(found, Unseen):
-        return cls(**{field.name: found for field in fields(cls)})  # type: ignore[arg-type]
-    return found
-
-
-def _judged(name: str, judge: Callable[[], Iterator[Check]]) -> list[Check]:
-    found: list[Check] = []
+async def _judged(name: str, judging: Finding | Awaitable[Finding]) -> Check:
     try:
-        found.extend(judge())
-    except Exception as error:  # as above; the lines before it stay
-        log.debug("a check failed", exc_info=True)
-        found.append(Check(name, State.UNKNOWN, f"internal error: {error!r}"))
-    return found
+        finding = judging if isinstance(judging, Finding) else await judging
+    except Unseen as unseen:
+        finding = unseen.finding
+    except Exception as error:  # as above
+        finding = _fault(error)
+    return Check(name, *finding)
+
+
+def _fault(error: Exception) -> Finding:
+    log.debug("a check failed", exc_info=error)
+    return unknown(f"internal error: {error!r}")

@@ -4,107 +4,189 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from npu_agent.config import disabled_for
 from npu_agent.core.hardware import Card, CardState, Oddity, Snapshot
 from npu_agent.core.hardware import HealthState as Health
-from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.core.offer import Device, Resource, advertise, names
 from npu_agent.core.trouble import TroubleKind
-from npu_agent.doctor.check import Check, Finding, Unseen, have, line, note, ok, unused, wrong
-from npu_agent.doctor.probe import DEADLINE, Directory, directory, probe, seen
-from npu_agent.doctor.situation import Driver, Situation, Vendor
+from npu_agent.core.vendor import Driver
+from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unused, wrong
+from npu_agent.doctor.probe import DEADLINE, directory, probe, unseen
+from npu_agent.doctor.situation import Situation
 from npu_agent.files import content, is_device
+from npu_agent.inventory.inventory import read_once
 
 _HANDED_ON = "vfio"
 """How drivers begin that hand a card to a virtual machine."""
 
 
+async def lines(here: Situation) -> Lines:
+    """Of this subject."""
+    if await here.see_or(root_forgotten, False):
+        what = "this is the container's own /, and not the host's"
+        yield "host root", wrong(what, "npu-agent doctor --host-root=/host")
+    yield "/sys", _mounted(here, "/sys", "sys/class")
+    yield "/dev", _mounted(here, "/dev", "dev")
+    for vendor in here.vendors:
+        for driver in vendor.profile.drivers:
+            yield f"driver {driver.family}", _driver(here, driver)
+    yield "PCI", _pci(here)
+    yield "cards", _cards(here)
+    found = await here.see(snapshot)
+    for state in found.cards:
+        yield f"card {state.card.name}", _card(here, state)
+    for odd in found.odd:
+        yield f"odd {Path(odd.entry).name}", _oddity(odd)
+
+
+async def root_forgotten(here: Situation) -> bool:
+    """Whether this is a container's / while the host's is mounted as the DaemonSet does it."""
+    if not here.in_pod or here.host_root != Path("/"):
+        return False
+    return await probe(lambda: Path("/host/sys/class").is_dir())
+
+
+async def _mounted(here: Situation, name: str, below: str) -> Finding:
+    found = await probe(lambda: directory(here.host_root / below))
+    path = here.host_root / name.strip("/")
+    if not found.there:
+        return wrong(
+            f"{found.path} is missing",
+            f"mount the host's {name} at {path} (hostPath, readOnly), and name the directory "
+            "above it by --host-root",
+        )
+    if not found.readable:
+        raise Unseen(
+            f"{found.path} ({found.owner}) cannot be read by uid {here.uid}",
+            TroubleKind.DENIED,
+        )
+    return ok(f"{path} can be read")
+
+
+async def sys_readable(here: Situation) -> None:
+    """Without /sys everything looks like a host without cards, and would be reported as one."""
+    if not (await probe(lambda: directory(here.host_root / "sys/class"))).readable:
+        raise Unseen("/sys cannot be read: see that line")
+
+
+async def _driver(here: Situation, driver: Driver) -> Finding:
+    await here.see(sys_readable)
+    if await probe((here.host_root / driver.directory).is_dir):
+        return ok(f"loaded: /{driver.directory}")
+    return unused(f"not loaded (no /{driver.directory}); only a {driver.title} needs it")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciCard:
-    """One of the vendor's devices on the PCI bus."""
+    """A vendor's device on the PCI bus."""
 
     address: str
+    vendor: str
+    """``1a2b``."""
     device: str
     """``0000``."""
     driver: str | None
     """None: none is bound to it."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """All that was seen of it."""
-
-    sys: Directory | Unseen
-    dev: Directory | Unseen
-    drivers: frozenset[str] | Unseen
-    """Families whose driver is loaded."""
-    pci: tuple[PciCard, ...] | Unseen
-    claimed: frozenset[str] | Unseen
-    """PCI addresses of all cards that the drivers show, odd ones too."""
-    snapshot: Snapshot | Unseen
-    nodes: Mapping[tuple[str, int], tuple[str, ...]] | Unseen
-    """What is wrong with device nodes, for each card."""
-    host_beside: bool | Unseen
-    """Whether the host's /sys is mounted where the DaemonSet mounts it."""
+    def __str__(self) -> str:
+        return f"{self.address} ({self.vendor}:{self.device})"
 
 
-async def hardware(situation: Situation) -> Hardware:
-    """Probes all of it."""
-    root, vendor = situation.host_root, situation.vendor
-    sys, dev, beside = await asyncio.gather(
-        probe(lambda: directory(root / "sys/class")),
-        probe(lambda: directory(root / "dev")),
-        probe(lambda: Path("/host/sys/class").is_dir()),
-    )
-    # Without /sys everything looks like a host without cards, and would be reported as one.
-    snapshot: Snapshot | Unseen
-    drivers: frozenset[str] | Unseen
-    pci: tuple[PciCard, ...] | Unseen
-    claimed: frozenset[str] | Unseen
-    snapshot = drivers = pci = claimed = Unseen("/sys cannot be read: see that line")
-    if not isinstance(sys, Directory) or sys.readable:
-        snapshot, drivers, pci, claimed = await asyncio.gather(
-            seen(asyncio.wait_for(vendor.snapshot(root), DEADLINE)),
-            probe(lambda: _drivers(root, vendor)),
-            probe(lambda: _pci(root, vendor)),
-            probe(lambda: vendor.addresses(root)),
+async def _pci(here: Situation) -> Finding:
+    """Whether the drivers show every card on the bus."""
+    await here.see(sys_readable)
+    titles = {one.profile.pci: one.profile.title for one in here.vendors if one.profile.pci}
+    cards = await probe(lambda: tuple(_on_the_bus(here.host_root, titles)))
+    if not cards:
+        ids = " or ".join(f"{title} device (vendor {id_})" for id_, title in titles.items())
+        return ok(f"no {ids} on the bus")
+    shown = await probe(lambda: {at for one in here.vendors for at in one.pci_addresses()})
+    lost = [card for card in cards if card.address not in shown]
+    unbound = [card for card in lost if card.driver is None]
+    handed_on = [card for card in lost if card.driver and card.driver.startswith(_HANDED_ON)]
+    silent = [card for card in lost if card not in unbound and card not in handed_on]
+    if unbound:
+        return wrong(
+            f"no driver is bound to {', '.join(map(str, unbound))}",
+            "install and load the vendor's driver for this kernel, and read dmesg; one that "
+            "was drained on purpose: echo ADDRESS > /sys/bus/pci/drivers_probe",
         )
-    cards = [state.card for state in snapshot.cards] if isinstance(snapshot, Snapshot) else []
-    return Hardware(
-        sys=sys,
-        dev=dev,
-        drivers=drivers,
-        pci=pci,
-        claimed=claimed,
-        snapshot=snapshot,
-        nodes=await probe(lambda: {c.key: tuple(_bad_nodes(root, c)) for c in cards}),
-        host_beside=beside,
-    )
+    if silent:
+        return wrong(
+            f"{', '.join(map(str, silent))} has a driver ({silent[0].driver}), which shows no card "
+            "of that address in /sys/class",
+            "dmesg: why did the driver give up on it? Then reload it",
+        )
+    makers = " and ".join(sorted({titles[card.vendor] for card in cards}))
+    count = f"{len(cards)} {makers} device{'s' * (len(cards) > 1)}"
+    if handed_on:
+        given = f"{', '.join(map(str, handed_on))} is handed on by {handed_on[0].driver}"
+        return note(f"{count}; {given}, so not served here")
+    return ok(f"{count} on the bus")
 
 
-def _drivers(root: Path, vendor: Vendor) -> frozenset[str]:
-    return frozenset(one.family for one in vendor.drivers if (root / one.directory).is_dir())
-
-
-def _pci(root: Path, vendor: Vendor) -> tuple[PciCard, ...]:
+def _on_the_bus(root: Path, vendors: Collection[str]) -> Iterator[PciCard]:
     bus = root / "sys/bus/pci/devices"
-    found = []
     for address in sorted(os.listdir(bus) if bus.is_dir() else ()):  # noqa: PTH208 (names)
-        if _id(bus / address / "vendor") == vendor.pci:
+        vendor = _id(bus / address / "vendor")
+        if vendor in vendors:
             link = bus / address / "driver"
-            driver = link.readlink().name if link.is_symlink() else None
-            device = _id(bus / address / "device")
-            found.append(PciCard(address=address, device=device, driver=driver))
-    return tuple(found)
+            yield PciCard(
+                address=address,
+                vendor=vendor,
+                device=_id(bus / address / "device"),
+                driver=link.readlink().name if link.is_symlink() else None,
+            )
 
 
 def _id(path: Path) -> str:
     """``1a2b``; sysfs writes ``0x1a2b``."""
     raw = content(path, 64) or b""
     return raw.decode(errors="replace").strip().lower().removeprefix("0x")
+
+
+async def snapshot(here: Situation) -> Snapshot:
+    """The cards, each read once."""
+    await here.see(sys_readable)
+    with unseen():
+        return await asyncio.wait_for(read_once(here.vendors), DEADLINE)
+
+
+async def _cards(here: Situation) -> Finding:
+    try:
+        cards = (await here.see(snapshot)).cards
+    except Unseen as missing:
+        return missing.finding._replace(remedy="dmesg: a driver may hang")
+    if not cards:
+        return note("none: the agent serves nothing, and waits for some")
+    listed = ", ".join(f"{state.card.name} ({state.card.product})" for state in cards)
+    return ok(f"{len(cards)}: {listed}")
+
+
+async def _card(here: Situation, state: CardState) -> Finding:
+    card, health = state.card, state.health
+    if health.state is Health.UNHEALTHY:
+        return wrong(
+            f"unhealthy: {health.reason}",
+            "it is not handed out until it has recovered: dmesg, then drain it, reload its driver "
+            "or power-cycle the host",
+        )
+    if bad := await probe(lambda: tuple(_bad_nodes(here.host_root, card))):
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        return wrong(
+            f"{', '.join(bad[:3])}{more}",
+            "the driver and udev make its nodes: reload the driver; in a container, mount the "
+            "host's /dev",
+        )
+    disabled = disabled_for(here.config, here.node_name)
+    if names(state) & {word.lower() for word in disabled}:
+        return note("not handed out: the config's disabledDevices names it")
+    count = len(card.access.nodes())
+    return ok(f"{health.state.value} ({health.reason}); {count} device nodes; {state.id}")
 
 
 def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
@@ -119,125 +201,7 @@ def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
             yield f"/dev/{node} ({error.strerror})"
 
 
-def offered(situation: Situation, resource: Resource, snapshot: Snapshot) -> tuple[Device, ...]:
-    """The devices of a resource that this hardware has, computed as the agent does it."""
-    return advertise(snapshot, resource, disabled_for(situation.config, situation.node_name))
-
-
-def checks(situation: Situation, found: Hardware) -> Iterator[Check]:
-    """What it means."""
-    if situation.in_pod and situation.host_root == Path("/") and found.host_beside is True:
-        yield line("host root", _of_root)
-    yield line("/sys", _mounted, "/sys", situation, found.sys)
-    yield line("/dev", _mounted, "/dev", situation, found.dev)
-    for driver in situation.vendor.drivers:
-        yield line(f"driver {driver.family}", _of_driver, driver, found)
-    yield line("PCI", _of_pci, situation.vendor, found)
-    yield line("cards", _of_cards, found.snapshot)
-    if isinstance(found.snapshot, Snapshot):
-        for state in found.snapshot.cards:
-            yield line(f"card {state.card.name}", _of_card, situation, state, found.nodes)
-        for odd in found.snapshot.odd:
-            yield line(f"odd {Path(odd.entry).name}", _of_oddity, odd)
-
-
-def _of_root() -> Finding:
-    return wrong(
-        "this is the container's own /, and not the host's", "npu-agent doctor --host-root=/host"
-    )
-
-
-def _mounted(name: str, situation: Situation, probed: Directory | Unseen) -> Finding:
-    path, found = situation.host_root / name.strip("/"), have(probed)
-    if not found.there:
-        return wrong(
-            f"{found.path} is missing",
-            f"mount the host's {name} at {path} (hostPath, readOnly), and name the directory "
-            "above it by --host-root",
-        )
-    if not found.readable:
-        raise Unseen(
-            f"{found.path} ({found.owner}) cannot be read by uid {situation.uid}",
-            TroubleKind.DENIED,
-        )
-    return ok(f"{path} can be read")
-
-
-def _of_driver(driver: Driver, found: Hardware) -> Finding:
-    if driver.family in have(found.drivers):
-        return ok(f"loaded: /{driver.directory}")
-    return unused(f"not loaded (no /{driver.directory}); only a {driver.title} needs it")
-
-
-def _of_cards(snapshot: Snapshot | Unseen) -> Finding:
-    if isinstance(snapshot, Unseen):
-        return snapshot.finding._replace(remedy="dmesg: a driver may hang")
-    cards = snapshot.cards
-    if not cards:
-        return note("none: the agent serves nothing, and waits for some")
-    names = ", ".join(f"{state.card.name} ({state.card.product})" for state in cards)
-    return ok(f"{len(cards)}: {names}")
-
-
-def _of_pci(vendor: Vendor, found: Hardware) -> Finding:
-    """Whether the driver shows every card on the bus."""
-    if not (cards := have(found.pci)):
-        return ok(f"no {vendor.name} device (vendor {vendor.pci}) on the bus")
-    lost = [card for card in cards if card.address not in have(found.claimed)]
-    given_away = [card for card in lost if card.driver and card.driver.startswith(_HANDED_ON)]
-    unbound = [card for card in lost if card.driver is None]
-    silent = [card for card in lost if card not in given_away and card not in unbound]
-
-    def names(cards: list[PciCard]) -> str:
-        return ", ".join(f"{card.address} ({vendor.pci}:{card.device})" for card in cards)
-
-    if unbound:
-        return wrong(
-            f"no driver is bound to {names(unbound)}",
-            "install and load the vendor's driver for this kernel, and read dmesg; one that "
-            "was drained on purpose: echo ADDRESS > /sys/bus/pci/drivers_probe",
-        )
-    if silent:
-        return wrong(
-            f"{names(silent)} has a driver ({silent[0].driver}), which shows no card of that "
-            "address in /sys/class",
-            "dmesg: why did the driver give up on it? Then reload it",
-        )
-    count = f"{len(cards)} {vendor.name} device{'s' * (len(cards) > 1)}"
-    if given_away:
-        driver = given_away[0].driver
-        return note(f"{count}; {names(given_away)} is handed on by {driver}, so not served here")
-    return ok(f"{count} on the bus")
-
-
-def _of_card(
-    situation: Situation,
-    state: CardState,
-    nodes: Mapping[tuple[str, int], tuple[str, ...]] | Unseen,
-) -> Finding:
-    card, health = state.card, state.health
-    if health.state is Health.UNHEALTHY:
-        return wrong(
-            f"unhealthy: {health.reason}",
-            "it is not handed out until it has recovered: dmesg, then drain it, reload its driver "
-            "or power-cycle the host",
-        )
-    if bad := have(nodes).get(card.key, ()):
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        return wrong(
-            f"{', '.join(bad[:3])}{more}",
-            "the driver and udev make its nodes: reload the driver; in a container, mount the "
-            "host's /dev",
-        )
-    disabled = disabled_for(situation.config, situation.node_name)
-    names = {text.lower() for text in (card.name, card.uuid, card.pci_bus_id, state.id) if text}
-    if names & {text.lower() for text in disabled}:
-        return note("not handed out: the config's disabledDevices names it")
-    count = len(card.access.nodes())
-    return ok(f"{health.state.value} ({health.reason}); {count} device nodes; {state.id}")
-
-
-def _of_oddity(odd: Oddity) -> Finding:
+def _oddity(odd: Oddity) -> Finding:
     if odd.unread:
         return wrong(
             f"{odd.entry}: {odd.reason}",
@@ -247,3 +211,13 @@ def _of_oddity(odd: Oddity) -> Finding:
         f"{odd.entry} is not served: {odd.reason}",
         "" if odd.sample_of else "a card newer than this npu-agent? Then take a newer one",
     )
+
+
+def doubtful(seen: Snapshot) -> bool:
+    """Whether there may be cards that could not be read."""
+    return any(odd.unread for odd in seen.odd)
+
+
+def offered(here: Situation, resource: Resource, snapshot: Snapshot) -> tuple[Device, ...]:
+    """The devices of a resource that this hardware has, computed as the agent does it."""
+    return advertise(snapshot, resource, disabled_for(here.config, here.node_name))

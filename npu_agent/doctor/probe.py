@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,19 +22,26 @@ DEADLINE = 5.0
 """Seconds. What is probed here answers in milliseconds, or there is something wrong with it."""
 
 
-async def probe(function: Callable[[], T]) -> T | Unseen:
-    """What `function` returns; Unseen if it raises OSError or does not return in time."""
-    return await seen(DaemonThread("npu-doctor").call(function, deadline=DEADLINE))
+async def probe(function: Callable[[], T]) -> T:
+    """What `function` returns.
+
+    Raises:
+        Unseen: it raises OSError, or does not return in time.
+    """
+    with unseen():
+        return await DaemonThread("npu-doctor").call(function, deadline=DEADLINE)
 
 
-async def seen(answer: Awaitable[T]) -> T | Unseen:
-    """What is awaited; Unseen where that raises OSError or misses its deadline."""
+@contextmanager
+def unseen() -> Iterator[None]:
+    """What is not read, for whatever reason, or not in time, is Unseen."""
     try:
-        return await answer
+        yield
     except TimeoutError as error:
-        return Unseen(error.strerror or f"no answer within {DEADLINE:g} s", TroubleKind.TIMEOUT)
+        why = error.strerror or f"no answer within {DEADLINE:g} s"
+        raise Unseen(why, TroubleKind.TIMEOUT) from error
     except OSError as error:
-        return Unseen(reason(error), kind_of(error))
+        raise Unseen(reason(error), kind_of(error)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from npu_agent.doctor.check import Check, State
+from npu_agent.doctor.check import Check, Verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_STYLES = {State.WRONG: "red", State.NOTE: "yellow", State.UNKNOWN: "yellow"}
+_STYLES = {Verdict.WRONG: "red", Verdict.NOTE: "yellow", Verdict.UNKNOWN: "yellow"}
 
 _NAME = 22
 """Columns for names in a terminal; nearly all are shorter."""
@@ -39,13 +39,13 @@ def table(checks: Iterable[Check], *, narrow: bool) -> Table:
 def summary(checks: Iterable[Check]) -> str:
     """The last line: whether anything is wrong."""
     states = [check.state for check in checks]
-    counts = {state: states.count(state) for state in State if state is not State.UNUSED}
+    counts = {state: states.count(state) for state in Verdict if state is not Verdict.UNUSED}
     return ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
 
 
 def failed(checks: Iterable[Check]) -> bool:
     """Whether anything is wrong, for the exit code."""
-    return any(check.state is State.WRONG for check in checks)
+    return any(check.state is Verdict.WRONG for check in checks)
 
 
 def as_json(checks: Iterable[Check]) -> str:

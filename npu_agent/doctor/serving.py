@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_agent.doctor.check import (
-    Check,
-    Finding,
-    Unseen,
-    have,
-    line,
-    note,
-    ok,
-    unused,
-    wrong,
-)
+from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unused, wrong
+from npu_agent.doctor.kubelet import owner
 from npu_agent.doctor.probe import Process, probe, process
 from npu_agent.doctor.situation import Situation
 from npu_agent.files import content
-from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.web.server import explained, listen
 
 _ANSWER = 3.0
@@ -34,76 +22,104 @@ _LISTENS = b"0A"
 """TCP_LISTEN in /proc/net/tcp."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """What was seen of metrics.listen."""
+async def lines(here: Situation) -> Lines:
+    """Of this subject."""
+    yield "metrics.listen", _listen(here)
+    for reason in (await here.see(answer)).unready or ("",):
+        yield "readiness", _readiness(here, reason)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Who takes connections at metrics.listen."""
+
+    somebody: bool
     agent: bool = False
-    """Whether an npu-agent answers there."""
+    """Whether that is an npu-agent."""
     unready: tuple[str, ...] = ()
     """Its reasons."""
-    free: bool = False
-    remedy: str = ""
-    """Why the address cannot be had, and what to do about it."""
-    holder: Process | None = None
-    """Who has it; None where that cannot be seen."""
-    answers: bool = False
-    """Whether somebody takes connections there."""
 
 
-async def serving(situation: Situation) -> Serving | Unseen:
-    """Asks who is there; if nobody, takes the address for an instant."""
-    host, port = situation.config.metrics.address
+async def answer(here: Situation) -> Answer:
+    """Asks for /healthz, and an npu-agent for /readyz."""
+    host, port = here.config.metrics.address
     if not port:
-        return Serving(free=True)
+        return Answer(somebody=False)
     status, body = await _get(host or "127.0.0.1", port, "/healthz")
     if status == 200 and body.startswith("ok"):
         _, body = await _get(host or "127.0.0.1", port, "/readyz")
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            return Serving(agent=True, unready=tuple(map(str, json.loads(body)["reasons"])))
+        with suppress(ValueError, TypeError, KeyError):
+            unready = tuple(map(str, json.loads(body)["reasons"]))
+            return Answer(somebody=True, agent=True, unready=unready)
+    return Answer(somebody=status is not None)
+
+
+async def _get(host: str, port: int, path: str) -> tuple[int | None, str]:
+    """Status and body; 0 as the status of what is no answer, None if nobody takes connections."""
+    import aiohttp
+    from yarl import URL
+
+    url = URL.build(scheme="http", host=host, port=port, path=path)
+    limit = aiohttp.ClientTimeout(total=_ANSWER)
+    try:
+        async with aiohttp.ClientSession(timeout=limit) as session, session.get(url) as response:
+            body = await response.content.read(_LARGEST)
+            return response.status, body.decode(errors="replace")
+    except TimeoutError:
+        return 0, ""  # also before it is connected: a full queue belongs to somebody
+    except aiohttp.ClientConnectorError:
+        return None, ""
+    except aiohttp.ClientError:
+        return 0, ""
+
+
+async def _listen(here: Situation) -> Finding:
+    found = await here.see(answer)
+    address = here.config.metrics.listen
+    if found.agent:
+        return ok(f"an npu-agent answers on {address}")
+    host, port = here.config.metrics.address
+    if not port or not (remedy := await _taken(host, port)):
+        return ok(f"{address} is free here")
+    holder = await _holder(here.proc, port)
+    if found.somebody and holder and holder.runs_an_agent:
+        return wrong(
+            f"{holder} has {address} and does not answer within {_ANSWER:g} s",
+            "its event loop is stuck: its log says where it stood; in a Pod the liveness probe "
+            "restarts it after half a minute, elsewhere restart it yourself",
+        )
+    by = f" by {holder}" if holder else ""
+    held = f": it is held{by}" if found.somebody or holder else ""
+    detail = f"{address} cannot be had{held}"
+    agent = await here.see_or(owner, None)
+    if here.in_pod or (agent is not None and agent.host == here.hostname):
+        return wrong(detail, remedy)
+    return note(
+        detail,
+        "no matter for an agent in a Pod, which has ports of its own; for one on this host "
+        f"itself: {remedy}",
+    )
+
+
+async def _taken(host: str, port: int) -> str:
+    """Takes the address for an instant. Why it cannot be had, and what to do; empty: it can."""
     try:
         for each in await listen((host, port)):
             each.close()
     except OSError as error:
-        # Not Unseen: whether it can be had is the question.
-        holder = await probe(lambda: _holder(situation.proc, port))
-        return Serving(
-            remedy=explained(error),
-            holder=None if isinstance(holder, Unseen) else holder,
-            answers=status is not None,
-        )
-    return Serving(free=True)
+        return explained(error)
+    return ""
 
 
-async def _get(host: str, port: int, path: str) -> tuple[int | None, str]:
-    """Status and body; 0 as the status of what is no answer, None if nobody takes connections.
-
-    By hand: what listens there may be anything, and aiohttp is not needed for one line.
-    """
-    status: int | None = None
-    try:
-        async with asyncio.timeout(_ANSWER):
-            reader, writer = await asyncio.open_connection(host, port, limit=_LARGEST)
-            status = 0
-            with closing(writer):
-                writer.write(
-                    f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-                )
-                raw = await reader.read(_LARGEST)
-                while more := await reader.read(_LARGEST - len(raw)):
-                    raw += more
-    except TimeoutError:
-        return 0, ""  # also before it is connected: a full queue belongs to somebody
-    except OSError:
-        return status, ""
-    head, _, body = raw.partition(b"\r\n\r\n")
-    words = head.split(None, 2)
-    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-    return status, body.decode(errors="replace")
+async def _holder(proc: Path, port: int) -> Process | None:
+    """The process that listens on a port; None where that cannot be seen."""
+    with suppress(Unseen):
+        return await probe(lambda: _listener(proc, port))
+    return None
 
 
-def _holder(proc: Path, port: int) -> Process | None:
-    """The process that listens on a port; root sees those of all users. May block."""
+def _listener(proc: Path, port: int) -> Process | None:
+    """As /proc shows it; root sees those of all users."""
     inodes = set()
     for table in ("net/tcp", "net/tcp6"):
         for row in (content(proc / table, 1 << 22) or b"").splitlines()[1:]:
@@ -119,49 +135,16 @@ def _holder(proc: Path, port: int) -> Process | None:
 
 def _open_files(directory: Path) -> Iterator[str]:
     """What a process has open; nothing where we may not see it. Files go while they are listed."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for each in directory.iterdir():
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 yield str(each.readlink())
 
 
-def checks(situation: Situation, found: Serving | Unseen, owner: Owner | None) -> Iterator[Check]:
-    """What it means. `owner` is the agent that serves this node."""
-    yield line("metrics.listen", _of_address, situation, found, owner)
-    if isinstance(found, Unseen):
-        return
-    for reason in found.unready or ("",):
-        yield line("readiness", _of_readiness, situation, found, reason)
-
-
-def _of_address(situation: Situation, probed: Serving | Unseen, owner: Owner | None) -> Finding:
-    found, listen = have(probed), situation.config.metrics.listen
-    if found.agent:
-        return ok(f"an npu-agent answers on {listen}")
-    if found.free:
-        return ok(f"{listen} is free here")
-    if found.answers and found.holder and found.holder.runs_an_agent:
-        return wrong(
-            f"{found.holder} has {listen} and does not answer within {_ANSWER:g} s",
-            "its event loop is stuck: its log says where it stood; in a Pod the liveness probe "
-            "restarts it after half a minute, elsewhere restart it yourself",
-        )
-    by = f" by {found.holder}" if found.holder else ""
-    held = f": it is held{by}" if found.answers or by else ""
-    detail = f"{listen} cannot be had{held}"
-    if situation.in_pod or (owner is not None and owner.host == situation.hostname):
-        return wrong(detail, found.remedy)
-    return note(
-        detail,
-        "no matter for an agent in a Pod, which has ports of its own; for one on this host "
-        f"itself: {found.remedy}",
-    )
-
-
-def _of_readiness(situation: Situation, found: Serving, reason: str) -> Finding:
-    if not found.agent:
-        beside = "" if situation.in_pod else ": it may have a network of its own; ask in its Pod"
-        return unused(f"no npu-agent answers on {situation.config.metrics.listen}{beside}")
+async def _readiness(here: Situation, reason: str) -> Finding:
+    if not (await here.see(answer)).agent:
+        beside = "" if here.in_pod else ": it may have a network of its own; ask in its Pod"
+        return unused(f"no npu-agent answers on {here.config.metrics.listen}{beside}")
     if not reason:
         return ok("the agent that answers is ready")
     return wrong(reason, "reported by the agent itself (/readyz); see its log and the lines above")

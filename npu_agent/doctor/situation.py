@@ -1,63 +1,41 @@
-"""Where the doctor is: the configuration, the host, the vendor's cards, and who asks."""
+"""Where the doctor is: the configuration, the host, the vendors of cards, and who asks."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from npu_agent.config import Config, ConfigError, default_config, from_args
 from npu_agent.config.resources import resources_of
-from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Resource
-from npu_agent.core.vocabulary import LabelSet, Vocabulary
-from npu_agent.doctor.check import Check, State
+from npu_agent.core.vendor import Vendor
+from npu_agent.core.vocabulary import Vocabulary, merged
+from npu_agent.doctor.check import Check, Unseen, Verdict
 
 if TYPE_CHECKING:
     import argparse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
-    """A family's driver."""
+T = TypeVar("T")
+U = TypeVar("U")
 
-    family: str
-    title: str
-    """Of the family's cards: ``Acme Anvil``."""
-    directory: str
-    """Below the host root: has one entry a card, and is there as soon as the driver is loaded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vendor:
-    """What the checks have to know of a vendor; the functions may block, and raise OSError."""
-
-    name: str
-    pci: str
-    """Its PCI vendor ID: ``1a2b``."""
-    sockets: str
-    """What the names of its own device plugins' sockets have in them."""
-    drivers: tuple[Driver, ...]
-    words: Vocabulary
-    """The families, and the words of the config."""
-    label_sets: Callable[[Collection[str]], tuple[LabelSet, ...]]
-    """The label sets of these names."""
-    snapshot: Callable[[Path], Awaitable[Snapshot]]
-    """The cards of the host whose root this is, each read once."""
-    addresses: Callable[[Path], frozenset[str]]
-    """The PCI addresses of all entries in the drivers' directories, odd ones too."""
+_LONGEST = 45.0
+"""Seconds for a probe, which has a deadline of its own, far shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What all probes and checks depend on."""
+    """What all lines depend on. What several of them need to see is seen once, by `see`."""
 
     config: Config
     host_root: Path
-    vendor: Vendor
+    vendors: tuple[Vendor, ...]
+    """Those of this host."""
     node_name: str | None
     in_pod: bool
     """Else on the host itself."""
@@ -67,14 +45,17 @@ class Situation:
     proc: Path = Path("/proc")
     agent_config: Path = Path("/etc/npu-agent/config.yaml")
     """Where the DaemonSet mounts the agent's configuration."""
+    _seen: dict[Callable[[Situation], Awaitable[Any]], asyncio.Task[Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
-    def here(cls, config: Config, host_root: Path, vendor: Vendor) -> Situation:
+    def here(cls, config: Config, host_root: Path, vendors: Iterable[Vendor]) -> Situation:
         """The one of this process."""
         return cls(
             config=config,
             host_root=host_root,
-            vendor=vendor,
+            vendors=tuple(vendors),
             node_name=os.environ.get("NODE_NAME") or None,
             in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
             uid=os.geteuid(),
@@ -89,7 +70,34 @@ class Situation:
     @property
     def resources(self) -> tuple[Resource, ...]:
         """What the configuration offers."""
-        return resources_of(self.config, self.vendor.words.core_counts)
+        return resources_of(
+            self.config, merged([vendor.vocabulary for vendor in self.vendors]).core_counts
+        )
+
+    async def see(self, probe: Callable[[Situation], Awaitable[T]]) -> T:
+        """What `probe` returns; it runs once, however many lines need it.
+
+        Raises:
+            Unseen: it could not be seen.
+        """
+        if probe not in self._seen:
+            self._seen[probe] = asyncio.create_task(_within(probe(self)))
+        return await asyncio.shield(self._seen[probe])
+
+    async def see_or(self, probe: Callable[[Situation], Awaitable[T]], otherwise: U) -> T | U:
+        """As `see`; `otherwise` if it could not be seen."""
+        try:
+            return await self.see(probe)
+        except Unseen:
+            return otherwise
+
+
+async def _within(probing: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(_LONGEST):
+            return await probing
+    except TimeoutError:
+        raise Unseen(f"no answer within {_LONGEST:g} s") from None
 
 
 def configuration(args: argparse.Namespace, words: Vocabulary) -> tuple[Config, Check]:
@@ -115,16 +123,16 @@ def configuration(args: argparse.Namespace, words: Vocabulary) -> tuple[Config, 
         rest = "the defaults" if good == defaults else "what is good in it"
         return good, Check(
             "config",
-            State.WRONG,
+            Verdict.WRONG,
             "; ".join(map(str, error.problems)),
             f"fix it (`npu-agent config check` verifies it); all else below was checked with "
             f"{rest}",
         )
     if file is not None:
-        return effective.config, Check("config", State.OK, f"{file} is good")
+        return effective.config, Check("config", Verdict.OK, f"{file} is good")
     given = sorted({origin for origin in effective.origins.values() if origin != "default"})
     sources = ", ".join(given) + " and the defaults" if given else "the defaults"
-    return effective.config, Check("config", State.OK, f"no file; {sources}")
+    return effective.config, Check("config", Verdict.OK, f"no file; {sources}")
 
 
 def forgotten(args: argparse.Namespace, situation: Situation, check: Check) -> Check:
@@ -133,7 +141,7 @@ def forgotten(args: argparse.Namespace, situation: Situation, check: Check) -> C
         return check
     return Check(
         check.name,
-        State.NOTE,
+        Verdict.NOTE,
         f"{check.detail}, while this Pod has {situation.agent_config}",
         f"npu-agent doctor --config-file={situation.agent_config}",
     )

@@ -3,7 +3,7 @@
 `make` writes it, `Simulation` keeps it alive, `apply_fault` breaks and repairs its cards.
 """
 
-from npu_agent.simulator.cards import MAX_CARDS, CardSpec, card, parse_cards
+from npu_agent.simulator.cards import MAX_CARDS, CardSpec, card, default_cards, parse_cards
 from npu_agent.simulator.faults import FAULTS, Fault, SimulatedCard
 from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
 from npu_agent.simulator.tree import (
@@ -29,6 +29,7 @@ __all__ = [
     "apply_fault",
     "card",
     "cards",
+    "default_cards",
     "fresh",
     "living",
     "make",

@@ -62,15 +62,18 @@ def test_what_is_not_known_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_pods_that_hold_a_card(capsys: pytest.CaptureFixture[str]) -> None:
-    other = replace(CARD, id="UUID-1", card=replace(CARD.card, index=1))
+    first = replace(CARD, card=replace(CARD.card, uuid="UUID-0", pci_bus_id=None))
+    other = replace(CARD, id="UUID-1", card=replace(first.card, index=1, uuid="UUID-1"))
     held = [
         Assignment("ai", "b", "main", "beta.furiosa.ai/npu", "UUID-0_cores_1"),
         Assignment("ai", "a", "main", "beta.furiosa.ai/npu", "UUID-0_cores_0"),
         Assignment("ai", "a", "side", "beta.furiosa.ai/npu", "UUID-0_cores_0"),
         Assignment("ai", "x", "main", "other.example/gpu", "GPU-0"),
     ]
-    view.show(view.cards_table(Snapshot((CARD, other)), held))
+    view.show(view.cards_table(Snapshot((first, other)), held))
     assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "ai/a, ai/b", "-"]
+    view.show(view.cards_table(Snapshot((first, other)), held[-1:]))
+    assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "-", "-"]
 
 
 def test_assignments(capsys: pytest.CaptureFixture[str]) -> None:

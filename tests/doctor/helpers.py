@@ -17,7 +17,6 @@ import pytest
 from aiohttp import web
 
 from npu_agent import simulator
-from npu_agent.commands.doctor import FURIOSA
 from npu_agent.config import MetricsConfig, default_config
 from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import advertise
@@ -222,7 +221,7 @@ async def good_node(
                                 metrics=MetricsConfig(listen=f"127.0.0.1:{port.number}"),
                             ),
                             host_root=root,
-                            vendor=FURIOSA,
+                            vendors=(Furiosa(root),),
                             node_name=NODE_NAME,
                             in_pod=True,
                             uid=0,

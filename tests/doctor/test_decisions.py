@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from npu_agent import simulator
-from npu_agent.commands.doctor import FURIOSA
 from npu_agent.config import (
     AllocationConfig,
     DisabledDevice,
@@ -26,15 +28,17 @@ from npu_agent.config import (
 from npu_agent.core.hardware import Oddity
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.trouble import Trouble, TroubleKind
-from npu_agent.doctor import cluster, host, kubelet, places, privileges, probe, serving
-from npu_agent.doctor.check import Check, State, Unseen
-from npu_agent.doctor.examine import _filled
+from npu_agent.doctor import cluster, host, kubelet, places, privileges, probe, serving, sockets
+from npu_agent.doctor import situation as where
+from npu_agent.doctor.check import Check, Lines, Unseen, Verdict
+from npu_agent.doctor.examine import checks
 from npu_agent.doctor.probe import Directory, Process
 from npu_agent.doctor.situation import Situation
 from npu_agent.kube.errors import ApiError, Attempt, Kind, answered
 from npu_agent.kubelet.ownership import Owner, lock_path
 from npu_agent.outputs.labels import nfd
 from npu_agent.vendors import WORDS
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
 from tests.kube.helpers import hangs
 from tests.outputs.deviceplugin.helpers import snapshot, state
@@ -43,20 +47,52 @@ DIRECTORY = Directory(path=Path("/plugins"), owner="uid 0, gid 0, mode 0750")
 POD = Situation(
     config=default_config(WORDS),
     host_root=Path("/host"),
-    vendor=FURIOSA,
+    vendors=(Furiosa(Path("/host")),),
     node_name="n1",
     in_pod=True,
     uid=0,
     hostname="pod",
 )
 HOST = replace(POD, in_pod=False, host_root=Path("/"))
-SEEN = kubelet.Kubelet(
-    directory=DIRECTORY,
-    sockets=(),
-    owner=Owner("pod", "npu-agent 0.1.0 on pod, pid 1"),
-    registered={},
-    held=(),
-)
+OWNER = Owner("pod", "npu-agent 0.1.0 on pod, pid 1")
+
+Probe = Callable[[Situation], Awaitable[Any]]
+Facts = Mapping[Any, object]
+"""What probes see."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made(Situation):
+    """One whose probes see what a test says; all others are Unseen."""
+
+    facts: Facts
+
+    async def see(self, probe: Probe) -> Any:
+        found = self.facts.get(probe, Unseen("no"))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+SEEN: Facts = {
+    host.snapshot: snapshot(),
+    sockets.plugin_directory: DIRECTORY,
+    sockets.sockets: (),
+    kubelet.owner: OWNER,
+    kubelet.registered: {},
+    kubelet.held: (),
+}
+
+
+async def told(
+    lines: Callable[[Situation], Lines],
+    situation: Situation = POD,
+    facts: Facts = MappingProxyType({}),
+) -> dict[str, Check]:
+    """The lines of a subject."""
+    values = {each.name: getattr(situation, each.name) for each in fields(situation) if each.init}
+    found = await checks("subject", lines(Made(**values, facts={**SEEN, **facts})))
+    return {check.name: check for check in found}
 
 
 @contextmanager
@@ -89,19 +125,24 @@ def hung() -> Iterator[Callable[[], None]]:
 @pytest.mark.parametrize(
     ("found", "situation", "expected", "words"),
     [
-        (replace(DIRECTORY, read_only=True, writable=False), POD, State.WRONG, "without readOnly"),
-        (replace(DIRECTORY, writable=False), replace(POD, uid=7), State.WRONG, "runAsUser: 0"),
-        (replace(DIRECTORY, writable=False), replace(HOST, uid=7), State.UNKNOWN, "sudo"),
-        (Unseen("no", TroubleKind.DENIED), replace(HOST, uid=7), State.UNKNOWN, "sudo"),
-        (Unseen("no", TroubleKind.DENIED), replace(POD, uid=7), State.WRONG, "runAsUser: 0"),
+        (
+            replace(DIRECTORY, read_only=True, writable=False),
+            POD,
+            Verdict.WRONG,
+            "without readOnly",
+        ),
+        (replace(DIRECTORY, writable=False), replace(POD, uid=7), Verdict.WRONG, "runAsUser: 0"),
+        (replace(DIRECTORY, writable=False), replace(HOST, uid=7), Verdict.UNKNOWN, "sudo"),
+        (Unseen("no", TroubleKind.DENIED), replace(HOST, uid=7), Verdict.UNKNOWN, "sudo"),
+        (Unseen("no", TroubleKind.DENIED), replace(POD, uid=7), Verdict.WRONG, "runAsUser: 0"),
     ],
 )
-def test_a_plugin_directory_that_is_not_to_be_written(
-    found: Directory | Unseen, situation: Situation, expected: State, words: str
+async def test_a_plugin_directory_that_is_not_to_be_written(
+    found: Directory | Unseen, situation: Situation, expected: Verdict, words: str
 ) -> None:
-    line = next(kubelet.checks(situation, replace(SEEN, directory=found), snapshot()))
-    assert (line.name, line.state) == ("plugin directory", expected)
-    assert words in line.remedy
+    lines = await told(sockets.lines, situation, {sockets.plugin_directory: found})
+    assert lines["plugin directory"].state is expected
+    assert words in lines["plugin directory"].remedy
 
 
 @pytest.mark.parametrize("name", ["CDI directory", "NFD directory"])
@@ -113,16 +154,25 @@ def test_a_plugin_directory_that_is_not_to_be_written(
         replace(DIRECTORY, there=False),
     ],
 )
-def test_a_directory_that_this_configuration_writes(name: str, bad: Directory) -> None:
-    cdi, features = (bad if name.startswith(one) else DIRECTORY for one in ("CDI", "NFD"))
-    lines = {
-        line.name: line
-        for line in places.checks(POD, places.Places(cdi=cdi, nfd=features, features=None))
-    }
+async def test_a_directory_that_this_configuration_writes(
+    name: str, bad: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(
+        default_config(WORDS),
+        allocation=AllocationConfig(method="cdi"),
+        labels=LabelsConfig(output="nfd"),
+    )
+    nfd_is_bad = name.startswith("NFD")
+    monkeypatch.setattr(
+        places,
+        "directory",
+        lambda path: bad if path.name.startswith("features") is nfd_is_bad else DIRECTORY,
+    )
+    lines = await told(places.lines, replace(POD, config=config))
     assert {key: line.state for key, line in lines.items()} == {
-        "CDI directory": State.OK,
-        "NFD directory": State.OK,
-        name: State.WRONG,
+        "CDI directory": Verdict.OK,
+        "NFD directory": Verdict.OK,
+        name: Verdict.WRONG,
     }
     assert "k8s/components/" in lines[name].remedy
 
@@ -141,27 +191,27 @@ def test_a_directory_as_it_is(tmp_path: Path) -> None:
         probe.directory(tmp_path / "file")
 
 
-def test_a_socket_path_that_is_too_long() -> None:
+async def test_a_socket_path_that_is_too_long() -> None:
     long = replace(POD, config=replace(default_config(WORDS), plugin_dir="/" + "x" * 100))
-    lines = {line.name: line for line in kubelet.checks(long, SEEN, snapshot())}
-    assert lines["socket path"].state is State.WRONG
+    lines = await told(sockets.lines, long)
+    assert lines["socket path"].state is Verdict.WRONG
     assert "shorten pluginDir or socketName by 20" in lines["socket path"].remedy
 
 
 # --- who asks, and where
 
 
-def test_another_user_than_root() -> None:
+async def test_another_user_than_root() -> None:
     unwritable = replace(DIRECTORY, writable=False)
     for situation, directory, expected in (
-        (POD, unwritable, State.OK),
-        (replace(POD, uid=7), unwritable, State.WRONG),
-        (replace(POD, uid=7), DIRECTORY, State.OK),
-        (replace(HOST, uid=7), unwritable, State.UNKNOWN),
-        (replace(HOST, uid=7), Unseen("no", TroubleKind.DENIED), State.UNKNOWN),
+        (POD, unwritable, Verdict.OK),
+        (replace(POD, uid=7), unwritable, Verdict.WRONG),
+        (replace(POD, uid=7), DIRECTORY, Verdict.OK),
+        (replace(HOST, uid=7), unwritable, Verdict.UNKNOWN),
+        (replace(HOST, uid=7), Unseen("no", TroubleKind.DENIED), Verdict.UNKNOWN),
     ):
-        line = next(privileges.checks(situation, Unseen("no"), directory))
-        assert (line.name, line.state) == ("uid", expected)
+        facts = {sockets.plugin_directory: directory}
+        assert (await told(privileges.lines, situation, facts))["uid"].state is expected
 
 
 async def test_an_ordinary_user_is_told_what_is_left_out(node: Node) -> None:
@@ -187,55 +237,81 @@ async def test_an_ordinary_user_is_told_what_is_left_out(node: Node) -> None:
             "pod-resources",
             f"resource {RESOURCE}",
         ),
-        State.UNKNOWN,
+        Verdict.UNKNOWN,
     )
     assert "sudo npu-agent doctor" in after["plugin directory"].remedy
 
 
-def test_the_host_root_was_forgotten() -> None:
-    blind = replace(_filled(host.Hardware, Unseen("no")), host_beside=True)
-    lines = list(host.checks(replace(POD, host_root=Path("/")), blind))
-    assert (lines[0].name, lines[0].state) == ("host root", State.WRONG)
-    assert "--host-root=/host" in lines[0].remedy
-    for good in (POD, HOST):
-        assert "host root" not in {line.name for line in host.checks(good, blind)}
+async def test_the_host_root_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = Path.is_dir
+    monkeypatch.setattr(
+        Path, "is_dir", lambda path: path == Path("/host/sys/class") or really(path)
+    )
+    inside = replace(POD, host_root=Path("/"))
+    for situation, forgotten in ((inside, True), (POD, False), (HOST, False)):
+        assert await host.root_forgotten(replace(situation)) is forgotten
+        lines = await told(host.lines, situation, {host.root_forgotten: forgotten})
+        assert ("host root" in lines) is forgotten
+    lines = await told(host.lines, inside, {host.root_forgotten: True})
+    assert lines["host root"].state is Verdict.WRONG
+    assert "--host-root=/host" in lines["host root"].remedy
 
 
-def test_a_taken_port_matters_where_the_agent_wants_it() -> None:
-    taken = serving.Serving(remedy="take another", holder=Process(7, ("nginx",)))
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Process | None, int], None]:
+    """metrics.listen cannot be had: who has it, and the errno."""
+
+    def makes(holder: Process | None, number: int = errno.EADDRINUSE) -> None:
+        async def refuses(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(serving, "listen", refuses)
+        monkeypatch.setattr(serving, "_listener", lambda *_: holder)
+
+    return makes
+
+
+async def test_a_taken_port_matters_where_the_agent_wants_it(
+    taken: Callable[[Process | None], None],
+) -> None:
+    taken(Process(7, ("nginx",)))
     for situation, owner, expected in (
-        (POD, None, State.WRONG),
-        (HOST, None, State.NOTE),
-        (HOST, Owner("some-pod"), State.NOTE),
-        (HOST, Owner("pod"), State.WRONG),
+        (POD, None, Verdict.WRONG),
+        (HOST, None, Verdict.NOTE),
+        (HOST, Owner("some-pod"), Verdict.NOTE),
+        (HOST, Owner("pod"), Verdict.WRONG),
     ):
-        line = next(serving.checks(situation, taken, owner))
+        facts = {serving.answer: serving.Answer(somebody=True), kubelet.owner: owner}
+        line = (await told(serving.lines, situation, facts))["metrics.listen"]
         assert line.state is expected
         assert "pid 7: nginx" in line.detail
-        assert "take another" in line.remedy
+        assert "give metrics.listen another one" in line.remedy
 
 
-def test_an_agent_that_is_stuck() -> None:
-    stuck = serving.Serving(
-        answers=True, holder=Process(1, ("/usr/bin/npu-agent", "run", "--host-root=/host"))
-    )
-    line = next(serving.checks(POD, stuck, None))
-    assert line.state is State.WRONG
+async def test_an_agent_that_is_stuck(taken: Callable[[Process | None], None]) -> None:
+    taken(Process(1, ("/usr/bin/npu-agent", "run", "--host-root=/host")))
+    facts = {serving.answer: serving.Answer(somebody=True)}
+    line = (await told(serving.lines, POD, facts))["metrics.listen"]
+    assert line.state is Verdict.WRONG
     assert "does not answer within 3 s" in line.detail
     assert "liveness probe" in line.remedy
 
 
-async def test_an_address_that_nobody_holds_is_not_held() -> None:
+async def test_an_address_that_nobody_holds_is_not_held(
+    taken: Callable[[Process | None, int], None],
+) -> None:
     """A refused connection is nobody's, whatever words Python has for it."""
-    config = replace(default_config(WORDS), metrics=MetricsConfig(listen="192.0.2.1:9100"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         assert await serving._get("127.0.0.1", free.getsockname()[1], "/healthz") == (None, "")
-    line = next(serving.checks(POD, serving.Serving(remedy="no such address"), None))
-    assert (line.state, line.detail) == (State.WRONG, ":9100 cannot be had")
-    found = await serving.serving(replace(POD, config=config))
-    assert isinstance(found, serving.Serving)
-    assert not found.free
+    taken(None, errno.EADDRNOTAVAIL)
+    facts = {serving.answer: serving.Answer(somebody=False)}
+    line = (await told(serving.lines, POD, facts))["metrics.listen"]
+    assert (line.state, line.detail) == (Verdict.WRONG, ":9100 cannot be had")
+
+
+async def test_an_address_of_another_host_cannot_be_had() -> None:
+    assert "no such address" in await serving._taken("192.0.2.1", 9100)
 
 
 async def test_a_connection_that_is_not_answered_is_somebodys() -> None:
@@ -250,9 +326,10 @@ async def test_a_connection_that_is_not_answered_is_somebodys() -> None:
 
 async def test_port_0_is_always_free() -> None:
     config = replace(default_config(WORDS), metrics=MetricsConfig(listen=":0"))
-    found = await serving.serving(replace(POD, config=config))
-    assert isinstance(found, serving.Serving)
-    assert found.free
+    lines = {
+        check.name: check for check in await checks("", serving.lines(replace(POD, config=config)))
+    }
+    assert lines["metrics.listen"].detail == ":0 is free here"
 
 
 async def test_a_host_without_credentials_is_not_wrong(
@@ -261,51 +338,52 @@ async def test_a_host_without_credentials_is_not_wrong(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for situation, expected in ((HOST, State.UNKNOWN), (POD, State.WRONG)):
-        found = await cluster.cluster(situation)
-        line = told(situation, found)["API server"]
+    for situation, expected in ((HOST, Verdict.UNKNOWN), (POD, Verdict.WRONG)):
+        line = (await asked(situation))["API server"]
         assert line.state is expected
         assert "KUBECONFIG" in line.remedy
     # As soon as somebody points to one, it has to be there.
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
-    assert told(HOST, await cluster.cluster(HOST))["API server"].state is State.WRONG
+    assert (await asked(HOST))["API server"].state is Verdict.WRONG
 
 
 async def test_a_kubeconfig_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("- x")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "bad"))
-    line = told(HOST, await cluster.cluster(HOST))["API server"]
-    assert line.state is State.WRONG
+    line = (await asked(HOST))["API server"]
+    assert line.state is Verdict.WRONG
     assert line.remedy == "does kubectl work with it?"
 
 
-def failed_with(error: ApiError) -> Check:
-    found = replace(_filled(cluster.Cluster, Unseen("no")), node=error)
-    return told(POD, found)["Node"]
+async def asked(situation: Situation) -> dict[str, Check]:
+    """The lines on the cluster, which is really asked."""
+    found = await checks("cluster", cluster.lines(replace(situation)))
+    return {check.name: check for check in found}
 
 
-def test_what_an_error_says_is_not_taken_for_its_remedy() -> None:
+async def node_line(node: Mapping[str, Any] | ApiError) -> Check:
+    """The line on the Node, as the API server answers for it."""
+    answers = cluster.Answers(known_as="", allowed=None, node=node)
+    return (await told(cluster.lines, POD, {cluster.answers: answers}))["Node"]
+
+
+async def test_what_an_error_says_is_not_taken_for_its_remedy() -> None:
     """However long the words behind its last colon are, and however often a remedy has one."""
     get = Attempt(doing="get Node n1", verb="get", resource="nodes", server="https://a")
-    bare = failed_with(get.failed(Kind.GARBAGE, "its answer: no object of the kind that was asked"))
+    garbage = "its answer: no object of the kind that was asked"
+    bare = await node_line(get.failed(Kind.GARBAGE, garbage))
     assert bare.detail == "cannot get Node n1: its answer: no object of the kind that was asked"
     assert bare.remedy == ""
     status = b'{"kind": "Status", "message": "no"}'
-    missing = failed_with(answered(get, 404, {}, status, None))
+    missing = await node_line(answered(get, 404, {}, status, None))
     assert missing.remedy.startswith("NODE_NAME may be wrong: it has to be the name that")
     assert missing.detail.endswith("answered 404 Not Found (no)")
-
-
-def told(situation: Situation, found: cluster.Cluster) -> dict[str, Check]:
-    nowhere = _filled(places.Places, Unseen("no"))
-    lines = cluster.checks(situation, found, SEEN, snapshot(), nowhere)
-    return {line.name: line for line in lines}
 
 
 async def test_no_node_name_on_the_host_is_not_wrong(node: Node) -> None:
     node.situation = replace(node.situation, in_pod=False, node_name=None)
     lines = await node.examined()
-    assert lines["NODE_NAME"].state is State.UNKNOWN
+    assert lines["NODE_NAME"].state is Verdict.UNKNOWN
     assert "NODE_NAME=" in lines["NODE_NAME"].remedy
 
 
@@ -314,7 +392,7 @@ async def test_nothing_is_asked_where_nothing_is_wanted(node: Node) -> None:
     lines = await node.examined()
     assert not node.api.asked
     assert {lines[name].state for name in ("NODE_NAME", "API server", "Node", "labels")} == {
-        State.UNUSED
+        Verdict.UNUSED
     }
     assert not [name for name in lines if name.startswith(("right to", "allocatable"))]
 
@@ -329,15 +407,15 @@ async def test_what_hangs_holds_up_nothing_else(
     monkeypatch.setattr(probe, "DEADLINE", 0.5)
     monkeypatch.setattr(cluster, "DEADLINE", 0.5)
     monkeypatch.setattr(kubelet, "content", lambda *_: hung())  # the checkpoint
-    monkeypatch.setattr(host, "_pci", lambda *_: hung())
+    monkeypatch.setattr(host, "_on_the_bus", lambda *_: hung())
     monkeypatch.setattr(ApiServer, "__call__", lambda _self, request: hangs(request))
     async with asyncio.timeout(30):
         after = await node.examined()
     changed = {name: line.state for name, line in after.items() if line != before[name]}
     assert changed == {
-        "PCI": State.UNKNOWN,
-        f"resource {RESOURCE}": State.UNKNOWN,
-        "API server": State.WRONG,
+        "PCI": Verdict.UNKNOWN,
+        f"resource {RESOURCE}": Verdict.UNKNOWN,
+        "API server": Verdict.WRONG,
         **dict.fromkeys(
             (
                 "right to get nodes",
@@ -348,99 +426,169 @@ async def test_what_hangs_holds_up_nothing_else(
                 f"allocatable {RESOURCE}",
                 "labels",
             ),
-            State.UNKNOWN,
+            Verdict.UNKNOWN,
         ),
     }
     assert "no answer within 0.5 s" in after["PCI"].detail
     assert "does a firewall or NetworkPolicy drop" in after["API server"].remedy
 
 
+async def test_what_several_lines_need_is_seen_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    async def fetch(path: Path) -> tuple[Assignment, ...]:
+        asked.append(path)
+        return ()
+
+    monkeypatch.setattr(kubelet, "fetch", fetch)
+    await node.examined()
+    assert len(asked) == 1
+    await node.examined()
+    assert len(asked) == 2, "and each time anew"
+
+
+async def test_a_probe_without_an_end_is_given_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def endless(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    before = await node.examined()
+    monkeypatch.setattr(where, "_LONGEST", 0.5)
+    monkeypatch.setattr(serving, "_get", endless)
+    after = await node.examined()
+    changed = {name: line.detail for name, line in after.items() if line != before[name]}
+    assert changed == {"metrics.listen": "no answer within 0.5 s"}
+
+
 async def test_a_socket_that_never_answers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes connections and says nothing is no device plugin, and holds up nothing."""
-    monkeypatch.setattr(kubelet, "_ANSWER", 0.3)
+    monkeypatch.setattr(sockets, "_ANSWER", 0.3)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(node.directory / "odd.sock"))
         silent.listen()
         async with asyncio.timeout(30):
             lines = await node.examined()
-    assert lines["other plugins"].state is State.OK
+    assert lines["other plugins"].state is Verdict.OK
     assert "odd.sock" not in lines["other plugins"].detail
 
 
 @pytest.mark.parametrize(
-    ("room", "function", "lines"),
+    ("room", "function", "line"),
     [
-        (host, "_drivers", {"driver warboy"}),
-        (places, "checks", {"directories"}),
-        (privileges, "privileges", {"privileges"}),
-        (serving, "serving", {"metrics.listen"}),
-        (cluster, "cluster", {"right to get nodes"}),
+        (host, "_on_the_bus", "PCI"),
+        (host, "disabled_for", "card npu0"),
+        (sockets, "_socket_path", "sockets"),
+        (sockets, "_socket_names", "our sockets"),
+        (places, "writable", "CDI directory"),
+        (privileges, "content", "privileges"),
+        (serving, "_get", "metrics.listen"),
+        (cluster, "Api", "right to get nodes"),
     ],
 )
 async def test_a_fault_of_ours_is_a_line(
-    room: object, function: str, lines: set[str], node: Node, monkeypatch: pytest.MonkeyPatch
+    room: object, function: str, line: str, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise RuntimeError("oh")
 
-    async def fails_later(*_: object) -> None:
-        fails()
-
-    later = function in ("privileges", "serving", "cluster")
-    monkeypatch.setattr(room, function, fails_later if later else fails)
+    node.reconfigure(allocation=AllocationConfig(method="cdi"))
+    monkeypatch.setattr(room, function, fails)
     after = await node.examined()
-    for name in lines:
-        assert after[name].state is State.UNKNOWN
-    assert after["kubelet.sock"].state is State.OK
+    assert after[line].state is Verdict.UNKNOWN
+    assert "internal error: RuntimeError('oh')" in after[line].detail
+    assert after["plugin directory"].state is Verdict.OK
+    assert after["NODE_NAME"].state is Verdict.OK
 
 
 # --- who owns the resource
 
 
-def owned(
-    registered: dict[str, list[str]], seen: kubelet.Kubelet = SEEN, unread: bool = False
+async def owned(
+    registered: dict[str, list[str]],
+    facts: Facts = MappingProxyType({}),
+    *,
+    unread: bool = False,
 ) -> Check:
     """The line on the resource of one Warboy."""
-    one = state()
     odd = (Oddity("/sys/x", "hangs", unread=True),) if unread else ()
-    known = {name: frozenset(ids) for name, ids in registered.items()}
-    lines = kubelet.checks(POD, replace(seen, registered=known), replace(snapshot(one), odd=odd))
-    return next(each for each in lines if each.name == f"resource {RESOURCE}")
+    lines = await told(
+        kubelet.lines,
+        POD,
+        {
+            kubelet.registered: {name: frozenset(ids) for name, ids in registered.items()},
+            host.snapshot: replace(snapshot(state()), odd=odd),
+            **facts,
+        },
+    )
+    return lines[f"resource {RESOURCE}"]
 
 
-def test_ids_of_another_shape_are_of_another_plugin_or_configuration() -> None:
-    line = owned({RESOURCE: ["WARBOY-0_cores_0", "WARBOY-0_cores_1"]})
-    assert line.state is State.WRONG
+async def test_ids_of_another_shape_are_of_another_plugin_or_configuration() -> None:
+    line = await owned({RESOURCE: ["WARBOY-0_cores_0", "WARBOY-0_cores_1"]})
+    assert line.state is Verdict.WRONG
     assert "this configuration does not offer" in line.detail
     assert "name its --config-file" in line.remedy
 
 
-def test_an_id_that_may_be_of_a_card_that_cannot_be_read() -> None:
-    assert owned({RESOURCE: ["X", "WARBOY-0"]}, unread=True).state is State.UNKNOWN
+async def test_an_id_that_may_be_of_a_card_that_cannot_be_read() -> None:
+    line = await owned({RESOURCE: ["X", "WARBOY-0"]}, unread=True)
+    assert line.state is Verdict.UNKNOWN
 
 
-def test_a_candidate_is_named() -> None:
-    rival = kubelet.Socket(name="x.sock", ours=False, plugin=True, by=Process(7, ("/bin/plugin",)))
-    line = owned({RESOURCE: ["X"]}, replace(SEEN, sockets=(rival,)))
+async def test_a_candidate_is_named() -> None:
+    rival = sockets.Socket(name="x.sock", ours=False, plugin=True, by=Process(7, ("/bin/plugin",)))
+    line = await owned({RESOURCE: ["X"]}, {sockets.sockets: (rival,)})
     assert "its socket may be x.sock (pid 7: /bin/plugin)" in line.detail
 
 
-def test_nothing_registered_is_a_fault_only_while_an_agent_runs() -> None:
-    assert owned({}).state is State.WRONG
-    assert owned({}, replace(SEEN, owner=None)).state is State.NOTE
+async def test_nothing_registered_is_a_fault_only_while_an_agent_runs() -> None:
+    assert (await owned({})).state is Verdict.WRONG
+    assert (await owned({}, {kubelet.owner: None})).state is Verdict.NOTE
 
 
-def test_a_device_that_is_kept_back_is_not_missed() -> None:
+async def test_fewer_allocatable_may_be_for_a_card_that_cannot_be_read() -> None:
+    node = {"status": {"allocatable": {RESOURCE: "2"}}}
+    unread = (Oddity("/sys/x", "hangs", unread=True),)
+    for odd, expected in ((unread, Verdict.UNKNOWN), ((), Verdict.WRONG)):
+        facts = {
+            cluster.answers: cluster.Answers(known_as="", allowed=None, node=node),
+            host.snapshot: replace(snapshot(state()), odd=odd),
+        }
+        line = (await told(cluster.lines, POD, facts))[f"allocatable {RESOURCE}"]
+        assert line.state is expected
+
+
+async def test_a_device_that_is_kept_back_is_not_missed() -> None:
     """Somebody holds its cores under a resource of before."""
     old = Assignment("ns", "pod", "c", "furiosa.ai/warboy", "WARBOY-0")
-    assert owned({}, replace(SEEN, held=(old,))).state is State.OK
+    assert (await owned({}, {kubelet.held: (old,)})).state is Verdict.OK
 
 
-def test_a_device_that_a_pod_holds_and_that_has_gone() -> None:
+async def test_a_device_that_a_pod_holds_and_that_has_gone() -> None:
     held = (Assignment("ns", "job-1", "c", RESOURCE, "GONE"),)
-    lines = {x.name: x for x in kubelet.checks(POD, replace(SEEN, held=held), snapshot(state()))}
-    assert lines["pod-resources"].state is State.NOTE
-    assert "Pod ns/job-1 holds GONE" in lines["pod-resources"].detail
+    seen = snapshot(state())
+    lines = await told(kubelet.lines, POD, {kubelet.held: held, host.snapshot: seen})
+    line = lines["pod-resources"]
+    assert line.state is Verdict.NOTE
+    assert "Pod ns/job-1 holds GONE" in line.detail
+
+
+async def test_a_device_that_a_pod_holds_may_be_of_a_card_that_cannot_be_read() -> None:
+    held = (Assignment("ns", "job-1", "c", RESOURCE, "GONE"),)
+    unread = replace(snapshot(state()), odd=(Oddity("/sys/x", "hangs", unread=True),))
+    for seen in (unread, Unseen("no")):
+        lines = await told(kubelet.lines, POD, {kubelet.held: held, host.snapshot: seen})
+        assert lines["pod-resources"].detail == "answers: 1 of our devices are held by Pods"
+
+
+async def test_an_agent_of_another_pod_stands_by_only_in_a_pod() -> None:
+    facts = {kubelet.owner: Owner("another", "npu-agent 0.1.0 on another, pid 1")}
+    for situation, expected in ((POD, Verdict.NOTE), (HOST, Verdict.OK)):
+        lines = await told(kubelet.lines, situation, facts)
+        assert lines["serving agent"].state is expected
 
 
 def test_the_lock_is_asked_for_as_a_shared_one(tmp_path: Path) -> None:
@@ -452,34 +600,33 @@ def test_the_lock_is_asked_for_as_a_shared_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["False", "Unknown", None])
-def test_only_true_is_ready(status: str | None) -> None:
+async def test_only_true_is_ready(status: str | None) -> None:
     node = {"status": {"conditions": [{"type": "Ready", "status": status}]}}
-    found = replace(_filled(cluster.Cluster, Unseen("no")), node=node)
-    assert told(POD, found)["Node"].state is State.NOTE
+    assert (await node_line(node)).state is Verdict.NOTE
     node["status"]["conditions"][0]["status"] = "True"
-    assert told(POD, found)["Node"].state is State.OK
+    assert (await node_line(node)).state is Verdict.OK
 
 
 async def test_an_agent_that_has_not_signed_its_lock_is_nobody_elses(node: Node) -> None:
     """It may be the very agent of this Pod: nothing is said of one that stands by."""
     lock_path(node.directory).write_text("")
     line = (await node.examined())["serving agent"]
-    assert line.state is State.UNKNOWN
+    assert line.state is Verdict.UNKNOWN
     assert "stands by" not in line.detail
 
 
-def test_a_kubelet_socket_that_is_refused_to_root_is_wrong_and_to_others_unknown() -> None:
+async def test_a_kubelet_socket_that_is_refused_to_root_is_wrong_and_to_others_unknown() -> None:
     """By the kind of error, EPERM as well as EACCES, and not by its words."""
     for uid, words, kind, expected in (
-        (7, "Operation not permitted", TroubleKind.DENIED, State.UNKNOWN),
-        (0, "Permission denied", TroubleKind.DENIED, State.WRONG),
-        (7, "the access was denied its turn", TroubleKind.TIMEOUT, State.WRONG),
+        (7, "Operation not permitted", TroubleKind.DENIED, Verdict.UNKNOWN),
+        (0, "Permission denied", TroubleKind.DENIED, Verdict.WRONG),
+        (7, "the access was denied its turn", TroubleKind.TIMEOUT, Verdict.WRONG),
     ):
-        dead = kubelet.Socket(
+        dead = sockets.Socket(
             name="kubelet.sock", ours=False, trouble=Trouble(what=words, kind=kind)
         )
-        lines = kubelet.checks(replace(POD, uid=uid), replace(SEEN, sockets=(dead,)), snapshot())
-        assert next(x for x in lines if x.name == "kubelet.sock").state is expected
+        lines = await told(sockets.lines, replace(POD, uid=uid), {sockets.sockets: (dead,)})
+        assert lines["kubelet.sock"].state is expected
 
 
 def test_an_agent_of_another_resource_is_no_rival(tmp_path: Path) -> None:
@@ -499,7 +646,7 @@ def test_an_agent_of_another_resource_is_no_rival(tmp_path: Path) -> None:
 async def test_a_card_that_is_disabled(node: Node) -> None:
     node.reconfigure(disabled_devices=(DisabledDevice(dev_name="npu0"),))
     line = (await node.examined())["card npu0"]
-    assert line.state is State.NOTE
+    assert line.state is Verdict.NOTE
     assert "disabledDevices" in line.detail
 
 
@@ -511,16 +658,16 @@ async def test_labels_by_nfd(node: Node) -> None:
     file.write_bytes(nfd.render(right) or b"")
     node.reconfigure(labels=LabelsConfig(output="nfd"))
     lines = await node.examined()
-    assert {lines["labels"].state, lines["NFD directory"].state} == {State.OK}
+    assert {lines["labels"].state, lines["NFD directory"].state} == {Verdict.OK}
     file.write_bytes(nfd.render({**right, "beta.furiosa.ai/npu.old": "x"}) or b"")
     line = (await node.examined())["labels"]
-    assert line.state is State.WRONG
+    assert line.state is Verdict.WRONG
     assert "beta.furiosa.ai/npu.old should be gone" in line.detail
 
 
 async def test_a_cdi_directory_that_the_agent_can_make(node: Node) -> None:
     node.reconfigure(allocation=AllocationConfig(method="cdi"))
-    assert (await node.examined())["CDI directory"].state is State.OK
+    assert (await node.examined())["CDI directory"].state is Verdict.OK
 
 
 async def test_a_healthy_node_without_cards(node: Node) -> None:
@@ -532,5 +679,5 @@ async def test_a_healthy_node_without_cards(node: Node) -> None:
     node.api.node["status"]["allocatable"] = {}
     node.api.node["metadata"].update(labels={}, managedFields=[])
     lines = await node.examined()
-    assert not [line for line in lines.values() if line.state is State.WRONG]
-    assert lines["cards"].state is State.NOTE
+    assert not [line for line in lines.values() if line.state is Verdict.WRONG]
+    assert lines["cards"].state is Verdict.NOTE

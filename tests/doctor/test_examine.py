@@ -16,9 +16,9 @@ import pytest
 from npu_agent import simulator
 from npu_agent.config import AllocationConfig, LabelsConfig, MetricsConfig
 from npu_agent.doctor import examine, kubelet, probe
-from npu_agent.doctor.check import State
+from npu_agent.doctor.check import Verdict
 from npu_agent.simulator.tree import STATE_DIR
-from tests.doctor.helpers import RESOURCE, Node, own, unserved
+from tests.doctor.helpers import RESOURCE, STATUS, Node, own, unserved
 
 OF_RESOURCE = f"resource {RESOURCE}"
 ALLOCATABLE = f"allocatable {RESOURCE}"
@@ -31,7 +31,7 @@ class Break:
 
     do: Callable[[Node], object]
     """What it returns is awaited, if it can be."""
-    lines: dict[str, State]
+    lines: dict[str, Verdict]
     """The lines that change, the broken one first."""
     detail: str = ""
     """Words of the first one."""
@@ -160,11 +160,11 @@ def plain_file_for_a_node(node: Node) -> None:
     shutil.rmtree(node.root / STATE_DIR)
 
 
-BLIND = State.UNKNOWN
+BLIND = Verdict.UNKNOWN
 UNKNOWN_CLUSTER = {
-    f"right to {right}": State.UNKNOWN
+    f"right to {right}": Verdict.UNKNOWN
     for right in ("get nodes", "patch nodes", "create events", "patch events")
-} | {"Node": State.UNKNOWN, ALLOCATABLE: State.UNKNOWN, "labels": State.UNKNOWN}
+} | {"Node": Verdict.UNKNOWN, ALLOCATABLE: Verdict.UNKNOWN, "labels": Verdict.UNKNOWN}
 
 BREAKS: dict[str, Break] = {
     # --- what this process may do
@@ -172,13 +172,29 @@ BREAKS: dict[str, Break] = {
         lambda node: (node.proc / "self/status").write_text(
             "CapEff:\t000001ffffffffff\nNoNewPrivs:\t0\nSeccomp:\t0\n"
         ),
-        {"privileges": State.NOTE},
+        {"privileges": Verdict.NOTE},
         "is privileged (CapEff 000001ffffffffff)",
         'capabilities: {drop: ["ALL"]}',
     ),
+    "more privileges to be gained": Break(
+        lambda node: (node.proc / "self/status").write_text(
+            STATUS.replace("NoNewPrivs:\t1", "NoNewPrivs:\t0")
+        ),
+        {"privileges": Verdict.NOTE},
+        "it may gain privileges",
+        "allowPrivilegeEscalation: false",
+    ),
+    "no seccomp": Break(
+        lambda node: (node.proc / "self/status").write_text(
+            STATUS.replace("Seccomp:\t2", "Seccomp:\t0")
+        ),
+        {"privileges": Verdict.NOTE},
+        "it has no seccomp filter",
+        "seccompProfile: {type: RuntimeDefault}",
+    ),
     "writable root": Break(
         lambda node: (node.proc / "self/mounts").write_text("overlay / overlay rw 0 0\n"),
-        {"privileges": State.NOTE},
+        {"privileges": Verdict.NOTE},
         "writable root file system",
         "readOnlyRootFilesystem: true",
     ),
@@ -186,7 +202,7 @@ BREAKS: dict[str, Break] = {
     "no sysfs": Break(
         removed("sys"),
         {
-            "/sys": State.WRONG,
+            "/sys": Verdict.WRONG,
             **dict.fromkeys(
                 ("cards", "driver warboy", "driver rngd", "PCI", OF_RESOURCE, ALLOCATABLE), BLIND
             ),
@@ -199,70 +215,70 @@ BREAKS: dict[str, Break] = {
     "no dev": Break(
         removed("dev"),
         {
-            "/dev": State.WRONG,
-            "card npu0": State.WRONG,
-            "card npu1": State.WRONG,
-            ALLOCATABLE: State.WRONG,
+            "/dev": Verdict.WRONG,
+            "card npu0": Verdict.WRONG,
+            "card npu1": Verdict.WRONG,
+            ALLOCATABLE: Verdict.WRONG,
         },
         "is missing",
         "mount the host's /dev",
     ),
     "no driver": Break(
         unbound,
-        {"PCI": State.WRONG},
+        {"PCI": Verdict.WRONG},
         "no driver is bound to 0000:99:00.0 (1ed2:0000)",
         "load the vendor's driver",
     ),
     "a driver that shows nothing": Break(
-        bound_to("npu"), {"PCI": State.WRONG}, "has a driver (npu)", "dmesg"
+        bound_to("npu"), {"PCI": Verdict.WRONG}, "has a driver (npu)", "dmesg"
     ),
     "handed on to a virtual machine": Break(
-        bound_to("vfio-pci"), {"PCI": State.NOTE}, "handed on by vfio-pci"
+        bound_to("vfio-pci"), {"PCI": Verdict.NOTE}, "handed on by vfio-pci"
     ),
     "a dead card": Break(
         fault("npu0", "dead"),
-        {"card npu0": State.WRONG, ALLOCATABLE: State.WRONG},
+        {"card npu0": Verdict.WRONG, ALLOCATABLE: Verdict.WRONG},
         "unhealthy: alive says 0",
         "reload its driver",
     ),
     "a card that hangs": Break(
         fault("npu0", "hang"),
-        {"card npu0": State.WRONG, ALLOCATABLE: State.WRONG},
+        {"card npu0": Verdict.WRONG, ALLOCATABLE: Verdict.WRONG},
         "no answer within",
         "reload its driver",
     ),
     "a missing node": Break(
         fault("npu0", "no-node"),
-        {"card npu0": State.WRONG},
+        {"card npu0": Verdict.WRONG},
         "/dev/npu0pe0 is missing",
         "udev",
     ),
     "a node that is none": Break(
         plain_file_for_a_node,
-        {"card npu0": State.WRONG, "card npu1": State.WRONG},
+        {"card npu0": Verdict.WRONG, "card npu1": Verdict.WRONG},
         "/dev/npu0_mgmt is no character device",
         "udev",
     ),
     "a card of no known type": Break(
         written("sys/class/npu_mgmt/npu7_mgmt/device_type", "Frobnicator\n"),
-        {"odd npu7_mgmt": State.NOTE},
+        {"odd npu7_mgmt": Verdict.NOTE},
         "'Frobnicator' is not known",
         "a newer one",
     ),
     "a card that cannot be read": Break(
         lambda node: (node.root / "sys/class/npu_mgmt/npu7_mgmt/device_type").mkdir(parents=True),
-        {"odd npu7_mgmt": State.WRONG, "labels": State.UNKNOWN},
+        {"odd npu7_mgmt": Verdict.WRONG, "labels": Verdict.UNKNOWN},
         "Is a directory",
         "dmesg",
     ),
     "no cards": Break(
         lambda node: [fault(card, "gone")(node) for card in ("npu0", "npu1")],
         {
-            "cards": State.NOTE,
-            "PCI": State.OK,
-            OF_RESOURCE: State.WRONG,
-            ALLOCATABLE: State.WRONG,
-            "labels": State.WRONG,
+            "cards": Verdict.NOTE,
+            "PCI": Verdict.OK,
+            OF_RESOURCE: Verdict.WRONG,
+            ALLOCATABLE: Verdict.WRONG,
+            "labels": Verdict.WRONG,
         },
         "waits for some",
         gone=("card npu0", "card npu1"),
@@ -271,89 +287,101 @@ BREAKS: dict[str, Break] = {
     "no plugin directory": Break(
         lambda node: shutil.rmtree(node.directory),
         {
-            "plugin directory": State.WRONG,
-            "kubelet.sock": State.WRONG,
-            "our sockets": State.OK,
-            "other plugins": State.OK,
-            "serving agent": State.NOTE,
-            OF_RESOURCE: State.NOTE,
+            "plugin directory": Verdict.WRONG,
+            "kubelet.sock": Verdict.WRONG,
+            "our sockets": Verdict.OK,
+            "other plugins": Verdict.OK,
+            "serving agent": Verdict.NOTE,
+            OF_RESOURCE: Verdict.NOTE,
         },
         "is missing",
         "pluginDir",
     ),
     "no kubelet.sock": Break(
         no_kubelet_socket,
-        {"kubelet.sock": State.WRONG},
+        {"kubelet.sock": Verdict.WRONG},
         "is missing",
         "systemctl status kubelet",
     ),
     "a kubelet that has ended": Break(
         kubelet_gone,
-        {"kubelet.sock": State.WRONG, "pod-resources": State.WRONG},
+        {"kubelet.sock": Verdict.WRONG, "pod-resources": Verdict.WRONG},
         "Connection refused",
         "journalctl -u kubelet",
     ),
     "a socket left behind": Break(
         lambda node: unserved(node.directory / "furiosa-npu-00000000.sock"),
-        {"our sockets": State.NOTE},
+        {"our sockets": Verdict.NOTE},
         "nobody serves furiosa-npu-00000000.sock",
         "harmless",
     ),
     "no pod-resources": Break(
         removed("../pod-resources"),
-        {"pod-resources": State.WRONG},
+        {"pod-resources": Verdict.WRONG},
         "is missing",
         "mount the host's",
     ),
     "a second agent's Pod": Break(
         situated(hostname="npu-agent-other"),
-        {"serving agent": State.NOTE},
+        {"serving agent": Verdict.NOTE},
         "stands by",
         "two DaemonSets",
     ),
     "no agent": Break(
-        unlocked, {"serving agent": State.NOTE}, "no npu-agent serves", "is its Pod running"
+        unlocked, {"serving agent": Verdict.NOTE}, "no npu-agent serves", "is its Pod running"
     ),
     # --- who else owns the resource
     "the vendor's plugin": Break(
         lambda node: node.serve_plugin("furiosa-npu.sock"),
-        {"other plugins": State.WRONG},
+        {"other plugins": Verdict.WRONG},
         "furiosa-npu.sock",
         "delete the vendor's DaemonSet",
     ),
+    "the vendor's plugin on a socket of another name": Break(
+        lambda node: node.serve_plugin("furiosa-device-plugin.sock"),
+        {"other plugins": Verdict.WRONG},
+        "furiosa-device-plugin.sock",
+        "grep -i -e furiosa -e npu",
+    ),
     "devices of a second plugin": Break(
         registers(RESOURCE, "NOT-OURS"),
-        {OF_RESOURCE: State.WRONG},
+        {OF_RESOURCE: Verdict.WRONG},
         "device NOT-OURS of it, which no card of this host has: a second plugin",
         "delete the vendor's DaemonSet",
     ),
     "our cards under another name": Break(
         registers("furiosa.ai/warboy", WARBOY.uuid),
-        {OF_RESOURCE: State.WRONG},
+        {OF_RESOURCE: Verdict.WRONG},
         f"has {WARBOY.uuid} as furiosa.ai/warboy, too",
+        "delete the vendor's DaemonSet",
+    ),
+    "our cards by another identity": Break(
+        registers("furiosa.ai/warboy", f"{WARBOY.serial}_cores_1"),
+        {OF_RESOURCE: Verdict.WRONG},
+        f"has {WARBOY.serial}_cores_1 as furiosa.ai/warboy, too",
         "delete the vendor's DaemonSet",
     ),
     "a device that the kubelet does not know": Break(
         forgets(WARBOY.uuid),
-        {OF_RESOURCE: State.WRONG},
+        {OF_RESOURCE: Verdict.WRONG},
         "knows 1 of 2",
         "readiness",
     ),
     "a checkpoint that is none": Break(
         lambda node: (node.directory / kubelet.CHECKPOINT).write_text("[]"),
-        {OF_RESOURCE: State.UNKNOWN},
+        {OF_RESOURCE: Verdict.UNKNOWN},
         "not as kubelets write it",
     ),
     # --- directories
     "no CDI directory": Break(
         cdi_is_a_file,
-        {"CDI directory": State.WRONG},
+        {"CDI directory": Verdict.WRONG},
         "is missing",
         "k8s/components/cdi",
     ),
     "no NFD": Break(
         configured(labels=LabelsConfig(output="nfd")),
-        {"NFD directory": State.WRONG, "labels": State.WRONG},
+        {"NFD directory": Verdict.WRONG, "labels": Verdict.WRONG},
         "is missing",
         "install Node Feature Discovery",
         gone=("right to patch nodes",),
@@ -362,27 +390,27 @@ BREAKS: dict[str, Break] = {
     "somebody else's port": Break(
         port_taken,
         {
-            "metrics.listen": State.WRONG,
-            "readiness": State.UNUSED,
-            "other plugins": State.OK,  # whose process has a name now
+            "metrics.listen": Verdict.WRONG,
+            "readiness": Verdict.UNUSED,
+            "other plugins": Verdict.OK,  # whose process has a name now
         },
         f"held by pid {os.getpid()}",
         "give metrics.listen another one",
     ),
     "no agent on its port": Break(
         lambda node: node.port.stop(),
-        {"metrics.listen": State.OK, "readiness": State.UNUSED},
+        {"metrics.listen": Verdict.OK, "readiness": Verdict.UNUSED},
         "is free",
     ),
     "no such address": Break(
         configured(metrics=MetricsConfig(listen="192.0.2.1:9100")),
-        {"metrics.listen": State.WRONG, "readiness": State.UNUSED},
+        {"metrics.listen": Verdict.WRONG, "readiness": Verdict.UNUSED},
         "192.0.2.1:9100",
         "no such address",
     ),
     "an agent that is not ready": Break(
         lambda node: node.port.reasons.append("config: config.yaml:3: unknown key"),
-        {"readiness": State.WRONG},
+        {"readiness": Verdict.WRONG},
         "config: config.yaml:3: unknown key",
         "/readyz",
     ),
@@ -390,10 +418,10 @@ BREAKS: dict[str, Break] = {
     "no NODE_NAME": Break(
         situated(node_name=None),
         {
-            "NODE_NAME": State.WRONG,
-            "Node": State.UNKNOWN,
-            ALLOCATABLE: State.UNKNOWN,
-            "labels": State.UNKNOWN,
+            "NODE_NAME": Verdict.WRONG,
+            "Node": Verdict.UNKNOWN,
+            ALLOCATABLE: Verdict.UNKNOWN,
+            "labels": Verdict.UNKNOWN,
         },
         "not set",
         "spec.nodeName",
@@ -401,17 +429,17 @@ BREAKS: dict[str, Break] = {
     "another NODE_NAME": Break(
         situated(node_name="n2"),
         {
-            "Node": State.WRONG,
-            "NODE_NAME": State.OK,
-            ALLOCATABLE: State.UNKNOWN,
-            "labels": State.UNKNOWN,
+            "Node": Verdict.WRONG,
+            "NODE_NAME": Verdict.OK,
+            ALLOCATABLE: Verdict.UNKNOWN,
+            "labels": Verdict.UNKNOWN,
         },
         "404",
         "`kubectl get nodes`",
     ),
     "a token that is no good": Break(
         lambda node: setattr(node.api, "refusal", 401),
-        {"API server": State.WRONG, **UNKNOWN_CLUSTER},
+        {"API server": Verdict.WRONG, **UNKNOWN_CLUSTER},
         "401 Unauthorized",
         "a new Pod, or a new login, has new ones",
     ),
@@ -423,58 +451,58 @@ BREAKS: dict[str, Break] = {
     "no right to get nodes": Break(
         denies(("get", "nodes")),
         {
-            "right to get nodes": State.WRONG,
-            "Node": State.UNKNOWN,
-            ALLOCATABLE: State.UNKNOWN,
-            "labels": State.UNKNOWN,
+            "right to get nodes": Verdict.WRONG,
+            "Node": Verdict.UNKNOWN,
+            ALLOCATABLE: Verdict.UNKNOWN,
+            "labels": Verdict.UNKNOWN,
         },
         "missing",
         '{apiGroups: [""], resources: [nodes], verbs: [get]}',
     ),
     "no right to patch nodes": Break(
         denies(("patch", "nodes")),
-        {"right to patch nodes": State.WRONG},
+        {"right to patch nodes": Verdict.WRONG},
         "missing",
         '{apiGroups: [""], resources: [nodes], verbs: [patch]}',
     ),
     "no right to create events": Break(
         denies(("create", "events")),
-        {"right to create events": State.WRONG},
+        {"right to create events": Verdict.WRONG},
         "missing",
         '{apiGroups: [""], resources: [events], verbs: [create]}',
     ),
     "no right to patch events": Break(
         denies(("patch", "events")),
-        {"right to patch events": State.WRONG},
+        {"right to patch events": Verdict.WRONG},
         "missing",
         '{apiGroups: [""], resources: [events], verbs: [patch]}',
     ),
     "a cordoned Node": Break(
-        node_says(spec={"unschedulable": True}), {"Node": State.NOTE}, "cordoned", "uncordon"
+        node_says(spec={"unschedulable": True}), {"Node": Verdict.NOTE}, "cordoned", "uncordon"
     ),
     "a Node that is not Ready": Break(
         node_says(
             status={"conditions": [{"type": "Ready", "status": "False", "message": "no network"}]}
         ),
-        {"Node": State.NOTE},
+        {"Node": Verdict.NOTE},
         "not Ready: no network",
         "journalctl -u kubelet",
     ),
     "nothing allocatable": Break(
         node_says(status={"allocatable": {}}),
-        {ALLOCATABLE: State.WRONG},
+        {ALLOCATABLE: Verdict.WRONG},
         "0 on the Node, 2 healthy",
         "a second plugin owns the resource",
     ),
     "a label that somebody changed": Break(
         labelled(count="7"),
-        {"labels": State.WRONG},
+        {"labels": Verdict.WRONG},
         "npu.count is 7 and should be 2",
         "labels.resync",
     ),
     "labels of somebody else": Break(
         lambda node: own(node, "nfd-master"),
-        {"labels": State.NOTE},
+        {"labels": Verdict.NOTE},
         "set by nfd-master",
         "delete the vendor's feature discovery",
     ),
@@ -489,9 +517,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_good_node(node: Node) -> None:
     lines = await examine.examine(node.situation)
-    assert {line.name: line.state for line in lines if line.state is not State.OK} == {
-        "CDI directory": State.UNUSED,
-        "NFD directory": State.UNUSED,
+    assert {line.name: line.state for line in lines if line.state is not Verdict.OK} == {
+        "CDI directory": Verdict.UNUSED,
+        "NFD directory": Verdict.UNUSED,
     }
     assert len(lines) == len({line.name for line in lines})
     assert not [line for line in lines if line.remedy]
@@ -511,4 +539,4 @@ async def test_one_break_turns_one_line(name: str, node: Node) -> None:
     line = after[next(iter(broken.lines))]
     assert broken.detail in line.detail
     assert broken.remedy in line.remedy
-    assert line.remedy or line.state is not State.WRONG
+    assert line.remedy or line.state is not Verdict.WRONG

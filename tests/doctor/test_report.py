@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from npu_agent.doctor import report
-from npu_agent.doctor.check import Check, State
+from npu_agent.doctor.check import Check, Verdict
 from npu_agent.doctor.examine import examine
 from tests.doctor.helpers import Node
 from tests.outputs.deviceplugin.helpers import golden
@@ -19,7 +19,7 @@ from tests.outputs.deviceplugin.helpers import golden
 GOLDEN = Path(__file__).parent / "golden"
 LONG = Check(
     "resource " + "x" * 60,
-    State.WRONG,
+    Verdict.WRONG,
     "detail " * 40 + "D" * 120,
     "remedy " * 40 + "[bold]R[/]",
 )

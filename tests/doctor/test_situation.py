@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from npu_agent import config
-from npu_agent.commands.doctor import FURIOSA
 from npu_agent.config import Config, ConfigError, default_config
-from npu_agent.doctor.check import Check, State
+from npu_agent.doctor.check import Check, Verdict
 from npu_agent.doctor.situation import Situation, configuration, forgotten
 from npu_agent.vendors import WORDS
 
@@ -30,14 +29,16 @@ def test_a_good_file(tmp_path: Path) -> None:
     file.write_text("socketName: x\n")
     found, check = given("--config-file", file)
     assert found.socket_name == "x"
-    assert check == Check("config", State.OK, f"{file} is good")
+    assert check == Check("config", Verdict.OK, f"{file} is good")
 
 
 def test_options_and_defaults() -> None:
     found, check = given("--socket-name", "x", "--interval", "5")
     assert found.socket_name == "x"
-    assert check == Check("config", State.OK, "no file; --interval, --socket-name and the defaults")
-    assert given() == (default_config(WORDS), Check("config", State.OK, "no file; the defaults"))
+    assert check == Check(
+        "config", Verdict.OK, "no file; --interval, --socket-name and the defaults"
+    )
+    assert given() == (default_config(WORDS), Check("config", Verdict.OK, "no file; the defaults"))
 
 
 def test_of_a_bad_file_what_is_good_in_it(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_of_a_bad_file_what_is_good_in_it(tmp_path: Path) -> None:
     found, check = given("--config-file", file)
     assert (found.socket_name, found.metrics.listen) == ("x", ":9200")
     assert (found.default_pe, found.interval) == ("Fusion", 10.0)
-    assert check.state is State.WRONG
+    assert check.state is Verdict.WRONG
     assert f"{file}:2: defautPe: unknown key: did you mean defaultPe?" in check.detail
     assert f"{file}:3: interval: must be" in check.detail
     assert f"{file}:4: metrics.shema" in check.detail
@@ -67,7 +68,7 @@ def test_of_what_is_no_configuration_nothing(tmp_path: Path, content: bytes | No
         file.write_bytes(content)
     found, check = given("--config-file", file)
     assert found == default_config(WORDS)
-    assert check.state is State.WRONG
+    assert check.state is Verdict.WRONG
     assert str(file) in check.detail
     assert "the defaults" in check.remedy
 
@@ -86,7 +87,7 @@ def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
     situation = Situation(
         config=default_config(WORDS),
         host_root=Path("/"),
-        vendor=FURIOSA,
+        vendors=(),
         node_name=None,
         in_pod=True,
         uid=0,
@@ -97,7 +98,7 @@ def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
     assert forgotten(parsed(), situation, check) == check
     file.write_text("interval: 5\n")
     note = forgotten(parsed(), situation, check)
-    assert note.state is State.NOTE
+    assert note.state is Verdict.NOTE
     assert note.remedy == f"npu-agent doctor --config-file={file}"
     _, named = given("--config-file", file)
     assert forgotten(parsed("--config-file", file), situation, named) == named

@@ -10,6 +10,8 @@ from npu_agent.core.hardware import Access, Card
 
 VENDOR = "furiosa"
 CDI_KIND = "furiosa.ai/npu"
+ENVIRONMENT = (("NPU_DEVNAME", "npu{n}pe{cores}"), ("FURIOSA_DEVICES", "npu:{n}:{cores}"))
+"""What a container's environment says of each of its cores."""
 
 if TYPE_CHECKING:
     import re
@@ -102,9 +104,6 @@ def _access(family: Family, index: int) -> Access:
         shared_nodes=paths(family.shared_nodes),
         whole_nodes=paths(family.whole_nodes),
         core_nodes=tuple(zip(family.core_ranges, core_nodes, strict=True)),
-        environment=(
-            ("NPU_DEVNAME", f"npu{index}pe{{cores}}"),
-            ("FURIOSA_DEVICES", f"npu:{index}:{{cores}}"),
-        ),
+        environment=tuple((name, form.replace("{n}", str(index))) for name, form in ENVIRONMENT),
         cdi_kind=CDI_KIND,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import stat
 import time
 from contextlib import suppress
@@ -15,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
-from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe
+from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Profile
 from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.profile import PROFILE
 from npu_agent.vendors.furiosa.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from npu_agent.core.vocabulary import Vocabulary
     from npu_agent.vendors.furiosa.family import Family
@@ -33,6 +35,9 @@ _LARGEST_FILE = 64 * 1024
 _SETTLED = 1_000_000_000
 """Nanoseconds after which a directory's time tells it from any later change: file systems count
 in ticks of some milliseconds."""
+
+_NODE = re.compile("npu([0-9]{1,4})")
+"""How the names of a card's nodes begin."""
 
 _HWMON = {
     "temp": ("_input", SensorKind.TEMPERATURE),
@@ -48,6 +53,7 @@ class Furiosa:
     """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
 
     vocabulary: ClassVar[Vocabulary] = VOCABULARY
+    profile: ClassVar[Profile] = PROFILE
 
     def __init__(self, root: Path, families: Mapping[str, Family] = FAMILIES) -> None:
         """`root` is where the host's ``/`` is seen: ``/`` itself, or a mount in a container."""
@@ -142,6 +148,28 @@ class Furiosa:
             for core in range(family.core_count)
         )
         return tuple(filter(None, found))
+
+    def pci_addresses(self) -> frozenset[str]:
+        """See `Vendor.pci_addresses`."""
+        found = (parse.pci_address(_optional(f"{entry.path}/busname")) for entry in self.scan())
+        return frozenset(filter(None, found))
+
+    def given(self) -> tuple[Card, ...]:
+        """See `Vendor.given`."""
+        return tuple(
+            family.card(index, product=family.name, nodes=nodes)
+            for family in self._families.values()
+            for index, nodes in self._nodes_of_all(family)
+        )
+
+    def _nodes_of_all(self, family: Family) -> Iterator[tuple[int, frozenset[str]]]:
+        """The number of each card of the family that has nodes, and these."""
+        names = _names(f"{self._dev}/{family.dev_dir}")
+        there = frozenset(family.dev_dir + name for name in names)
+        numbers = {int(match[1]) for name in names if (match := _NODE.match(name))}
+        for index in sorted(numbers):
+            if nodes := there.intersection(family.nodes(index)):
+                yield index, nodes
 
     def _pci(self, address: str) -> str:
         return f"{self._sys}/bus/pci/devices/{address}"

@@ -233,6 +233,28 @@ def test_a_class_directory_that_cannot_be_listed_is_an_error(tmp_path: Path) -> 
         Furiosa(tmp_path).scan()
 
 
+def test_the_addresses_of_cards_that_are_not_served_too(tmp_path: Path) -> None:
+    simulator.make(tmp_path, simulator.parse_cards("warboy=2,rngd=1"), plain_nodes=True)
+    (tmp_path / "sys/class/npu_mgmt/npu1_mgmt/device_type").write_text("Frobnicator\n")
+    (tmp_path / "sys/class/rngd_mgmt/rngd!npu2mgmt/busname").write_text("somewhere\n")
+    expected = {simulator.card("warboy", index).pci_bus_id for index in range(2)}
+    assert Furiosa(tmp_path).pci_addresses() == expected
+
+
+def test_what_a_container_is_given(tmp_path: Path) -> None:
+    dev = tmp_path / "dev"
+    assert Furiosa(tmp_path).given() == ()
+    (dev / "rngd").mkdir(parents=True)
+    for name in ("npu3pe1", "npu3ch0", "npu12_mgmt", "npu7x", "npux", "null", "rngd/npu3bar0"):
+        (dev / name).touch()
+    found = {(card.family, card.index): card.nodes for card in Furiosa(tmp_path).given()}
+    assert found == {
+        ("warboy", 3): {"npu3pe1", "npu3ch0"},
+        ("warboy", 12): {"npu12_mgmt"},
+        ("rngd", 3): {"rngd/npu3bar0"},
+    }
+
+
 def test_a_driver_that_is_reloaded_makes_another_entry(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     before = entry_of(root)

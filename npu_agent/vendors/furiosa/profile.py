@@ -1,0 +1,19 @@
+"""What shows from outside that this vendor's cards are there."""
+
+from __future__ import annotations
+
+from npu_agent.core.vendor import Driver, Profile
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.family import ENVIRONMENT
+
+PROFILE = Profile(
+    title="FuriosaAI",
+    pci="1ed2",
+    plugins="furiosa",
+    drivers=tuple(
+        Driver(family=one.name, title=one.title, directory=f"sys/class/{one.class_dir}")
+        for one in FAMILIES.values()
+    ),
+    environment=ENVIRONMENT,
+)
+"""All of it."""
