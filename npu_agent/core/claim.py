@@ -95,7 +95,8 @@ class ClaimUse:
     claim_namespace: str
     claim_name: str
     driver: str
-    """Anybody's: a node can have several."""
+    """Anybody's: a node can have several. It is "", as are pool and device, where a claim is not
+    prepared yet."""
     pool: str
     device: str
 

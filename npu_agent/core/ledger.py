@@ -107,6 +107,8 @@ class PreparedClaim:
     name: str
     pods: tuple[str, ...] = ()
     """Names of the Pods that it was reserved for, in its namespace, when it was prepared."""
+    joined: bool = False
+    """Whether each container has all of its requests, and so the environment of all devices."""
     devices: tuple[PreparedDevice, ...]
 
     @property
@@ -521,6 +523,7 @@ def _encoded(
             "namespace": claim.namespace,
             "name": claim.name,
             "pods": claim.pods,
+            "joined": claim.joined,
             "devices": [
                 {
                     "request": one.request,
@@ -565,6 +568,7 @@ def _decoded(record: bytes) -> _Record:
             namespace=str(claim["namespace"]),
             name=str(claim["name"]),
             pods=tuple(map(str, claim["pods"])),
+            joined=bool(claim["joined"]),
             devices=tuple(
                 PreparedDevice(
                     request=str(one["request"]),

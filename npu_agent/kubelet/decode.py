@@ -188,7 +188,8 @@ class _Reader:
             if at > self._pause:
                 self._pause = at + _BREATH
                 yield
-        for device in devices:
+        # A claim that is not prepared yet has no devices, and which containers name it matters.
+        for device in devices or [("", "", "")]:
             used.append((namespace, name, *device))
             if len(used) % _BREATH == 0:
                 yield

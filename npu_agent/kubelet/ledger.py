@@ -42,6 +42,8 @@ _READING = 5.0
 """Seconds to wait for the record on disk."""
 _ANSWER = 11.0
 """Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
+_LOOK = 2.0
+"""Seconds of it while a Pod waits."""
 _LAST_ANSWER = 0.2
 """Seconds of the one that the agent has for its end."""
 _RESTART = 30.0
@@ -114,6 +116,17 @@ class LedgerKeeper:
         """Which containers use which claims, as pod-resources says; None if it does not answer."""
         answer = self._pod_resources.holdings.value
         return None if answer.error or not answer.asked_at else answer.claim_uses
+
+    async def containers_of(self, namespace: str, claim: str) -> list[set[str]]:
+        """For each Pod that names a claim, which of its containers do; as pod-resources says now.
+
+        Empty if it does not say that within 2 s.
+        """
+        pods: dict[str, set[str]] = {}
+        for use in (await self._answer(_LOOK)).claim_uses:
+            if (use.claim_namespace, use.claim_name) == (namespace, claim):
+                pods.setdefault(use.pod, set()).add(use.container)
+        return list(pods.values())
 
     async def run(self) -> None:
         """Follows hardware and pod-resources until cancelled."""

@@ -109,7 +109,7 @@ def expected(response: wire.ListPodResourcesResponse) -> list[Row | ClaimRow]:
                     one.device_name,
                 )
                 for claim in container.dynamic_resources
-                for one in claim.claim_resources
+                for one in claim.claim_resources or [wire.ClaimResource()]
             ]
     return sorted(listed)
 

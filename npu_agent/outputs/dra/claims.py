@@ -180,7 +180,8 @@ class Claims:
         try:
             await self._ready()
             claim = await self._read(ref)
-            return _Outcome("prepared", await self._whole(self._grant(claim, began)))
+            joined = await self._joined(claim)
+            return _Outcome("prepared", await self._whole(self._grant(claim, began, joined=joined)))
         except RefusalError as error:
             return _Outcome("refused", str(error))
         except ApiError as error:
@@ -246,7 +247,25 @@ class Claims:
             )
         return claim
 
-    async def _grant(self, claim: Claim, began: float) -> tuple[PreparedResult, ...]:
+    async def _joined(self, claim: Claim) -> bool:
+        """Whether the requests of a claim are all one container's.
+
+        A container's variables are those of the last CDI device that the runtime applies, so each
+        of its requests must have the variables of all of them. But a container that names one of
+        several requests must not have those of the others.
+        """
+        requests = {result.request for result in claim.results}
+        if len(requests) == 1 or all(map(_EXTENDED.fullmatch, requests)):
+            return True  # and `_container` tells those of extended resources apart
+        containers = await self._keeper.containers_of(claim.namespace, claim.name)
+        if not containers:
+            known = self._keeper.prepared.value.get(claim.uid)
+            return known is not None and known.joined
+        return all(len(of_pod) == 1 for of_pod in containers)
+
+    async def _grant(
+        self, claim: Claim, began: float, *, joined: bool
+    ) -> tuple[PreparedResult, ...]:
         """Prepares a claim that was read after `began`.
 
         Raises:
@@ -265,9 +284,11 @@ class Claims:
                     self._check_health(result, device)
             _check_overlap(claim, found)
             own = [device for result, device in found if not result.admin]
-            self._keeper.prepare(_prepared(claim, found, self._dra.driver), own)
+            self._keeper.prepare(_prepared(claim, found, self._dra.driver, joined=joined), own)
             try:
-                spec = cdi.claim_spec(self._dra.claim_kind, claim.uid, _grants(found))
+                spec = cdi.claim_spec(
+                    self._dra.claim_kind, claim.uid, _grants(found, joined=joined)
+                )
                 await files.replace(self._spec_of(claim.uid), spec)
                 await self._keeper.saved()
             except OSError:
@@ -415,13 +436,16 @@ def _nameless(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"
 
 
-def _prepared(claim: Claim, found: Iterable[tuple[Result, Device]], driver: str) -> PreparedClaim:
+def _prepared(
+    claim: Claim, found: Iterable[tuple[Result, Device]], driver: str, *, joined: bool
+) -> PreparedClaim:
     return PreparedClaim(
         driver=driver,
         uid=claim.uid,
         namespace=claim.namespace,
         name=claim.name,
         pods=claim.reserved_for,
+        joined=joined,
         devices=tuple(
             PreparedDevice(
                 request=result.request,
@@ -463,20 +487,16 @@ def _check_overlap(claim: Claim, found: Sequence[tuple[Result, Device]]) -> None
                 )
 
 
-def _grants(found: Iterable[tuple[Result, Device]]) -> dict[str, Grant]:
-    """What a container gets by each request of a claim.
-
-    A container's variables are those of the last CDI device that the runtime applies. So the
-    requests that are known to be one container's each have the variables of all of them.
-    """
+def _grants(found: Iterable[tuple[Result, Device]], *, joined: bool) -> dict[str, Grant]:
+    """What a container gets by each request of a claim; `joined` as `PreparedClaim.joined`."""
     by_request: dict[str, list[Device]] = {}
     by_container: dict[str, list[Device]] = {}
     for result, device in found:
         by_request.setdefault(result.request, []).append(device)
-        by_container.setdefault(_container(result.request), []).append(device)
+        by_container.setdefault(_container(result.request, joined=joined), []).append(device)
     return {
         request: Grant(
-            environment=grant(by_container[_container(request)]).environment,
+            environment=grant(by_container[_container(request, joined=joined)]).environment,
             nodes=grant(devices).nodes,
             cdi_names=(),
         )
@@ -484,10 +504,12 @@ def _grants(found: Iterable[tuple[Result, Device]]) -> dict[str, Grant]:
     }
 
 
-def _container(request: str) -> str:
-    """Tells the requests of one container from those of others, as far as their names do."""
+def _container(request: str, *, joined: bool) -> str:
+    """The same text for requests of one container, as far as that is known."""
     match = _EXTENDED.fullmatch(request)
-    return match[1] if match else request
+    if match:
+        return match[1]
+    return "" if joined else request
 
 
 def _explained(error: OSError) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from npu_agent import files
-from npu_agent.core.claim import PreparedResult
+from npu_agent.core.claim import ClaimUse, PreparedResult
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.ledger import RECORD
+from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices, state
 from tests.outputs.dra.room import NPU, Room, ref, result
 
@@ -142,6 +143,45 @@ async def test_each_request_has_its_own_devices(tmp_path: Path) -> None:
     assert spec(room)["uid-c-a"]["env"][0] == "NPU_DEVNAME=npu0pe0-1"
     assert spec(room)["uid-c-b"]["env"][0] == "NPU_DEVNAME=npu1pe0-1"
     assert "/dev/npu1" not in nodes(spec(room)["uid-c-a"])
+
+
+@pytest.mark.parametrize(
+    ("containers", "joined"),
+    [
+        ([("pod", "main")], True),
+        ([("pod", "main"), ("other", "main")], True),  # two Pods that share a claim
+        ([("pod", "main"), ("pod", "second")], False),  # each may name a request
+        ([], False),  # the kubelet does not say
+    ],
+)
+async def test_a_container_with_all_requests_has_the_variables_of_all(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    containers: list[tuple[str, str]],
+    joined: bool,
+) -> None:
+    monkeypatch.setattr("npu_agent.kubelet.ledger._LOOK", 0.2)
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO, "a"), result(ONE, "b"))
+    uses = [ClaimUse("team", pod, name, "team", "c", "", "", "") for pod, name in containers]
+
+    async def asked() -> None:
+        room.now += 2.0
+        room.kubelet.holdings.publish(Holdings(claim_uses=tuple(uses), asked_at=room.now))
+
+    monkeypatch.setattr(room.kubelet, "ask", lambda: asyncio.ensure_future(asked()))
+    await room.prepared()
+    both = "NPU_DEVNAME=npu0pe0-1,npu1pe0-1"
+    found = {name: edits["env"][0] for name, edits in spec(room).items()}
+    assert found == {
+        "uid-c-a": both if joined else "NPU_DEVNAME=npu0pe0-1",
+        "uid-c-b": both if joined else "NPU_DEVNAME=npu1pe0-1",
+    }
+    assert "/dev/npu1" not in nodes(spec(room)["uid-c-a"])  # the runtime joins these itself
+    uses.clear()  # a kubelet that has just started: what is known already stays
+    await room.prepared()
+    assert {name: edits["env"][0] for name, edits in spec(room).items()} == found
 
 
 async def test_requests_of_one_container_share_the_variables(tmp_path: Path) -> None:
