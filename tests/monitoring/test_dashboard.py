@@ -74,11 +74,17 @@ async def test_every_query_and_variable_finds_something_and_the_rules_work() -> 
             await until(all_found, "every query of the dashboard finds something")
         except AssertionError as error:
             raise AssertionError(f"nothing is found by: {missing}") from error
+        await until(lambda: _both_hold(prometheus), "both Pods are known to hold a card")
         await _variables_have_values(prometheus)
         await _figures_are_right(prometheus)
         await _cards_are_held_by_whom_they_are(prometheus)
         await _units_are_the_same_in_both_schemas(prometheus)
         await _rules_work(prometheus)
+
+
+async def _both_hold(prometheus: Prometheus) -> bool:
+    """The kubelet lists the second Pod a second or two after the first."""
+    return len(await prometheus.query("furiosa_npu_assigned")) == 2
 
 
 async def _variables_have_values(prometheus: Prometheus) -> None:
