@@ -294,7 +294,8 @@ def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> No
     code, out, _ = asyncio.run(ask("json"))
     assert code == 0
     assert [Assignment(**one) for one in json.loads(out)] == list(ASSIGNED)
-    assert list(json.loads(out)[0]) == ["namespace", "pod", "container", "resource", "device"]
+    keys = ["namespace", "pod", "container", "resource", "device", "claim"]
+    assert list(json.loads(out)[0]) == keys
 
 
 def test_nobody_holds_a_device(
