@@ -27,6 +27,7 @@ COPIES = {
     "own-node-policy-events.yaml": "own-node-policy/events.yaml",
     "dra-deviceclass.yaml": "dra/deviceclass.yaml",
     "dra-policy.yaml": "dra/policy.yaml",
+    "dra-classes.yaml": "dra-classes/deviceclasses.yaml",
     "podmonitor.yaml": "podmonitor/podmonitor.yaml",
     "prometheusrule.yaml": "alerts/prometheusrule.yaml",
     "dashboard.json": "dashboard/npu-agent.json",

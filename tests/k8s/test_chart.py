@@ -193,6 +193,7 @@ def test_the_kubelets_directories_follow_the_config() -> None:
             {"config": {"resources": [{"name": "a/b", "family": "rngd", "api": "dra"}]}},
             "set dra.enabled to true as well",
         ),
+        ({"dra": {"classes": True}}, "set dra.enabled to true as well"),
         ({"dra": True}, "at '/dra': got boolean, want object"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -221,6 +222,34 @@ def test_dra_needs_kubernetes_1_34() -> None:
     assert run("helm", *words, "1.34.0").returncode == 0
     done = run("helm", *words, "1.33.5")
     assert "dra.enabled needs Kubernetes 1.34 or newer, and this is v1.33.5" in done.stderr
+
+
+def test_the_classes_of_dra_need_kubernetes_1_36() -> None:
+    words = ("template", "x", CHART, "--set", "dra.enabled=true,dra.classes=true", "--kube-version")
+    assert run("helm", *words, "1.36.0").returncode == 0
+    done = run("helm", *words, "1.35.4")
+    assert "dra.classes needs Kubernetes 1.36 or newer, and this is v1.35.4" in done.stderr
+
+
+def test_the_classes_of_dra_are_those_of_the_component(overlay: Overlay) -> None:
+    def classes(things: list[Object]) -> list[Object]:
+        return sorted(
+            ({**one, "metadata": one["metadata"]["name"]} for one in things
+             if one["kind"] == "DeviceClass"),
+            key=lambda one: str(one["metadata"]),
+        )  # fmt: skip
+
+    made = template({"dra": {"enabled": True, "classes": True}})
+    assert classes(made) == classes(overlay(["dra", "dra-classes"]))
+    names = {one["spec"].get("extendedResourceName") for one in classes(made)}
+    assert names == {
+        None,
+        "alpha.furiosa.ai/npu",
+        "beta.furiosa.ai/npu",
+        "furiosa.ai/npu",
+        "furiosa.ai/rngd",
+        "furiosa.ai/warboy",
+    }
 
 
 def test_with_dra_the_api_is_auto_unless_the_config_says_another() -> None:
