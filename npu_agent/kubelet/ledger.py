@@ -82,6 +82,8 @@ class LedgerKeeper:
         self.prepared: Feed[Mapping[str, PreparedClaim]] = self.states.map(
             lambda ledger: ledger.prepared
         )
+        self.asked: Feed[bool] = Feed(False)
+        """Whether the kubelet was asked who holds what; it may not have said."""
         self.holdings: Feed[tuple[Holding, ...]] = Feed(())
         self._snapshots = snapshots
         self._pod_resources = pod_resources
@@ -106,11 +108,6 @@ class LedgerKeeper:
     def lost(self) -> bool:
         """Whether there is no record of what an agent before this one has handed out."""
         return self._on_disk is None or self._ledger.unsure
-
-    @property
-    def answered(self) -> bool:
-        """Whether the kubelet was asked who holds what; it may not have said."""
-        return bool(self._pod_resources.holdings.value.asked_at)
 
     def claim_uses(self) -> tuple[ClaimUse, ...] | None:
         """Which containers use which claims, as pod-resources says; None if it does not answer."""
@@ -163,6 +160,7 @@ class LedgerKeeper:
             if self._ledger.doubtful:
                 self._pod_resources.ask_soon()
         self._conflicts = self._ledger.conflicts(cards)
+        self.asked.publish(bool(answer.asked_at))
         self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards, answer.claim_uses))
         return self._conflicts
 

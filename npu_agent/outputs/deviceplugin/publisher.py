@@ -98,9 +98,9 @@ class Publisher:
     def _lists(self) -> dict[str, Devices] | None:
         """The devices of each resource; None as long as nothing should be offered."""
         snapshot, wanted = self._snapshots.value, self._wanted.value
-        if not snapshot.complete or not self._keeper.answered:
-            return None  # never an empty list, or a list of doubts, before the real one
         conflicts = self._keeper.update()
+        if not snapshot.complete or not self._keeper.asked.value:
+            return None  # never an empty list, or a list of doubts, before the real one
         offered = {
             resource.name: advertise(snapshot, resource, wanted.disabled)
             for resource in wanted.resources

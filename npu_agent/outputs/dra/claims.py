@@ -28,6 +28,7 @@ from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.ledger import LedgerKeeper
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
+from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
@@ -37,6 +38,8 @@ Fetch = Callable[[str, str], Awaitable[Mapping[str, Any]]]
 
 _READY = 15.0
 """Seconds to wait for the cards, and for the kubelet to say who holds them, after the start."""
+_LISTING = 5.0
+"""Seconds to wait for the list of CDI specs."""
 _AT_ONCE = 8
 """Claims that are read from the API server at the same time."""
 _REMEMBERED = 4096
@@ -422,7 +425,15 @@ class Claims:
     async def _sweep_specs(self) -> None:
         """Removes the specs of claims that are not prepared; called with the lock."""
         known = {self._spec_of(uid).name for uid in self._keeper.prepared.value}
-        for path in self._cdi_root.glob(cdi.claim_file(self._dra.claim_kind, "*")):
+        pattern = cdi.claim_file(self._dra.claim_kind, "*")
+        try:
+            there = await DaemonThread("npu-cdi").call(
+                lambda: list(self._cdi_root.glob(pattern)), deadline=_LISTING
+            )
+        except OSError as error:
+            log.warning("the CDI specs cannot be listed", directory=self._cdi_root, error=error)
+            return
+        for path in there:
             if path.name not in known:
                 with contextlib.suppress(OSError):
                     await files.replace(path, None)

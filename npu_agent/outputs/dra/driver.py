@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +103,8 @@ class Driver:
         self._snapshots = snapshots
         self._wanted = wanted
         self._registrations = 0
+        self._beside: list[asyncio.Task[None]] = []
+        """What runs beside the serving; none of it ends by itself."""
         self._logged = ""
         """The trouble that was logged last."""
         pool_name = node_name or ""
@@ -132,7 +134,7 @@ class Driver:
     async def run(self) -> None:
         """Serves until cancelled."""
         pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
-        following = asyncio.create_task(self._follow())
+        self._beside = [asyncio.create_task(self._follow())]
         try:
             while True:
                 await self._until_needed()
@@ -144,12 +146,12 @@ class Driver:
                         async with self._publishing():
                             while still_ours() and self.needed:
                                 await self._serve(still_ours)
-                                pause.reset()
+                                pause.reset()  # those sockets were made
                 except OSError as error:
                     self._trouble(str(error))
                     await asyncio.sleep(pause.next())
         finally:
-            following.cancel()
+            await _ended(self._beside)
             self._say(SessionPhase.ENDED)
 
     async def _until_needed(self) -> None:
@@ -165,9 +167,10 @@ class Driver:
 
     async def _follow(self) -> None:
         """Keeps the pool true to cards, config and ledger."""
-        async for _ in changes_of(self._snapshots, self._wanted, self._keeper.states):
+        keeper = self._keeper
+        async for _ in changes_of(self._snapshots, self._wanted, keeper.states, keeper.asked):
             snapshot, wanted = self._snapshots.value, self._wanted.value
-            if not snapshot.complete or not self._keeper.answered:
+            if not snapshot.complete or not self._keeper.asked.value:
                 continue  # never an empty pool, or one of doubts, before the real one
             held = self._keeper.held_by_containers()
             self._known.publish(
@@ -197,12 +200,12 @@ class Driver:
             asyncio.create_task(self.slices.run()),
             asyncio.create_task(self._sweep_claims()),
         ]
+        self._beside += tasks
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._beside = [task for task in self._beside if task not in tasks]
+            await _ended(tasks)
 
     async def _sweep_claims(self) -> None:
         while True:
@@ -213,17 +216,18 @@ class Driver:
         """Serves the kubelet on new sockets until they are lost, or nothing is to be served."""
         await self.claims.rebuild()
         served: Feed[tuple[PoolDevice, ...]] = Feed(self.offered.value or ())
+        health = Health(self._node_name or "", served)
         endpoint = Endpoint(
             driver=self._dra.driver,
             kubelet_root=self._kubelet_root,
             instance=self._instance,
             plugin=DraPlugin(self.claims.prepare, self.claims.unprepare),
-            health=Health(self._node_name or "", served),
+            health=health,
         )
         await endpoint.start()
         tasks = [
             asyncio.create_task(self._report(served)),
-            asyncio.create_task(self._registration(endpoint)),
+            asyncio.create_task(self._registration(endpoint, health)),
         ]
         try:
             while still_ours() and self.needed:
@@ -231,12 +235,13 @@ class Driver:
                 if not endpoint.exists():
                     self._trouble("our socket was removed: registering again")
                     return
+                for task in (*self._beside, *tasks):
+                    if task.done():
+                        task.result()  # raises: the whole part is started again
         finally:
-            for task in tasks:
-                task.cancel()
             served.close()  # the streams return, and the kubelet sees their end
             await endpoint.close()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _ended(tasks)
 
     async def _report(self, served: Feed[tuple[PoolDevice, ...]]) -> None:
         """Hands the pool to the kubelet's health stream."""
@@ -244,22 +249,29 @@ class Driver:
             if devices is not None:
                 served.publish(devices)
 
-    async def _registration(self, endpoint: Endpoint) -> None:
-        """Follows what the kubelet makes of us, and notices its restarts."""
-        asked = 0
-        async for now in endpoint.registration.watch():
+    async def _registration(self, endpoint: Endpoint, health: Health) -> None:
+        """Follows what the kubelet makes of us, and notices its restarts.
+
+        A kubelet from 1.36 on holds the stream of health open for as long as it has us.
+        """
+        asked = streamed = 0
+        async for _ in changes_of(endpoint.registration, health.streams):
+            now = endpoint.registration.value
             if now.asked > asked:
                 if asked:
                     log.info("the kubelet has been restarted", driver=self._dra.driver)
                     self._keeper.kubelet_lost()
                 self.slices.ask_now()  # a kubelet that starts deletes the slices of its node
-                asked = now.asked
-            if now.registered:
+                asked, streamed = now.asked, 0
+            streamed = max(streamed, health.streams.value)
+            if now.error:
+                self._trouble(f"the kubelet refuses: {now.error}")
+            elif streamed and not health.streams.value:
+                self._say(SessionPhase.REGISTERING, "the kubelet has closed its stream of health")
+            elif now.registered:
                 self._registrations = now.notifications
                 self._logged = ""
                 self._say(SessionPhase.REGISTERED)
-            elif now.error:
-                self._trouble(f"the kubelet refuses: {now.error}")
 
     def _standby(self, owner: str | None) -> None:
         if owner is None:
@@ -283,3 +295,10 @@ class Driver:
                 registrations=self._registrations,
             )
         )
+
+
+async def _ended(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancels tasks and waits for their end, however they end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,145 @@
+"""The driver part between stand-ins for the kubelet's plugin manager and the API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from npu_agent.core.hardware import Snapshot
+from npu_agent.core.ledger import Ledger
+from npu_agent.core.state import SessionPhase
+from npu_agent.feed import Feed
+from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
+from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.podresources import Holdings
+from npu_agent.outputs.dra.driver import Driver, Wanted
+from npu_agent.simulator.pluginmanager import StandInPluginManager
+from npu_agent.vendors.furiosa.attributes import NAMES
+from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.dra.api import NODE, SlicesApi, cluster
+from tests.outputs.dra.cards import card
+from tests.outputs.dra.helpers import kubelet_root
+from tests.outputs.dra.room import NPU, Kubelet
+from tests.until import first, until
+
+FAMILY = frozenset({"rngd"})
+
+
+@dataclass
+class World:
+    root: Path
+    server: SlicesApi
+    driver: Driver
+    keeper: LedgerKeeper
+    wanted: Feed[Wanted]
+    task: asyncio.Task[None]
+
+    async def phase(self, phase: SessionPhase) -> str:
+        return (await first(self.driver.status, lambda now: now.phase is phase)).reason
+
+    def sockets(self) -> int:
+        return len(list(self.root.glob("plugins*/**/*.sock")))
+
+
+@asynccontextmanager
+async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncIterator[World]:
+    async with cluster(tmp_path) as (server, api), kubelet_root() as root:
+        directory = root / "device-plugins"
+        directory.mkdir()
+        snapshots = Feed(Snapshot((card("rngd", 0),), complete=True))
+        kubelet = Kubelet()
+
+        def ask() -> None:
+            kubelet.holdings.publish(Holdings(asked_at=asyncio.get_running_loop().time()))
+
+        kubelet.ask = ask  # type: ignore[method-assign]
+        keeper = LedgerKeeper(
+            snapshots=snapshots,
+            pod_resources=kubelet,
+            resources=[NPU],
+            directory=directory,
+            ledger=Ledger().recovered(left_behind(directory), 0.0),
+        )
+        wanted = Feed(Wanted(families=families))
+        driver = Driver(
+            dra=NAMES,
+            vendor_families=frozenset(FAMILIES),
+            node_name=NODE,
+            pod_uid=None,
+            kubelet_root=root,
+            ownership=Ownership(directory),
+            keeper=keeper,
+            snapshots=snapshots,
+            wanted=wanted,
+            api=api,
+            cdi_root=root / "cdi",
+        )
+        task = asyncio.create_task(driver.run())
+        try:
+            yield World(root, server, driver, keeper, wanted, task)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_it_is_registered_as_long_as_the_kubelet_listens(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        manager = StandInPluginManager(here.root)
+        await manager.start()
+        await here.phase(SessionPhase.REGISTERED)
+        await until(lambda: here.server.devices)
+        await manager.stop()
+        assert "closed its stream" in await here.phase(SessionPhase.REGISTERING)
+        here.server.delete_all()  # as a kubelet does when it starts
+        await manager.start()
+        await here.phase(SessionPhase.REGISTERED)
+        await until(lambda: here.server.devices)
+        assert here.sockets() == 2
+        await manager.stop()
+
+
+async def test_lost_sockets_are_made_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        manager = StandInPluginManager(here.root)
+        await manager.start()
+        await here.phase(SessionPhase.REGISTERED)
+        for path in here.root.glob("plugins_registry/*.sock"):
+            path.unlink()
+        assert "socket was removed" in await here.phase(SessionPhase.BLOCKED)
+        await here.phase(SessionPhase.REGISTERED)
+        await manager.stop()
+
+
+async def test_nothing_is_served_where_nothing_is_wanted(tmp_path: Path) -> None:
+    async with world(tmp_path, frozenset()) as here:
+        assert here.sockets() == 0
+        here.wanted.publish(Wanted(families=FAMILY))
+        await until(lambda: here.sockets() == 2)
+        here.wanted.publish(Wanted(families=frozenset()))
+        await here.phase(SessionPhase.NO_CARDS)
+        assert here.sockets() == 0
+
+
+@pytest.mark.parametrize("part", ["slices", "follow"])
+async def test_what_fails_beside_the_serving_fails_the_whole_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """So that it is started again, and not missing for good."""
+
+    async def fails(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    if part == "slices":
+        monkeypatch.setattr("npu_agent.outputs.dra.publisher.SlicePublisher.run", fails)
+    else:
+        monkeypatch.setattr(Driver, "_report", fails)
+    async with world(tmp_path) as here:
+        with pytest.raises(RuntimeError, match="a fault"):
+            async with asyncio.timeout(30):
+                await asyncio.shield(here.task)
+        assert here.sockets() == 0
