@@ -34,7 +34,7 @@ class SessionPhase(enum.Enum):
     REGISTERED = "registered"
     """The kubelet holds our stream open."""
     BLOCKED = "blocked"
-    """The plugin directory cannot be used."""
+    """It cannot be served; `SessionStatus.reason` has why."""
     ENDED = "ended"
 
 
