@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,20 @@ _SHUTDOWN = 0.8
 """Seconds for the sessions to end in order; with the rest the process is gone within 1 s."""
 
 
+_ASK_AGAIN = 60.0
+"""Seconds until it is asked again whether a node can do DRA that could not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dra:
+    """Whether this node can do DRA."""
+
+    available: bool | None = None
+    """What `allocation.api: auto` follows; None as long as that is not known."""
+    impossible: str = ""
+    """Why `allocation.api: dra` cannot be followed; "" if it can, or that is not known."""
+
+
 class Agent:
     """One node's agent. `run` it once; what it knows can be read from its parts meanwhile."""
 
@@ -92,9 +107,9 @@ class Agent:
         )
         self._node_name = node_name
         self._hostname = node_name or platform.node()
-        self._dra_available: Feed[bool | None] = Feed(None)
-        """Whether this node can do DRA; None as long as that is not known."""
-        self._wanted = configs.map_with(self._dra_available, partial(_wanted, node_name))
+        self._dra = Feed(_Dra())
+        """Whether this node can do DRA."""
+        self._wanted = configs.map_with(self._dra, partial(_wanted, node_name))
         self.keeper = LedgerKeeper(
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
@@ -139,9 +154,7 @@ class Agent:
                 ownership=ownership,
                 keeper=self.keeper,
                 snapshots=self.inventory.hardware,
-                wanted=configs.map_with(
-                    self._dra_available, partial(_wanted_by_claims, node_name, words)
-                ),
+                wanted=configs.map_with(self._dra, partial(_wanted_by_claims, node_name, words)),
                 api=self._api,
                 cdi_root=host_root / cdi.DIRECTORY,
             )
@@ -224,21 +237,32 @@ class Agent:
         await self._api.close()
 
     async def _find_dra_support(self) -> None:
-        """Finds out whether this node can do DRA, if the config leaves the choice to us."""
-        pause = Backoff(first=0.5, longest=30.0)
-        while self._dra_available.value is None:
-            if not asks_for(self.poller.configs.value, "auto") or self._node_name is None:
-                self._dra_available.publish(False)
-                break
+        """Finds out whether this node can do DRA, if the config asks for it.
+
+        What `auto` stands for is found out once. Where `dra` is impossible, that is asked again: a
+        cluster is updated while its agents run.
+        """
+        config, pause = self.poller.configs.value, Backoff(first=0.5, longest=30.0)
+        auto, dra = asks_for(config, "auto"), asks_for(config, "dra")
+        if not auto or self._node_name is None:
+            self._dra.publish(_Dra(available=False))
+        while self._node_name is not None and (self._dra.value.available is None or dra):
             try:
                 found = await support(self._api, self._node_name)
             except ApiError as error:
                 log.warning("not known yet whether this node can do DRA", reason=error)
                 await asyncio.sleep(pause.next())
-            else:
-                chosen = "dra" if found.available else "device-plugin"
+                continue
+            available = self._dra.value.available
+            if available is None:
+                available = found.available
+                chosen = "dra" if available else "device-plugin"
                 log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
-                self._dra_available.publish(found.available)
+            impossible = "" if found.available else found.reason
+            self._dra.publish(_Dra(available=available, impossible=impossible))
+            if found.available:
+                break
+            await asyncio.sleep(_ASK_AGAIN)
         await asyncio.Event().wait()  # a part that returns would be started again
 
     async def _follow_log(self) -> None:
@@ -311,20 +335,21 @@ def _watching(config: Config) -> watch.Settings:
     )
 
 
-def _wanted(node_name: str | None, config: Config, dra_available: bool | None) -> Wanted:
+def _wanted(node_name: str | None, config: Config, dra: _Dra) -> Wanted:
     counts = WORDS.core_counts
-    families = offered_by(config, counts, "device-plugin", dra_available=dra_available)
+    families = offered_by(config, counts, "device-plugin", dra_available=dra.available)
     return Wanted(resources_of(config, counts, families), disabled_for(config, node_name))
 
 
 def _wanted_by_claims(
-    node_name: str | None, words: Vocabulary, config: Config, dra_available: bool | None
+    node_name: str | None, words: Vocabulary, config: Config, dra: _Dra
 ) -> WantedByClaims:
     return WantedByClaims(
-        families=offered_by(config, words.families, "dra", dra_available=dra_available),
+        families=offered_by(config, words.families, "dra", dra_available=dra.available),
         disabled=disabled_for(config, node_name),
         by_index=config.dra.device_names == "index",
         evict=config.health.evict,
+        impossible=dra.impossible,
     )
 
 

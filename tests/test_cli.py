@@ -16,6 +16,7 @@ from npu_agent import __version__, cli, config, simulator
 from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.vendors import WORDS
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -228,7 +229,7 @@ def test_info_as_a_table(capsys: pytest.CaptureFixture[str], root: Path) -> None
 def test_info_names_the_pods_that_hold_a_card(
     capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fetch(_: Path) -> tuple[Assignment, ...]:
+    async def fetch(*_: object) -> tuple[Assignment, ...]:
         return (Assignment("ml", "train", "main", NPU, f"{CARD.uuid}_cores_0"),)
 
     monkeypatch.setattr(assignments, "fetch", fetch)
@@ -237,6 +238,25 @@ def test_info_names_the_pods_that_hold_a_card(
     assert rows["NPU"].rstrip(" |").endswith("Pod")
     assert rows["npu0"].rstrip(" |").endswith("ml/train")
     assert rows["npu1"].rstrip(" |").endswith("-")
+
+
+def test_info_names_the_pods_that_hold_a_card_by_claim(
+    capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the two names that a card can have in a pool: docs/dra.md."""
+    identity = f"npu-{CARD.uuid.lower()}"
+
+    async def fetch(*_: object) -> tuple[Assignment, ...]:
+        return tuple(
+            Assignment("ml", pod, "main", "npu.furiosa.ai", device, "npus")
+            for pod, device in (("train", identity), ("infer", "npu1"), ("other", "npu9"))
+        )
+
+    monkeypatch.setattr(assignments, "fetch", fetch)
+    _, out, _ = called(capsys, "info", "--host-root", root)
+    rows = {row.split("|")[1].strip(): row for row in out.splitlines() if "|" in row}
+    assert rows["npu0"].rstrip(" |").endswith("ml/train")
+    assert rows["npu1"].rstrip(" |").endswith("ml/infer")
 
 
 def test_info_without_cards_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -293,15 +313,53 @@ def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> No
     assert [Assignment(*row) for row in rows[1:]] == list(ASSIGNED)
     code, out, _ = asyncio.run(ask("json"))
     assert code == 0
-    assert [Assignment(**one) for one in json.loads(out)] == list(ASSIGNED)
+    found = json.loads(out)
+    assert [Assignment(**{**one, "claim": one["claim"] or ""}) for one in found] == list(ASSIGNED)
     keys = ["namespace", "pod", "container", "resource", "device", "claim"]
-    assert list(json.loads(out)[0]) == keys
+    assert {tuple(one) for one in found} == {tuple(keys)}
+    assert {one["claim"] for one in found} == {None}
+
+
+def test_allocations_by_claim(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> None:
+    def used(name: str, driver: str, *devices: str) -> wire.DynamicResource:
+        resources = [
+            wire.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device)
+            for device in devices
+        ]
+        return wire.DynamicResource(
+            claim_name=name, claim_namespace="ml", claim_resources=resources
+        )
+
+    claims = [used("npus", "npu.furiosa.ai", "npu-b", "npu-a"), used("nic", "nic.io", "nic-0")]
+    container = wire.ContainerResources(name="main", dynamic_resources=claims)
+    pod = wire.PodResources(name="train", namespace="ml", containers=[container])
+    lists = HELD + bytes(wire.ListPodResourcesResponse(pod_resources=[pod]))
+
+    async def ask(form: str) -> str:
+        server = UnixServer([PodResources(lists)], assignments.socket_beside(plugin_dir))
+        await server.listen()
+        options = ("allocations", "--plugin-dir", plugin_dir, "--format", form)
+        try:
+            return (await asyncio.to_thread(called, capsys, *options))[1]
+        finally:
+            await server.shutdown()
+
+    rows = [row.split("|")[1:-1] for row in asyncio.run(ask("table")).splitlines() if "|" in row]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert cells[0][-1] == "Claim"
+    assert [row for row in cells[1:] if row[-1] != "-"] == [
+        ["ml", "train", "main", "npu.furiosa.ai", device, "npus"] for device in ("npu-a", "npu-b")
+    ]
+    assert len(cells) == 1 + 2 + len(ASSIGNED), "another driver's claim is not ours to list"
+    found = json.loads(asyncio.run(ask("json")))
+    claimed = [(one["device"], one["claim"]) for one in found if one["claim"]]
+    assert claimed == [("npu-a", "npus"), ("npu-b", "npus")]
 
 
 def test_nobody_holds_a_device(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fetch(_: Path) -> tuple[Assignment, ...]:
+    async def fetch(*_: object) -> tuple[Assignment, ...]:
         return assignments.decode(answer(("default", "idle", {"main": {}})))
 
     monkeypatch.setattr(assignments, "fetch", fetch)

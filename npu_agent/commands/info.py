@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from npu_agent.commands import view
-from npu_agent.commands.common import host_root, quiet, vendors
+from npu_agent.commands.common import DRIVERS, host_root, quiet, vendors
 from npu_agent.config import Config
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment
@@ -58,7 +58,7 @@ async def _watch(args: argparse.Namespace) -> None:
 
 async def _assignments() -> tuple[Assignment, ...]:
     try:
-        return await podresources.fetch(socket_beside(Path(Config().plugin_dir)))
+        return await podresources.fetch(socket_beside(Path(Config().plugin_dir)), DRIVERS)
     except UnavailableError:
         return ()  # no kubelet here, or not ours to ask: the column is left out
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.pool import cards_by_name
 from npu_agent.outputs.labels.compute import Explained
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ def cards_table(snapshot: Snapshot, assignments: Sequence[Assignment] = ()) -> T
     """The cards for people; the column of Pods only where some are known."""
     pods: dict[str, set[str]] = {}
     cards = [state.card for state in snapshot.cards]
-    ledger = Ledger().answered(assignments, 0.0, cards=cards, resources=())
-    for held in ledger.holdings(snapshot.cards):
-        holder = f"{held.assignment.namespace}/{held.assignment.pod}"
-        pods.setdefault(held.card_id, set()).add(holder)
+    plain = [one for one in assignments if not one.claim]
+    ledger = Ledger().answered(plain, 0.0, cards=cards, resources=())
+    by_name = cards_by_name(snapshot.cards)
+    held = [(one.card_id, one.assignment) for one in ledger.holdings(snapshot.cards)]
+    held += [(by_name.get(one.device, ""), one) for one in assignments if one.claim]
+    for card_id, holder in held:
+        pods.setdefault(card_id, set()).add(f"{holder.namespace}/{holder.pod}")
     columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
     if assignments:
         columns.append("Pod")
@@ -74,10 +78,13 @@ def _cells(state: CardState) -> list[str]:
 
 
 def assignments_table(assignments: Sequence[Assignment]) -> Table:
-    """Which container holds which device."""
-    table = _table(["Namespace", "Pod", "Container", "Resource", "Device"])
+    """Which container holds which device; the column of claims only where there are some."""
+    columns = ["Namespace", "Pod", "Container", "Resource", "Device"]
+    claims = any(one.claim for one in assignments)
+    table = _table([*columns, "Claim"] if claims else columns)
     for one in assignments:
-        table.add_row(one.namespace, one.pod, one.container, one.resource, one.device)
+        cells = [one.namespace, one.pod, one.container, one.resource, one.device]
+        table.add_row(*cells, *([one.claim or "-"] if claims else []))
     return table
 
 

@@ -444,6 +444,12 @@ def keys_of(card: Card) -> frozenset[str]:
     return card.identities or frozenset({f"number:{card.family}-{card.index}"})
 
 
+def card_of(held: Footprint, cards: Iterable[CardState]) -> str | None:
+    """The ID of the card that a footprint most likely stands for; None: it is not present."""
+    best = _best([held], [(keys_of(state.card), state) for state in cards])
+    return best and best[0]
+
+
 def footprint(device: Device) -> Footprint:
     """What `device` stands for now."""
     return Footprint(keys_of(device.card), device.cores, frozenset(device.nodes))

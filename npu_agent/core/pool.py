@@ -123,6 +123,12 @@ def pool(
     )
 
 
+def cards_by_name(cards: Collection[CardState]) -> Mapping[str, str]:
+    """The IDs of these cards by all names that their devices can have in a pool."""
+    called = (*_by_identity(cards), *_by_index(cards))
+    return {name: state.id for name, state in zip(called, (*cards, *cards), strict=True)}
+
+
 def _by_identity(cards: Collection[CardState]) -> list[str]:
     """Names that a card keeps over renumbering and reboots."""
     plain = [_label(f"npu-{state.id}") for state in cards]

@@ -12,7 +12,7 @@ from npu_agent.core.offer import advertise
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.trouble import Trouble, TroubleKind
 
-Subject = Literal["card", "resource", "assignments", "config", "labels", "hardware"]
+Subject = Literal["card", "resource", "dra", "assignments", "config", "labels", "hardware"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +112,12 @@ def _pod(holder: Assignment) -> str:
 
 
 def _of_the_agent(state: AgentState) -> Iterator[Note]:
-    for trouble in unready(state):
-        if trouble.kind is not TroubleKind.CONFIG:
+    for resource in state.resources:
+        if trouble := _unserved(resource.session, state):
             yield Note(subject="resource", text=str(trouble))
+    for driver in state.dra:
+        if trouble := _unserved_claims(driver):
+            yield Note(subject="dra", text=str(trouble))
     if state.config.error is not None:
         first = state.config.error.partition("\n")[0]
         text = f"the config file is refused, the last good one stays in force: {first}"
@@ -147,7 +150,9 @@ def notes(state: AgentState) -> Iterator[Note]:
         if driver.slices.dropped:
             fields = ", ".join(driver.slices.dropped)
             text = f"the API server drops {fields} of our ResourceSlices: a feature is off there"
-            yield Note(subject="resource", text=text)
+            yield Note(subject="dra", text=text)
+        if driver.session.phase is SessionPhase.STANDBY:
+            yield Note(subject="dra", text=_standby(driver.session, "DRA driver "))
     if state.config.waiting:
         keys = ", ".join(state.config.waiting)
         yield Note(subject="config", text=f"waits for a restart of the agent: {keys}")
@@ -156,5 +161,9 @@ def notes(state: AgentState) -> Iterator[Note]:
         yield Note(subject="labels", text="the Node's labels are not applied yet")
     for one in state.resources:
         if one.session.phase is SessionPhase.STANDBY:
-            why = f": {one.session.reason}" if one.session.reason else ""
-            yield Note(subject="resource", text=f"{one.session.resource} is on standby{why}")
+            yield Note(subject="resource", text=_standby(one.session))
+
+
+def _standby(session: SessionStatus, what: str = "") -> str:
+    why = f": {session.reason}" if session.reason else ""
+    return f"{what}{session.resource} is on standby{why}"

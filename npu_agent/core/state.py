@@ -16,7 +16,7 @@ from typing import Literal
 
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.ledger import Assignment, Holding, PreparedClaim
+from npu_agent.core.ledger import Assignment, Holding, PreparedClaim, card_of
 from npu_agent.core.offer import Device, Resource, names
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.trouble import Trouble
@@ -34,7 +34,7 @@ class SessionPhase(enum.Enum):
     REGISTERED = "registered"
     """The kubelet holds our stream open."""
     BLOCKED = "blocked"
-    """The plugin directory cannot be used."""
+    """It cannot be served; `SessionStatus.reason` has why."""
     ENDED = "ended"
 
 
@@ -178,10 +178,19 @@ class AgentState:
 
     @cached_property
     def gone(self) -> tuple[Assignment, ...]:
-        """The assignments of our resources whose card is gone."""
+        """The assignments of our resources, and of prepared claims, whose card is gone."""
         ours = {one.session.resource for one in self.resources}
         present = {one.assignment for one in self.holdings}
-        return tuple(one for one in self.assignments if one.resource in ours and one not in present)
+        by_plugin = (one for one in self.assignments if one.resource in ours and one not in present)
+        by_claim = (
+            Assignment(claim.namespace, pod, "", driver.name, device.device, claim.name)
+            for driver in (self.dra if self.snapshot.complete else ())
+            for claim in driver.claims
+            for device in claim.devices
+            if not device.admin and card_of(device.footprint, self.snapshot.cards) is None
+            for pod in claim.pods
+        )
+        return (*by_plugin, *by_claim)
 
     @cached_property
     def _holdings_by_card(self) -> Mapping[str, tuple[Holding, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,15 +83,25 @@ def socket_beside(plugin_dir: Path) -> Path:
     return plugin_dir.parent / "pod-resources" / "kubelet.sock"
 
 
-async def fetch(socket: Path) -> tuple[Assignment, ...]:
+async def fetch(socket: Path, drivers: Collection[str] = ()) -> tuple[Assignment, ...]:
     """Asks the kubelet once; the answer is sorted.
+
+    Args:
+        socket: the kubelet's.
+        drivers: DRA drivers of whose claims the devices are wanted too. A container that names one
+            request of a claim is shown with all devices of the claim, as the kubelet lists them.
 
     Raises:
         UnavailableError: the socket is missing, the kubelet does not answer within 5 s, or its
             answer is broken, too large, or not read within another 5 s.
     """
-    assignments, _ = await _decoded(socket, await _answer(socket, _LIST))
-    return assignments
+    assignments, uses = await _decoded(socket, await _answer(socket, _LIST))
+    claimed = (
+        Assignment(one.namespace, one.pod, one.container, one.driver, one.device, one.claim_name)
+        for one in uses
+        if one.driver in drivers
+    )
+    return tuple(sorted({*assignments, *claimed}))
 
 
 async def offered(socket: Path) -> Mapping[str, frozenset[str]]:

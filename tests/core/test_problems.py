@@ -7,12 +7,12 @@ import pytest
 
 from npu_agent.core.hardware import CoreRange, HealthState, Oddity
 from npu_agent.core.problems import notes, problems, unready
-from npu_agent.core.state import LabelState, SessionPhase
-from npu_agent.core.trouble import TroubleKind
+from npu_agent.core.state import LabelState, SessionPhase, SlicesState
+from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.helpers import RESOURCE
-from tests.outputs.web.helpers import Scene, fenced, held, read
+from tests.outputs.helpers import DRIVER, RESOURCE, claim
+from tests.outputs.web.helpers import Scene, driver, fenced, held, read
 
 
 def scene(phase: SessionPhase, reason: str = "", registrations: int = 0, **more: Any) -> Scene:
@@ -171,3 +171,55 @@ def test_what_is_out_of_the_ordinary_is_noted() -> None:
         "the Node's labels are not applied yet",
         "beta.furiosa.ai/npu is on standby: by 7",
     ]
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [SessionPhase.NO_CARDS, SessionPhase.REGISTERING, SessionPhase.BLOCKED, SessionPhase.ENDED],
+)
+def test_not_ready_until_the_kubelet_has_registered_the_dra_driver(phase: SessionPhase) -> None:
+    found = scene(SessionPhase.REGISTERED, dra=(driver(phase=phase, reason="why"),))
+    assert found.unready() == (f"DRA driver {DRIVER}: {phase.value}: why",)
+    assert [note.subject for note in problems(found.state())] == ["dra"]
+
+
+def test_ready_with_a_dra_driver_that_serves_or_stands_by() -> None:
+    unpublished = SlicesState()
+    standby = driver(phase=SessionPhase.STANDBY, reason="served by x", slices=unpublished)
+    for dra in (driver(), standby):
+        assert scene(SessionPhase.REGISTERED, dra=(dra,)).unready() == ()
+    (note,) = notes(scene(SessionPhase.REGISTERED, dra=(standby,)).state())
+    assert (note.subject, note.text) == ("dra", f"DRA driver {DRIVER} is on standby: served by x")
+
+
+def test_not_ready_until_the_slices_are_published() -> None:
+    def reasons(slices: SlicesState) -> tuple[str, ...]:
+        return scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).unready()
+
+    assert reasons(SlicesState()) == (f"DRA driver {DRIVER}: its cards are not published yet",)
+    assert reasons(SlicesState(trouble=Trouble(what="forbidden", remedy="grant it"))) == (
+        "forbidden: grant it",
+    )
+
+
+def test_fields_that_the_api_server_drops_are_a_note_and_no_problem() -> None:
+    slices = SlicesState(published=True, dropped=("devices.taints",))
+    state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()
+    assert problems(state) == ()
+    (note,) = notes(state)
+    assert note.subject == "dra"
+    assert "devices.taints" in note.text
+
+
+def test_a_claim_whose_card_is_gone_is_a_problem() -> None:
+    gone = state(index=1, uuid="B")
+    held = claim("train", state(uuid="A"), gone)
+    admin = replace(claim("look", gone).devices[0], admin=True)
+    looks = replace(claim("look", gone), devices=(admin,))
+    found = scene(
+        SessionPhase.REGISTERED, cards=(state(uuid="A"),), dra=(driver(held, looks),)
+    ).state()
+    texts = [note.text for note in problems(found)]
+    assert texts == [f"ml/train-pod holds {held.devices[1].device}, whose card is gone"]
+    unknown = replace(found, snapshot=replace(found.snapshot, cards=(), complete=False))
+    assert unknown.gone == ()

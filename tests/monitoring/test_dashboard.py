@@ -166,7 +166,7 @@ FIGURES: dict[str, dict[tuple[str, ...], float]] = {
     "Claims prepared and unprepared A": {("prepared",): 4, ("refused",): 2, ("failed",): 0},
     "Claims prepared and unprepared B": {("unprepared",): 2},
     "Time to prepare a claim A": {("node-1",): 0.0099},
-    "ResourceSlices written A": {("written",): 6, ("forbidden",): 0},
+    "ResourceSlices written A": {("node-1",): 2, ("node-2",): 4},
 }
 """What the panels about DRA show of `DRA_SERIES`: value by labels."""
 DRA_SERIES = """
@@ -176,15 +176,14 @@ dra_slices_published{driver="npu.furiosa.ai",instance="a"} 1x10
 dra_slices_published{driver="npu.furiosa.ai",instance="b"} 0x10
 dra_claims{driver="npu.furiosa.ai",instance="a"} 5x10
 dra_claims{driver="npu.furiosa.ai",instance="b"} 0x10
-dra_prepares_total{result="prepared",instance="a"} 0+2x10
-dra_prepares_total{result="refused",instance="a"} 0+1x10
-dra_prepares_total{result="failed",instance="a"} 0x10
-dra_unprepares_total{result="unprepared",instance="a"} 0+1x10
-dra_slices_written_total{result="written",instance="a"} 0+1x10
-dra_slices_written_total{result="written",instance="b"} 0+2x10
-dra_slices_written_total{result="forbidden",instance="b"} 0x10
-dra_prepare_seconds_bucket{le="0.01",instance="a"} 0+100x10
-dra_prepare_seconds_bucket{le="+Inf",instance="a"} 0+100x10
+dra_prepares_total{driver="npu.furiosa.ai",result="prepared",instance="a"} 0+2x10
+dra_prepares_total{driver="npu.furiosa.ai",result="refused",instance="a"} 0+1x10
+dra_prepares_total{driver="npu.furiosa.ai",result="failed",instance="a"} 0x10
+dra_unprepares_total{driver="npu.furiosa.ai",result="unprepared",instance="a"} 0+1x10
+dra_slices_written_total{driver="npu.furiosa.ai",instance="a"} 0+1x10
+dra_slices_written_total{driver="npu.furiosa.ai",instance="b"} 0+2x10
+dra_prepare_seconds_bucket{driver="npu.furiosa.ai",le="0.01",instance="a"} 0+100x10
+dra_prepare_seconds_bucket{driver="npu.furiosa.ai",le="+Inf",instance="a"} 0+100x10
 """
 
 

@@ -1,13 +1,64 @@
 """Who holds what, as the ledger finds it."""
 
-from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Assignment, Holding, Ledger
+from collections.abc import Iterable
+
+from npu_agent.core.claim import ClaimUse
+from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.ledger import (
+    Assignment,
+    Footprint,
+    Holding,
+    Ledger,
+    PreparedClaim,
+    PreparedDevice,
+    keys_of,
+)
 
 RESOURCE = "beta.furiosa.ai/npu"
+DRIVER = "npu.furiosa.ai"
+NODE = "node-1"
 
 
-def holdings(snapshot: Snapshot, *assignments: Assignment) -> tuple[Holding, ...]:
-    """What the cards' holders hold once the kubelet has reported these assignments."""
+def holdings(
+    snapshot: Snapshot,
+    *assignments: Assignment,
+    claims: Iterable[PreparedClaim] = (),
+    uses: Iterable[ClaimUse] = (),
+) -> tuple[Holding, ...]:
+    """What the cards' holders hold once the kubelet has reported these, and prepared claims."""
     cards = [state.card for state in snapshot.cards]
     ledger = Ledger().answered(assignments, 1.0, cards=cards, resources={RESOURCE})
-    return ledger.holdings(snapshot.cards)
+    for claim in claims:
+        ledger = ledger.with_claim(claim)
+    return ledger.holdings(snapshot.cards, uses)
+
+
+def claim(
+    name: str, *cards: CardState, pods: tuple[str, ...] = (), request: str = "npu"
+) -> PreparedClaim:
+    """A prepared claim in the namespace ml, for whole cards; by default of the Pod of its name."""
+    return PreparedClaim(
+        driver=DRIVER,
+        uid=f"uid-{name}",
+        namespace="ml",
+        name=name,
+        pods=pods or (f"{name}-pod",),
+        devices=tuple(
+            PreparedDevice(
+                request=request,
+                pool=NODE,
+                device=f"npu-{state.id.lower()}",
+                footprint=Footprint(keys_of(state.card), state.card.all_cores, frozenset()),
+            )
+            for state in cards
+        ),
+    )
+
+
+def used(claim: PreparedClaim, *containers: str) -> list[ClaimUse]:
+    """Pod-resources' lines of the claim in these containers of its first Pod."""
+    return [
+        ClaimUse("ml", claim.pods[0], container, "ml", claim.name, DRIVER, NODE, device.device)
+        for container in containers
+        for device in claim.devices
+    ]

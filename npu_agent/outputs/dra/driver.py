@@ -49,6 +49,8 @@ class Wanted:
     """Names of cards that are not offered, as `pool` takes them."""
     by_index: bool = False
     evict: bool = False
+    impossible: str = ""
+    """Why this node cannot do DRA; "" where it can, or nobody has said otherwise yet."""
 
 
 class Driver:
@@ -131,20 +133,25 @@ class Driver:
         """Whether there is anything to serve."""
         return bool(self._wanted.value.families) or bool(self.prepared())
 
+    @property
+    def _serves(self) -> bool:
+        """Whether there is anything to serve, and somebody to serve it to."""
+        return self.needed and not (self._wanted.value.impossible and not self.prepared())
+
     async def run(self) -> None:
         """Serves until cancelled."""
         pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
         self._beside = [asyncio.create_task(self._follow())]
         try:
             while True:
-                await self._until_needed()
+                await self._until_it_serves()
                 try:
                     self._say(SessionPhase.REGISTERING)
                     async with self._ownership.held(self._standby) as still_ours:
                         sweep(self._dra.driver, self._kubelet_root)
                         await self._keeper.renew()
                         async with self._publishing():
-                            while still_ours() and self.needed:
+                            while still_ours() and self._serves:
                                 await self._serve(still_ours)
                                 pause.reset()  # those sockets were made
                 except OSError as error:
@@ -154,7 +161,7 @@ class Driver:
             await _ended(self._beside)
             self._say(SessionPhase.ENDED)
 
-    async def _until_needed(self) -> None:
+    async def _until_it_serves(self) -> None:
         async for _ in changes_of(self._wanted, self._keeper.prepared):
             if not self.needed:
                 self._say(SessionPhase.NO_CARDS)
@@ -162,6 +169,8 @@ class Driver:
                 self._trouble(
                     "the Node's name is unknown: set NODE_NAME, as k8s/daemonset.yaml does"
                 )
+            elif not self._serves:
+                self._trouble(self._wanted.value.impossible)
             else:
                 return
 
@@ -230,7 +239,7 @@ class Driver:
             asyncio.create_task(self._registration(endpoint, health)),
         ]
         try:
-            while still_ours() and self.needed:
+            while still_ours() and self._serves:
                 await asyncio.sleep(until_tick(_LOOK_EVERY))
                 if not endpoint.exists():
                     self._trouble("our socket was removed: registering again")

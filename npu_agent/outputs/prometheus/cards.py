@@ -219,7 +219,7 @@ def _assigned(cards: Cards) -> Samples:
     for card in cards:
         for holding in card.holdings:
             it = holding.assignment
-            holder = {"resource": it.resource, **_holder(it)}
+            holder = {"resource": it.resource, **_holder(it), "claim": it.claim or None}
             yield card.identity.plus(core=str(holding.cores), **holder), 1
 
 

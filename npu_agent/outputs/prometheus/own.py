@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable, Mapping
 
 from npu_agent.core.counts import Counts, Histogram
-from npu_agent.core.state import AgentState, SessionPhase
+from npu_agent.core.state import AgentState, DraState, SessionPhase
 from npu_agent.outputs.prometheus.text import NONE, Definition, Labels, Samples
 
 
@@ -59,6 +59,20 @@ def _of_resource_by(
                 yield Labels(resource=one.session.resource, **{label: value}), count
 
     return samples
+
+
+def _of_driver(value: Callable[[DraState], float | Histogram]) -> Callable[[AgentState], Samples]:
+    return lambda state: [(Labels(driver=one.name), value(one)) for one in state.dra]
+
+
+def _of_driver_by_result(
+    counts: Callable[[DraState], Mapping[str, int]],
+) -> Callable[[AgentState], Samples]:
+    return lambda state: [
+        (Labels(driver=one.name, result=result), count)
+        for one in state.dra
+        for result, count in counts(one).items()
+    ]
 
 
 def _by(
@@ -113,6 +127,45 @@ DEFINITIONS: tuple[Definition[AgentState], ...] = (
         kind="counter",
         help="Times that the registration at the kubelet was lost and made again.",
         samples=_one(_restarts_of_the_kubelet),
+    ),
+    Definition(
+        name="npu_agent_dra_registered",
+        help="Whether the kubelet has registered the DRA driver: 1 or 0.",
+        samples=_of_driver(lambda one: one.session.phase is SessionPhase.REGISTERED),
+    ),
+    Definition(
+        name="npu_agent_dra_slices_published",
+        help="Whether the API server has the driver's ResourceSlices as they should be: 1 or 0.",
+        samples=_of_driver(lambda one: one.slices.published),
+    ),
+    Definition(
+        name="npu_agent_dra_slices_written_total",
+        kind="counter",
+        help="ResourceSlices written or deleted.",
+        samples=_of_driver(lambda one: one.slices.writes),
+    ),
+    Definition(
+        name="npu_agent_dra_claims",
+        help="Claims that are prepared now.",
+        samples=_of_driver(lambda one: len(one.claims)),
+    ),
+    Definition(
+        name="npu_agent_dra_prepares_total",
+        kind="counter",
+        help="Claims that the kubelet had prepared, by how that ended.",
+        samples=_of_driver_by_result(lambda one: one.counts.prepares),
+    ),
+    Definition(
+        name="npu_agent_dra_prepare_seconds",
+        kind="histogram",
+        help="Seconds that preparing a claim took, refusals and failures included.",
+        samples=_of_driver(lambda one: one.counts.prepare_seconds),
+    ),
+    Definition(
+        name="npu_agent_dra_unprepares_total",
+        kind="counter",
+        help="Claims that the kubelet had unprepared, by how that ended.",
+        samples=_of_driver_by_result(lambda one: one.counts.unprepares),
     ),
     Definition(
         name="npu_agent_config_generation",

@@ -14,9 +14,15 @@ from pathlib import Path
 from string import Template
 
 from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState, Reading
-from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.ledger import Assignment, Holding, PreparedDevice, card_of
 from npu_agent.core.problems import Note, notes, problems, unready
-from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, is_fenced
+from npu_agent.core.state import (
+    AgentState,
+    SessionPhase,
+    SessionStatus,
+    SlicesState,
+    is_fenced,
+)
 from npu_agent.outputs.web import markup as m
 from npu_agent.outputs.web.history import SPAN, Point
 
@@ -62,6 +68,7 @@ def page(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
         cards=_cards(state, history),
         assignments=_assignments(state),
         resources=_resources(state),
+        dra=_dra(state),
         config=_config(state),
         labels=_labels(state),
         odd=_odd(state),
@@ -332,9 +339,72 @@ def _resources(state: AgentState) -> str:
         for one in state.resources
         for device in state.withheld(one)
     ]
-    return m.table(("Resource", "At the kubelet", "Devices", "Registrations"), rows) + m.table(
+    table = m.table(("Resource", "At the kubelet", "Devices", "Registrations"), rows)
+    return (table or m.empty("No card is offered by the device plugin.")) + m.table(
         ("Device", "Withheld because"), withheld
     )
+
+
+def _dra(state: AgentState) -> str:
+    """The DRA drivers and their prepared claims; nothing where there is no driver to serve."""
+    if not state.dra:
+        return ""
+    drivers = [
+        (
+            m.text(one.name),
+            _phase(one.session),
+            _slices(one.slices),
+            f"{sum(not device.taints for device in one.devices)} of {len(one.devices)} without "
+            "taints"
+            if one.devices
+            else "none",
+            str(one.session.registrations),
+        )
+        for one in state.dra
+    ]
+    claims = [
+        (
+            m.text(claim.namespace),
+            m.text(claim.name),
+            m.text(", ".join(claim.pods)) or m.UNKNOWN,
+            "<br>".join(_claimed(device, state) for device in claim.devices),
+        )
+        for one in state.dra
+        for claim in sorted(one.claims, key=lambda claim: (claim.namespace, claim.name))
+    ]
+    columns = ("Driver", "At the kubelet", "ResourceSlices", "Devices", "Registrations")
+    prepared = m.table(("Namespace", "Claim", "Pods", "Devices"), claims)
+    return (
+        '<section id="dra" aria-labelledby="dra-title"><h2 id="dra-title">Claims (DRA)</h2>'
+        f'<div class="box">{m.table(columns, drivers)}'
+        f"{prepared or m.empty('No claim is prepared.')}</div></section>"
+    )
+
+
+def _slices(slices: SlicesState) -> str:
+    """Whether they are in place, and what they are."""
+    if slices.published:
+        state = m.pill("good", "published")
+    else:
+        state = m.pill("bad", "not published") if slices.trouble else _NOT_YET
+    lines = [f"{m.number(slices.slices, 'slice')}, generation {slices.generation}"]
+    if slices.trouble:
+        lines.append(m.text(str(slices.trouble)))
+    if slices.dropped:
+        lines.append(m.text(f"dropped by the API server: {', '.join(slices.dropped)}"))
+    return f"<span>{state}<br>{'<br>'.join(lines)}</span>"
+
+
+_NOT_YET = m.pill("plain", "not yet", "wait")
+
+
+def _claimed(device: PreparedDevice, state: AgentState) -> str:
+    """A device of a claim: its card, if that is present, and what it is for."""
+    card_id = card_of(device.footprint, state.snapshot.cards)
+    cards = (card for card in state.snapshot.cards if card.id == card_id)
+    name = next((card.card.name for card in cards), None)
+    what = m.text(name) if name else f"gone: {m.text(device.device)}"
+    return f"{what} for {m.text(device.request)}{', admin access' if device.admin else ''}"
 
 
 def _phase(session: SessionStatus) -> str:
@@ -371,7 +441,7 @@ def _labels(state: AgentState) -> str:
     labels = state.labels
     if labels is None or labels.output == "none":
         return m.empty("Switched off.")
-    status = m.pill("good", "in place") if labels.in_place else m.pill("plain", "not yet", "wait")
+    status = m.pill("good", "in place") if labels.in_place else _NOT_YET
     if labels.error is not None:
         status = m.pill("bad", "not in place")
     written = "not by this process"

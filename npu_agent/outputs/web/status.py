@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from npu_agent.core.hardware import CardState, CoreReading, Reading
+from npu_agent.core.ledger import Assignment, PreparedClaim, card_of
 from npu_agent.core.problems import notes, problems, unready
-from npu_agent.core.state import AgentState, ResourceState
+from npu_agent.core.state import AgentState, DraState, ResourceState
 
 
 def as_json(state: AgentState) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
     Times are ISO 8601 in UTC; null where something is not known or does not apply.
 
     ``node, version, started_at, now``; ``ready`` and ``unready`` (as /readyz);
-    ``problems``, ``notes``: lists of ``subject`` (card, resource, assignments, config, labels,
+    ``problems``, ``notes``: lists of ``subject`` (card, resource, dra, assignments, config, labels,
     hardware), ``card`` (an ``id``), ``text``;
     ``cards``: ``id, name, family, product, uuid, serial, pci_bus_id, numa_node, driver_version,
     firmware_version, core_count, disabled, health {state, reason, since}, holders``, and
@@ -27,9 +28,12 @@ def as_json(state: AgentState) -> dict[str, Any]:
     dram_used`` (bytes));
     ``not_served``: ``entry, reason``; ``assignments``: ``holders`` of cards that are gone in
     ``missing``, and ``error``; a holder is ``namespace, pod, container, resource, device,
-    claim, cores`` (``0-3``, null for all);
+    claim`` (null by the device plugin), ``cores`` (``0-3``, null for all);
     ``resources``: ``resource, phase, reason, registrations, offered, healthy, withheld``
-    (``device, reason``); ``config``: ``generation, loaded_at, error, rejected, waiting``;
+    (``device, reason``); ``dra``: ``driver, phase, reason, registrations, offered, untainted``,
+    ``slices {published, generation, slices, devices, writes, dropped, trouble}``, and ``claims``,
+    those that are prepared: ``namespace, name, uid, pods, devices`` (``request, device, card`` (an
+    ``id``), ``admin``); ``config``: ``generation, loaded_at, error, rejected, waiting``;
     ``labels``: null or ``output, labels, in_place, error, applied_at``.
     """
     labels, reasons = state.labels, unready(state)
@@ -45,10 +49,11 @@ def as_json(state: AgentState) -> dict[str, Any]:
         "cards": [_card(card, state) for card in state.snapshot.cards],
         "not_served": [{"entry": odd.entry, "reason": odd.reason} for odd in state.snapshot.odd],
         "assignments": {
-            "missing": [{**asdict(gone), "cores": None} for gone in state.gone],
+            "missing": [_holder(gone, cores=None) for gone in state.gone],
             "error": state.assignments_error,
         },
         "resources": [_resource(one, state) for one in state.resources],
+        "dra": [_driver(one, state) for one in state.dra],
         "config": {**asdict(state.config), "loaded_at": iso(state.config.loaded_at)},
         "labels": labels
         and {
@@ -80,6 +85,43 @@ def _resource(one: ResourceState, state: AgentState) -> dict[str, Any]:
     }
 
 
+def _driver(one: DraState, state: AgentState) -> dict[str, Any]:
+    trouble = one.slices.trouble
+    return {
+        "driver": one.name,
+        "phase": one.session.phase.value,
+        "reason": one.session.reason or None,
+        "registrations": one.session.registrations,
+        "offered": len(one.devices),
+        "untainted": sum(not device.taints for device in one.devices),
+        "slices": {**asdict(one.slices), "trouble": trouble and str(trouble)},
+        "claims": [_claim(claim, state) for claim in one.claims],
+    }
+
+
+def _claim(claim: PreparedClaim, state: AgentState) -> dict[str, Any]:
+    return {
+        "namespace": claim.namespace,
+        "name": claim.name,
+        "uid": claim.uid,
+        "pods": list(claim.pods),
+        "devices": [
+            {
+                "request": device.request,
+                "device": device.device,
+                "card": card_of(device.footprint, state.snapshot.cards),
+                "admin": device.admin,
+            }
+            for device in claim.devices
+        ],
+    }
+
+
+def _holder(one: Assignment, *, cores: str | None) -> dict[str, Any]:
+    known = {"container": one.container or None, "claim": one.claim or None}
+    return {**asdict(one), **known, "cores": cores}
+
+
 def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
     card, health, reading, at = state.card, state.health, state.reading, agent.read_at(state)
     return {
@@ -104,10 +146,10 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
         and at
         and {"at": iso(at), "late": agent.is_stale(state), **_reading(reading)},
         "holders": [
-            {
-                **asdict(holding.assignment),
-                "cores": None if holding.cores == card.all_cores else str(holding.cores),
-            }
+            _holder(
+                holding.assignment,
+                cores=None if holding.cores == card.all_cores else str(holding.cores),
+            )
             for holding in agent.holdings_of(state)
         ],
     }

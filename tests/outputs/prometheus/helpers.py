@@ -10,6 +10,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from npu_agent.core.claim import ClaimUse
 from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import (
     CardState,
@@ -21,7 +22,7 @@ from npu_agent.core.hardware import (
     SensorKind,
     Snapshot,
 )
-from npu_agent.core.ledger import Assignment
+from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
 from npu_agent.core.vocabulary import MetricSchema
 from npu_agent.outputs.prometheus import cards
@@ -120,13 +121,15 @@ def own(*sessions: tuple[SessionStatus, Counts], **values: Any) -> AgentState:
 def page_of_cards(
     found: Snapshot,
     *assignments: Assignment,
+    claims: Iterable[PreparedClaim] = (),
+    uses: Iterable[ClaimUse] = (),
     schemas: tuple[MetricSchema, ...] = (SCHEMAS["0.8"],),
     hostname: str = "node-1",
     pod_labels: bool = True,
     openmetrics: bool = False,
 ) -> bytes:
     """The cards' part of the page, with who holds what as the ledger finds it."""
-    held_now = holdings(found, *assignments)
+    held_now = holdings(found, *assignments, claims=claims, uses=uses)
     shown = cards.shown(found, held_now, hostname=hostname, pod_labels=pod_labels)
     definitions = cards.definitions(schemas)
     return b"".join(each.render(shown, openmetrics=openmetrics) for each in definitions)

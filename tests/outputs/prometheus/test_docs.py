@@ -38,9 +38,10 @@ def test_every_metric_of_the_agent_is_listed_with_its_type() -> None:
 
 @pytest.mark.parametrize("name", rows("npu_agent_"))
 def test_labels_of_the_agents_metrics_are_those_of_the_page(name: str) -> None:
-    page = (GOLDEN / "mixed-fusion.0.8.txt").read_bytes()
+    pages = [(GOLDEN / f"{host}.0.8.txt").read_bytes() for host in ("mixed-fusion", "claims")]
     samples = [
         sample
+        for page in pages
         for metric in helpers.parsed(page, openmetrics=False)
         for sample in metric.samples
         if re.fullmatch(rf"{name}(_bucket)?", sample.name)

@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.core.counts import Counts
+from npu_agent.core.claim import ClaimUse
+from npu_agent.core.counts import Counts, DraCounts
 from npu_agent.core.hardware import CardState, Snapshot
-from npu_agent.core.ledger import Assignment
-from npu_agent.core.state import SessionPhase, SessionStatus
+from npu_agent.core.ledger import Assignment, PreparedClaim
+from npu_agent.core.state import DraState, SessionPhase, SessionStatus, SlicesState
 from npu_agent.inventory.inventory import read_once
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import management, tree, write
-from tests.outputs.helpers import RESOURCE
+from tests.outputs.helpers import DRIVER, RESOURCE, claim, used
 from tests.outputs.prometheus.helpers import held, own, own_page, page_of_cards, parsed, series
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -31,6 +32,7 @@ NOW = 1_000.0
 
 Edit = Callable[[Path], None]
 Holders = Callable[[tuple[CardState, ...]], list[Assignment]]
+Claimed = tuple[tuple[PreparedClaim, ...], tuple[ClaimUse, ...]]
 
 
 def _nothing(_root: Path) -> None:
@@ -68,6 +70,12 @@ def _single(found: tuple[CardState, ...]) -> list[Assignment]:
     ]
 
 
+def _claimed(found: tuple[CardState, ...]) -> Claimed:
+    """The first card is one container's by a claim; two Pods share the second by another."""
+    train, shared = claim("train", found[0]), claim("shared", found[1], pods=("a", "b"))
+    return (train, shared), (*used(train, "main"), *used(shared, "main"))
+
+
 def _nobody(_: tuple[CardState, ...]) -> list[Assignment]:
     return []
 
@@ -79,6 +87,7 @@ HOSTS: dict[str, tuple[str, Edit, Holders]] = {
     "mixed-fusion": ("warboy=1,rngd=1", _nothing, _fusion),
     "old-driver": ("warboy=1", _old_driver, _nobody),
     "no-hwmon": ("warboy=1", _no_hwmon, _nobody),
+    "claims": ("rngd=2", _nothing, _nobody),
 }
 
 
@@ -102,12 +111,29 @@ def _pinned(found: Snapshot) -> Snapshot:
     return replace(found, cards=tuple(map(pinned, found.cards)))
 
 
-def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -> str:
+def _driver(claims: tuple[PreparedClaim, ...]) -> DraState:
+    counts = DraCounts()
+    counts.prepared("prepared", 0.004)
+    counts.prepared("prepared", 0.03)
+    counts.prepared("refused", 0.0007)
+    counts.unprepares["unprepared"] += 1
+    return DraState(
+        session=SessionStatus(resource=DRIVER, phase=SessionPhase.REGISTERED),
+        counts=counts,
+        slices=SlicesState(published=True, generation=1, slices=1, devices=2, writes=3),
+        claims=claims,
+    )
+
+
+def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool, dra: bool) -> str:
     """A page as `npu_agent.outputs.prometheus.page` puts it together, but for ``process_*``."""
+    claims, uses = _claimed(found.cards) if dra else ((), ())
     text = page_of_cards(
         found,
         *holders(found.cards),
         held("GPU-1", "other", "nvidia.com/gpu"),
+        claims=claims,
+        uses=uses,
         schemas=(SCHEMAS[schema],),
         openmetrics=openmetrics,
     ).decode()
@@ -119,6 +145,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool) -
             (SessionStatus(resource=RESOURCE, phase=SessionPhase.REGISTERED), counts),
             monotonic=NOW,
             snapshot=found,
+            dra=(_driver(claims),) if dra else (),
             labels_applied=Counter(written=1),
             events=Counter(sent=3),
             reading_failures={("warboy", "npu0", "hung"): 1},
@@ -146,8 +173,9 @@ def test_pages_are_as_in_their_golden_files(
     host: tuple[str, Snapshot, Holders], schema: str
 ) -> None:
     name, found, holders = host
-    text = page(found, holders, schema, openmetrics=False)
-    openmetrics = page(found, holders, schema, openmetrics=True)
+    dra = name == "claims"
+    text = page(found, holders, schema, openmetrics=False, dra=dra)
+    openmetrics = page(found, holders, schema, openmetrics=True, dra=dra)
     assert text == golden(f"{name}.{schema}.txt", text)
     if name == "mixed-fusion":
         assert openmetrics == golden(f"{name}.{schema}.openmetrics.txt", openmetrics)

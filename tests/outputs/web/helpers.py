@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from npu_agent.core.counts import Counts, Histogram
+from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import (
     CardState,
     CoreRange,
@@ -18,16 +18,18 @@ from npu_agent.core.hardware import (
     SensorKind,
     Snapshot,
 )
-from npu_agent.core.ledger import Assignment
+from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.offer import advertise, device_id
 from npu_agent.core.problems import unready
 from npu_agent.core.state import (
     AgentState,
     ConfigState,
+    DraState,
     LabelState,
     ResourceState,
     SessionPhase,
     SessionStatus,
+    SlicesState,
 )
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
@@ -36,7 +38,7 @@ from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
-from tests.outputs.helpers import RESOURCE, holdings
+from tests.outputs.helpers import DRIVER, RESOURCE, holdings
 from tests.until import first
 
 PROMETHEUS = b"# TYPE furiosa_npu_alive gauge\n" + b"".join(
@@ -90,6 +92,20 @@ def held(
     return Assignment(namespace, pod, "main", RESOURCE, device_id(state.id, cores))
 
 
+PUBLISHED = SlicesState(published=True, generation=1, slices=1, devices=2, writes=1)
+
+
+def driver(
+    *claims: PreparedClaim,
+    phase: SessionPhase = SessionPhase.REGISTERED,
+    reason: str = "",
+    slices: SlicesState = PUBLISHED,
+) -> DraState:
+    """A DRA driver with these claims prepared; by default it is registered and published."""
+    session = SessionStatus(resource=DRIVER, phase=phase, reason=reason, registrations=1)
+    return DraState(session=session, counts=DraCounts(), slices=slices, claims=claims)
+
+
 @dataclass
 class Scene:
     """What the agent knows; a test changes it while the pages are served."""
@@ -108,6 +124,7 @@ class Scene:
     """Cores of a device; None is the whole card."""
     disabled: frozenset[str] = frozenset()
     labels: LabelState | None = None
+    dra: tuple[DraState, ...] = ()
     node: str | None = "node-7"
     version: str = "1.2.3"
     started: float = field(default_factory=lambda: time.time() - 7_300)
@@ -139,10 +156,15 @@ class Scene:
             now=time.time(),
             monotonic=time.monotonic(),
             snapshot=self.snapshot,
-            holdings=holdings(self.snapshot, *self.holdings.assignments),
+            holdings=holdings(
+                self.snapshot,
+                *self.holdings.assignments,
+                claims=[claim for driver in self.dra for claim in driver.claims],
+            ),
             assignments=self.holdings.assignments,
             assignments_error=self.holdings.error,
             resources=(ResourceState(session=session, counts=Counts(), devices=devices),),
+            dra=self.dra,
             wanted=wanted,
             disabled=self.disabled,
             config=self.config,

@@ -8,12 +8,14 @@ import pytest
 
 from npu_agent.core.hardware import CoreRange, CoreReading, Oddity
 from npu_agent.core.ledger import Assignment, Holding
-from npu_agent.core.state import LabelState, SessionPhase
+from npu_agent.core.state import LabelState, SessionPhase, SlicesState
+from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import curve
 from npu_agent.outputs.web.page import page
 from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.web.helpers import Scene, fenced, held, night, read
+from tests.outputs.helpers import claim
+from tests.outputs.web.helpers import Scene, driver, fenced, held, night, read
 
 _EMPTY = {"meta", "link", "br"}
 ALL = CoreRange(0, 1)
@@ -135,6 +137,32 @@ def test_who_holds_a_card_by_a_claim() -> None:
     assert "train-0 npu0 , all cores npu.furiosa.ai, claim two-cards" in text
 
 
+def test_a_node_without_dra_shows_no_section_of_it() -> None:
+    assert "DRA" not in shown(night()).text
+
+
+def test_drivers_and_their_claims() -> None:
+    card, gone = read(state(uuid="A")), state(index=1, uuid="B")
+    shared = claim("shared", card, gone, pods=("a", "b"))
+    text = shown(Scene(cards=(card,), dra=(driver(shared),))).text
+    assert "npu.furiosa.ai registered published 1 slice, generation 1 none 1" in text
+    assert f"ml shared a, b npu0 for npu gone: npu-{gone.id.lower()} for npu" in text
+    assert f"a gone: npu-{gone.id.lower()}" in text
+    text = shown(Scene(cards=(card,), dra=(driver(),))).text
+    assert "No claim is prepared." in text
+
+
+def test_slices_that_are_not_in_place_and_fields_that_are_dropped() -> None:
+    slices = SlicesState(trouble=Trouble(what="may not", remedy="do"), dropped=("devices.taints",))
+    found = shown(Scene(cards=(read(state()),), dra=(driver(slices=slices),)))
+    assert "not published" in found.text
+    assert "may not: do" in found.text
+    assert "dropped by the API server: devices.taints" in found.text
+    links = [attrs["href"] for tag, attrs in found.elements if tag == "a"]
+    assert links.count("#dra") == 2, "the problem and the note lead to the section"
+    assert "not yet" in shown(Scene(dra=(driver(slices=SlicesState()),))).text
+
+
 def test_every_id_is_there_once() -> None:
     ids = [attrs["id"] for _, attrs in shown(night()).elements if "id" in attrs]
     assert len(ids) == len(set(ids))
@@ -182,6 +210,7 @@ def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
     card = read(replace(card, card=replace(card.card, product=bad)))
     assert card.reading
     card = replace(card, reading=replace(card.reading, errors=((bad, 1),)))
+    gone = state(index=1, uuid="gone")
     scene = Scene(
         cards=(card,),
         odd=(Oddity(bad, bad, unread=True),),
@@ -189,6 +218,14 @@ def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
         phase=SessionPhase.BLOCKED,
         reason=bad,
         labels=LabelState(output="api", labels={bad: bad}, error=bad),
+        dra=(
+            driver(
+                replace(claim(bad, card, gone, pods=(bad,), request=bad), namespace=bad),
+                phase=SessionPhase.BLOCKED,
+                reason=bad,
+                slices=SlicesState(trouble=Trouble(what=bad), dropped=(bad,)),
+            ),
+        ),
         node=bad,
     )
     scene.config = replace(scene.config, error=bad, waiting=(bad,))

@@ -5,16 +5,19 @@ import time
 from dataclasses import replace
 from datetime import datetime
 
+from npu_agent.core.state import SlicesState
+from npu_agent.core.trouble import Trouble
 from npu_agent.outputs.web.status import as_json
 from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.web.helpers import Scene, night
+from tests.outputs.helpers import DRIVER, claim
+from tests.outputs.web.helpers import Scene, driver, night
 
 
 def test_the_json_is_made_of_plain_values_with_the_keys_that_are_promised() -> None:
     found = json.loads(json.dumps(as_json(night().state())))
     assert set(found) == {
         *("node", "version", "started_at", "now", "ready", "unready", "problems", "notes"),
-        *("cards", "not_served", "assignments", "resources", "config", "labels"),
+        *("cards", "not_served", "assignments", "resources", "dra", "config", "labels"),
     }
     card = found["cards"][2]
     assert set(card) == {
@@ -31,6 +34,11 @@ def test_the_json_is_made_of_plain_values_with_the_keys_that_are_promised() -> N
     assert [holder["cores"] for holder in card["holders"]] == ["0-3", "4-7"]
     assert found["cards"][0]["holders"][0]["cores"] is None
     assert found["cards"][0]["reading"]["temperature"] == 44.0
+    holder = found["cards"][0]["holders"][0]
+    assert set(holder) == {
+        *("namespace", "pod", "container", "resource", "device", "claim", "cores")
+    }
+    assert holder["claim"] is None
     assert found["ready"] is False
     assert "did you mean" in found["config"]["error"]
     assert found["labels"]["labels"]["beta.furiosa.ai/npu.count"] == "8"
@@ -41,3 +49,70 @@ def test_the_json_of_little_is_whole_too() -> None:
     assert found["cards"][0]["reading"] is None
     assert found["labels"] is None
     assert found["node"] is None
+
+
+def test_drivers_and_their_claims() -> None:
+    one, two, gone = state(uuid="A"), state(index=1, uuid="B"), state(index=2, uuid="C")
+    slices = SlicesState(
+        published=False,
+        generation=7,
+        slices=1,
+        devices=2,
+        writes=9,
+        dropped=("devices.taints",),
+        trouble=Trouble(what="no", remedy="do"),
+    )
+    shared = claim("shared", one, gone, pods=("a", "b"))
+    admin = replace(shared.devices[0], request="look", admin=True)
+    shared = replace(shared, devices=(*shared.devices, admin))
+    found = json.loads(
+        json.dumps(
+            as_json(
+                Scene(cards=(one, two), dra=(driver(shared, slices=slices, reason="why"),)).state()
+            )
+        )
+    )
+    assert found["dra"] == [
+        {
+            "driver": DRIVER,
+            "phase": "registered",
+            "reason": "why",
+            "registrations": 1,
+            "offered": 0,
+            "untainted": 0,
+            "slices": {
+                "published": False,
+                "generation": 7,
+                "slices": 1,
+                "devices": 2,
+                "trouble": "no: do",
+                "dropped": ["devices.taints"],
+                "writes": 9,
+            },
+            "claims": [
+                {
+                    "namespace": "ml",
+                    "name": "shared",
+                    "uid": "uid-shared",
+                    "pods": ["a", "b"],
+                    "devices": [
+                        {
+                            "request": request,
+                            "device": shared.devices[number].device,
+                            "card": card,
+                            "admin": request == "look",
+                        }
+                        for number, (request, card) in enumerate(
+                            [("npu", one.id), ("npu", None), ("look", one.id)]
+                        )
+                    ],
+                }
+            ],
+        }
+    ]
+    holders = found["cards"][0]["holders"]
+    assert [(one["pod"], one["container"], one["claim"]) for one in holders] == [
+        ("a", None, "shared"),
+        ("b", None, "shared"),
+    ]
+    assert found["cards"][1]["holders"] == []

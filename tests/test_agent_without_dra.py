@@ -1,0 +1,118 @@
+"""The agent where the config asks for DRA and the cluster cannot do it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from npu_agent import agent as agent_module
+from npu_agent.agent import Agent
+from npu_agent.config import AllocationConfig, LabelsConfig
+from npu_agent.core.problems import unready
+from npu_agent.core.state import SessionPhase
+from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.simulator.pluginmanager import StandInPluginManager
+from tests.kube.helpers import kubeconfig, says, serving, status
+from tests.outputs.deviceplugin.helpers import short_directory
+from tests.test_agent import Node
+from tests.until import until
+
+WANTED: dict[str, Any] = {
+    "allocation": AllocationConfig(api="dra"),
+    "labels": LabelsConfig(output="none"),
+    "events": False,
+}
+
+
+@dataclass
+class Cluster:
+    """An API server, and what it says of DRA and of this node's kubelet."""
+
+    serves_dra: bool
+    kubelet: str
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/api/v1/nodes/this-node":
+            info = {"kubeletVersion": self.kubelet}
+            meta = {"name": "this-node", "uid": "u"}
+            found = {"kind": "Node", "metadata": meta, "status": {"nodeInfo": info}}
+            if "PartialObjectMetadata" in request.headers["Accept"]:
+                found = {"kind": "PartialObjectMetadata", "metadata": meta}
+            return await says(found)(request)
+        if not self.serves_dra:
+            return await status(404, "the server could not find the requested resource")(request)
+        if request.path == "/apis/resource.k8s.io/v1":
+            return await says({"kind": "APIResourceList"})(request)
+        return await status(403, "slices are for another test")(request)
+
+
+@pytest.fixture
+async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Node, StandInPluginManager]]:
+    """A node with two cards, and the part of its kubelet that knows DRA drivers."""
+    monkeypatch.setattr(agent_module, "_ASK_AGAIN", 0.05)
+    with short_directory() as directory:
+        plugins = directory / "device-plugins"
+        plugins.mkdir()
+        kubelet = StandInKubelet(plugins, directory / "pod-resources")
+        manager = StandInPluginManager(directory, interval=0.01)
+        await kubelet.start()
+        await manager.start()
+        node = Node(directory / "host", plugins, kubelet)
+        node.cards("warboy=2")
+        yield node, manager
+        await manager.stop()
+        await kubelet.stop()
+
+
+def reasons(agent: Agent) -> list[str]:
+    return [str(trouble) for trouble in unready(agent.state())]
+
+
+@pytest.mark.parametrize(
+    ("serves_dra", "kubelet", "reason"),
+    [
+        (False, "v1.36.3", "the API server does not serve resource.k8s.io/v1"),
+        (True, "v1.33.9", "this node's kubelet is v1.33.9, and DRA needs 1.34 or later"),
+    ],
+    ids=["no DRA in the API server", "an old kubelet"],
+)
+async def test_dra_that_cannot_be_is_said_and_nothing_is_offered(
+    room: tuple[Node, StandInPluginManager],
+    serves_dra: bool,
+    kubelet: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, manager = room
+    cluster = Cluster(serves_dra, kubelet)
+    async with serving(cluster.handle) as server:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
+        async with node.agent(**WANTED) as agent:
+            blocked = [f"DRA driver npu.furiosa.ai: blocked: {reason}"]
+            await until(lambda: reasons(agent) == blocked, reason)
+            await until(lambda: not manager.instances.value, "no driver is registered")
+            assert agent.state().resources == ()
+            assert node.kubelet.plugins.value == {}
+            # The cluster is updated while the agent runs.
+            cluster.serves_dra, cluster.kubelet = True, "v1.36.3"
+            await until(lambda: manager.instances.value, "the driver is registered")
+            await until(
+                lambda: agent.state().dra[0].session.phase is SessionPhase.REGISTERED, "registered"
+            )
+
+
+async def test_dra_that_may_be_is_not_waited_for(
+    room: tuple[Node, StandInPluginManager], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server that is away says nothing about DRA."""
+    node, manager = room
+    async with serving(status(503, "away")) as server:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
+        async with node.agent(**WANTED):
+            await until(lambda: manager.instances.value, "the driver is registered")
