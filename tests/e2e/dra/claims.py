@@ -195,19 +195,21 @@ def said(node: Node, name: str, text: str, timeout: float = SOON) -> str:
     def message() -> str:
         about = f"involvedObject.name={name}"
         events = node.cluster.objects("event", "default", fieldSelector=about)
-        return next(event["message"] for event in events if text in event["message"])
+        messages = [str(event["message"]) for event in events]
+        (found, *_) = [each for each in messages if text in each] or [""]
+        assert found, messages
+        return found
 
-    try:
-        return node.cluster.wait_for(f"an Event of {name} with {text!r}", message, timeout)
-    except StopIteration:
-        raise AssertionError from None
+    return node.cluster.wait_for(f"an Event of {name} with {text!r}", message, timeout)
 
 
 def claim_of(node: Node, name: str) -> Thing:
     """The claim that was made for a Pod, or that it names."""
     found = node.pod(name)
-    (status,) = found["status"]["resourceClaimStatuses"]
-    return node.cluster.get("resourceclaim", status["resourceClaimName"], "default")
+    (one,) = found["spec"]["resourceClaims"]
+    if "resourceClaimName" not in one:
+        (one,) = found["status"]["resourceClaimStatuses"]
+    return node.cluster.get("resourceclaim", one["resourceClaimName"], "default")
 
 
 def allocated(node: Node, name: str) -> list[str]:
