@@ -42,16 +42,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Tests that share a cluster go to one worker of xdist. There are four clusters.
+    """Tests that share a cluster go to one worker of xdist. There are five clusters.
 
     One for each kubelet, one for what is about the API server, which would make the newest
-    kubelet's by far the longest, and one for the journey, which has its own.
+    kubelet's by far the longest, and one each for the journey and for DRA, which have their own.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module, _, test = nodeid.partition("::")
         if "/journey/" in module:
             return "journey"
+        if "/dra/" in module:
+            return "DRA"
         if module.endswith(ABOUT_THE_API):
             return "API server"
         return next(kubelet for kubelet in KUBELETS if kubelet in test)

@@ -1,0 +1,224 @@
+"""Losses of the kubelet, of the agent and of the whole node, with claims prepared."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from tests.cluster import settings
+from tests.e2e.dra.claims import (
+    DRIVER,
+    claim_of,
+    pod,
+    prepared,
+    request,
+    run,
+    running,
+    said,
+    seen,
+    slices,
+    small,
+    specs,
+    template,
+    verified,
+)
+from tests.e2e.dra.conftest import published
+from tests.e2e.node import SOON, Node
+
+BACK = 3.0
+"""Seconds after which slices that somebody deleted are back."""
+ENDS = "trap 'exit 3' TERM; while :; do sleep 0.1; done"
+"""The command of a container that ends, and is started again, when its first process gets TERM."""
+
+
+def uids(node: Node) -> set[str]:
+    return {each["metadata"]["uid"] for each in slices(node)}
+
+
+def agent_is_back(node: Node, restarts: int) -> bool:
+    """Whether the one agent is ready, after so many restarts."""
+    (one,) = node.agent_pods()
+    (status,) = one["status"]["containerStatuses"]
+    assert status["restartCount"] == restarts, status
+    return bool(status["ready"])
+
+
+def gone(node: Node, name: str) -> bool:
+    """Whether there is no Pod of this name, not even one that is being deleted."""
+    return name not in {one["metadata"]["name"] for one in node.cluster.objects("pod", "default")}
+
+
+def test_the_kubelet_restarts_and_then_a_container(node: Node) -> None:
+    run(node, pod("steady"), pod("restarts", command=ENDS, restartPolicy="Always"))
+    before = {name: verified(node, name, 1) for name in ("steady", "restarts")}
+    held, there = prepared(node), uids(node)
+
+    node.cluster.stop_kubelet()
+    with ThreadPoolExecutor(1) as executor:
+        started = executor.submit(node.cluster.start_kubelet)
+        node.cluster.wait_for("slices to be deleted", lambda: uids(node) != there, 2 * SOON)
+        deleted = time.monotonic()
+        node.cluster.wait_for("new ones", lambda: uids(node) - there, SOON)
+        took = time.monotonic() - deleted
+        started.result()
+    print(f"after a kubelet's start the slices are back in {took:.2f} s")
+    assert took < BACK
+    published(node)
+    assert prepared(node) == held
+
+    node.cluster.exec("restarts", "sh", "-c", "kill -TERM 1")
+    node.cluster.wait_for("a restart", lambda: node.restarts()["restarts"] == 1, SOON)
+    running(node, "restarts")
+    assert {name: verified(node, name, 1) for name in before} == before
+    assert node.restarts() == {"steady": 0, "restarts": 1}
+    # The kubelet knows us again: the next Pod gets another card, and all can end.
+    run(node, pod("next"))
+    cards = {card for each in before.values() for card in each.cards}
+    assert not verified(node, "next", 1).cards & cards
+
+
+def test_the_agent_is_killed_while_a_pod_ends(node: Node) -> None:
+    run(node, pod("ends", terminationGracePeriodSeconds=1), pod("stays"))
+    kept = verified(node, "stays", 1)
+    (agent,) = node.agent_pods()
+    restarts = agent["status"]["containerStatuses"][0]["restartCount"]
+    node.kill_agent()
+    node.cluster.kubectl("delete", "pod", "ends", "--wait=false")
+    node.cluster.wait_for("the agent", lambda: agent_is_back(node, restarts + 1), 2 * SOON)
+    node.cluster.wait_for("the Pod to be gone", lambda: gone(node, "ends"), 2 * SOON)
+    stays = f"default/{claim_of(node, 'stays')['metadata']['name']}"
+    node.cluster.wait_for("one claim", lambda: prepared(node) == {stays}, SOON)
+    assert verified(node, "stays", 1) == kept
+    run(node, pod("next"))
+    assert not verified(node, "next", 1).cards & kept.cards
+
+
+@contextmanager
+def without_agent(node: Node) -> Iterator[None]:
+    """No agent runs on the node meanwhile."""
+    node.label({"npu-agent/enabled": "false"})
+    try:
+        node.cluster.wait_for("the agent to be gone", lambda: not agents(node), SOON)
+        yield
+    finally:
+        node.label({"npu-agent/enabled": "true"})
+
+
+def agents(node: Node) -> list[str]:
+    """The agent's Pods, with those that are being deleted."""
+    selector = "app.kubernetes.io/name=npu-agent"
+    pods = node.cluster.objects("pod", "kube-system", labelSelector=selector)
+    return [one["metadata"]["name"] for one in pods]
+
+
+def test_the_agent_is_away_until_the_kubelet_gives_it_up(node: Node) -> None:
+    # With no time to end in, the API server would forget the Pod before the kubelet does.
+    run(node, pod("steady"), pod("ends", terminationGracePeriodSeconds=1))
+    before = verified(node, "steady", 1)
+    with without_agent(node):
+        # Who comes and goes meanwhile has to wait.
+        node.cluster.apply(pod("next"))
+        said(node, "next", f"DRA driver {DRIVER} is not registered")
+        node.cluster.kubectl("delete", "pod", "ends", "--wait=false")
+        node.cluster.wait_for("the kubelet to delete the slices", lambda: not slices(node), 60)
+        assert not gone(node, "ends")
+    published(node)
+    running(node, "next", timeout=2 * SOON)
+    node.cluster.wait_for("the Pod to be gone", lambda: gone(node, "ends"), 2 * SOON)
+    assert verified(node, "steady", 1) == before
+    assert not verified(node, "next", 1).cards & before.cards
+    assert node.restarts() == {"steady": 0, "next": 0}
+
+
+def test_after_a_forced_deletion_the_next_pod_waits_for_the_container(node: Node) -> None:
+    made = template("seven", request(count=7))
+    run(node, made, small("others", of_template="seven"))
+    marked = "100123"  # tells its process apart
+    run(node, small("old", command=f"exec sleep {marked}", terminationGracePeriodSeconds=10))
+    (card,) = seen(node, "old").cards
+    node.cluster.apply(pod("next"))
+    node.cluster.kubectl("delete", "pod", "old", "--force", "--grace-period=0")
+    # The scheduler has given the card away already.
+    text = said(node, "next", "is not free")
+    assert "Pod default/old (ResourceClaim default/old-npus-" in text
+    assert "still holds its cores" in text
+    running(node, "next", timeout=2 * SOON)
+    others = f"sleep {marked[:-1]}[{marked[-1]}]"  # not a pattern that matches itself
+    assert not node.cluster.enter("pgrep", "-f", others, check=False).stdout
+    assert verified(node, "next", 1).cards == {card}
+
+
+def test_the_node_reboots(node: Node) -> None:
+    run(node, pod("always", restartPolicy="Always"), pod("once"))
+    before = {name: verified(node, name, 1) for name in ("always", "once")}
+    kept = prepared(node)
+    node.cluster.stop_kubelet()
+    ctr = ("ctr", "--address", settings.CONTAINERD_SOCKET, "--namespace", "k8s.io", "tasks")
+
+    def nothing_runs() -> bool:
+        tasks = node.cluster.enter(*ctr, "list", "--quiet").stdout.split()
+        for task in tasks:
+            node.cluster.enter(*ctr, "kill", "--all", "--signal=KILL", task, check=False)
+            node.cluster.enter(*ctr, "delete", "--force", task, check=False)
+        return not tasks
+
+    node.cluster.wait_for("no container to run", nothing_runs, 2 * SOON)
+    # /run is empty after a boot. The kubelet's directories are not: without sockets is worse.
+    for path in (
+        *(node.cluster.run_dir / "cdi").iterdir(),
+        *(node.cluster.kubelet_dir / "plugins_registry").iterdir(),
+        *(node.cluster.kubelet_dir / "plugins" / DRIVER).iterdir(),
+    ):
+        path.unlink()
+    node.cluster.start_kubelet(timeout=120)
+    restarted = "the Pod that restarts to run"
+    node.cluster.wait_for(restarted, lambda: node.restarts()["always"] == 1, 2 * SOON)
+    running(node, "always", timeout=2 * SOON)
+    assert verified(node, "always", 1) == before["always"]
+    uid = claim_of(node, "always")["metadata"]["uid"]
+    assert f"furiosa.ai-claim-{uid}.json" in specs(node)
+    assert prepared(node) <= kept
+    # A Pod that does not restart has ended with its containers, and so has its claim.
+    assert node.wait_phase("once", "Failed", 2 * SOON)
+    published(node)
+    run(node, pod("next"))
+    assert not verified(node, "next", 1).cards & before["always"].cards
+
+
+def test_pods_start_all_the_while_during_a_rollout(node: Node) -> None:
+    run(node, pod("steady"))
+    before = verified(node, "steady", 1)
+    over = threading.Event()
+    took: list[float] = []
+
+    def churn() -> None:
+        while not over.is_set() or len(took) < 6:
+            name = f"short-{len(took)}"
+            started = time.monotonic()
+            run(node, small(name))
+            took.append(time.monotonic() - started)
+            assert seen(node, name).cards.isdisjoint(before.cards)
+            node.cluster.kubectl("delete", "pod", name, "--wait=false")
+
+    with ThreadPoolExecutor(1) as executor:
+        churning = executor.submit(churn)
+        try:
+            for _ in range(2):
+                node.restart()
+        finally:
+            over.set()
+        churning.result()
+    longest = ", ".join(f"{each:.1f}" for each in sorted(took)[-3:])
+    print(f"{len(took)} Pods started during two rollouts, the slowest in {longest} s")
+    assert verified(node, "steady", 1) == before
+    assert node.restarts()["steady"] == 0
+    unprepared_but(node, "steady")
+
+
+def unprepared_but(node: Node, name: str) -> None:
+    """Waits until the claim of one Pod is the only one that is prepared."""
+    its = {f"default/{claim_of(node, name)['metadata']['name']}"}
+    node.cluster.wait_for("the others to be unprepared", lambda: prepared(node) == its, SOON)
