@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 
-from bench import idle, pages, plugin, podresources, soak
+from bench import claims, idle, pages, plugin, podresources, soak
 from bench.figure import HEADER, Figure
 from npu_agent import __version__
 
@@ -47,6 +47,9 @@ async def everything(seconds: float) -> AsyncIterator[Figure]:
         plugin.recoveries(),
         plugin.answers(),
         plugin.crowded(),
+        claims.idle(seconds),
+        claims.published(),
+        claims.answers(),
         pages.scrapes(),
     ):
         async for one in part:

@@ -1,4 +1,4 @@
-"""A stand-in for the API server: one Node and its Events, by TLS, as in a cluster."""
+"""A stand-in for the API server: a Node, its Events and what DRA needs; by TLS, as in a cluster."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from npu_agent.simulator.apiserver import StandInApiServer
 from tests.kube.helpers import authority, serving
 
 
@@ -26,11 +27,21 @@ class Node:
     """Those that the agent has applied."""
     writes: int = 0
     """Requests so far that would change something."""
+    requests: int = 0
+    """All of them, those too."""
+    dra: StandInApiServer = field(init=False)
+    """Has the ResourceSlices and claims."""
+
+    def __post_init__(self) -> None:
+        self.dra = StandInApiServer(self.name)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Any request of the agent's."""
+        self.requests += 1
+        self.writes += request.method != "GET"
+        if request.path.startswith("/apis/resource.k8s.io/"):
+            return await self.dra.answer(request)
         if request.method != "GET":
-            self.writes += 1
             body = await request.json()
             if "/events" in request.path:
                 name = request.path.rpartition("/")[2] if request.method == "PATCH" else "an-event"

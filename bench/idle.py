@@ -33,15 +33,15 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
         yield Figure("writes to the API server while idle", str(written), "0")
         taken = f"{await asyncio.to_thread(agent.stop):.2f} s"  # the kubelet answers meanwhile
         yield Figure("SIGTERM to exit, kubelet connected", taken, "<= 1 s")
-    for cards in ("warboy=4,rngd=4", "rngd=8"):
-        async with running(cards, alive=True) as agent:
+    for cards, dra in (("warboy=4,rngd=4", False), ("rngd=8", False), ("rngd=8", True)):
+        async with running(cards, alive=True, dra=dra) as agent:
             await agent.settled()
             for page in ("/metrics", "/", "/status.json", "/readyz", "/healthz"):
                 for headers in (TEXT, PROMETHEUS):
                     await asyncio.to_thread(scrape, agent.port, page, headers, 4, 20)
             await asyncio.sleep(10)
             memory = f"{agent.memory() / 1024:.1f} MiB"
-            what = f"resident memory, {cards}, all pages asked for"
+            what = f"resident memory, {cards}{', DRA' if dra else ''}, all pages asked for"
             yield Figure(what, memory, "<= 50 MB", "81 MiB (three processes)")
 
 

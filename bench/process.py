@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.apiserver import Node, node
 from npu_agent import simulator
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
+from npu_agent.simulator.pluginmanager import StandInPluginManager
 from tests.until import until
 
 RESOURCE = "beta.furiosa.ai/npu"
@@ -92,6 +93,8 @@ class Agent(Process):
     """A running agent, its kubelet, and its Node at the API server."""
 
     kubelet: StandInKubelet
+    manager: StandInPluginManager
+    """The part of the kubelet that DRA drivers register with."""
     node: Node
     root: Path
     """Of the simulated driver tree."""
@@ -102,7 +105,8 @@ class Agent(Process):
     port: int
     """Where it serves its pages."""
     start: float
-    """Seconds from the start of the process until the kubelet had its list."""
+    """Seconds from the start of the process until the kubelet had its list, or the API server its
+    slices."""
 
     async def told(self, after: str = "") -> Plugin:
         """What the kubelet knows, once it has a list from another socket than `after`."""
@@ -138,27 +142,36 @@ def program(*command: str, environment: Mapping[str, str] | None = None) -> Iter
 
 
 @asynccontextmanager
-async def running(cards: str, *, config: str = "", alive: bool = False) -> AsyncIterator[Agent]:
+async def running(
+    cards: str, *, config: str = "", alive: bool = False, dra: bool = False
+) -> AsyncIterator[Agent]:
     """The agent with everything on, registered.
 
     Args:
         cards: the simulated cards, as `npu-agent simulate --cards` takes them.
         config: lines for its config file.
         alive: whether the cards' figures change all the time, as those of real ones do.
+        dra: whether it offers the cards by DRA, and not by the device plugin.
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npu-bench-")))
         root, plugins, file = directory / "host", directory / "plugins", directory / "config.yaml"
         port = free_port()
-        simulator.make(root, simulator.parse_cards(cards))
+        specs = simulator.parse_cards(cards)
+        simulator.make(root, specs)
         plugins.mkdir()
+        if dra:
+            config += "allocation: {api: dra}\n"
         file.write_text(f"pluginDir: {plugins}\nmetrics: {{listen: '127.0.0.1:{port}'}}\n{config}")
         if alive:
             stack.enter_context(program(*NPU_AGENT, "simulate", str(root)))
             await until(lambda: simulator.living(root), interval=POLL)
         kubelet = StandInKubelet(plugins, directory / "pod-resources")
+        manager = StandInPluginManager(directory)
         async with node("bench-node", directory) as here:
             await kubelet.start()
+            if dra:
+                await manager.start()
             try:
                 began = time.perf_counter()
                 arguments = ("run", "--host-root", str(root), "--config-file", str(file))
@@ -166,10 +179,14 @@ async def running(cards: str, *, config: str = "", alive: bool = False) -> Async
                 agent = stack.enter_context(
                     program(*IN_POD, str(here.account), *arguments, environment=environment)
                 )
-                await _told(kubelet)
+                if dra:
+                    await here.dra.until(lambda found: len(found) == len(specs), DEADLINE)
+                else:
+                    await _told(kubelet)
                 start = time.perf_counter() - began
-                yield Agent(agent.popen, kubelet, here, root, plugins, file, port, start)
+                yield Agent(agent.popen, kubelet, manager, here, root, plugins, file, port, start)
             finally:
+                await manager.stop()
                 await kubelet.stop()
 
 

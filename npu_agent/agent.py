@@ -78,6 +78,7 @@ class Agent:
         host_root: Path,
         node_name: str | None,
         config_file: Path | None = None,
+        api: Api | None = None,
     ) -> None:
         """Builds the parts; nothing runs yet.
 
@@ -87,6 +88,7 @@ class Agent:
                 plugin directory is used as configured: the kubelet is not simulated.
             node_name: this Node's name, for what the config says of single nodes.
             config_file: where the config came from, to be followed; None for options.
+            api: the API server; None: the one that this Pod, or this user, belongs to.
         """
         config = effective.config
         directory = Path(config.plugin_dir)
@@ -124,7 +126,7 @@ class Agent:
             keeper=self.keeper,
             cdi_root=host_root / cdi.DIRECTORY if by_cdi else None,
         )
-        self._api = Api()
+        self._api = api or Api()
         output = output_of(
             config.labels.output, api=self._api, node_name=node_name, host_root=host_root
         )

@@ -12,15 +12,15 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from grpclib.exceptions import GRPCError
 
 from npu_agent import logs, simulator
 from npu_agent.agent import Agent
 from npu_agent.commands import FAILED
+from npu_agent.commands.demo_claims import ClaimsNode, Step
 from npu_agent.config import load
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.ledger import SETTLED
@@ -28,6 +28,7 @@ from npu_agent.core.offer import device_id
 from npu_agent.core.vocabulary import Fact, Quantity
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
+from npu_agent.simulator.pluginmanager import PrepareError
 from npu_agent.vendors import VENDORS, WORDS
 
 _DEADLINE = 10.0
@@ -68,8 +69,8 @@ async def run(*, once: bool) -> int:
         _log_to(log)
         print(
             f"The whole agent on two simulated cards ({specs[0].traits.title}), npu0 and npu1, and "
-            "a\nstand-in for the kubelet. Each line below is what that kubelet, or Node Feature\n"
-            f"Discovery, would see. The driver's files are in {root},\n"
+            "a\nstand-in for the kubelet. Each line below is what that kubelet, Node Feature\n"
+            f"Discovery or the API server would see. The driver's files are in {root},\n"
             f"the config is {directory}/config.yaml,\n"
             f"the agent's log is in {log}."
         )
@@ -79,10 +80,11 @@ async def run(*, once: bool) -> int:
         await kubelet.start()
         agent = Agent(load(file, WORDS), host_root=root, node_name="demo-node", config_file=file)
         tour = Tour(root, file, specs, kubelet, agent)
+        claims = ClaimsNode(directory / "dra", specs)
         async with asyncio.TaskGroup() as parts:
             simulation = parts.create_task(simulator.Simulation(root).run())
             parts.create_task(agent.run(stop))
-            walk = parts.create_task(tour.walk())
+            walk = parts.create_task(tour.walk(claims.steps))
             ended = parts.create_task(stop.wait())
             await asyncio.wait({walk, ended}, return_when=asyncio.FIRST_COMPLETED)
             happened = walk.done() and walk.result()
@@ -106,6 +108,7 @@ async def run(*, once: bool) -> int:
             walk.cancel()
             simulation.cancel()
             stop.set()
+        await claims.stop()
         await kubelet.stop()
     return 0 if happened else FAILED
 
@@ -144,9 +147,9 @@ class Tour:
         self._agent = agent
         self._resource = agent.poller.configs.value.resource_name
 
-    async def walk(self) -> bool:
-        """Returns whether every step happened; stops at the first that did not."""
-        steps: tuple[tuple[str, Callable[[], Coroutine[Any, Any, Iterable[str]]]], ...] = (
+    async def walk(self, more: Iterable[Step] = ()) -> bool:
+        """Its own steps, then `more`: whether all happened; stops at the first that did not."""
+        steps: tuple[Step, ...] = (
             ("The agent registers with the kubelet", self._registered),
             ("It lists the cards that the driver's files show, for the kubelet", self._listed),
             ("It labels the Node with what is installed", self._labelled),
@@ -159,6 +162,7 @@ class Tour:
             ("The config is edited while the agent runs: single cores, please", self._edited),
             ("A bad edit is refused as a whole, and nothing changes", self._bad_edit),
             ("The kubelet restarts and forgets the agent, which registers again", self._restarts),
+            *more,
         )
         for number, (title, step) in enumerate(steps, 1):
             print(f"\n{_bold(f'{number}. {title}')}", flush=True)
@@ -169,7 +173,7 @@ class Tour:
                 return _failed(f"this did not happen within {_DEADLINE:g} s")
             except GRPCError as error:
                 return _failed(f"{error.status.name}: {error.message}")
-            except (NotEnoughError, OSError) as error:
+            except (NotEnoughError, PrepareError, OSError) as error:
                 return _failed(str(error))
             for line in lines:
                 print(f"   {_green('✔')} {line}", flush=True)

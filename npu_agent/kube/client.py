@@ -92,15 +92,23 @@ class Api:
     are few, and one connection is enough. What cannot wait for others is asked by `ask_apart`.
     """
 
-    def __init__(self, *, kubeconfig: Path | None = None, deadline: float = 10.0) -> None:
+    def __init__(
+        self,
+        *,
+        kubeconfig: Path | None = None,
+        credentials: Credentials | None = None,
+        deadline: float = 10.0,
+    ) -> None:
         """Does nothing yet.
 
         Args:
             kubeconfig: where to connect to, and as whom. None: the Pod's service account, else
                 $KUBECONFIG, else ~/.kube/config.
+            credentials: in place of all of these.
             deadline: seconds that a call may take.
         """
         self._kubeconfig = kubeconfig
+        self._given = credentials
         self._deadline = deadline
         self._calling = asyncio.Lock()
         self._apart = asyncio.Semaphore(_APART)
@@ -262,7 +270,7 @@ class Api:
 
     async def _connect(self) -> tuple[ClientSession, Credentials]:
         if self._session is None or self._credentials is None:
-            found = await _credentials(self._kubeconfig)
+            found = self._given or await _credentials(self._kubeconfig)
             self._token_read_at = time.monotonic()
             await _on_thread(importlib.import_module, "aiohttp")  # 0.2 to 0.4 s the first time
             context = await _on_thread(tls_context, found)

@@ -20,6 +20,9 @@ def test_tour_is_the_golden_one() -> None:
     found = re.sub(r"furiosa-npu-[0-9a-f]{8}\.sock", "furiosa-npu-01234567.sock", out)
     found = re.sub(r"/\S*/npu-demo-\w+", "/tmp/npu-demo", found)
     found = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:9100", found)
+    found = re.sub(
+        r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f-]{21}", "11111111-2222-4333-8444-555555555555", found
+    )
     assert found == golden(GOLDEN, found)
 
 

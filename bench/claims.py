@@ -1,0 +1,147 @@
+"""DRA, as a kubelet and an API server see it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import ssl
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from bench.apiserver import Node
+from bench.figure import Figure, quantiles
+from bench.process import DEADLINE, Agent, running
+from npu_agent import simulator
+from npu_agent.core.claim import ClaimRef
+from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
+from npu_agent.simulator.apiserver import Taint
+from npu_agent.simulator.pluginmanager import Instance
+
+ROUNDS = 300
+WARM = 20
+"""Rounds that are not counted."""
+
+
+async def idle(seconds: float) -> AsyncIterator[Figure]:
+    """What the API server is asked while nothing happens; it ends each watch after a minute."""
+    async with running("rngd=8", alive=True, dra=True) as agent:
+        await agent.settled()
+        await asyncio.sleep(2)
+        requests, writes = agent.node.requests, agent.node.writes
+        await asyncio.sleep(seconds)
+        asked, written = agent.node.requests - requests, agent.node.writes - writes
+        what = f"requests to the API server, DRA, idle for {seconds:g} s"
+        yield Figure(what, f"{asked}, {written} writes", "0 writes")
+
+
+async def published() -> AsyncIterator[Figure]:
+    """How soon the API server has what changed."""
+    for cards in (8, 64):
+        async with running(f"rngd={cards}", dra=True) as agent:
+            yield Figure(f"process start to slices, {cards} cards", f"{agent.start:.2f} s")
+            await agent.settled()
+            (name,) = agent.node.dra.slices.value
+            taken = await _until_tainted(agent, "dead", 1)
+            yield Figure(f"dead card to the taint in its slice, {cards} cards", taken, "<= 1.5 s")
+            taken = await _until_tainted(agent, "ok", 0)
+            yield Figure(f"recovered card to the end of the taint, {cards} cards", taken)
+            began = time.perf_counter()
+            agent.node.dra.delete(name)
+            await agent.node.dra.until(_has(cards), DEADLINE)
+            taken = f"{time.perf_counter() - began:.2f} s"
+            yield Figure(f"slice deleted to there again, {cards} cards", taken, "<= 3 s")
+
+
+async def _until_tainted(agent: Agent, fault: str, count: int) -> str:
+    """How long it takes from a fault of npu0 until so many devices have a taint."""
+    began = time.perf_counter()
+    await asyncio.to_thread(simulator.apply_fault, agent.root, "npu0", fault)
+    await agent.node.dra.until(
+        lambda found: sum(bool(taints) for taints in found.values()) == count, DEADLINE
+    )
+    return f"{time.perf_counter() - began:.2f} s"
+
+
+def _has(count: int) -> Callable[[dict[str, tuple[Taint, ...]]], bool]:
+    return lambda found: len(found) == count
+
+
+async def answers() -> AsyncIterator[Figure]:
+    """How quick the calls are in which a Pod with a claim waits."""
+    async with running("rngd=8", dra=True) as agent:
+        await agent.settled()
+        instance = await _registered(agent)
+        devices = list(agent.node.dra.devices())
+        get = 0.0
+        for count in (1, 8):
+            claims = [_allocated(agent.node, instance, devices[:count]) for _ in range(ROUNDS)]
+            if not get:
+                read = await asyncio.to_thread(gets, agent.node, claims)
+                get = statistics.median(read)
+                yield Figure("the GET of a claim, p50 / p99", quantiles(read))
+            prepared, unprepared = await asyncio.to_thread(rounds, instance, claims, count)
+            beside = quantiles([each - get for each in prepared])
+            cards = f"{count} card{'s' if count > 1 else ''}"
+            yield Figure(f"Prepare {cards}, beside the GET, p50 / p99", beside, "p99 <= 15 ms")
+            yield Figure(f"Unprepare {cards}, p50 / p99", quantiles(unprepared))
+
+
+async def _registered(agent: Agent) -> Instance:
+    async with asyncio.timeout(DEADLINE):
+        async for instances in agent.manager.instances.watch():
+            if instances:
+                return instances[-1]
+    raise TimeoutError
+
+
+def _allocated(node: Node, instance: Instance, devices: Sequence[str]) -> ClaimRef:
+    return node.dra.allocate(instance.driver, f"claim-{time.perf_counter_ns()}", devices, pod="pod")
+
+
+def gets(node: Node, claims: Sequence[ClaimRef]) -> list[float]:
+    """Seconds that each claim takes to be read, one after the other, on one connection."""
+    host, port = node.environment.values()
+    context = ssl.create_default_context(cafile=str(node.account / "ca.crt"))
+    connection = http.client.HTTPSConnection(host, int(port), timeout=DEADLINE, context=context)
+    taken = []
+    for claim in claims:
+        path = f"/apis/resource.k8s.io/v1/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
+        began = time.perf_counter()
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        answer.read()
+        taken.append(time.perf_counter() - began)
+        assert answer.status == 200, answer.status
+    connection.close()
+    return taken[WARM:]
+
+
+def rounds(
+    instance: Instance, claims: Sequence[ClaimRef], devices: int
+) -> tuple[list[float], list[float]]:
+    """Seconds to prepare each claim, and to unprepare it before the next, from gRPC's C core."""
+    channel: Any = grpc.insecure_channel(f"unix:{instance.endpoint}")
+    service = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+    prepare = channel.unary_unary(f"{service}/NodePrepareResources")
+    unprepare = channel.unary_unary(f"{service}/NodeUnprepareResources")
+    prepared, unprepared = [], []
+    for ref in claims:
+        # Both requests are the same bytes.
+        claim = v1.Claim(namespace=ref.namespace, uid=ref.uid, name=ref.name)
+        request = bytes(v1.NodePrepareResourcesRequest(claims=[claim]))
+        began = time.perf_counter()
+        answer = prepare(request, timeout=DEADLINE)
+        between = time.perf_counter()
+        end = unprepare(request, timeout=DEADLINE)
+        unprepared.append(time.perf_counter() - between)
+        prepared.append(between - began)
+        given = v1.NodePrepareResourcesResponse().parse(answer).claims[ref.uid]
+        assert len(given.devices) == devices, given.error
+        ended = v1.NodeUnprepareResourcesResponse().parse(end).claims[ref.uid]
+        assert not ended.error, ended.error
+    channel.close()
+    return prepared[WARM:], unprepared[WARM:]

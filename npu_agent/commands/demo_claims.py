@@ -1,0 +1,226 @@
+"""The guided tour's chapter on DRA: a second node, whose cards Pods get by ResourceClaims.
+
+As in the first part each step is proven by what the stand-ins for the kubelet and the API server
+received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from npu_agent import simulator
+from npu_agent.agent import Agent
+from npu_agent.config import load
+from npu_agent.core.claim import ClaimRef
+from npu_agent.kube import Api
+from npu_agent.kube.credentials import Credentials
+from npu_agent.outputs import cdi
+from npu_agent.simulator.apiserver import StandInApiServer, Taint
+from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.simulator.pluginmanager import PrepareError, StandInPluginManager
+from npu_agent.vendors import WORDS
+
+_NODE = "claims-node"
+_PLUGINS = "device-plugins"
+_DEADLINE = 10.0
+"""Seconds that anything may take; each takes less than one."""
+_CONFIG = """\
+allocation: {{api: dra}}
+pluginDir: {plugins}
+health: {{interval: 0.1}}
+metrics: {{listen: '127.0.0.1:0'}}
+labels: {{output: none}}
+events: false
+"""
+
+Step = tuple[str, Callable[[], Coroutine[Any, Any, Iterable[str]]]]
+"""A title, and what proves it: its lines, or what it raises."""
+
+
+class ClaimsNode:
+    """A node with an agent of its own; `steps` are the chapter, the first of which starts it."""
+
+    def __init__(self, directory: Path, specs: Sequence[simulator.CardSpec]) -> None:
+        """Nothing runs yet; `directory` is for all of its files, `specs` are its cards."""
+        self.steps: tuple[Step, ...] = (
+            ("DRA: the agent of another node offers its cards to claims", self._publishes),
+            ("A Pod claims one NPU, and the agent prepares the claim", self._prepares),
+            ("The claimed card dies, and recovers", self._dies),
+            (
+                "The Pod is deleted by force, so that its card looks free before it is",
+                self._refuses,
+            ),
+            ("Its container has ended, and the next Pod gets the card", self._ends),
+        )
+        self._root = directory / "host"
+        self._directory = directory
+        self._specs = specs
+        self._api_server = StandInApiServer(_NODE)
+        self._kubelet = StandInKubelet(directory / _PLUGINS, directory / "pod-resources")
+        self._manager = StandInPluginManager(directory)
+        self._stop = asyncio.Event()
+        self._running: list[asyncio.Task[None]] = []
+        self._driver = ""
+        self._names: dict[str, str] = {}
+        """What people call each device."""
+        self._device = ""
+        """The one that is claimed."""
+        self._claims: list[ClaimRef] = []
+        self._kind = ""
+        """Of the CDI devices that claims are."""
+
+    async def stop(self) -> None:
+        """Ends the agent, then what is around it."""
+        self._stop.set()
+        await asyncio.gather(*self._running[:1], return_exceptions=True)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._manager.stop()
+        await self._kubelet.stop()
+        await self._api_server.stop()
+
+    async def _publishes(self) -> list[str]:
+        await self._start()
+        devices = await self._api_server.until(
+            lambda found: len(found) == len(self._specs), _DEADLINE
+        )
+        async for instances in self._manager.instances.watch():
+            if instances:
+                break
+        self._driver = instances[-1].driver
+        slices = self._api_server.slices.value
+        for each in slices.values():
+            for device in each["spec"]["devices"]:
+                uuid = device["attributes"]["uuid"]["string"]
+                (self._names[device["name"]],) = (s.name for s in self._specs if s.uuid == uuid)
+        self._device = next(iter(devices))
+        return [
+            f"the driver {self._driver} is registered with the kubelet",
+            f"the API server has the ResourceSlice {', '.join(slices)}:",
+            *(f"{_described(one)}" for each in slices.values() for one in each["spec"]["devices"]),
+        ]
+
+    async def _prepares(self) -> list[str]:
+        claim = self._claim("train-0")
+        (given,) = (await self._manager.prepare(self._driver, claim))[claim.uid]
+        (cdi_id,) = given.cdi_ids
+        self._kind = cdi_id.partition("=")[0]
+        return [
+            f"the scheduler allocates {self._named} to {claim}",
+            f"the kubelet gets the CDI device {cdi_id}",
+            f"whose spec is {self._spec(claim)}:",
+            *_spec_lines(json.loads(await asyncio.to_thread(self._spec(claim).read_text))),
+        ]
+
+    async def _dies(self) -> list[str]:
+        await self._fault("dead")
+        ((key, effect),) = (await self._tainted(bool))[self._device]
+        state, message = await self._reported("Unhealthy")
+        await self._fault("ok")
+        await self._tainted(lambda taints: not taints)
+        recovered, _ = await self._reported("Healthy")
+        return [
+            f"it dies:     the ResourceSlice has the taint {key}:{effect} on {self._named}",
+            f"             in the Pod's status it is {state}: {message}",
+            f"it recovers: the taint is gone, and in the Pod's status it is {recovered}",
+        ]
+
+    async def _refuses(self) -> list[str]:
+        # The claim is gone with its Pod; it was not unprepared, as its container still runs.
+        self._api_server.forget(self._claims[0])
+        claim = self._claim("train-1")
+        try:
+            await self._manager.prepare(self._driver, claim)
+        except PrepareError as error:
+            return [
+                f"the scheduler allocates {self._named} to {claim}",
+                f"the agent refuses it; in the Pod's Events: {error}",
+            ]
+        raise OSError("two claims have the same card")
+
+    async def _ends(self) -> list[str]:
+        first, second = self._claims
+        await self._manager.unprepare(self._driver, first)
+        if await asyncio.to_thread(self._spec(first).exists):
+            raise OSError(f"{self._spec(first)} is still there")
+        await self._manager.prepare(self._driver, second)
+        return [
+            f"{first} is unprepared, and its CDI spec is gone",
+            f"the kubelet asks again, and {second} is prepared",
+        ]
+
+    async def _start(self) -> None:
+        plugins, file = self._directory / _PLUGINS, self._directory / "config.yaml"
+        await asyncio.to_thread(plugins.mkdir, parents=True)
+        await asyncio.to_thread(simulator.make, self._root, self._specs)
+        await asyncio.to_thread(file.write_text, _CONFIG.format(plugins=plugins))
+        for part in (self._api_server, self._kubelet, self._manager):
+            await part.start()
+        # This agent is in no Pod, and a Pod's UID would make the paths of its sockets too long.
+        os.environ.pop("POD_UID", None)
+        here = Credentials(server=self._api_server.url, source="the demo")
+        agent = Agent(
+            load(file, WORDS), host_root=self._root, node_name=_NODE, api=Api(credentials=here)
+        )
+        parts = (agent.run(self._stop), simulator.Simulation(self._root).run())
+        self._running = [asyncio.create_task(part) for part in parts]
+
+    def _claim(self, name: str) -> ClaimRef:
+        """A claim to which the scheduler has allocated the card."""
+        claim = self._api_server.allocate(self._driver, name, [self._device], pod=name)
+        self._claims.append(claim)
+        return claim
+
+    def _spec(self, claim: ClaimRef) -> Path:
+        return self._root / cdi.DIRECTORY / cdi.claim_file(self._kind, claim.uid)
+
+    @property
+    def _named(self) -> str:
+        return f"{self._device} ({self._names[self._device]})"
+
+    async def _fault(self, fault: str) -> None:
+        card = self._names[self._device]
+        await asyncio.to_thread(simulator.apply_fault, self._root, card, fault)
+
+    async def _tainted(
+        self, condition: Callable[[tuple[Taint, ...]], bool]
+    ) -> Mapping[str, tuple[Taint, ...]]:
+        return await self._api_server.until(lambda found: condition(found[self._device]), _DEADLINE)
+
+    async def _reported(self, state: str) -> tuple[str, str]:
+        """The health of the device and its message, once it is `state` in the Pod's status."""
+        reported = partial(self._manager.state, self._driver, _NODE, self._device)
+        async for _ in self._manager.health.watch():
+            if reported()[0] == state:
+                break
+        return reported()
+
+
+def _described(device: Mapping[str, Any]) -> str:
+    """A device of a ResourceSlice: some of its attributes, and what there is of it."""
+    facts = {
+        **{key: next(iter(value.values())) for key, value in device["attributes"].items()},
+        **{key: one["value"] for key, one in device["capacity"].items()},
+    }
+    shown = " ".join(f"{key}={facts[key]}" for key in ("arch", "core", "memory") if key in facts)
+    return f"{device['name']}: {shown}"
+
+
+def _spec_lines(spec: Mapping[str, Any]) -> list[str]:
+    """What a container gets by a CDI spec."""
+    return [
+        line
+        for device in spec["devices"]
+        for edits in [device["containerEdits"]]
+        for line in (
+            *(f"environment: {one}" for one in edits["env"]),
+            f"device nodes: {' '.join(node['path'] for node in edits['deviceNodes'])}",
+        )
+    ]

@@ -1,0 +1,92 @@
+"""The chapter on DRA alone: each of its steps fails if what it shows does not happen."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_agent import files, simulator
+from npu_agent.commands.demo_claims import ClaimsNode
+from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.outputs.dra.claims import Claims
+from npu_agent.simulator.pluginmanager import PrepareError
+from tests.outputs.deviceplugin.helpers import short_directory
+
+TITLES = ("DRA:", "A Pod claims", "The claimed card dies", "The Pod is deleted", "Its container")
+
+
+@asynccontextmanager
+async def chapter() -> AsyncIterator[ClaimsNode]:
+    with short_directory() as directory:
+        specs = simulator.parse_cards(simulator.default_cards())
+        node = ClaimsNode(directory, specs)
+        try:
+            yield node
+        finally:
+            await node.stop()
+
+
+async def walked(node: ClaimsNode, count: int) -> list[str]:
+    """What the first steps say."""
+    return [line for _, step in node.steps[:count] for line in await step()]
+
+
+async def test_each_step_says_what_happened() -> None:
+    async with chapter() as node:
+        said = await walked(node, 5)
+    assert all(
+        title.startswith(start) for (title, _), start in zip(node.steps, TITLES, strict=True)
+    )
+    assert any("unhealthy:NoSchedule" in line for line in said)
+    assert any("still holds its cores" in line for line in said)
+
+
+async def test_an_agent_in_a_pod_of_a_cluster_is_none_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POD_UID", "0b0c1bb0-3a5e-4c3f-9d5b-6a3c0c5d7f10")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    async with chapter() as node:
+        await walked(node, 2)
+
+
+async def test_stopped_before_it_has_started() -> None:
+    async with chapter():
+        pass
+
+
+async def keep_everything(path: Path, content: bytes | None, **_: Any) -> None:
+    if content is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+async def refused(_: Claims, refs: Any) -> dict[str, str]:
+    return dict.fromkeys((ref.uid for ref in refs), "out of order")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken", "steps", "error", "reason"),
+    [
+        (Claims, "prepare", refused, 1, PrepareError, "train-0: out of order"),
+        (LedgerKeeper, "prepare", lambda *_: None, 3, OSError, "two claims have the same card"),
+        (files, "replace", keep_everything, 4, OSError, "is still there"),
+    ],
+)
+async def test_a_step_that_does_not_happen_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    broken: Callable[..., Any],
+    steps: int,
+    error: type[Exception],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    async with chapter() as node:
+        await walked(node, steps)
+        with pytest.raises(error, match=reason):
+            await node.steps[steps][1]()
