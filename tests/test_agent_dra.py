@@ -447,3 +447,36 @@ async def test_a_second_agent_waits_for_the_first(room: Room) -> None:
             assert reasons(other) == []
             assert len(room.manager.instances.value) == 1
             assert one.drivers[0].status.value.phase is SessionPhase.REGISTERED
+
+
+@pytest.mark.parametrize(
+    ("where", "method"),
+    [
+        ("slices", "_plan"),
+        ("claims", "sweep"),
+        ("_keeper", "held_by_containers"),
+        ("slices", "ask_now"),
+    ],
+)
+async def test_a_part_of_the_driver_that_fails_starts_the_driver_again(
+    room: Room, monkeypatch: pytest.MonkeyPatch, where: str, method: str
+) -> None:
+    monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.05)
+    room.node.cards("warboy=1")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        part = getattr(agent.drivers[0], where)
+        good = getattr(part, method)
+        failed = False
+
+        def fails_once(*args: Any) -> Any:
+            nonlocal failed
+            if failed:
+                return good(*args)
+            failed = True
+            raise RuntimeError("out of order")
+
+        monkeypatch.setattr(part, method, fails_once)
+        await until(lambda: agent.restarts[f"DRA {DRIVER}"] == 1)
+        await until(lambda: reasons(agent) == [] and agent.state().dra[0].slices.published)
+        await room.registered()
+        await room.free(NAMES[0])

@@ -102,6 +102,8 @@ class Driver:
         self._keeper = keeper
         self._snapshots = snapshots
         self._wanted = wanted
+        self._parts: set[asyncio.Task[None]] = set()
+        """What runs beside `run`."""
         self._registrations = 0
         self._logged = ""
         """The trouble that was logged last."""
@@ -133,6 +135,7 @@ class Driver:
         """Serves until cancelled."""
         pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
         following = asyncio.create_task(self._follow())
+        self._parts = {following}
         try:
             while True:
                 await self._until_needed()
@@ -197,9 +200,11 @@ class Driver:
             asyncio.create_task(self.slices.run()),
             asyncio.create_task(self._sweep_claims()),
         ]
+        self._parts.update(tasks)
         try:
             yield
         finally:
+            self._parts.difference_update(tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -225,13 +230,18 @@ class Driver:
             asyncio.create_task(self._report(served)),
             asyncio.create_task(self._registration(endpoint)),
         ]
+        self._parts.update(tasks)
         try:
             while still_ours() and self.needed:
                 await asyncio.sleep(until_tick(_LOOK_EVERY))
+                for task in self._parts:
+                    if task.done():
+                        task.result()  # raises: all of the driver is started again
                 if not endpoint.exists():
                     self._trouble("our socket was removed: registering again")
                     return
         finally:
+            self._parts.difference_update(tasks)
             for task in tasks:
                 task.cancel()
             served.close()  # the streams return, and the kubelet sees their end
