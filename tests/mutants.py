@@ -21,6 +21,8 @@ DEADLINE = 600.0
 """Seconds for the tests of one fault; a hang counts as noticed."""
 
 DEVICEPLUGIN = "tests/outputs/deviceplugin"
+DRA = "tests/outputs/dra"
+LABELS = "tests/outputs/labels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,28 +161,82 @@ FAULTS = [
         ),
     ),
     *of(
-        "npu_agent/outputs/deviceplugin/publisher.py",
-        f"{DEVICEPLUGIN}/test_publisher.py",
+        "npu_agent/kubelet/ledger.py",
+        f"{DEVICEPLUGIN}/test_publisher.py {DEVICEPLUGIN}/test_exclusive.py",
         (
-            "publisher: grants are not noted",
-            "        self._ledger = self._ledger.granted(resource, devices, self._clock())\n",
+            "keeper: grants are not noted",
+            "        self.states.publish(self._ledger.granted(resource, devices, self._clock()))\n",
             "        return\n",
         ),
         (
-            "publisher: a grant does not ask the ledger",
-            "            reason = self._claims.against(resource, device)\n            if (device",
-            "            reason = None\n            if (device",
+            "keeper: a grant does not ask the ledger",
+            "        reason = self._conflicts.against(itself, device)\n",
+            "        reason = None\n",
         ),
         (
-            "publisher: a renumbered card is granted",
+            "keeper: two grants before an answer",
+            "            self._conflicts.add(name, self._ledger.holds[name])\n",
+            "            pass\n",
+        ),
+        (
+            "keeper: a renumbered card is granted",
             "if (device.card.key, keys_of(device.card)) not in present:",
             "if False:",
         ),
         (
-            "publisher: the record is not read again at a takeover",
-            "        self._ledger = self._ledger.recovered(self._on_disk, self._clock())\n"
-            "        await",
-            "        await",
+            "keeper: the record is not read again at a takeover",
+            "        self.states.publish(self._ledger.recovered(self._on_disk, self._clock()))\n",
+            "",
+        ),
+        ("keeper: a new owner does not ask", "        await self._answer(_ANSWER)\n", ""),
+        (
+            "keeper: a standby agent that ends removes the record",
+            "        if not self._owner:\n            return False\n        now",
+            "        now",
+        ),
+        (
+            "keeper: the record is removed under running Pods",
+            "if held or starting or",
+            "if starting or",
+        ),
+        (
+            "keeper: the record is removed under Pods that start",
+            "if held or starting or",
+            "if held or",
+        ),
+        (
+            "keeper: the record is removed without an answer",
+            "unsure = answer.error or answer.asked_at < now",
+            "unsure = answer.error",
+        ),
+        (
+            "keeper: a second answer is not asked for",
+            "            if self._ledger.doubtful:\n                self._pod_resources.ask_soon()\n",
+            "",
+        ),
+        (
+            "keeper: one failure to write is for ever",
+            "            self._on_disk = None  # so that the next one tries again\n",
+            "",
+        ),
+        (
+            "keeper: an answer that failed ends holds",
+            "if answer.error is None and answer.asked_at > self._answered_at:",
+            "if answer.asked_at > self._answered_at:",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/deviceplugin/publisher.py",
+        f"{DEVICEPLUGIN}/test_publisher.py",
+        (
+            "publisher: who holds what is not compared",
+            "if (reason := conflicts.against((resource, device.id), device))",
+            "if (reason := None)",
+        ),
+        (
+            "publisher: what is offered is not in the record",
+            "        self._keeper.offering(offered)\n",
+            "",
         ),
         (
             "publisher: offered before it is on the disk",
@@ -188,26 +244,20 @@ FAULTS = [
             "                    break",
             "                self._put(lists)\n                break",
         ),
-        ("publisher: a new owner does not ask", "        await self._answer(_ANSWER)\n", ""),
         (
             "publisher: offered before the first answer",
-            "if not snapshot.complete or not answer.asked_at:",
+            "if not snapshot.complete or not self._keeper.answered:",
             "if not snapshot.complete:",
         ),
         (
-            "publisher: a standby agent that ends removes the record",
-            "        if not self._owner:\n            return\n        now",
-            "        now",
+            "publisher: a claim that is prepared is no reason to publish",
+            "self._pod_resources.holdings, self._keeper.prepared\n",
+            "self._pod_resources.holdings\n",
         ),
         (
-            "publisher: the record is removed under running Pods",
-            "if held or starting or answer.error",
-            "if starting or answer.error",
-        ),
-        (
-            "publisher: a second answer is not asked for",
-            "            if self._ledger.doubtful:\n                self._pod_resources.ask_soon()\n",
-            "",
+            "publisher: CDI specs are removed under running Pods",
+            "            if not await self._keeper.end():\n                return\n",
+            "            await self._keeper.end()\n",
         ),
     ),
     *of(
@@ -268,8 +318,8 @@ FAULTS = [
     ),
     *of(
         "npu_agent/agent.py",
-        "tests/test_lasting.py -k an_edit_is_followed",
-        ("agent: grants are not noted", "note=self.publisher.grant,\n", ""),
+        "tests/test_agent.py -k no_answer_ever_lists",
+        ("agent: grants are not noted", "note=self.keeper.grant,\n", ""),
     ),
     *of(
         "npu_agent/agent.py",
@@ -315,13 +365,1401 @@ FAULTS = [
             "offered=partial(_offered, socket_beside(directory)),\n",
             "",
         ),
-        ("agent: losses are not reported", "kubelet_lost=self.publisher.kubelet_lost,\n", ""),
+        ("agent: losses are not reported", "kubelet_lost=self.keeper.kubelet_lost,\n", ""),
         (
             "agent: IDs are forgotten over a restart",
-            "            known=Ledger().recovered(left_behind(directory), time.monotonic()).cards,\n",
+            "            known=ledger.cards,\n",
             "",
         ),
         ("agent: the publisher does not end", "            await self.publisher.end()\n", ""),
+    ),
+    *of(
+        "npu_agent/agent.py",
+        "tests/test_agent_dra.py",
+        (
+            "agent DRA: whether auto is DRA does not reach the device plugin",
+            'families = offered_by(config, counts, "device-plugin", dra_available=dra_available)',
+            "families = frozenset(counts)",
+        ),
+        (
+            "agent DRA: whether auto is DRA does not reach DRA",
+            'families=offered_by(config, words.families, "dra", dra_available=dra_available),',
+            'families=offered_by(config, words.families, "dra", dra_available=False),',
+        ),
+        (
+            "agent DRA: disabled cards are offered",
+            "        disabled=disabled_for(config, node_name),\n        by_index",
+            "        by_index",
+        ),
+        (
+            "agent DRA: disabledDevices of other nodes count",
+            "        disabled=disabled_for(config, node_name),\n        by_index",
+            "        disabled=disabled_for(config, None) | disabled_for(config, 'x'),\n        by_index",
+        ),
+        (
+            "agent DRA: deviceNames index has no effect",
+            'by_index=config.dra.device_names == "index",',
+            "by_index=False,",
+        ),
+        ("agent DRA: evict has no effect", "evict=config.health.evict,", "evict=False,"),
+        (
+            "agent DRA: the API server is asked under every config",
+            'if not asks_for(self.poller.configs.value, "auto") or self._node_name is None:',
+            "if self._node_name is None:",
+        ),
+        (
+            "agent DRA: auto without a Node name waits for ever",
+            'if not asks_for(self.poller.configs.value, "auto") or self._node_name is None:',
+            'if not asks_for(self.poller.configs.value, "auto"):',
+        ),
+        (
+            "agent DRA: auto asks once",
+            "                await asyncio.sleep(pause.next())\n            else:",
+            "                break\n            else:",
+        ),
+        (
+            "agent DRA: an API server that is away means device plugin",
+            "                await asyncio.sleep(pause.next())\n            else:",
+            "                self._dra_available.publish(False)\n            else:",
+        ),
+        (
+            "agent DRA: the device plugin does not follow what is found",
+            "self._wanted = configs.map_with(self._dra_available, partial(_wanted, node_name))",
+            "self._wanted = configs.map(lambda c: _wanted(node_name, c, self._dra_available.value))",
+        ),
+        (
+            "agent DRA: a resource by DRA alone has to be registered",
+            "                if each.status.value.resource in served\n",
+            "",
+        ),
+        (
+            "agent DRA: a driver that nobody needs has to be registered",
+            "                for each in self.drivers\n                if each.needed\n",
+            "                for each in self.drivers\n",
+        ),
+        (
+            "agent DRA: the state has no prepared claims",
+            "                    claims=each.prepared(),\n",
+            "",
+        ),
+        (
+            "agent DRA: drivers are cancelled with the rest, not before",
+            "for task in (*sessions, *drivers, server):",
+            "for task in (*sessions, server):",
+        ),
+        (
+            "agent DRA: an ownership of its own",
+            "                ownership=ownership,\n                keeper",
+            "                ownership=Ownership(directory.parent),\n                keeper",
+        ),
+        (
+            "agent DRA: sockets beside the device plugin's",
+            "kubelet_root=directory.parent,",
+            "kubelet_root=directory,",
+        ),
+        (
+            "agent DRA: CDI specs on another root",
+            "                api=self._api,\n                cdi_root=host_root / cdi.DIRECTORY,",
+            "                api=self._api,\n                cdi_root=Path('/tmp') / cdi.DIRECTORY,",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/driver.py",
+        "tests/test_agent_dra.py",
+        (
+            "driver: a prepared claim is not served without cards",
+            "return bool(self._wanted.value.families) or bool(self.prepared())",
+            "return bool(self._wanted.value.families)",
+        ),
+        (
+            "driver: served for ever",
+            "while still_ours() and self.needed:\n                await asyncio.sleep",
+            "while still_ours():\n                await asyncio.sleep",
+        ),
+        (
+            "driver: dead sockets stay",
+            "                        sweep(self._dra.driver, self._kubelet_root)\n",
+            "",
+        ),
+        (
+            "driver: the ledger is not renewed",
+            "                        await self._keeper.renew()\n",
+            "",
+        ),
+        (
+            "driver: the node is not owned",
+            "async with self._ownership.held(self._standby) as still_ours:",
+            "async with contextlib.nullcontext(lambda: True) as still_ours:",
+        ),
+        (
+            "driver: one failure ends it",
+            "                except OSError as error:\n                    self._trouble(str(error))\n",
+            "                except OSError as error:\n                    self._trouble(str(error))\n                    return\n",
+        ),
+        (
+            "driver: no Node name is no trouble",
+            "            elif self._node_name is None:\n",
+            "            elif False:\n",
+        ),
+        (
+            "driver: the pool is published in parts",
+            "if not snapshot.complete or not self._keeper.answered:",
+            "if not self._keeper.answered:",
+        ),
+        (
+            "driver: the pool does not follow the ledger",
+            "changes_of(self._snapshots, self._wanted, self._keeper.states)",
+            "changes_of(self._snapshots, self._wanted)",
+        ),
+        ("driver: what containers hold has no taint", "                    held=held,\n", ""),
+        (
+            "driver: disabled cards are offered",
+            "                    disabled=wanted.disabled,\n",
+            "",
+        ),
+        (
+            "driver: a disabled card cannot be prepared",
+            "                    families=self._vendor_families,\n                    by_index",
+            "                    families=self._vendor_families,\n"
+            "                    disabled=wanted.disabled,\n                    by_index",
+        ),
+        (
+            "driver: a card of another family cannot be prepared",
+            "families=self._vendor_families,\n                    by_index",
+            "families=wanted.families,\n                    by_index",
+        ),
+        ("driver: evict has no effect", "                    evict=wanted.evict,\n", ""),
+        (
+            "driver: claims are never swept",
+            "            asyncio.create_task(self._sweep_claims()),\n",
+            "",
+        ),
+        (
+            "driver: slices are not published",
+            "            asyncio.create_task(self.slices.run()),\n",
+            "",
+        ),
+        ("driver: a lost record is not rebuilt", "        await self.claims.rebuild()\n", ""),
+        (
+            "driver: health stops at the first list",
+            "            asyncio.create_task(self._report(served)),\n",
+            "",
+        ),
+        (
+            "driver: a socket that is removed is not missed",
+            "                if not endpoint.exists():\n",
+            "                if False:\n",
+        ),
+        (
+            "driver: slices are not listed after a restart of the kubelet",
+            "                self.slices.ask_now()  #",
+            "                pass  #",
+        ),
+        (
+            "driver: a restart of the kubelet is not noticed",
+            "                    self._keeper.kubelet_lost()\n",
+            "",
+        ),
+        (
+            "driver: the first registration is a restart",
+            "                if asked:\n",
+            "                if True:\n",
+        ),
+        (
+            "driver: a refusal of the kubelet is no trouble",
+            '                self._trouble(f"the kubelet refuses: {now.error}")\n',
+            "                pass\n",
+        ),
+        (
+            "driver: a standby agent is not told from one that registers",
+            '            self._say(SessionPhase.STANDBY, f"served by {owner}")\n',
+            "            self._say(SessionPhase.REGISTERING)\n",
+        ),
+        (
+            "driver: claims of other drivers are ours",
+            "return tuple(one for one in claims if one.driver == self._dra.driver)",
+            "return tuple(claims)",
+        ),
+        (
+            "driver: the endpoint stays open at the end",
+            "            await endpoint.close()\n",
+            "            pass\n",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/claims.py",
+        f"{DRA}/test_claims.py",
+        (
+            "claims: prepared in the ledger after the answer only",
+            "            self._keeper.prepare(_prepared(claim, found, self._dra.driver, joined=joined), own)\n",
+            "",
+        ),
+        (
+            "claims: the record is not saved before the answer",
+            "                await self._keeper.saved()\n            except",
+            "            except",
+        ),
+        (
+            "claims: no CDI spec is written",
+            "                await files.replace(self._spec_of(claim.uid), spec)\n",
+            "",
+        ),
+        (
+            "claims: the record before the CDI spec",
+            "                await files.replace(self._spec_of(claim.uid), spec)\n"
+            "                await self._keeper.saved()\n",
+            "                await self._keeper.saved()\n"
+            "                await files.replace(self._spec_of(claim.uid), spec)\n",
+        ),
+        (
+            "claims: no roll-back",
+            "                    await self._end(claim.uid)\n                raise",
+            "                    pass\n                raise",
+        ),
+        (
+            "claims: a failure forgets what runs",
+            "                if before is not None:  # its Pods still run",
+            "                if False:",
+        ),
+        (
+            "claims: the same cores twice",
+            "            _check_overlap(claim, found)\n",
+            "",
+        ),
+        (
+            "claims: administrators overlap",
+            "    own = [(result, device) for result, device in found if not result.admin]\n",
+            "    own = list(found)\n",
+        ),
+        (
+            "claims: administrators hold cores",
+            "own = [device for result, device in found if not result.admin]",
+            "own = [device for result, device in found]",
+        ),
+        (
+            "claims: administrators are not remembered as such",
+            "                admin=result.admin,\n                footprint",
+            "                footprint",
+        ),
+        ("claims: the UID is not compared", "if claim.uid != ref.uid:", "if False:"),
+        ("claims: not allocated", "if not claim.allocated:", "if False:"),
+        ("claims: no device of ours", "if not claim.results:", "if False:"),
+        ("claims: reserved for nobody", "if not claim.reserved_for:", "if False:"),
+        (
+            "claims: another pool's device of the same name",
+            "        if result.pool != self._pool:\n",
+            "        if False:\n",
+        ),
+        (
+            "claims: an unprepare meanwhile is not noticed",
+            "            if began <= self._unprepared.get(claim.uid, 0.0):\n",
+            "            if False:\n",
+        ),
+        (
+            "claims: a claim is never prepared again once it ended",
+            "            if began <= self._unprepared.get(claim.uid, 0.0):\n",
+            "            if claim.uid in self._unprepared:\n",
+        ),
+        (
+            "claims: sick cards are prepared",
+            "                    self._check_health(result, device)\n",
+            "                    pass\n",
+        ),
+        (
+            "claims: a card that falls sick is not prepared again",
+            "            if before is None:\n                for result",
+            "            if True:\n                for result",
+        ),
+        (
+            "claims: tolerations do not count",
+            'if device.healthy or result.admin or result.tolerates(f"{self._dra.driver}/unhealthy"):',
+            "if device.healthy or result.admin:",
+        ),
+        (
+            "claims: administrators get no sick card",
+            'if device.healthy or result.admin or result.tolerates(f"{self._dra.driver}/unhealthy"):',
+            'if device.healthy or result.tolerates(f"{self._dra.driver}/unhealthy"):',
+        ),
+        (
+            "claims: the API server decides about what is prepared",
+            "            if known is None or error.kind is Kind.NOT_FOUND:\n",
+            "            if True:\n",
+        ),
+        (
+            "claims: a claim that is gone is prepared again",
+            "            if known is None or error.kind is Kind.NOT_FOUND:\n",
+            "            if known is None:\n",
+        ),
+        (
+            "claims: changes come together",
+            "        async with self._changing:\n            if began <=",
+            "        async with contextlib.nullcontext():\n            if began <=",
+        ),
+        (
+            "claims: a call that is given up ends half way",
+            "return await asyncio.shield(task)",
+            "return await task",
+        ),
+        (
+            "claims: not waited until it is known who holds what",
+            "            await self._ready()\n",
+            "",
+        ),
+        (
+            "claims: unprepared without an owner",
+            "        if not self._keeper.owned:\n            reason",
+            "        if False:\n            reason",
+        ),
+        (
+            "claims: unprepare does not save",
+            "            with contextlib.suppress(OSError):  # logged; the next change writes it\n"
+            "                await self._keeper.saved()\n",
+            "",
+        ),
+        (
+            "claims: unprepare fails with the disk",
+            "            with contextlib.suppress(OSError):  # logged; the next change writes it\n",
+            "            with contextlib.nullcontext():\n",
+        ),
+        (
+            "claims: a rebuilt claim without a UID is not unprepared",
+            "                self._keeper.unprepare(_nameless(ref.namespace, ref.name))\n"
+            "                await self._end",
+            "                await self._end",
+        ),
+        (
+            "claims: a rebuilt claim keeps its name for a UID",
+            "            self._keeper.unprepare(nameless.uid)\n",
+            "            pass\n",
+        ),
+        (
+            "claims: a lost record is never rebuilt",
+            "        if not self._keeper.lost:\n            return\n",
+            "        return\n",
+        ),
+        (
+            "claims: claims of other drivers are rebuilt",
+            "if use.driver == self._dra.driver and claim not in known:",
+            "if claim not in known:",
+        ),
+        (
+            "claims: what the record has is rebuilt as well",
+            "        if not self._keeper.lost:\n            return\n",
+            "",
+        ),
+        (
+            "claims: swept after the first look",
+            "if claim.uid in orphans and not self._used(claim):",
+            "if not self._used(claim):",
+        ),
+        (
+            "claims: used claims are swept",
+            "            if self._used(claim) or not await self._gone(claim):\n",
+            "            if not await self._gone(claim):\n",
+        ),
+        (
+            "claims: existing claims are swept",
+            "            if self._used(claim) or not await self._gone(claim):\n",
+            "            if self._used(claim):\n",
+        ),
+        (
+            "claims: used again between two sweeps",
+            "if claim.uid in orphans and not self._used(claim):",
+            "if claim.uid in orphans:",
+        ),
+        (
+            "claims: an error of the API server ends claims",
+            "            return error.kind is Kind.NOT_FOUND\n",
+            "            return True\n",
+        ),
+        (
+            "claims: a claim of the same name keeps one alive",
+            "return claim_of(answer, self._dra.driver).uid != claim.uid",
+            "return False",
+        ),
+        (
+            "claims: a silent kubelet uses nothing",
+            "return uses is None or any(",
+            "return uses is not None and any(",
+        ),
+        (
+            "claims: an orphan is one for ever",
+            "orphans, self._orphans = self._orphans, set()",
+            "orphans = self._orphans",
+        ),
+        (
+            "claims: specs of claims that ended stay",
+            "            await self._sweep_specs()\n",
+            "            pass\n",
+        ),
+        (
+            "claims: specs of prepared claims are swept",
+            "            if path.name not in known:\n",
+            "            if True:\n",
+        ),
+        (
+            "claims: each request of a container has its own variables",
+            "environment=grant(by_container[_container(request, joined=joined)]).environment,",
+            "environment=grant(devices).environment,",
+        ),
+        (
+            "claims: all requests share the devices",
+            "nodes=grant(devices).nodes,",
+            "nodes=grant(by_container[_container(request, joined=joined)]).nodes,",
+        ),
+        (
+            "claims: a container of several has the variables of all",
+            "return all(len(of_pod) == 1 for of_pod in containers)",
+            "return True",
+        ),
+        (
+            "claims: a kubelet that has just started takes variables away",
+            "return known is not None and known.joined",
+            "return False",
+        ),
+        (
+            "claims: one result counts for all",
+            "            for result, _ in found\n        )",
+            "            for result, _ in found[:1]\n        )",
+        ),
+        (
+            "claims: failures count as prepared",
+            '_Outcome("failed", "")',
+            '_Outcome("prepared", "")',
+        ),
+        (
+            "claims: a text in a refused claim is no refusal",
+            '            return _Outcome("refused", str(error))\n',
+            '            return _Outcome("failed", str(error))\n',
+        ),
+    ),
+    *of(
+        "npu_agent/core/claim.py",
+        f"{DRA}/test_claims.py",
+        (
+            "claim: results of every driver",
+            'if one.get("driver") == driver:',
+            "if True:",
+        ),
+        (
+            "claim: requests with their alternatives",
+            '_text(one, "request").partition("/")[0]',
+            '_text(one, "request")',
+        ),
+        (
+            "claim: a wish to be administrator is enough",
+            'admin=one.get("adminAccess") is True,',
+            'admin="adminAccess" in one,',
+        ),
+        (
+            "claim: only named taints are tolerated",
+            'return key in self.tolerated or "" in self.tolerated',
+            "return key in self.tolerated",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/endpoint.py",
+        f"{DRA}/test_endpoint.py",
+        (
+            "endpoint: found before it listens",
+            "        await self._service.listen()\n        try:\n"
+            "            await self._registration.listen()\n",
+            "        await self._registration.listen()\n        try:\n"
+            "            await self._service.listen()\n",
+        ),
+        (
+            "endpoint: a start that fails leaves a socket",
+            "        except BaseException:\n            await self._service.shutdown()\n",
+            "        except BaseException:\n",
+        ),
+        (
+            "endpoint: deregistered last",
+            "        await self._registration.shutdown()\n        with",
+            "        with",
+        ),
+        (
+            "endpoint: streams are cut",
+            "                    if not streams:\n                        break\n",
+            "                    break\n",
+        ),
+        (
+            "endpoint: the end waits for streams",
+            "async with asyncio.timeout(0.2):",
+            "async with asyncio.timeout(20):",
+        ),
+        (
+            "endpoint: one socket is enough",
+            "return self._service.exists() and self._registration.exists()",
+            "return self._service.exists()",
+        ),
+        (
+            "endpoint: names are the Pod's alone",
+            'unique = f"{instance}-{secrets.token_hex(2)}"',
+            'unique = f"{instance}-0000"',
+        ),
+        (
+            "endpoint: everybody may look into the directory",
+            "mkdir(mode=0o750, parents=True, exist_ok=True)",
+            "mkdir(mode=0o755, parents=True, exist_ok=True)",
+        ),
+        (
+            "endpoint: long paths fail in the kernel",
+            "            if length > SOCKET_PATH_MAX:\n",
+            "            if length > 9999:\n",
+        ),
+        (
+            "endpoint: a missing registry is made",
+            "        if not registry.is_dir():\n",
+            "        if registry.mkdir(exist_ok=True):\n",
+        ),
+        (
+            "endpoint: living sockets are swept",
+            "path.is_socket() and not _served(path):",
+            "path.is_socket():",
+        ),
+        (
+            "endpoint: a busy socket is a dead one",
+            "        except OSError:\n            return True\n    return True",
+            "        except OSError:\n            return False\n    return True",
+        ),
+        (
+            "endpoint: sockets of other drivers are swept",
+            "    name = re.escape(driver)\n",
+            '    name = ".*"\n',
+        ),
+        (
+            "endpoint: a relative path",
+            "kubelet_root.absolute() / PLUGINS",
+            "kubelet_root / PLUGINS",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/service.py",
+        f"{DRA}/test_service.py",
+        (
+            "DRA service: the oldest version first",
+            "supported_versions=list(SERVICES),",
+            "supported_versions=list(reversed(SERVICES)),",
+        ),
+        (
+            "DRA service: a claim without an answer is prepared",
+            "outcome := found.get(uid, missing)",
+            'outcome := found.get(uid, "")',
+        ),
+        (
+            "DRA service: an error without words",
+            '            uid: ("no reason given" if (outcome := found.get(uid, missing)) == "" else outcome)\n',
+            "            uid: found.get(uid, missing)\n",
+        ),
+        (
+            "DRA service: two claims with one UID",
+            "        if refs.setdefault(ref.uid, ref) != ref:\n",
+            "        if refs.setdefault(ref.uid, ref) is None:\n",
+        ),
+        (
+            "DRA service: no deadline",
+            "async with asyncio.timeout(self._deadline) as limit:",
+            "async with asyncio.timeout(None) as limit:",
+        ),
+        (
+            "DRA service: unknown health is none",
+            "health=_HEALTHY if one.device.healthy else _UNHEALTHY,",
+            "health=_HEALTHY,",
+        ),
+        (
+            "DRA service: the time of the list and not of the change",
+            "now if changed else since",
+            "now",
+        ),
+        (
+            "DRA service: a change between two lists is missed",
+            "changed = self._devices.changed  # before the list is read: no change is missed",
+            "changed = asyncio.Event()",
+        ),
+        (
+            "DRA service: no heartbeat",
+            "asyncio.timeout(until_tick(self._heartbeat))",
+            "asyncio.timeout(None)",
+        ),
+        (
+            "DRA service: streams are not counted down",
+            "            self.streams.publish(self.streams.value - 1)\n",
+            "            pass\n",
+        ),
+        (
+            "DRA service: half a character",
+            '[:most].decode(errors="ignore")',
+            '[:most].decode(errors="replace")',
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/publisher.py",
+        f"{DRA}/test_publisher.py",
+        (
+            "slices: an empty pool before the real one",
+            "if self._live.value is None or self._devices.value is None:",
+            "if self._live.value is None:",
+        ),
+        (
+            "slices: written before there was a listing",
+            "if self._live.value is None or self._devices.value is None:",
+            "if self._devices.value is None:",
+        ),
+        (
+            "slices: a question is not answered by a listing",
+            "            await self._list()\n            self._answered = asked\n",
+            "            self._answered = asked\n",
+        ),
+        (
+            "slices: a Node that was created again is not noticed",
+            "if self._uid is None or names - self._live.value.keys():",
+            "if self._uid is None:",
+        ),
+        (
+            "slices: sick cards are offered without taints",
+            "devices = tuple(device for device in devices if not device.taints)",
+            "devices = tuple(devices)",
+        ),
+        (
+            "slices: written without end where a field is dropped",
+            "return sent if sent and reply and not slices.differs(live, reply) else live",
+            "return live",
+        ),
+        (
+            "slices: a taint's time is not kept",
+            "            sent = slices.keeping_times(wanted, before)\n",
+            "            sent = dict(wanted)\n",
+        ),
+        (
+            "slices: an old event undoes a new answer",
+            "        if name in live and _version(live[name]) > _version(found):\n",
+            "        if False:\n",
+        ),
+        (
+            "slices: a listing undoes a newer answer",
+            "self._live.publish({**listing.slices, **known})",
+            "self._live.publish({**listing.slices})",
+        ),
+        (
+            "slices: deletions are not seen",
+            'gone=event["type"] == "DELETED"',
+            "gone=False",
+        ),
+        (
+            "slices: fights without pauses",
+            "                await asyncio.sleep(gap.next())\n",
+            "                pass\n",
+        ),
+        (
+            "slices: a refusal is repeated without a pause",
+            "                await asyncio.sleep(retry.next(error))\n            else:",
+            "                pass\n            else:",
+        ),
+        (
+            "slices: the server's wish to wait is not granted",
+            "return max(self._pause.next(), (error and error.retry_after) or 0.0)",
+            "return self._pause.next()",
+        ),
+        (
+            "slices: trouble stays after it is over",
+            '                retry.reset()\n                self._works("write")\n',
+            "                retry.reset()\n",
+        ),
+        (
+            "slices: published although a write failed",
+            "                self.state.publish(replace(self.state.value, published=False))\n",
+            "",
+        ),
+        (
+            "slices: another API server still drops fields",
+            "                    self._forget_dropped()\n",
+            "                    pass\n",
+        ),
+        (
+            "slices: an old version is trouble",
+            'if doing == "list" or not (broken or error.status == 410):',
+            'if doing == "list" or not broken:',
+        ),
+        (
+            "slices: a watch that ends is repeated without a pause",
+            "            await asyncio.sleep(retry.next(error))\n\n    async def _watch",
+            "\n    async def _watch",
+        ),
+        (
+            "slices: a watch is for ever",
+            "seconds = _RELIST * random.uniform(0.8, 1.2)",
+            "seconds = 1e6 * random.uniform(0.8, 1.2)",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/slices.py",
+        f"{DRA}/test_slices.py",
+        ("slices: more devices than may be tainted", "_PER_SLICE = 64", "_PER_SLICE = 128"),
+        (
+            "slices: several calls in one generation",
+            "return found if len(found.delete) + len(found.apply) < 2 else of(present + 1)",
+            "return found",
+        ),
+        (
+            "slices: every change is a generation",
+            "return found if len(found.delete) + len(found.apply) < 2 else of(present + 1)",
+            "return found if not (found.delete or found.apply) else of(present + 1)",
+        ),
+        (
+            "slices: the generation starts again",
+            "    present = newest(live, generation)\n",
+            "    present = generation\n",
+        ),
+        (
+            "slices: the owner is not compared",
+            "or any(\n        owner not in owners for owner in needed\n    )",
+            "or any(())",
+        ),
+        (
+            "slices: the time of a taint is a difference",
+            'if key != "timeAdded"}',
+            "}",
+        ),
+        (
+            "slices: a bool is an int",
+            '            return {"bool": value}',
+            '            return {"int": value}',
+        ),
+        (
+            "slices: leftovers stay",
+            "delete=tuple(sorted(live.keys() - names)),",
+            "delete=(),",
+        ),
+        (
+            "slices: a device that moved gets another time",
+            'since.get((device["name"], *_what(taint)))',
+            'since.get((wanted["metadata"]["name"], *_what(taint)))',
+        ),
+        (
+            "slices: another effect keeps the time",
+            'for key in ("key", "effect", "value"))',
+            'for key in ("key", "value"))',
+        ),
+    ),
+    *of(
+        "npu_agent/core/pool.py",
+        "tests/core/test_pool.py",
+        ("pool: all families", "if state.card.family in families and not", "if not"),
+        (
+            "pool: disabled cards are offered",
+            " and not (unwanted and unwanted & names(state))\n",
+            "\n",
+        ),
+        (
+            "pool: letter case of disabledDevices",
+            "unwanted = {word.lower() for word in disabled}",
+            "unwanted = set(disabled)",
+        ),
+        (
+            "pool: two cards with one name",
+            "name if seen[name] == 1 and len(name)",
+            "name if len(name)",
+        ),
+        (
+            "pool: names that are too long",
+            "name if seen[name] == 1 and len(name) <= _LONGEST_NAME else",
+            "name if seen[name] == 1 else",
+        ),
+        (
+            "pool: two families with one number",
+            "        if seen[state.card.name] == 1\n",
+            "        if seen[state.card.name]\n",
+        ),
+        (
+            "pool: the effects are swapped",
+            "Effect.NO_EXECUTE if evict else Effect.NO_SCHEDULE",
+            "Effect.NO_SCHEDULE if evict else Effect.NO_EXECUTE",
+        ),
+        ("pool: sick cards have no taint", "    if not device.healthy:\n", "    if False:\n"),
+        (
+            "pool: Pods on a held card are evicted",
+            'key=f"{driver}/held", effect=Effect.NO_SCHEDULE',
+            'key=f"{driver}/held", effect=Effect.NO_EXECUTE',
+        ),
+        ("pool: held cards have no taint", "    if held:\n", "    if False:\n"),
+    ),
+    *of(
+        "npu_agent/core/ledger.py",
+        f"tests/core/test_ledger.py {DRA}/test_claims.py tests/outputs/deviceplugin/test_exclusive.py",
+        (
+            "ledger claims: claims conflict with nothing",
+            "for claim in self.prepared.values() if prepared else ():",
+            "for claim in ():",
+        ),
+        (
+            "ledger claims: claims are held against the pool",
+            "for claim in self.prepared.values() if prepared else ():",
+            "for claim in self.prepared.values():",
+        ),
+        (
+            "ledger claims: administrators hold cores",
+            "footprints = tuple(one.footprint for one in self.devices if not one.admin)",
+            "footprints = tuple(one.footprint for one in self.devices)",
+        ),
+        (
+            "ledger claims: an administrator's claim may hold anything",
+            "since=0.0) if footprints else None",
+            "since=0.0)",
+        ),
+        (
+            "ledger claims: the record has none",
+            "for _, claim in sorted(prepared.items())\n",
+            "for _, claim in sorted(prepared.items())[:0]\n",
+        ),
+        (
+            "ledger claims: the record is not read",
+            "prepared={**found.prepared, **self.prepared},",
+            "prepared={**self.prepared},",
+        ),
+        (
+            "ledger claims: an old record undoes what was prepared since",
+            "prepared={**found.prepared, **self.prepared},",
+            "prepared={**self.prepared, **found.prepared},",
+        ),
+        (
+            "ledger claims: records of the version before are damaged",
+            "_READABLE = (1, 2)",
+            "_READABLE = (2,)",
+        ),
+        (
+            "ledger claims: administrators forget that over a restart",
+            'admin=bool(one["admin"]),',
+            "admin=False,",
+        ),
+        (
+            "ledger claims: administrators are shown as holders",
+            "best = None if device.admin else _best([device.footprint], present)",
+            "best = _best([device.footprint], present)",
+        ),
+        (
+            "ledger claims: every container has every device",
+            '([""] if not names or (several and len(names) > 1) else sorted(names))',
+            '([""] if not names else sorted(names))',
+        ),
+        (
+            "ledger: a restart of the kubelet is nothing",
+            "name: replace(hold, missed=None, kept_until=max(hold.kept_until, until))",
+            "name: hold",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/ledger.py",
+        f"{DRA}/test_claims.py {DEVICEPLUGIN}/test_publisher.py {DEVICEPLUGIN}/test_exclusive.py",
+        (
+            "keeper claims: prepared without an owner",
+            "            if not self._owner:\n                raise RefusalError(",
+            "            if False:\n                raise RefusalError(",
+        ),
+        (
+            "keeper claims: nobody asks the ledger",
+            "            self._check((CLAIM, claim.uid), device)\n",
+            "            pass\n",
+        ),
+        (
+            "keeper claims: a change is decided by the state before",
+            "        self._conflicts = ledger.conflicts(self._cards())\n\n    def _cards",
+            "\n    def _cards",
+        ),
+        (
+            "keeper claims: the record is removed under prepared claims",
+            "if held or starting or self._ledger.prepared or unsure:",
+            "if held or starting or unsure:",
+        ),
+        (
+            "keeper claims: a failed write is no error",
+            "            raise OSError(self._trouble)\n",
+            "            return\n",
+        ),
+        (
+            "keeper claims: an answer that failed uses nothing",
+            "return None if answer.error or not answer.asked_at else answer.claim_uses",
+            "return answer.claim_uses",
+        ),
+        (
+            "keeper claims: a damaged record is not lost",
+            "return self._on_disk is None or self._ledger.unsure",
+            "return self._on_disk is None",
+        ),
+        (
+            "keeper claims: no record is not lost",
+            "return self._on_disk is None or self._ledger.unsure",
+            "return self._ledger.unsure",
+        ),
+    ),
+    *of(
+        "npu_agent/kube/client.py",
+        "tests/kube/test_client.py tests/kube/test_apart.py",
+        (
+            "client: no deadline for waiting",
+            "            async with asyncio.timeout(self._deadline), self._calling:\n",
+            "            async with self._calling, asyncio.timeout(self._deadline):\n",
+        ),
+        (
+            "client: calls apart wait for each other",
+            "async with asyncio.timeout(seconds), self._apart:",
+            "async with asyncio.timeout(seconds), self._calling:",
+        ),
+        (
+            "client: a deadline that is given has no effect",
+            "seconds = self._deadline if deadline is None else deadline",
+            "seconds = self._deadline",
+        ),
+        (
+            "client: a 401 is final",
+            "            if answer.status == 401:\n                # The token",
+            "            if False:\n                # The token",
+        ),
+        (
+            "client: whoever gets a 401 closes the others' connection",
+            "        if session is self._session:\n            self._renewed = session\n            await self.close()",
+            "        self._renewed = session\n        await self.close()",
+        ),
+        (
+            "client: what is cut short for new credentials fails",
+            "cut = session is self._renewed",
+            "cut = False",
+        ),
+        (
+            "client: a PATCH that is dropped fails",
+            'if again and (cut or (request.method == "PATCH" and _dropped(error))):',
+            "if again and cut:",
+        ),
+        (
+            "client: every call is repeated",
+            'if again and (cut or (request.method == "PATCH" and _dropped(error))):',
+            "if again and (cut or _dropped(error)):",
+        ),
+        (
+            "client: repeated without end",
+            "                    again = False\n                    continue",
+            "                    continue",
+        ),
+        (
+            "client: an address that does not answer is kept",
+            "                    await self._renew(session)\n                raise failure",
+            "                    pass\n                raise failure",
+        ),
+        (
+            "client: two connections at the start",
+            "        async with self._connecting:\n            return await self._connect()",
+            "        return await self._connect()",
+        ),
+        (
+            "client: the token is read once",
+            "time.monotonic() - self._token_read_at >= _REREAD:",
+            "False:",
+        ),
+        (
+            "client: a token that cannot be read ends the calls",
+            "            with contextlib.suppress(CredentialsError):\n                token",
+            "            with contextlib.nullcontext():\n                token",
+        ),
+        (
+            "client: proxies of the environment count",
+            "                trust_env=False,\n",
+            "                trust_env=True,\n",
+        ),
+        (
+            "client: the proxy's password is in messages",
+            'proxy=found.proxy and found.proxy.rpartition("://")[2].rpartition("@")[2],',
+            "proxy=found.proxy,",
+        ),
+        (
+            "client: answers of any length are read",
+            "            if len(body) > limit:\n                break\n",
+            "            if False:\n                break\n",
+        ),
+        (
+            "client: any kind will do",
+            'if isinstance(found, dict) and found.get("kind") == request.kind:',
+            "if isinstance(found, dict):",
+        ),
+        (
+            "client: a redirect may change the method",
+            "    if answer.method != request.method:\n",
+            "    if False:\n",
+        ),
+        (
+            "client: an error in a watch is an event",
+            '    if found.get("type") == "ERROR":\n',
+            "    if False:\n",
+        ),
+        (
+            "client: a watch that is silent is waited for",
+            "async with asyncio.timeout(silence):",
+            "async with asyncio.timeout(None):",
+        ),
+        (
+            "client: a line of a watch may be endless",
+            "                    if len(rest) > _LARGEST:\n",
+            "                    if False:\n",
+        ),
+        (
+            "client: a watch keeps a token that is refused",
+            "                        if response.status == 401:\n"
+            "                            await self._renew(session)\n",
+            "",
+        ),
+        (
+            "client: a watch lives five minutes",
+            "aiohttp.ClientTimeout(total=None)",
+            "aiohttp.ClientTimeout(total=0.5)",
+        ),
+    ),
+    *of(
+        "npu_agent/kube/resourceslices.py",
+        "tests/kube/test_apart.py",
+        (
+            "slices API: those of other nodes",
+            'return {"fieldSelector": f"spec.nodeName={node},spec.driver={driver}"}',
+            'return {"fieldSelector": f"spec.driver={driver}"}',
+        ),
+        (
+            "slices API: one that is gone cannot be deleted",
+            "        if error.kind is Kind.NOT_FOUND:\n            return False\n",
+            "",
+        ),
+        (
+            "slices API: another's field stays another's",
+            'query={"fieldManager": FIELD_MANAGER, "force": "true"},',
+            'query={"fieldManager": FIELD_MANAGER},',
+        ),
+        (
+            "slices API: a watch begins now",
+            '            "resourceVersion": resource_version,\n',
+            "",
+        ),
+    ),
+    *of(
+        "npu_agent/kube/serviceaccount.py",
+        "tests/kube/test_client.py",
+        (
+            "service account: IPv6 without brackets",
+            'return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"',
+            'return f"https://{host}:{port}"',
+        ),
+        (
+            "service account: the token's end of line is sent",
+            'f"Bearer {text.strip()}"',
+            'f"Bearer {text}"',
+        ),
+    ),
+    *of(
+        "npu_agent/kube/node.py",
+        "tests/kube/test_node.py tests/kube/test_client.py",
+        (
+            "node: another manager's labels are ours",
+            '== (FIELD_MANAGER, "Apply")',
+            '!= ("", "Apply")',
+        ),
+        (
+            "node: an apply creates a Node",
+            '{"name": node.name, "uid": node.uid}',
+            '{"name": node.name}',
+        ),
+        (
+            "node: asked past the cache",
+            '        query={"resourceVersion": "0"},  # any will do: the API server answers from its cache\n',
+            "",
+        ),
+        (
+            "node: an empty object is owned",
+            "    if labels:  # an empty",
+            "    if True:  # an empty",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/support.py",
+        "tests/test_agent_dra.py",
+        (
+            "support: any kubelet will do",
+            "return match is not None and (int(match[1]), int(match[2])) >= OLDEST",
+            "return True",
+        ),
+        (
+            "support: any API server will do",
+            "    if not await resourceclaims.served(api):\n",
+            "    if False:\n",
+        ),
+    ),
+    *of(
+        "npu_agent/inventory/watch.py",
+        "tests/inventory/test_inventory.py",
+        (
+            "watch: a hang is no failure",
+            '                self._failures[entry.family, entry.name, "hung"] += missed\n',
+            "",
+        ),
+        (
+            "watch: one missed deadline is all that count",
+            "for _ in range(min(missed, settings.policy.failures)):",
+            "for _ in range(0):",
+        ),
+        (
+            "watch: a place that is taken again keeps its health",
+            "            if entry is not self._begun:\n                self._begin(entry)\n",
+            "            if self._begun is None:\n                self._begin(entry)\n",
+        ),
+        (
+            "watch: a fault of our own hides nothing",
+            '                self._show(entry, _not_served(entry, f"internal error: {error!r}"))\n',
+            "",
+        ),
+        (
+            "watch: a fault of our own is not counted",
+            "                self._crashed(part)\n",
+            "",
+        ),
+        (
+            "watch: nodes that come late stay unknown",
+            "            self._known = replace(card, nodes=card.nodes | found.nodes)\n",
+            "            pass\n",
+        ),
+        (
+            "watch: a missing node is no fault",
+            "        missing = sorted(card.nodes - found.nodes)\n",
+            "        missing = []\n",
+        ),
+        (
+            "watch: one different answer changes a card",
+            "return (found, None) if found == proposed else (known, found)",
+            "return (found, None)",
+        ),
+        (
+            "watch: half an answer is another card",
+            '        found = replace(found, **{**kept, "nodes": known.nodes})\n',
+            "        found = replace(found, nodes=known.nodes)\n",
+        ),
+        (
+            "watch: heat is read as seldom as telemetry",
+            "self._read_at = now + (0 if often else pause)",
+            "self._read_at = now + pause",
+        ),
+        (
+            "watch: our own limits fence a card",
+            "            if error.errno in OWN_LIMITS:\n",
+            "            if False:\n",
+        ),
+        (
+            "watch: a reading of the card before",
+            "                course, reading = health.begin(verdict, time.time()), None\n",
+            "                course, reading = health.begin(verdict, time.time()), view.reading\n",
+        ),
+        (
+            "watch: load of the card before",
+            "            self._new, self._meter = True, Meter(wraps=entry.counters_wrap)\n",
+            "            self._new = True\n",
+        ),
+    ),
+    *of(
+        "npu_agent/inventory/inventory.py",
+        "tests/inventory/test_inventory.py",
+        (
+            "inventory: a list that grows card by card",
+            "        if not before.complete and not all(view.probed for view in views.values()):\n            return",
+            "        if False:\n            return",
+        ),
+        (
+            "inventory: every publish is one",
+            "        if before.complete and (views, scan.trouble) == self._shown:\n            return\n",
+            "",
+        ),
+        (
+            "inventory: a search that fails takes the cards away",
+            '        found, trouble = self.found, ""\n',
+            '        found, trouble = (), ""\n',
+        ),
+        (
+            "inventory: IDs that were known are forgotten",
+            "            ids = identify(cards, self._known)\n",
+            "            ids = identify(cards)\n",
+        ),
+        (
+            "inventory: a card that went is watched",
+            "                del self._watches[key]\n",
+            "                pass\n",
+        ),
+        (
+            "inventory: a search that hangs is not shown",
+            "                self._result(self.found, no_answer())\n",
+            "                pass\n",
+        ),
+        (
+            "inventory: threads go on after the end",
+            "            rounds.end()\n",
+            "            pass\n",
+        ),
+    ),
+    *of(
+        "npu_agent/core/health.py",
+        "tests/core/test_health.py",
+        (
+            "health: failures need not be in a row",
+            "    elif bad == fenced:\n        against = 0\n",
+            "    elif bad == fenced:\n        against = course.against\n",
+        ),
+        (
+            "health: silence brings a dead card back",
+            "    if verdict.outcome is Outcome.SILENT and dead:\n",
+            "    if False:\n",
+        ),
+        ("health: no hysteresis", "        limit -= _COOL_DOWN\n", "        pass\n"),
+        (
+            "health: one failure more",
+            "if against >= (policy.recoveries if fenced else policy.failures):",
+            "if against > (policy.recoveries if fenced else policy.failures):",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/labels/labeller.py",
+        f"{LABELS}/test_labeller.py",
+        (
+            "labels: put before the hardware is known",
+            "            if snapshot.complete:\n",
+            "            if True:\n",
+        ),
+        (
+            "labels: a reload is many writes",
+            "                if await _within(changed, _SETTLE):\n                    continue\n",
+            "",
+        ),
+        (
+            "labels: careful is never",
+            "careful=now.unsure)",
+            "careful=False)",
+        ),
+        (
+            "labels: the server's wish to wait is not granted",
+            "await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))",
+            "await asyncio.sleep(pause.next())",
+        ),
+        (
+            "labels: all agents at the same moment",
+            "now.resync * random.uniform(0.8, 1.2)",
+            "now.resync",
+        ),
+        (
+            "labels: the same trouble is logged each time",
+            "        if reason != self._reported:\n",
+            "        if True:\n",
+        ),
+        (
+            "labels: a machine that cannot be read costs all",
+            "            except OSError as error:\n                log.warning(\"the machine's",
+            "            except KeyError as error:\n                log.warning(\"the machine's",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/labels/node.py",
+        f"{LABELS}/test_node.py",
+        (
+            "labels: what no longer applies stays",
+            "        gone = meta.applied - labels.keys()\n",
+            "        gone = meta.applied & set()\n",
+        ),
+        (
+            "labels: right values in other hands stay there",
+            "        theirs = labels.keys() - meta.applied - wrong\n",
+            "        theirs = labels.keys() & set()\n",
+        ),
+        (
+            "labels: careful overwrites",
+            "        if careful and meta.applied:\n",
+            "        if False:\n",
+        ),
+        (
+            "labels: a webhook's change is not seen",
+            "        if refused:\n",
+            "        if False:\n",
+        ),
+        (
+            "labels: a Node that was made anew is not read again",
+            "            if error.kind in (Kind.NOT_FOUND, Kind.CONFLICT, Kind.REFUSED):\n                self._known, self._trust = None, False\n",
+            "",
+        ),
+        (
+            "labels: a stale cache hides a change",
+            "        self._trust = self._known is not None\n",
+            "        self._trust = False\n",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/labels/compute.py",
+        f"{LABELS}/test_compute.py",
+        (
+            "labels: cards of other vendors",
+            "cards=tuple(state for state in snapshot.cards if state.card.family in set_.families),",
+            "cards=snapshot.cards,",
+        ),
+        ("labels: values that are too long", '[:LONGEST].rstrip("-_.") or None', "or None"),
+        (
+            "labels: joined without limit",
+            '    while len("_".join(kept)) > LONGEST:\n        kept.pop()\n',
+            "",
+        ),
+        (
+            "labels: a count without cards",
+            "    if snapshot.cards:\n        names",
+            "    if True:\n        names",
+        ),
+        (
+            "labels: what is not served makes unsure",
+            "for odd in snapshot.odd if odd.unread]",
+            "for odd in snapshot.odd]",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/labels/nfd.py",
+        f"{LABELS}/test_nfd.py",
+        (
+            "labels: written where NFD is not",
+            "make_directory=False, deadline=_DEADLINE)",
+            "make_directory=True, deadline=_DEADLINE)",
+        ),
+        (
+            "labels: the file is written each time",
+            "        if wanted == there:\n            return Counter()\n",
+            "",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/events.py",
+        "tests/outputs/test_events.py",
+        (
+            "events: each card is added at the start",
+            "        if previous is None and before.complete:\n",
+            "        if previous is None:\n",
+        ),
+        (
+            "events: a card that is sick at the start is none",
+            "was = previous.health.state if previous else HealthState.HEALTHY",
+            "was = previous.health.state if previous else HealthState.UNHEALTHY",
+        ),
+        (
+            "events: what repeats is another one",
+            "        if record.name:\n",
+            "        if False:\n",
+        ),
+        (
+            "events: more than the limit wait",
+            ">= _MOST:",
+            ">= 10 * _MOST:",
+        ),
+        (
+            "events: without a limit",
+            "            if allowed < 1:\n",
+            "            if False:\n",
+        ),
+        (
+            "events: one that is refused is tried for ever",
+            "                if error.kind is Kind.REFUSED:  # it would be refused again\n",
+            "                if False:\n",
+        ),
     ),
 ]
 
@@ -365,6 +1803,8 @@ def main(*chosen: str) -> int:
                 shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(source, copy / name)
+        waits = copy / "tests/until.py"  # for what never comes, in most cases
+        waits.write_text(waits.read_text().replace("DEADLINE = 30.0", "DEADLINE = 8.0"))
         for fault in faults:
             good = noticed(fault, copy)
             print("noticed " if good else "SURVIVED", fault.name, flush=True)

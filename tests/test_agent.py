@@ -62,7 +62,12 @@ class Node:
         simulator.apply_fault(self.root, card, fault)
 
     @asynccontextmanager
-    async def agent(self, config_file: Path | None = None, **config: Any) -> AsyncIterator[Agent]:
+    async def agent(
+        self,
+        config_file: Path | None = None,
+        node_name: str | None = "this-node",
+        **config: Any,
+    ) -> AsyncIterator[Agent]:
         """The agent in this process, which looks often; configured by a file, or by these keys."""
         settings = {
             "health": HealthConfig(interval=0.05),
@@ -72,9 +77,7 @@ class Node:
         effective = Effective(replace(default_config(WORDS), **{**settings, **config}), {})
         if config_file:
             effective = load(config_file, WORDS)
-        agent = Agent(
-            effective, host_root=self.root, node_name="this-node", config_file=config_file
-        )
+        agent = Agent(effective, host_root=self.root, node_name=node_name, config_file=config_file)
         stop = asyncio.Event()
         running = asyncio.create_task(agent.run(stop))
         try:
@@ -490,6 +493,18 @@ async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
     async with node.agent():
         first = await node.listed(2)
         await node.told(lambda p: p.endpoint != first.endpoint)
+
+
+async def test_a_grant_that_no_answer_ever_lists_is_held(node: Node) -> None:
+    """That of an init container: pod-resources has none of these."""
+    node.cards("warboy=2")
+    keys = "metrics: {listen: '127.0.0.1:0'}\nlabels: {output: none}\n"
+    async with followed(node, keys) as one:
+        await node.listed(2)
+        await node.kubelet.allocate_ids(NPU, UUIDS[:1])
+        await one.edit(keys + "defaultPe: Single\n")
+        plugin = await node.told(lambda p: len(p.devices) == 4 and bool(p.healthy()))
+        assert plugin.healthy() == tuple(f"{UUIDS[1]}_cores_{n}" for n in (0, 1))
 
 
 async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:

@@ -25,7 +25,8 @@ DRIVER = "npu.furiosa.ai"
 class SlicesApi:
     """The server's state; what happens to it is written to `calls`."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str = NODE) -> None:
+        self.node = node
         self.slices: dict[str, dict[str, Any]] = {}
         self.node_uid: str | None = "uid-1"
         self.calls: list[str] = []
@@ -123,7 +124,8 @@ class SlicesApi:
         if call == "node":
             return await self._node(request)
         if request.method == "GET":
-            assert request.query["fieldSelector"] == f"spec.nodeName={NODE},spec.driver={DRIVER}"
+            ours = f"spec.nodeName={self.node},spec.driver={DRIVER}"
+            assert request.query["fieldSelector"] == ours
             if call == "watch":
                 return await self._watch(request)
             meta = {"resourceVersion": str(self._version)}
@@ -137,8 +139,8 @@ class SlicesApi:
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         if self.node_uid is None:
-            return await status(404, 'nodes "n1" not found')(request)
-        meta = {"name": NODE, "uid": self.node_uid, "resourceVersion": "1"}
+            return await status(404, f'nodes "{self.node}" not found')(request)
+        meta = {"name": self.node, "uid": self.node_uid, "resourceVersion": "1"}
         return await says({"kind": "PartialObjectMetadata", "metadata": meta})(request)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:

@@ -125,7 +125,11 @@ class Room:
         self.devices.publish(pool(self.snapshots.value, dra=DRA, families=families))
 
     def says(
-        self, *held: str, uses: Sequence[tuple[str, str]] = (), error: str | None = None
+        self,
+        *held: str,
+        uses: Sequence[tuple[str, str]] = (),
+        driver: str = DRIVER,
+        error: str | None = None,
     ) -> None:
         """The kubelet answers, two seconds later: these devices are held, these claims used."""
         self.now += 2.0
@@ -133,7 +137,7 @@ class Room:
             Holdings(
                 assignments=tuple(Assignment("team", "train", "main", NPU, id_) for id_ in held),
                 claim_uses=tuple(
-                    ClaimUse("team", f"pod-{claim}", "main", "team", claim, DRIVER, NODE, device)
+                    ClaimUse("team", f"pod-{claim}", "main", "team", claim, driver, NODE, device)
                     for claim, device in uses
                 ),
                 asked_at=self.now,

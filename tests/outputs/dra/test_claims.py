@@ -20,6 +20,7 @@ from npu_agent.kubelet.ledger import RECORD
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices, state
 from tests.outputs.dra.room import NPU, Room, ref, result
+from tests.until import until
 
 ZERO, ONE = "npu-warboy-0", "npu-warboy-1"
 SPEC = "furiosa.ai-claim-uid-c.json"
@@ -203,6 +204,7 @@ async def test_requests_of_one_container_share_the_variables(tmp_path: Path) -> 
         "uid-c-container-0-request-2": both,
         "uid-c-container-1-request-0": "NPU_DEVNAME=npu2pe0-1",
     }
+    assert "/dev/npu1" not in nodes(spec(room)["uid-c-container-0-request-1"])
 
 
 async def test_a_claim_that_vanished(tmp_path: Path) -> None:
@@ -264,6 +266,13 @@ async def test_a_status_written_by_hand_that_has_a_device_twice(tmp_path: Path) 
     assert "has the same cores twice" in await room.prepared()
 
 
+async def test_a_claim_may_have_a_device_that_its_administrator_watches(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO, "a"), result(ZERO, "b", adminAccess=True))
+    assert await room.prepared() == answer(("a", ZERO), ("b", ZERO))
+
+
 async def test_what_another_claim_holds_is_refused_until_that_one_ends(tmp_path: Path) -> None:
     """A Pod that was deleted by force: its device is allocated again while it still runs."""
     room = Room(tmp_path)
@@ -321,6 +330,15 @@ async def test_an_administrator_is_let_in_beside_the_holder(tmp_path: Path) -> N
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 
 
+async def test_who_is_no_administrator_holds_the_device(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO, adminAccess=False))
+    await room.prepared("c")
+    room.claim("d", result(ZERO))
+    assert HELD in await room.prepared("d")
+
+
 async def test_a_sick_card_is_refused_unless_tolerated(tmp_path: Path) -> None:
     room = Room(tmp_path, state(health=HealthState.UNHEALTHY, reason="the driver says dead"))
     await room.owned()
@@ -328,8 +346,15 @@ async def test_a_sick_card_is_refused_unless_tolerated(tmp_path: Path) -> None:
     assert await room.prepared("c") == (
         "device npu-warboy-0 (npu0) is unhealthy: the driver says dead"
     )
+    room.claim("other", result(ZERO, tolerations=[{"key": "npu.furiosa.ai/held"}]))
+    assert "is unhealthy" in await room.prepared("other")
+    room.claim("admin", result(ZERO, adminAccess=True))  # who may have come to see why
+    assert await room.prepared("admin") == answer(("npu", ZERO), uid="uid-admin")
     room.claim("d", result(ZERO, tolerations=[{"key": "npu.furiosa.ai/unhealthy"}]))
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+    await room.unprepared("d")
+    room.claim("e", result(ZERO, tolerations=[{"operator": "Exists"}]))
+    assert await room.prepared("e") == answer(("npu", ZERO), uid="uid-e")
 
 
 async def test_a_card_that_falls_sick_is_prepared_again(tmp_path: Path) -> None:
@@ -377,6 +402,25 @@ async def test_a_prepare_that_comes_after_its_unprepare(tmp_path: Path) -> None:
     await room.unprepared("c")
     assert "was unprepared meanwhile" in await preparing
     assert room.specs() == []
+
+
+async def test_a_claim_is_prepared_for_one_pod_after_the_other(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    first = await room.prepared()
+    await room.unprepared()
+    assert await room.prepared() == first
+    assert room.specs() == [SPEC]
+
+
+async def test_a_prepared_claim_that_is_gone_is_not_prepared_again(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    del room.api["team", "c"]
+    assert "cannot be read: c not found" in await room.prepared()
 
 
 async def test_two_claims_for_one_device_at_the_same_time(tmp_path: Path) -> None:
@@ -459,9 +503,29 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(
     assert str(room.cdi_root / SPEC if what == "cdi" else tmp_path / RECORD) in reason
     assert room.specs() == []
     assert room.keeper.prepared.value == {}
-    room.claim("d", result(ZERO))
     full = False
+    await room.restarted()  # nor on the disk
+    room.claim("d", result(ZERO))
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_a_disk_that_is_full_ends_no_claim_that_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+
+    async def replace(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace", replace)
+        assert "No space left on device" in await room.prepared()
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    room.claim("d", result(ZERO))
+    assert HELD in await room.prepared("d")
 
 
 async def test_unprepare_on_a_disk_that_cannot_be_written(
@@ -504,6 +568,39 @@ async def test_a_claim_that_is_gone_and_unused_is_dropped(tmp_path: Path) -> Non
     await room.claims.sweep()
     assert room.keeper.prepared.value == {}
     assert room.specs() == []
+
+
+async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    del room.api["team", "c"]
+    room.says(uses=[("c", ZERO)])
+    await room.claims.sweep()
+    room.says()
+    await room.claims.sweep()
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    fetch = room.fetch
+
+    async def meanwhile(namespace: str, name: str) -> Any:
+        room.says(uses=[("c", ZERO)])
+        return await fetch(namespace, name)
+
+    room.claims._fetch = meanwhile
+    await room.claims.sweep()
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+
+
+async def test_another_claim_of_its_name_keeps_none_alive(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    room.claim("c", result(ONE), uid="new")
+    await room.claims.sweep()
+    await room.claims.sweep()
+    assert room.keeper.prepared.value == {}
 
 
 @pytest.mark.parametrize("why", ["used", "silent", "api error", "there"])
@@ -564,25 +661,89 @@ async def test_a_lost_record_is_rebuilt_without_the_api_server(tmp_path: Path) -
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 
 
+async def test_a_claim_rebuilt_without_its_uid_ends_by_its_name(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    (tmp_path / RECORD).unlink()
+    room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
+    await room.restarted(uses=[("c", ZERO)])
+    await room.unprepared("c")
+    assert room.keeper.prepared.value == {}
+
+
+async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    (tmp_path / RECORD).unlink(missing_ok=True)
+    room.start()
+    renewing = asyncio.create_task(room.keeper.renew())
+    while not renewing.done():
+        room.says(uses=[("c", ZERO)], driver="gpu.example.com")
+        await asyncio.sleep(0.001)
+    room.known()
+    await room.claims.rebuild()
+    assert room.keeper.prepared.value == {}
+
+
+async def test_a_claim_that_has_just_ended_is_not_rebuilt(tmp_path: Path) -> None:
+    """With a record that is good, what the kubelet still lists is late."""
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    await room.unprepared()
+    await room.restarted(uses=[("c", ZERO)])
+    assert room.keeper.prepared.value == {}
+
+
+@pytest.fixture
+def go_on(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Files are not written until it is set."""
+    write, event = files.replace, asyncio.Event()
+
+    async def slow(path: Path, content: bytes | None, **options: Any) -> None:
+        if content:
+            await event.wait()
+        await write(path, content, **options)
+
+    monkeypatch.setattr(files, "replace", slow)
+    return event
+
+
 async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, go_on: asyncio.Event
 ) -> None:
     room = Room(tmp_path)
     await room.owned()
     room.claim("c", result(ZERO))
-    write, writing, go_on = files.replace, asyncio.Event(), asyncio.Event()
-
-    async def slow(path: Path, content: bytes | None, **options: Any) -> None:
-        writing.set()
-        await go_on.wait()
-        await write(path, content, **options)
-
-    monkeypatch.setattr(files, "replace", slow)
     preparing = asyncio.create_task(room.prepared())
-    await writing.wait()
+    await until(lambda: room.keeper.prepared.value)
     preparing.cancel()
+    await asyncio.wait([preparing])
     go_on.set()
+    await until((tmp_path / RECORD).exists)
+    assert json.loads((tmp_path / RECORD).read_bytes())["claims"]
+    assert room.specs() == [SPEC]
+    assert room.counts.prepares == {"prepared": 0, "refused": 0, "failed": 1}
     await room.unprepared("c")
+    assert room.specs() == []
+    assert room.keeper.prepared.value == {}
+
+
+async def test_an_unprepare_waits_for_the_prepare_under_way(
+    tmp_path: Path, go_on: asyncio.Event
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    preparing = asyncio.create_task(room.prepared())
+    await until(lambda: room.keeper.prepared.value)
+    ending = asyncio.create_task(room.unprepared("c"))
+    await asyncio.wait([ending], timeout=0.05)
+    go_on.set()
+    await asyncio.wait([preparing, ending])
     assert room.specs() == []
     assert room.keeper.prepared.value == {}
 

@@ -1,9 +1,11 @@
 import asyncio
+import errno
 import os
 import re
 import socket
 import stat
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,20 @@ async def test_a_health_stream_sees_its_end_at_the_end(root: Path) -> None:
         assert await ending == []  # a lost connection would raise
 
 
+async def test_a_health_stream_that_goes_on_does_not_delay_the_end(root: Path) -> None:
+    driver = Driver()
+    endpoint = driver.endpoint(root)
+    await endpoint.start()
+    async with Channel(path=str(endpoint.path)) as channel:
+        messages = v1alpha1.DraResourceHealthStub(channel).node_watch_resources(
+            v1alpha1.NodeWatchResourcesRequest()
+        )
+        await anext(messages)
+        async with asyncio.timeout(5):
+            await endpoint.close()
+        driver.devices.close()
+
+
 async def test_a_call_under_way_does_not_delay_the_end(root: Path) -> None:
     began = asyncio.Event()
 
@@ -225,6 +241,22 @@ async def test_sweep_removes_the_sockets_of_the_killed_and_no_others(root: Path)
         assert alive.exists()
         assert not any(path.exists() for path in killed)
         assert all(path.exists() for path in (*others, file))
+
+
+async def test_a_socket_with_too_many_callers_is_nobodys_rest(root: Path) -> None:
+    path = root / REGISTRY / f"{DRIVER}-{POD_UID}-0123-reg.sock"
+    with ExitStack() as sockets:
+        busy = sockets.enter_context(socket.socket(socket.AF_UNIX))
+        busy.bind(str(path))
+        busy.listen(0)
+        code = 0
+        while not code:
+            caller = sockets.enter_context(socket.socket(socket.AF_UNIX))
+            caller.setblocking(False)
+            code = caller.connect_ex(str(path))
+        assert code == errno.EAGAIN
+        sweep(DRIVER, root)
+        assert path.exists()
 
 
 async def test_sweep_on_a_node_without_a_trace(root: Path) -> None:

@@ -1,0 +1,482 @@
+"""The whole agent with its DRA driver, on simulated cards, a stand-in kubelet and API server."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from npu_agent import simulator
+from npu_agent.agent import Agent
+from npu_agent.config import (
+    AllocationConfig,
+    DisabledDevice,
+    LabelsConfig,
+    MetricsConfig,
+    ResourceSpec,
+)
+from npu_agent.config.schema import DraConfig
+from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.problems import unready
+from npu_agent.core.state import SessionPhase
+from npu_agent.kubelet.ledger import RECORD, LedgerKeeper
+from npu_agent.outputs.dra import driver as driver_module
+from npu_agent.outputs.dra.endpoint import REGISTRY
+from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.simulator.pluginmanager import PrepareError, StandInPluginManager
+from tests.kube.helpers import kubeconfig, says, serving, status
+from tests.outputs.deviceplugin.helpers import short_directory
+from tests.outputs.dra.api import DRIVER, SlicesApi
+from tests.test_agent import NPU, UUIDS, Node
+from tests.until import first, until
+
+NODE = "this-node"
+NAMES = [f"npu-{uuid.lower()}" for uuid in UUIDS]
+RNGD = f"npu-{simulator.card('rngd', 1).uuid.lower()}"
+DRA = AllocationConfig(api="dra")
+AUTO = AllocationConfig(api="auto")
+NOTHING_ELSE: dict[str, Any] = {"labels": LabelsConfig(output="none"), "events": False}
+"""What else asks the API server."""
+
+
+class Cluster(SlicesApi):
+    """An API server that also has claims, and a Node with a kubelet."""
+
+    def __init__(self) -> None:
+        super().__init__(NODE)
+        self.claims: dict[str, dict[str, Any]] = {}
+        """By name, in the namespace ``team``."""
+        self.serves_dra = True
+        self.kubelet: str | None = "v1.36.3"
+
+    def claim(self, name: str, *devices: str, driver: str = DRIVER) -> ClaimRef:
+        """The scheduler has allocated these devices to a claim of a Pod."""
+        results = [
+            {"request": "npu", "driver": driver, "pool": NODE, "device": one} for one in devices
+        ]
+        self.claims[name] = {
+            "kind": "ResourceClaim",
+            "metadata": {"namespace": "team", "name": name, "uid": f"uid-{name}"},
+            "status": {
+                "allocation": {"devices": {"results": results}},
+                "reservedFor": [{"resource": "pods", "name": f"pod-{name}", "uid": "p"}],
+            },
+        }
+        return ClaimRef(namespace="team", name=name, uid=f"uid-{name}")
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path, name = request.path, request.path.rpartition("/")[2]
+        metadata_only = "PartialObjectMetadata" in request.headers["Accept"]
+        if self.away:
+            return await super().handle(request)
+        if path == "/apis/resource.k8s.io/v1":
+            self.calls.append("group")
+            found = {"kind": "APIResourceList"}
+            return await (says(found) if self.serves_dra else status(404, "no page"))(request)
+        if path.startswith("/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/"):
+            self.calls.append(f"claim {name}")
+            claim = self.claims.get(name)
+            return await (says(claim) if claim else status(404, f"{name} not found"))(request)
+        if path == f"/api/v1/nodes/{NODE}" and not metadata_only:
+            info = {"kubeletVersion": self.kubelet} if self.kubelet else {}
+            return await says({"kind": "Node", "status": {"nodeInfo": info}})(request)
+        return await super().handle(request)
+
+
+@dataclass
+class Room:
+    """A node of a cluster."""
+
+    node: Node
+    cluster: Cluster
+    manager: StandInPluginManager
+
+    @property
+    def root(self) -> Path:
+        """The kubelet's."""
+        return self.node.plugins.parent
+
+    async def registered(self) -> None:
+        await first(self.manager.instances, len)
+
+    async def offered(self, *names: str) -> None:
+        await until(lambda: self.cluster.slices and self.cluster.devices == list(names), str(names))
+
+    async def free(self, *names: str) -> None:
+        """These are offered, and none of them has a taint."""
+        await self.offered(*names)
+        await until(lambda: not self.cluster.taints)
+
+    async def prepared(self, ref: ClaimRef) -> tuple[PreparedResult, ...]:
+        return (await self.manager.prepare(DRIVER, ref))[ref.uid]
+
+    def specs(self) -> list[str]:
+        return sorted(path.name for path in (self.node.root / "var/run/cdi").glob("*"))
+
+
+@pytest.fixture
+async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
+    with short_directory() as directory:
+        plugins = directory / "device-plugins"
+        plugins.mkdir()
+        cluster = Cluster()
+        kubelet = StandInKubelet(plugins, directory / "pod-resources")
+        manager = StandInPluginManager(directory, interval=0.01)
+        async with serving(cluster.handle) as server:
+            monkeypatch.setenv("KUBECONFIG", str(kubeconfig(directory, server.url)))
+            await kubelet.start()
+            await manager.start()
+            yield Room(Node(directory / "host", plugins, kubelet), cluster, manager)
+            await manager.stop()
+            await kubelet.stop()
+
+
+def reasons(agent: Agent) -> list[str]:
+    return [str(trouble) for trouble in unready(agent.state())]
+
+
+async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
+    room.node.cards("warboy=2")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        await room.registered()
+        await room.free(*NAMES)
+        await until(lambda: reasons(agent) == [])
+        ref = room.cluster.claim("c", NAMES[1])
+        assert await room.prepared(ref) == (
+            PreparedResult(
+                requests=("npu",),
+                pool=NODE,
+                device=NAMES[1],
+                cdi_ids=("furiosa.ai/claim=uid-c-npu",),
+            ),
+        )
+        (name,) = room.specs()
+        spec = json.loads((room.node.root / "var/run/cdi" / name).read_bytes())
+        assert "NPU_DEVNAME=npu1pe0-1" in spec["devices"][0]["containerEdits"]["env"]
+        (dra,) = agent.state().dra
+        assert (dra.name, dra.session.phase) == (DRIVER, SessionPhase.REGISTERED)
+        assert [claim.holder for claim in dra.claims] == ["Pod team/pod-c (ResourceClaim team/c)"]
+        assert [one.name for one in dra.devices] == NAMES
+        assert dra.counts.prepares["prepared"] == 1
+        assert (dra.slices.published, dra.slices.devices) == (True, 2)
+        await room.manager.unprepare(DRIVER, ref)
+        assert room.specs() == []
+        assert agent.state().dra[0].claims == ()
+        assert room.node.kubelet.calls == 0  # and the device plugin offers nothing
+        assert agent.state().resources == ()
+    await first(room.manager.instances, lambda now: not now)
+    assert room.cluster.devices == NAMES  # the next agent goes on with them
+    assert not (room.node.plugins / RECORD).exists()
+
+
+async def test_each_card_is_offered_by_one_api(room: Room) -> None:
+    room.node.cards("warboy=1,rngd=1")
+    by_dra = ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra")
+    async with room.node.agent(resources=(by_dra,), **NOTHING_ELSE) as agent:
+        await room.free(RNGD)
+        plugin = await room.node.listed(1)
+        assert plugin.devices == ((UUIDS[0], "Healthy"),)
+        await until(lambda: reasons(agent) == [])
+        assert set(room.node.kubelet.plugins.value) == {NPU}
+        assert [one.session.resource for one in agent.state().resources] == [NPU]
+
+
+async def test_what_a_container_holds_by_the_device_plugin_no_claim_gets(room: Room) -> None:
+    room.node.cards("warboy=2")
+    async with room.node.agent(**NOTHING_ELSE):
+        await room.node.listed(2)
+        grant = await room.node.kubelet.allocate(NPU, 1)
+    here = UUIDS.index(grant.ids[0])
+    held, free = NAMES[here], NAMES[1 - here]
+    async with room.node.agent(
+        allocation=DRA, **NOTHING_ELSE, metrics=MetricsConfig(listen="127.0.0.1:0", interval=1)
+    ):
+        await room.offered(*NAMES)
+        await until(lambda: room.cluster.taints.keys() == {held})
+        (taint,) = room.cluster.taints[held]
+        assert (taint["key"], taint["effect"]) == (f"{DRIVER}/held", "NoSchedule")
+        await room.registered()
+        with pytest.raises(PrepareError, match="still holds its cores as"):
+            await room.prepared(room.cluster.claim("c", held))
+        await room.prepared(room.cluster.claim("d", free))
+        room.node.kubelet.release(NPU, grant.ids)
+        await room.free(*NAMES)
+        await room.prepared(room.cluster.claim("e", held))
+
+
+async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: Room) -> None:
+    room.node.cards("warboy=2")
+    ref = room.cluster.claim("c", NAMES[0])
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        await room.registered()
+        await room.prepared(ref)
+    await first(room.manager.instances, lambda now: not now)
+    assert room.specs()
+    async with room.node.agent(**NOTHING_ELSE) as agent:
+        plugin = await room.node.listed(2)
+        assert plugin.devices == ((UUIDS[0], "Unhealthy"), (UUIDS[1], "Healthy"))
+        assert [holding.assignment.claim for holding in agent.state().holdings] == ["c"]
+        await room.registered()  # else its Pod would stay Terminating
+        await room.offered()
+        assert [one.name for one in agent.state().dra] == [DRIVER]
+        await room.manager.unprepare(DRIVER, ref)
+        await room.node.told(lambda p: len(p.healthy()) == 2)
+        await first(room.manager.instances, lambda now: not now)
+        assert agent.state().dra == ()
+        assert reasons(agent) == []
+
+
+@pytest.mark.parametrize("why", ["no DRA in the API server", "an old kubelet", "no version"])
+async def test_auto_is_the_device_plugin_where_dra_cannot_be(room: Room, why: str) -> None:
+    room.cluster.serves_dra = why != "no DRA in the API server"
+    room.cluster.kubelet = {"an old kubelet": "v1.33.9", "no version": None}.get(why, "v1.36.3")
+    room.node.cards("warboy=2")
+    async with room.node.agent(allocation=AUTO, **NOTHING_ELSE) as agent:
+        await room.node.listed(2)
+        assert agent.state().dra == ()
+        assert reasons(agent) == []
+        assert room.manager.instances.value == ()
+        assert room.cluster.slices == {}
+
+
+async def test_auto_is_the_device_plugin_where_the_node_is_unknown(room: Room) -> None:
+    room.node.cards("warboy=2")
+    async with room.node.agent(node_name=None, allocation=AUTO, **NOTHING_ELSE) as agent:
+        await room.node.listed(2)
+        assert agent.state().dra == ()
+
+
+async def test_auto_is_dra_where_that_can_be(room: Room) -> None:
+    room.node.cards("warboy=2")
+    async with room.node.agent(allocation=AUTO, **NOTHING_ELSE) as agent:
+        await room.registered()
+        await room.free(*NAMES)
+        await until(lambda: reasons(agent) == [])
+        assert room.node.kubelet.calls == 0
+
+
+async def test_auto_offers_nothing_before_it_is_known(room: Room) -> None:
+    room.node.cards("warboy=2")
+    room.cluster.away = True
+    async with room.node.agent(allocation=AUTO, **NOTHING_ELSE) as agent:
+        await first(agent.inventory.snapshots, lambda now: now.complete)
+        await until(lambda: len(room.cluster.calls) > 1)  # it goes on asking
+        assert room.node.kubelet.calls == 0
+        assert room.manager.instances.value == ()
+        room.cluster.away = False
+        await room.registered()
+        await room.free(*NAMES)
+        assert room.node.kubelet.calls == 0
+
+
+async def test_the_api_server_is_not_asked_about_dra_unless_that_decides(room: Room) -> None:
+    room.node.cards("warboy=1")
+    async with room.node.agent(**NOTHING_ELSE) as agent:
+        await room.node.listed(1)
+        await first(agent._dra_available, lambda now: now is False)
+        assert room.cluster.calls == []
+
+
+async def test_evict_and_disabled_are_followed(room: Room) -> None:
+    room.node.cards("warboy=2")
+    file = room.root / "config.yaml"
+    text = f"""\
+pluginDir: {room.node.plugins}
+allocation: {{api: dra}}
+metrics: {{listen: '127.0.0.1:0'}}
+labels: {{output: none}}
+events: false
+"""
+
+    def write(keys: str) -> None:
+        new = file.with_suffix(".new")
+        new.write_text(text + keys)
+        new.rename(file)
+
+    def effects() -> list[str]:
+        return [taint["effect"] for taint in room.cluster.taints.get(NAMES[0], ())]
+
+    write("health: {interval: 0.05}\n")
+    async with room.node.agent(config_file=file):
+        await room.free(*NAMES)
+        room.node.fault("npu0", "dead")
+        await until(lambda: effects() == ["NoSchedule"])
+        write("health: {interval: 0.05, evict: true}\n")
+        await until(lambda: effects() == ["NoExecute"])
+        assert room.cluster.taints.keys() == {NAMES[0]}
+        write(
+            "disabledDevices: [{devName: npu0, nodeName: this-node}, {devName: npu1, nodeName: x}]"
+        )
+        await room.free(NAMES[1])
+
+
+async def test_names_by_index_and_disabled_cards(room: Room) -> None:
+    room.node.cards("warboy=2")
+    disabled = (DisabledDevice(dev_name="npu0", node_name=NODE),)
+    async with room.node.agent(
+        allocation=DRA,
+        dra=DraConfig(device_names="index"),
+        disabled_devices=disabled,
+        **NOTHING_ELSE,
+    ):
+        await room.free("npu1")
+        await room.registered()
+        await room.prepared(room.cluster.claim("c", "npu1"))
+        # one that was allocated before it was disabled
+        await room.prepared(room.cluster.claim("d", "npu0"))
+
+
+async def test_health_reaches_the_kubelet(room: Room) -> None:
+    room.node.cards("warboy=2")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        await room.registered()
+        state = room.manager.state
+        await until(lambda: state(DRIVER, NODE, NAMES[0])[0] == "Healthy")
+        room.node.fault("npu0", "dead")
+        await until(lambda: state(DRIVER, NODE, NAMES[0])[0] == "Unhealthy")
+        assert state(DRIVER, NODE, NAMES[1])[0] == "Healthy"
+
+
+async def test_it_is_ready_only_with_its_slices_published(room: Room) -> None:
+    room.node.cards("warboy=1")
+    room.cluster.instead["apply"] = status(403, "not allowed")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        await room.registered()
+        await until(
+            lambda: any("not allowed" in one for one in reasons(agent)), str(reasons(agent))
+        )
+        del room.cluster.instead["apply"]
+        await until(lambda: reasons(agent) == [])
+
+
+async def test_it_is_not_ready_without_the_nodes_name(room: Room) -> None:
+    room.node.cards("warboy=1")
+    async with room.node.agent(node_name=None, allocation=DRA, **NOTHING_ELSE) as agent:
+        await until(lambda: any("set NODE_NAME" in one for one in reasons(agent)))
+        assert room.manager.instances.value == ()
+
+
+async def test_it_is_not_ready_without_the_kubelets_registry(room: Room) -> None:
+    room.node.cards("warboy=1")
+    await room.manager.stop()
+    (room.root / REGISTRY).rmdir()
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        await until(lambda: any(f"{REGISTRY} is missing" in one for one in reasons(agent)))
+        await room.manager.start()
+        await room.registered()
+        await until(lambda: reasons(agent) == [])
+
+
+async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubted: list[LedgerKeeper] = []
+
+    def kubelet_lost(keeper: LedgerKeeper) -> None:
+        doubted.append(keeper)
+
+    monkeypatch.setattr(LedgerKeeper, "kubelet_lost", kubelet_lost)
+    room.node.cards("warboy=1")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        await room.registered()
+        await room.free(NAMES[0])
+        assert doubted == []
+        lists = room.cluster.count("list")
+        await room.manager.restart()
+        await room.registered()
+        await until(lambda: room.cluster.count("list") > lists)  # no event may tell of that
+        await until(lambda: agent.state().dra[0].session.registrations == 2)
+        assert doubted == [agent.keeper]  # it does not list all of its Pods yet
+
+
+async def test_sockets_that_are_removed_are_made_again(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.05)
+    room.node.cards("warboy=1")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        before = await first(room.manager.instances, len)
+        before[0].socket.unlink()
+        await first(room.manager.instances, lambda now: now and now != before)
+        await room.prepared(room.cluster.claim("c", NAMES[0]))
+
+
+async def test_the_sockets_of_an_agent_that_was_killed_are_swept(room: Room) -> None:
+    dead = room.root / REGISTRY / f"{DRIVER}-0123abcd-4567-reg.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(dead))
+    room.node.cards("warboy=1")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        await room.registered()
+        assert not dead.exists()
+
+
+async def test_a_claim_outlives_its_agent_and_a_lost_record(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which claims there are, the next agent knows from the record; and it sweeps those."""
+    monkeypatch.setattr(driver_module, "_SWEEP_EVERY", 0.05)
+    room.node.cards("warboy=2")
+    kept, gone = room.cluster.claim("kept", NAMES[0]), room.cluster.claim("gone", NAMES[1])
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        await room.registered()
+        await room.prepared(kept)
+        await room.prepared(gone)
+    assert len(room.specs()) == 2
+    del room.cluster.claims["gone"]
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        await until(lambda: [one.name for one in agent.keeper.prepared.value.values()] == ["kept"])
+        await until(lambda: len(room.specs()) == 1)
+        await room.registered()
+        with pytest.raises(PrepareError, match="ResourceClaim team/kept"):
+            await room.prepared(room.cluster.claim("other", NAMES[0]))
+
+
+async def test_a_second_agent_waits_for_the_first(room: Room) -> None:
+    room.node.cards("warboy=1")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as one:
+        await room.registered()
+        async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as other:
+            await first(other.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY)
+            assert reasons(other) == []
+            assert len(room.manager.instances.value) == 1
+            assert one.drivers[0].status.value.phase is SessionPhase.REGISTERED
+
+
+@pytest.mark.parametrize(
+    ("where", "method"),
+    [
+        ("slices", "_plan"),
+        ("claims", "sweep"),
+        ("_keeper", "held_by_containers"),
+        ("slices", "ask_now"),
+    ],
+)
+async def test_a_part_of_the_driver_that_fails_starts_the_driver_again(
+    room: Room, monkeypatch: pytest.MonkeyPatch, where: str, method: str
+) -> None:
+    monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.05)
+    room.node.cards("warboy=1")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        part = getattr(agent.drivers[0], where)
+        good = getattr(part, method)
+        failed = False
+
+        def fails_once(*args: Any) -> Any:
+            nonlocal failed
+            if failed:
+                return good(*args)
+            failed = True
+            raise RuntimeError("out of order")
+
+        monkeypatch.setattr(part, method, fails_once)
+        await until(lambda: agent.restarts[f"DRA {DRIVER}"] == 1)
+        await until(lambda: reasons(agent) == [] and agent.state().dra[0].slices.published)
+        await room.registered()
+        await room.free(NAMES[0])
