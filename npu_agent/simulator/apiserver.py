@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _API = "resource.k8s.io/v1"
+_KUBELET = "v1.36.3"
+"""The version of the Node's kubelet."""
 _CLOSING = 0.1
 """Seconds for requests to end by themselves."""
 
@@ -125,7 +127,12 @@ class StandInApiServer:
         match request.method, *request.path.strip("/").split("/"):
             case "GET", "api", "v1", "nodes", name if name == self._node:
                 meta = {"name": name, "uid": self._node_uid, "resourceVersion": "1"}
-                return _says({"kind": "PartialObjectMetadata", "metadata": meta})
+                if "PartialObjectMetadata" in request.headers.get("Accept", ""):
+                    return _says({"kind": "PartialObjectMetadata", "metadata": meta})
+                info = {"kubeletVersion": _KUBELET}
+                return _says({"kind": "Node", "metadata": meta, "status": {"nodeInfo": info}})
+            case "GET", "apis", "resource.k8s.io", "v1":
+                return _says({"kind": "APIResourceList", "groupVersion": _API, "resources": []})
             case (
                 "GET",
                 "apis",
