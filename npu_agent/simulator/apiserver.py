@@ -125,7 +125,12 @@ class StandInApiServer:
         match request.method, *request.path.strip("/").split("/"):
             case "GET", "api", "v1", "nodes", name if name == self._node:
                 meta = {"name": name, "uid": self._node_uid, "resourceVersion": "1"}
-                return _says({"kind": "PartialObjectMetadata", "metadata": meta})
+                if "PartialObjectMetadata" in request.headers.get("Accept", ""):
+                    return _says({"kind": "PartialObjectMetadata", "metadata": meta})
+                status = {"nodeInfo": {"kubeletVersion": "v1.36.3"}}
+                return _says({"kind": "Node", "metadata": meta, "status": status})
+            case "GET", "apis", "resource.k8s.io", "v1":
+                return _says({"kind": "APIResourceList"})
             case (
                 "GET",
                 "apis",
