@@ -52,9 +52,11 @@ class Node:
             "operation": "Apply",
             "fieldsV1": {"f:metadata": {"f:labels": {f"f:{key}": {} for key in self.labels}}},
         }
+        only_meta = "PartialObjectMetadata" in request.headers.get("Accept", "")
         return web.json_response(
             {
-                "kind": "PartialObjectMetadata",
+                "kind": "PartialObjectMetadata" if only_meta else "Node",
+                "status": {"nodeInfo": {"kubeletVersion": "v1.36.3"}},
                 "metadata": {
                     "name": self.name,
                     "uid": "7b0c",

@@ -10,7 +10,7 @@ from typing import Any
 from npu_agent.core.offer import Resource
 from npu_agent.core.vocabulary import label_sets
 from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, unused, wrong
-from npu_agent.doctor.host import doubtful, offered, snapshot
+from npu_agent.doctor.host import by_device_plugin, doubtful, offered, snapshot
 from npu_agent.doctor.kubelet import expected, owner
 from npu_agent.doctor.probe import DEADLINE, probe
 from npu_agent.doctor.situation import Situation
@@ -40,7 +40,7 @@ async def lines(here: Situation) -> Lines:
         for right, why in rights.items():
             yield f"right to {' '.join(right)}", _right(here, right, why)
         yield "Node", _node(here)
-        for one in here.resources:
+        for one in await by_device_plugin(here):
             yield f"allocatable {one.name}", _allocatable(here, one)
     else:
         for name in ("NODE_NAME", "API server", "Node"):

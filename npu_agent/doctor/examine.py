@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from npu_agent.doctor import cluster, host, kubelet, places, privileges, serving, sockets
+from npu_agent.doctor import cluster, dra, host, kubelet, places, privileges, serving, sockets
 from npu_agent.doctor.check import Check, Finding, Lines, Unseen, unknown
 from npu_agent.doctor.situation import Situation
 from npu_agent.logs import logger
@@ -21,6 +21,7 @@ SUBJECTS: dict[str, Callable[[Situation], Lines]] = {
     "directories": places.lines,
     "metrics": serving.lines,
     "cluster": cluster.lines,
+    "DRA": dra.lines,
 }
 """In the order in which people read them."""
 

@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npu_agent.config import disabled_for
+from npu_agent.config.resources import asks_for, offered_by, resources_of
 from npu_agent.core.hardware import Card, CardState, Oddity, Snapshot
 from npu_agent.core.hardware import HealthState as Health
 from npu_agent.core.offer import Device, Resource, advertise, names
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.core.vendor import Driver
+from npu_agent.core.vocabulary import merged
 from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unused, wrong
 from npu_agent.doctor.probe import DEADLINE, directory, probe, unseen
 from npu_agent.doctor.situation import Situation
 from npu_agent.files import content, is_device
 from npu_agent.inventory.inventory import read_once
+from npu_agent.kube import Api, ApiError
+from npu_agent.outputs.dra.support import Support, support
 
 _HANDED_ON = "vfio"
 """How drivers begin that hand a card to a virtual machine."""
@@ -216,6 +220,42 @@ def _oddity(odd: Oddity) -> Finding:
 def doubtful(seen: Snapshot) -> bool:
     """Whether there may be cards that could not be read."""
     return any(odd.unread for odd in seen.odd)
+
+
+async def dra_support(here: Situation) -> Support:
+    """Whether this node can do DRA.
+
+    Raises:
+        Unseen: the API server does not say.
+    """
+    if here.node_name is None:
+        raise Unseen("NODE_NAME is not set")
+    api = Api(deadline=DEADLINE)
+    try:
+        return await support(api, here.node_name)
+    except ApiError as error:
+        raise Unseen(f"the API server does not say: {error.what}") from error
+    finally:
+        await api.close()
+
+
+async def by_claims(here: Situation) -> bool:
+    """Whether cards are offered by DRA here, as far as is known."""
+    if asks_for(here.config, "dra"):
+        return True
+    found = await here.see_or(dra_support, None) if asks_for(here.config, "auto") else None
+    return found is not None and found.available
+
+
+async def by_device_plugin(here: Situation) -> tuple[Resource, ...]:
+    """Of the resources of the configuration, those that the device plugin serves here."""
+    available: bool | None = False
+    if asks_for(here.config, "auto"):
+        found = await here.see_or(dra_support, None)
+        available = found.available if found else None
+    counts = merged([vendor.vocabulary for vendor in here.vendors]).core_counts
+    families = offered_by(here.config, counts, "device-plugin", dra_available=available)
+    return tuple(one for one in resources_of(here.config, counts, families) if one.widths)
 
 
 def offered(here: Situation, resource: Resource, snapshot: Snapshot) -> tuple[Device, ...]:

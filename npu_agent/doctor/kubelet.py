@@ -13,7 +13,7 @@ from npu_agent.core.ledger import Assignment, Ledger, footprints_of
 from npu_agent.core.offer import Device, Resource
 from npu_agent.core.trouble import TroubleKind, kind_of
 from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, wrong
-from npu_agent.doctor.host import doubtful, offered, snapshot
+from npu_agent.doctor.host import by_device_plugin, doubtful, offered, snapshot
 from npu_agent.doctor.probe import probe
 from npu_agent.doctor.situation import Situation
 from npu_agent.doctor.sockets import candidates, delete_plugin
@@ -32,7 +32,7 @@ async def lines(here: Situation) -> Lines:
     """Of this subject."""
     yield "serving agent", _serving_agent(here)
     yield "pod-resources", _pod_resources(here)
-    for resource in here.resources:
+    for resource in await by_device_plugin(here):
         yield f"resource {resource.name}", _resource(here, resource)
 
 

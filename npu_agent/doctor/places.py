@@ -6,6 +6,7 @@ from pathlib import Path
 
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.doctor.check import Finding, Lines, Unseen, ok, unused, wrong
+from npu_agent.doctor.host import by_claims
 from npu_agent.doctor.probe import Directory, directory, probe
 from npu_agent.doctor.situation import Situation
 from npu_agent.outputs import cdi
@@ -19,17 +20,18 @@ async def lines(here: Situation) -> Lines:
 
 
 async def _cdi(here: Situation) -> Finding:
-    if here.config.allocation.method != "cdi":
+    remedy = "let the agent write the host's /var/run/cdi: component k8s/components/"
+    if await by_claims(here):
+        remedy += "dra"
+    elif here.config.allocation.method == "cdi":
+        remedy += "cdi; or set allocation.method to deviceNodes"
+    else:
         return unused("allocation.method is deviceNodes")
-    return writable(
-        here,
-        await probe(lambda: directory(_existing(here.host_root / cdi.DIRECTORY))),
-        "let the agent write the host's /var/run/cdi (component k8s/components/cdi), or set "
-        "allocation.method to deviceNodes",
-    )
+    place = await probe(lambda: directory(existing(here.host_root / cdi.DIRECTORY)))
+    return writable(here, place, remedy)
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """The directory itself, or the one in which the agent would make it."""
     while not path.exists() and path != path.parent:
         path = path.parent

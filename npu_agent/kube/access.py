@@ -7,16 +7,17 @@ from npu_agent.kube.errors import Attempt
 
 
 async def allowed(
-    api: Api, verb: str, resource: str, *, namespace: str = "", name: str = ""
+    api: Api, verb: str, resource: str, *, group: str = "", namespace: str = "", name: str = ""
 ) -> bool:
-    """Whether these credentials have this right on a resource of the core group.
+    """Whether these credentials have this right on a resource, by default of the core group.
 
     Every authenticated user may ask (ClusterRole system:basic-user).
 
     Raises:
         ApiError: of any kind.
     """
-    right = {"verb": verb, "group": "", "resource": resource, "namespace": namespace, "name": name}
+    right = {"verb": verb, "group": group, "resource": resource}
+    right |= {"namespace": namespace, "name": name}
     answer = await api.ask(
         Request(
             attempt=Attempt(

@@ -40,6 +40,21 @@ async def get(
     )
 
 
+async def device_class(api: Api, name: str) -> dict[str, Any]:
+    """A DeviceClass, which claims name.
+
+    Raises:
+        ApiError: of any kind; NOT_FOUND if there is no such class.
+    """
+    request = Request(
+        attempt=Attempt(doing=f"get DeviceClass {name}", verb="get", resource="deviceclasses"),
+        method="GET",
+        path=_GROUP + path("deviceclasses", name),
+        kind="DeviceClass",
+    )
+    return await api.ask_apart(request)
+
+
 async def served(api: Api) -> bool:
     """Whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on.
 

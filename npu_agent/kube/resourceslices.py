@@ -107,6 +107,24 @@ async def apply(api: Api, slice_: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
+async def dry_run(api: Api, slice_: Mapping[str, Any]) -> dict[str, Any]:
+    """What the API server would make of a new slice; nothing is written.
+
+    Raises:
+        ApiError: of any kind.
+    """
+    return await api.ask_apart(
+        Request(
+            attempt=_attempt("create a ResourceSlice, as a dry run", "create"),
+            method="POST",
+            path=_ALL,
+            kind="ResourceSlice",
+            query={"dryRun": "All"},
+            body=slice_,
+        )
+    )
+
+
 async def delete(api: Api, name: str) -> bool:
     """Deletes a slice; returns whether there was one.
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _API = "resource.k8s.io/v1"
-_KUBELET = "v1.36.3"
-"""The version of the Node's kubelet."""
 _CLOSING = 0.1
 """Seconds for requests to end by themselves."""
 
@@ -129,10 +127,10 @@ class StandInApiServer:
                 meta = {"name": name, "uid": self._node_uid, "resourceVersion": "1"}
                 if "PartialObjectMetadata" in request.headers.get("Accept", ""):
                     return _says({"kind": "PartialObjectMetadata", "metadata": meta})
-                info = {"kubeletVersion": _KUBELET}
-                return _says({"kind": "Node", "metadata": meta, "status": {"nodeInfo": info}})
+                status = {"nodeInfo": {"kubeletVersion": "v1.36.3"}}
+                return _says({"kind": "Node", "metadata": meta, "status": status})
             case "GET", "apis", "resource.k8s.io", "v1":
-                return _says({"kind": "APIResourceList", "groupVersion": _API, "resources": []})
+                return _says({"kind": "APIResourceList"})
             case (
                 "GET",
                 "apis",

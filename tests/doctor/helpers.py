@@ -52,12 +52,56 @@ Seccomp:\t2
 
 
 @dataclass
+class Dra:
+    """What the API server has of resource.k8s.io/v1, and what is to be wrong with it."""
+
+    served: bool = True
+    denied: set[tuple[str, str]] = field(default_factory=set)
+    slices: dict[str, int] = field(default_factory=lambda: {"00000-npu.furiosa.ai-n1": 2})
+    """By name, how many devices each has."""
+    keeps_taints: bool = True
+    device_class: int = 200
+    """The HTTP status of its answer."""
+    policy: str | None = "npu-agent-own-slices"
+    """The one that refuses slices of other nodes."""
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        what = request.path.removeprefix("/apis/resource.k8s.io/v1")
+        if not self.served:
+            return _status(404, "the server could not find the requested resource")
+        if not what:
+            return web.json_response({"kind": "APIResourceList"})
+        if what.startswith("/deviceclasses/"):
+            if self.device_class == 200:
+                return web.json_response({"kind": "DeviceClass"})
+            return _status(self.device_class, 'deviceclasses "npu.furiosa.ai" cannot be read')
+        assert what == "/resourceslices"
+        if request.method == "GET":
+            items = [
+                {"metadata": {"name": name}, "spec": {"devices": [{}] * count}}
+                for name, count in self.slices.items()
+            ]
+            found = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}}
+            return web.json_response({**found, "items": items})
+        assert request.method == "POST"
+        assert request.query["dryRun"] == "All"
+        sent = await request.json()
+        if self.policy and sent["spec"]["nodeName"] != NODE_NAME:
+            return _status(403, f"ValidatingAdmissionPolicy '{self.policy}' denied request: no")
+        if not self.keeps_taints:
+            for device in sent["spec"]["devices"]:
+                del device["taints"]
+        return web.json_response(sent, status=201)
+
+
+@dataclass
 class ApiServer:
     """Answers as an API server with one Node; what it says may be changed at any time."""
 
     node: dict[str, Any]
     rights: set[tuple[str, str]] = field(default_factory=lambda: set(RIGHTS))
     asked: list[str] = field(default_factory=list)
+    dra: Dra = field(default_factory=Dra)
     refusal: int = 0
     """If set, the HTTP status of every answer."""
 
@@ -69,10 +113,15 @@ class ApiServer:
             review = await request.json()
             asked = review["spec"]["resourceAttributes"]
             # As RBAC does: a right to Events of one namespace is none to those of another.
+            if asked["group"] == "resource.k8s.io":
+                allowed = (asked["verb"], asked["resource"]) not in self.dra.denied
+                return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
             assert asked["group"] == ""
             assert asked.get("namespace", "") == {"events": "default"}.get(asked["resource"], "")
             allowed = (asked["verb"], asked["resource"]) in self.rights
             return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
+        if request.path.startswith("/apis/resource.k8s.io/v1"):
+            return await self.dra(request)
         name = request.path.rpartition("/")[2]
         if request.method == "GET" and ("get", "nodes") not in self.rights:
             return _status(403, f'nodes "{name}" is forbidden: User "x" cannot get resource')

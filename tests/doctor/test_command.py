@@ -94,6 +94,7 @@ async def test_beside_a_running_agent(base: Path) -> None:
             "API server": "n/a",
             "Node": "n/a",
             "labels": "n/a",
+            "DRA": "n/a",
         }
         assert code == 0
         assert lines["our sockets"]["detail"] == "1 served"

@@ -520,6 +520,7 @@ async def test_a_good_node(node: Node) -> None:
     assert {line.name: line.state for line in lines if line.state is not Verdict.OK} == {
         "CDI directory": Verdict.UNUSED,
         "NFD directory": Verdict.UNUSED,
+        "DRA": Verdict.UNUSED,
     }
     assert len(lines) == len({line.name for line in lines})
     assert not [line for line in lines if line.remedy]

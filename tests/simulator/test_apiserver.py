@@ -11,6 +11,7 @@ import pytest
 from npu_agent.core.claim import claim_of
 from npu_agent.kube import Api, ApiError, Kind, node, resourceclaims, resourceslices
 from npu_agent.kube.credentials import Credentials
+from npu_agent.outputs.dra.support import support
 from npu_agent.simulator.apiserver import StandInApiServer
 
 NODE, DRIVER = "n1", "npu.example.com"
@@ -88,6 +89,10 @@ async def test_a_watch_has_what_happens_after_the_listing_and_ends_in_time(
         seen = [(event["type"], event["object"]["metadata"]["name"]) async for event in events]
     assert seen == [("ADDED", "b"), ("DELETED", "a")]
     assert list(server.slices.value) == ["b"]
+
+
+async def test_a_node_of_it_can_do_dra(api: Api) -> None:
+    assert (await support(api, NODE)).available
 
 
 async def test_devices_are_waited_for(server: StandInApiServer, api: Api) -> None:

@@ -39,15 +39,23 @@ def instance_of(pod_uid: str | None) -> str:
     return secrets.token_hex(4)
 
 
+def made_by_us(name: str, driver: str) -> bool:
+    """Whether a socket of registrations has a name that npu-agent gives to its own."""
+    return re.fullmatch(_registration(driver), name) is not None
+
+
+def _registration(driver: str) -> str:
+    return rf"{re.escape(driver)}-{_INSTANCE}-[0-9a-f]{{4}}-reg\.sock"
+
+
 def sweep(driver: str, kubelet_root: Path) -> None:
     """Removes the sockets of agents that were killed, so that the kubelet forgets them.
 
     Only for the agent that owns the node's devices (`npu_agent.kubelet.ownership`): one that has
     made its socket and does not listen yet looks like a dead one.
     """
-    name = re.escape(driver)
     places = (
-        (kubelet_root / REGISTRY, rf"{name}-{_INSTANCE}-[0-9a-f]{{4}}-reg\.sock"),
+        (kubelet_root / REGISTRY, _registration(driver)),
         (kubelet_root / PLUGINS / driver, rf"dra-{_INSTANCE}-[0-9a-f]{{4}}\.sock"),
     )
     for directory, pattern in places:

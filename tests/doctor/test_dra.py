@@ -1,0 +1,239 @@
+"""The lines on DRA: a node that does it, and one thing after the other broken on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from npu_agent.config import AllocationConfig, ResourceSpec
+from npu_agent.doctor.check import Verdict
+from tests.doctor.helpers import RESOURCE, Node, unserved
+
+DRIVER = "npu.furiosa.ai"
+REGISTRY, DIRECTORY = f"DRA registry of {DRIVER}", f"DRA directory of {DRIVER}"
+SLICES, FEATURES = f"DRA slices of {DRIVER}", f"DRA features for {DRIVER}"
+CLASS, POLICY = f"DeviceClass {DRIVER}", "policy npu-agent-own-slices"
+LINES = ["DRA", "DRA rights", REGISTRY, DIRECTORY, SLICES, FEATURES, CLASS, POLICY]
+OURS = "npu.furiosa.ai-0d5a8e1c-1f3b-4d52-9d2e-0123456789ab-12ef-reg.sock"
+
+
+@pytest.fixture
+def claims(node: Node) -> Node:
+    """The good node, where cards are offered by DRA."""
+    kubelet = node.directory.parent
+    (kubelet / "plugins_registry").mkdir()
+    (kubelet / "plugins" / DRIVER).mkdir(parents=True)
+    unserved(kubelet / "plugins_registry" / OURS)
+    node.reconfigure(allocation=AllocationConfig(api="dra"))
+    return node
+
+
+async def lines(node: Node) -> dict[str, tuple[Verdict, str, str]]:
+    return {
+        name: (check.state, check.detail, check.remedy)
+        for name, check in (await node.examined()).items()
+        if name in LINES
+    }
+
+
+async def test_a_node_that_does_dra(claims: Node) -> None:
+    found = await claims.examined()
+    assert [name for name in found if name in LINES] == LINES
+    assert {found[name].state for name in LINES} == {Verdict.OK}, found
+    assert "the kubelet is v1.36.3" in found["DRA"].detail
+    assert found[SLICES].detail == "1, with 2 device(s)"
+    assert "1 of our sockets" in found[REGISTRY].detail
+    # The kubelet's device manager is to know of none of these cards.
+    assert f"resource {RESOURCE}" not in found
+    assert f"allocatable {RESOURCE}" not in found
+    assert [check for check in found.values() if check.state is Verdict.WRONG] == []
+
+
+async def test_claims_need_a_place_for_cdi_specs(claims: Node) -> None:
+    assert (await claims.examined())["CDI directory"].state is Verdict.OK
+    (claims.root / "var/run").mkdir(parents=True)
+    (claims.root / "var/run/cdi").write_text("a file")
+    found = (await claims.examined())["CDI directory"]
+    assert found.state is Verdict.WRONG
+    assert found.remedy.endswith("k8s/components/dra")
+
+
+async def test_where_the_config_wants_no_dra_nothing_is_asked(node: Node) -> None:
+    found = await lines(node)
+    assert found == {"DRA": (Verdict.UNUSED, "allocation.api is device-plugin", "")}
+    assert not [path for path in node.api.asked if "resource.k8s.io" in path]
+
+
+async def test_a_family_by_dra_beside_one_by_the_device_plugin(claims: Node) -> None:
+    by_dra = ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra")
+    claims.reconfigure(allocation=AllocationConfig(), resources=(by_dra,))
+    found = await claims.examined()
+    assert found["DRA"].state is Verdict.OK
+    assert f"resource {RESOURCE}" in found
+    assert "resource furiosa.ai/rngd" not in found
+
+
+def no_dra(node: Node) -> None:
+    node.api.dra.served = False
+
+
+def old_kubelet(node: Node) -> None:
+    node.api.node["status"]["nodeInfo"]["kubeletVersion"] = "v1.33.9"
+
+
+@pytest.mark.parametrize(
+    ("do", "why"),
+    [
+        (no_dra, "the API server does not serve resource.k8s.io/v1"),
+        (old_kubelet, "this node's kubelet is v1.33.9, and DRA needs 1.34 or later"),
+    ],
+)
+async def test_where_dra_cannot_be(claims: Node, do: Callable[[Node], None], why: str) -> None:
+    do(claims)
+    found = await lines(claims)
+    assert found.keys() == {"DRA"}
+    assert found["DRA"][:2] == (Verdict.WRONG, f"impossible: {why}")
+    claims.reconfigure(allocation=AllocationConfig(api="auto"))
+    every = await claims.examined()
+    assert every["DRA"].state is Verdict.OK
+    assert every["DRA"].detail.endswith(f"that is the device plugin: {why}")
+    assert every[f"resource {RESOURCE}"].state is Verdict.OK
+
+
+@dataclass(frozen=True)
+class Break:
+    """Something that is wrong with a node."""
+
+    do: Callable[[Node], object]
+    line: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+
+def says(**values: object) -> Callable[[Node], None]:
+    def do(node: Node) -> None:
+        for name, value in values.items():
+            setattr(node.api.dra, name, value)
+
+    return do
+
+
+def registers(name: str) -> Callable[[Node], None]:
+    return lambda node: unserved(node.directory.parent / "plugins_registry" / name)
+
+
+def no_registry(node: Node) -> None:
+    registry = node.directory.parent / "plugins_registry"
+    registry.rename(registry.with_name("elsewhere"))
+
+
+def directory_is_a_file(node: Node) -> None:
+    path = node.directory.parent / "plugins" / DRIVER
+    path.rmdir()
+    path.touch()
+
+
+def nobody_serves(node: Node) -> None:
+    node.lock.close()
+    node.api.dra.slices = {}
+
+
+BREAKS = {
+    "a right is missing": Break(
+        says(denied={("watch", "resourceslices"), ("get", "resourceclaims")}),
+        "DRA rights",
+        Verdict.WRONG,
+        "missing: get resourceclaims, watch resourceslices",
+        "k8s/components/dra",
+    ),
+    "no registry": Break(no_registry, REGISTRY, Verdict.WRONG, "is missing", "mount"),
+    "a second driver": Break(
+        registers(f"{DRIVER}-0d5a8e1c-1f3b-4d52-9d2e-0123456789ab-reg.sock"),
+        REGISTRY,
+        Verdict.WRONG,
+        f"a second driver registers as {DRIVER}",
+        "delete the vendor's DRA driver",
+    ),
+    "a second driver without an instance": Break(
+        registers(f"{DRIVER}-reg.sock"), REGISTRY, Verdict.WRONG, "a second driver", "delete"
+    ),
+    "no directory": Break(directory_is_a_file, DIRECTORY, Verdict.WRONG, "is missing", "by the"),
+    "somebody else's slices": Break(
+        says(slices={"00000-npu.furiosa.ai-n1": 2, "n1-npu.furiosa.ai-x7k2p": 8}),
+        SLICES,
+        Verdict.WRONG,
+        "n1-npu.furiosa.ai-x7k2p is not npu-agent's",
+        "kubectl delete resourceslice n1-npu.furiosa.ai-x7k2p",
+    ),
+    "no slices": Break(
+        says(slices={}), SLICES, Verdict.WRONG, "none, though an agent serves", "readiness"
+    ),
+    "no slices, and nobody to write them": Break(
+        nobody_serves, SLICES, Verdict.NOTE, "none, and no npu-agent serves this node"
+    ),
+    "taints are dropped": Break(
+        says(keeps_taints=False), FEATURES, Verdict.NOTE, "drops devices.taints", "DRADeviceTaints"
+    ),
+    "no class": Break(says(device_class=404), CLASS, Verdict.WRONG, "missing", "components/dra"),
+    "a class that may not be read": Break(
+        says(device_class=403), CLASS, Verdict.UNUSED, f"kubectl get deviceclass {DRIVER}"
+    ),
+    "an API server that fails": Break(says(device_class=500), CLASS, Verdict.UNKNOWN, "500"),
+    "no policy": Break(
+        says(policy=None), POLICY, Verdict.NOTE, "may write slices of other nodes", "ServiceAccount"
+    ),
+    "another policy": Break(
+        says(policy="of-somebody"), POLICY, Verdict.UNKNOWN, "refused, and not by that policy"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+async def test_exactly_the_broken_line_turns(claims: Node, name: str) -> None:
+    each = BREAKS[name]
+    before = await lines(claims)
+    each.do(claims)
+    after = await lines(claims)
+    assert {line for line in after if after[line] != before[line]} == {each.line}
+    verdict, detail, remedy = after[each.line]
+    assert verdict is each.verdict
+    assert each.detail in detail
+    assert each.remedy in remedy
+    assert bool(remedy) == bool(each.remedy)
+
+
+async def test_sockets_of_others_are_none_of_ours(claims: Node) -> None:
+    before = await lines(claims)
+    for name in ("gpu.nvidia.com-reg.sock", f"{DRIVER}.example-reg.sock", f"x{DRIVER}-reg.sock"):
+        registers(name)(claims)
+    assert await lines(claims) == before
+
+
+async def test_on_the_host_the_policy_is_not_judged(claims: Node) -> None:
+    claims.situation = replace(claims.situation, in_pod=False)
+    assert (await lines(claims))[POLICY][0] is Verdict.UNUSED
+
+
+@pytest.mark.parametrize("api", ["dra", "auto"])
+async def test_without_an_answer_of_the_api_server_only_the_host_is_judged(
+    claims: Node, api: str
+) -> None:
+    claims.reconfigure(allocation=AllocationConfig(api=api))  # type: ignore[arg-type]
+    claims.api.refusal = 503
+    found = await lines(claims)
+    good = {name for name in found if found[name][0] is Verdict.OK}
+    assert good == {REGISTRY, DIRECTORY}
+    assert {found[name][0] for name in LINES if name not in good} == {Verdict.UNKNOWN}
+    assert Verdict.OK not in {
+        check.state for name, check in (await claims.examined()).items() if name == POLICY
+    }
+
+
+async def test_without_a_name_of_the_node(claims: Node) -> None:
+    claims.situation = replace(claims.situation, node_name=None)
+    found = await lines(claims)
+    for name in ("DRA", SLICES, FEATURES):
+        assert found[name][:2] == (Verdict.UNKNOWN, "NODE_NAME is not set")
