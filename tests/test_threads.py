@@ -67,7 +67,7 @@ async def test_calls_one_after_the_other_are_made_by_one_thread(
 ) -> None:
     monkeypatch.setattr(threads, "_LINGER", DEADLINE)
     thread = DaemonThread("npu-test")
-    by = {await thread.call(threading.get_ident, deadline=DEADLINE) for _ in range(10)}
+    by = {await thread.call(threading.current_thread, deadline=DEADLINE) for _ in range(10)}
     assert len(by) == 1
     monkeypatch.setattr(threads, "_LINGER", 0.0)  # from the next call on: its thread ends
     await thread.call(int, deadline=DEADLINE)
