@@ -14,11 +14,9 @@ import errno
 import os
 import secrets
 import stat
-from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import aiofiles
 import aiofiles.os
@@ -37,17 +35,18 @@ class IrregularError(OSError):
     """A directory, a pipe or a device where a regular file should be."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Turns:
-    """Who may use a file, and on which thread."""
+class _Turns(DaemonThread):
+    """The thread of a file, and whose turn it is to use it."""
 
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    thread: DaemonThread = field(default_factory=lambda: DaemonThread("npu-file"))
+    def __init__(self) -> None:
+        super().__init__("npu-file")
+        self.lock = asyncio.Lock()
 
 
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Path, _Turns]]
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Path, _Turns]]
 _turns = WeakKeyDictionary()
-"""For each file that was ever used; the agent has five."""
+"""For each file that somebody uses, or whose thread runs: each claim has a file of its own, so that
+there are any number of them in an agent's life."""
 
 
 async def read(path: Path, most: int, *, deadline: float = _DEADLINE) -> bytes:
@@ -127,9 +126,10 @@ def content(path: Path, most: int) -> bytes | None:
 
 @contextlib.asynccontextmanager
 async def _turn(path: Path, deadline: float) -> AsyncIterator[DaemonThread]:
-    turns = _turns.setdefault(asyncio.get_running_loop(), defaultdict(_Turns))[path]
+    of_loop = _turns.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+    turns = of_loop.setdefault(path, _Turns())
     async with within(deadline), turns.lock:
-        yield turns.thread
+        yield turns
 
 
 @contextlib.asynccontextmanager

@@ -16,8 +16,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_LINGER = 0.02
+"""Seconds that a thread waits for the next call. To replace a file takes a dozen of them, and a
+thread for each would cost more than all of them, and on the event loop."""
+
+
 class DaemonThread(Executor):
-    """Runs calls in order on one daemon thread, which ends when there are none left.
+    """Runs calls in order on one daemon thread, which ends soon after the last one.
 
     An executor, so that aiofiles and `loop.run_in_executor` take it. Not asyncio's default one: a
     call that hangs would take one of its few threads for good, and `asyncio.run` and the
@@ -28,7 +33,7 @@ class DaemonThread(Executor):
     def __init__(self, name: str) -> None:
         """`name` is the thread's, seen in stack dumps."""
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._runs = False
 
@@ -43,6 +48,8 @@ class DaemonThread(Executor):
             if not self._runs:
                 self._runs = True
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            else:
+                self._lock.notify()
         return future
 
     async def call(self, function: Callable[[], T], *, deadline: float) -> T:
@@ -57,7 +64,7 @@ class DaemonThread(Executor):
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._calls:
+                if not self._calls and not self._lock.wait_for(lambda: self._calls, _LINGER):
                     self._runs = False
                     return
                 future, function = self._calls.popleft()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent import files
+from tests.until import until
 
 DEADLINE = 20.0
 
@@ -135,3 +136,10 @@ async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+async def test_files_that_were_used_once_are_forgotten(tmp_path: Path) -> None:
+    for number in range(20):
+        await files.replace(tmp_path / str(number), b"content")
+    known = files._turns[asyncio.get_running_loop()]
+    await until(lambda: not known, "each claim that was ever prepared is remembered")

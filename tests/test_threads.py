@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from npu_agent import threads
 from npu_agent.threads import DaemonThread, within
 
 DEADLINE = 20.0
@@ -59,6 +60,17 @@ async def test_the_thread_is_a_daemon_and_ends_when_there_is_nothing_to_do() -> 
         while by.is_alive():
             await asyncio.sleep(0.001)
     assert await thread.call(threading.current_thread, deadline=DEADLINE) is not by
+
+
+async def test_calls_one_after_the_other_are_made_by_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "_LINGER", DEADLINE)
+    thread = DaemonThread("npu-test")
+    by = {await thread.call(threading.current_thread, deadline=DEADLINE) for _ in range(10)}
+    assert len(by) == 1
+    monkeypatch.setattr(threads, "_LINGER", 0.0)  # from the next call on: its thread ends
+    await thread.call(int, deadline=DEADLINE)
 
 
 async def test_a_timeout_of_the_operating_system_keeps_its_words() -> None:
