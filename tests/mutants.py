@@ -162,7 +162,8 @@ FAULTS = [
     ),
     *of(
         "npu_agent/kubelet/ledger.py",
-        f"{DEVICEPLUGIN}/test_publisher.py {DEVICEPLUGIN}/test_exclusive.py",
+        f"tests/kubelet/test_ledger.py {DRA}/test_claims.py {DEVICEPLUGIN}/test_publisher.py "
+        f"{DEVICEPLUGIN}/test_exclusive.py",
         (
             "keeper: grants are not noted",
             "        self.states.publish(self._ledger.granted(resource, devices, self._clock()))\n",
@@ -248,11 +249,6 @@ FAULTS = [
             "publisher: offered before the first answer",
             "if not snapshot.complete or not self._keeper.answered:",
             "if not snapshot.complete:",
-        ),
-        (
-            "publisher: a claim that is prepared is no reason to publish",
-            "self._pod_resources.holdings, self._keeper.prepared\n",
-            "self._pod_resources.holdings\n",
         ),
         (
             "publisher: CDI specs are removed under running Pods",
@@ -461,6 +457,15 @@ FAULTS = [
             "agent DRA: CDI specs on another root",
             "                api=self._api,\n                cdi_root=host_root / cdi.DIRECTORY,",
             "                api=self._api,\n                cdi_root=Path('/tmp') / cdi.DIRECTORY,",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/deviceplugin/publisher.py",
+        "tests/test_agent_dra.py",
+        (
+            "publisher: a claim that is prepared is no reason to publish",
+            "self._pod_resources.holdings, self._keeper.prepared\n",
+            "self._pod_resources.holdings\n",
         ),
     ),
     *of(

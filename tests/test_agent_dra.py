@@ -218,7 +218,8 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: R
         await room.prepared(ref)
     await first(room.manager.instances, lambda now: not now)
     assert room.specs()
-    async with room.node.agent(**NOTHING_ELSE) as agent:
+    seldom = MetricsConfig(listen="127.0.0.1:0", interval=600)  # so that no answer brings it about
+    async with room.node.agent(**NOTHING_ELSE, metrics=seldom) as agent:
         plugin = await room.node.listed(2)
         assert plugin.devices == ((UUIDS[0], "Unhealthy"), (UUIDS[1], "Healthy"))
         assert [holding.assignment.claim for holding in agent.state().holdings] == ["c"]
@@ -436,6 +437,15 @@ async def test_a_claim_outlives_its_agent_and_a_lost_record(
         await room.registered()
         with pytest.raises(PrepareError, match="ResourceClaim team/kept"):
             await room.prepared(room.cluster.claim("other", NAMES[0]))
+
+
+async def test_a_node_is_one_agents_by_both_apis(room: Room) -> None:
+    room.node.cards("warboy=1")
+    async with room.node.agent(**NOTHING_ELSE):
+        await room.node.listed(1)
+        async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as other:
+            await first(other.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY)
+            assert room.manager.instances.value == ()
 
 
 async def test_a_second_agent_waits_for_the_first(room: Room) -> None:

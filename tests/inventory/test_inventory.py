@@ -793,6 +793,7 @@ async def test_a_bug_that_one_card_brings_out_hides_no_other(root: Path) -> None
     async with watching(root, host) as watched:
         shown = await watched.until(lambda s: s.odd != ())
         assert shown.odd[0].reason == "internal error: ZeroDivisionError('a bug')"
+        await until(lambda: watched.restarts["watch of npu0"])
         watched.fault("npu1", "dead")
         await watched.card("npu1", UNHEALTHY)
         host.broken = False
