@@ -249,6 +249,24 @@ def test_any_change_of_a_device_is_a_difference_and_its_taints_time_is_none() ->
 # The replies.
 
 
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (True, {"bool": True}),
+        (1, {"int": 1}),
+        ("1.0.0", {"string": "1.0.0"}),
+        (Version("1.0.0"), {"version": "1.0.0"}),
+    ],
+)
+def test_an_attribute_has_its_type(value: Value, found: dict[str, Value]) -> None:
+    (one,) = pool_of(card("rngd", 0))
+    described = replace(one.description, attributes={"it": value})
+    (made,) = slices.slices(
+        [replace(one, description=described)], driver=DRIVER, node="n", uid="u", generation=1
+    )
+    assert made["spec"]["devices"][0]["attributes"] == {"it": found}
+
+
 def test_what_the_api_server_drops_is_named_once() -> None:
     sent = made(rngd(3, sick=(0, 2)))[0]
     (reply,) = live(sent).values()
