@@ -162,7 +162,8 @@ FAULTS = [
     ),
     *of(
         "npu_agent/kubelet/ledger.py",
-        f"{DEVICEPLUGIN}/test_publisher.py {DEVICEPLUGIN}/test_exclusive.py",
+        f"tests/kubelet/test_ledger.py {DRA}/test_claims.py {DEVICEPLUGIN}/test_publisher.py "
+        f"{DEVICEPLUGIN}/test_exclusive.py",
         (
             "keeper: grants are not noted",
             "        self.states.publish(self._ledger.granted(resource, devices, self._clock()))\n",
@@ -246,13 +247,8 @@ FAULTS = [
         ),
         (
             "publisher: offered before the first answer",
-            "if not snapshot.complete or not self._keeper.answered:",
+            "if not snapshot.complete or not self._keeper.asked.value:",
             "if not snapshot.complete:",
-        ),
-        (
-            "publisher: a claim that is prepared is no reason to publish",
-            "self._pod_resources.holdings, self._keeper.prepared\n",
-            "self._pod_resources.holdings\n",
         ),
         (
             "publisher: CDI specs are removed under running Pods",
@@ -378,12 +374,12 @@ FAULTS = [
         "tests/test_agent_dra.py",
         (
             "agent DRA: whether auto is DRA does not reach the device plugin",
-            'families = offered_by(config, counts, "device-plugin", dra_available=dra_available)',
+            'families = offered_by(config, counts, "device-plugin", dra_available=dra.available)',
             "families = frozenset(counts)",
         ),
         (
             "agent DRA: whether auto is DRA does not reach DRA",
-            'families=offered_by(config, words.families, "dra", dra_available=dra_available),',
+            'families=offered_by(config, words.families, "dra", dra_available=dra.available),',
             'families=offered_by(config, words.families, "dra", dra_available=False),',
         ),
         (
@@ -404,28 +400,43 @@ FAULTS = [
         ("agent DRA: evict has no effect", "evict=config.health.evict,", "evict=False,"),
         (
             "agent DRA: the API server is asked under every config",
-            'if not asks_for(self.poller.configs.value, "auto") or self._node_name is None:',
-            "if self._node_name is None:",
+            'auto, dra = asks_for(config, "auto"), asks_for(config, "dra")',
+            "auto, dra = True, True",
         ),
         (
             "agent DRA: auto without a Node name waits for ever",
-            'if not asks_for(self.poller.configs.value, "auto") or self._node_name is None:',
-            'if not asks_for(self.poller.configs.value, "auto"):',
+            "        if not auto or self._node_name is None:\n",
+            "        if not auto:\n",
         ),
         (
             "agent DRA: auto asks once",
-            "                await asyncio.sleep(pause.next())\n            else:",
-            "                break\n            else:",
+            "                await asyncio.sleep(pause.next())\n                continue\n",
+            "                break\n",
         ),
         (
             "agent DRA: an API server that is away means device plugin",
-            "                await asyncio.sleep(pause.next())\n            else:",
-            "                self._dra_available.publish(False)\n            else:",
+            "                await asyncio.sleep(pause.next())\n                continue\n",
+            "                self._dra.publish(_Dra(available=False))\n                continue\n",
+        ),
+        (
+            "agent DRA: auto changes its mind",
+            "            available = self._dra.value.available\n",
+            "            available = None\n",
+        ),
+        (
+            "agent DRA: what is impossible is so for ever",
+            "            await asyncio.sleep(_ASK_AGAIN)\n",
+            "            break\n",
+        ),
+        (
+            "agent DRA: what is impossible is not said",
+            "        impossible=dra.impossible,\n",
+            "",
         ),
         (
             "agent DRA: the device plugin does not follow what is found",
-            "self._wanted = configs.map_with(self._dra_available, partial(_wanted, node_name))",
-            "self._wanted = configs.map(lambda c: _wanted(node_name, c, self._dra_available.value))",
+            "self._wanted = configs.map_with(self._dra, partial(_wanted, node_name))",
+            "self._wanted = configs.map(lambda c: _wanted(node_name, c, self._dra.value))",
         ),
         (
             "agent DRA: a resource by DRA alone has to be registered",
@@ -464,6 +475,15 @@ FAULTS = [
         ),
     ),
     *of(
+        "npu_agent/outputs/deviceplugin/publisher.py",
+        "tests/test_agent_dra.py",
+        (
+            "publisher: a claim that is prepared is no reason to publish",
+            "self._pod_resources.holdings, self._keeper.prepared\n",
+            "self._pod_resources.holdings\n",
+        ),
+    ),
+    *of(
         "npu_agent/outputs/dra/driver.py",
         "tests/test_agent_dra.py",
         (
@@ -473,8 +493,13 @@ FAULTS = [
         ),
         (
             "driver: served for ever",
-            "while still_ours() and self.needed:\n                await asyncio.sleep",
-            "while still_ours():\n                await asyncio.sleep",
+            "while still_ours() and (self._serves or time.monotonic() < until):",
+            "while still_ours():",
+        ),
+        (
+            "driver: gone before the last answer",
+            "while still_ours() and (self._serves or time.monotonic() < until):",
+            "while still_ours() and self._serves:",
         ),
         (
             "driver: dead sockets stay",
@@ -485,6 +510,21 @@ FAULTS = [
             "driver: the ledger is not renewed",
             "                        await self._keeper.renew()\n",
             "",
+        ),
+        (
+            "driver: a part that fails is gone",
+            "                        task.result()  # raises: the whole part is started again\n",
+            "                        pass\n",
+        ),
+        (
+            "driver: a kubelet that has closed its stream has us",
+            "            elif streamed and not health.streams.value:\n",
+            "            elif False:\n",
+        ),
+        (
+            "driver: served where it is impossible",
+            "return self.needed and not (self._wanted.value.impossible and not self.prepared())",
+            "return self.needed",
         ),
         (
             "driver: the node is not owned",
@@ -503,13 +543,13 @@ FAULTS = [
         ),
         (
             "driver: the pool is published in parts",
-            "if not snapshot.complete or not self._keeper.answered:",
-            "if not self._keeper.answered:",
+            "if not snapshot.complete or not self._keeper.asked.value:",
+            "if not self._keeper.asked.value:",
         ),
         (
             "driver: the pool does not follow the ledger",
-            "changes_of(self._snapshots, self._wanted, self._keeper.states)",
-            "changes_of(self._snapshots, self._wanted)",
+            "changes_of(self._snapshots, self._wanted, keeper.states, keeper.asked)",
+            "changes_of(self._snapshots, self._wanted, keeper.asked)",
         ),
         ("driver: what containers hold has no taint", "                    held=held,\n", ""),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from npu_agent import agent as agent_module
 from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.config import (
@@ -210,7 +212,10 @@ async def test_what_a_container_holds_by_the_device_plugin_no_claim_gets(room: R
         await room.prepared(room.cluster.claim("e", held))
 
 
-async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: Room) -> None:
+async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "_LINGER", 1.0)
     room.node.cards("warboy=2")
     ref = room.cluster.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
@@ -218,7 +223,8 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: R
         await room.prepared(ref)
     await first(room.manager.instances, lambda now: not now)
     assert room.specs()
-    async with room.node.agent(**NOTHING_ELSE) as agent:
+    seldom = MetricsConfig(listen="127.0.0.1:0", interval=600)  # so that no answer brings it about
+    async with room.node.agent(**NOTHING_ELSE, metrics=seldom) as agent:
         plugin = await room.node.listed(2)
         assert plugin.devices == ((UUIDS[0], "Unhealthy"), (UUIDS[1], "Healthy"))
         assert [holding.assignment.claim for holding in agent.state().holdings] == ["c"]
@@ -230,6 +236,31 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: R
         await first(room.manager.instances, lambda now: not now)
         assert agent.state().dra == ()
         assert reasons(agent) == []
+
+
+async def test_the_last_claim_is_answered_for_before_the_driver_goes(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the disk is: without a driver to ask again, its Pod would stay Terminating."""
+    monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.02)
+    room.node.cards("warboy=1")
+    ref = room.cluster.claim("c", NAMES[0])
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        await room.registered()
+        await room.prepared(ref)
+    await first(room.manager.instances, lambda now: not now)
+    async with room.node.agent(**NOTHING_ELSE) as agent:
+        await room.registered()
+        save = agent.keeper.saved
+
+        async def slow() -> None:
+            await asyncio.sleep(0.5)
+            await save()
+
+        monkeypatch.setattr(agent.keeper, "saved", slow)
+        await room.manager.unprepare(DRIVER, ref)
+        assert agent.state().dra == ()
+        await room.manager.unprepare(DRIVER, ref)  # as if it had not got the answer
 
 
 @pytest.mark.parametrize("why", ["no DRA in the API server", "an old kubelet", "no version"])
@@ -436,6 +467,45 @@ async def test_a_claim_outlives_its_agent_and_a_lost_record(
         await room.registered()
         with pytest.raises(PrepareError, match="ResourceClaim team/kept"):
             await room.prepared(room.cluster.claim("other", NAMES[0]))
+
+
+async def test_a_node_is_one_agents_by_both_apis(room: Room) -> None:
+    room.node.cards("warboy=1")
+    async with room.node.agent(**NOTHING_ELSE):
+        await room.node.listed(1)
+        async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as other:
+            await first(other.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY)
+            assert room.manager.instances.value == ()
+
+
+async def test_no_pool_is_published_before_all_cards_are_known(room: Room) -> None:
+    room.node.cards("warboy=2")
+    room.node.fault("npu0", "hang")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        await first(agent.keeper.asked, bool)  # long before the card has missed its deadline
+        await until(lambda: room.cluster.slices)
+        events = [event["object"]["spec"].get("devices") for _, event in room.cluster._events]
+        assert all(events)
+    room.node.fault("npu0", "ok")
+
+
+async def test_dra_that_is_impossible_is_said_and_asked_for_again(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `dra`, that is: what `auto` stands for was decided, and Pods have begun to rely on it."""
+    monkeypatch.setattr(agent_module, "_ASK_AGAIN", 0.05)
+    room.node.cards("warboy=1,rngd=1")
+    room.cluster.serves_dra = False
+    by_dra = ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra")
+    async with room.node.agent(allocation=AUTO, resources=(by_dra,), **NOTHING_ELSE) as agent:
+        await until(lambda: any("does not serve resource" in one for one in reasons(agent)))
+        assert (await room.node.listed(1)).devices == ((UUIDS[0], "Healthy"),)
+        await first(room.manager.instances, lambda now: not now)
+        room.cluster.serves_dra = True
+        await room.registered()
+        await room.free(RNGD)
+        await until(lambda: reasons(agent) == [])
+        assert (await room.node.listed(1)).devices == ((UUIDS[0], "Healthy"),)
 
 
 async def test_a_second_agent_waits_for_the_first(room: Room) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -72,7 +73,8 @@ class Watched:
     ) -> None:
         self.root = root
         self.settings = Feed(settings)
-        self.inventory = Inventory([vendor or Furiosa(root)], self.settings)
+        self.restarts: Counter[str] = Counter()
+        self.inventory = Inventory([vendor or Furiosa(root)], self.settings, self.restarts)
         self.record = self.inventory.snapshots = Record()
 
     def fault(self, card: str, name: str) -> None:

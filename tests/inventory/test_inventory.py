@@ -157,6 +157,14 @@ async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path)
         assert watched.record.value.cards[0].health.state is HEALTHY
 
 
+async def test_heat_is_read_as_often_as_health_where_it_counts(root: Path) -> None:
+    seldom = replace(QUICK, telemetry_interval=3600.0, policy=health.Policy(max_temperature=90.0))
+    async with watching(root, settings=seldom) as watched:
+        await watched.card("npu0", HEALTHY)
+        watched.fault("npu0", "hot")
+        await watched.card("npu0", UNHEALTHY)
+
+
 async def test_a_policy_is_followed_while_it_runs(root: Path) -> None:
     async with watching(root, settings=replace(QUICK, policy=health.Policy(failures=100))) as w:
         w.fault("npu0", "dead")
@@ -793,6 +801,7 @@ async def test_a_bug_that_one_card_brings_out_hides_no_other(root: Path) -> None
     async with watching(root, host) as watched:
         shown = await watched.until(lambda s: s.odd != ())
         assert shown.odd[0].reason == "internal error: ZeroDivisionError('a bug')"
+        await until(lambda: watched.restarts["watch of npu0"])
         watched.fault("npu1", "dead")
         await watched.card("npu1", UNHEALTHY)
         host.broken = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ log = logger(__name__)
 
 _LOOK_EVERY = 1.0
 """Seconds between checks of our sockets; a stat each."""
+_LINGER = 30.0
+"""Seconds to go on after the last claim: a kubelet that has not got our answer asks again, after 10
+to 15 s, and without a driver its Pod would stay Terminating."""
 _SWEEP_EVERY = 600.0
 """Seconds between two searches for claims that ended without our being asked."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 2.0
@@ -238,8 +242,11 @@ class Driver:
             asyncio.create_task(self._report(served)),
             asyncio.create_task(self._registration(endpoint, health)),
         ]
+        until = 0.0
         try:
-            while still_ours() and self._serves:
+            while still_ours() and (self._serves or time.monotonic() < until):
+                if self.prepared():
+                    until = time.monotonic() + _LINGER
                 await asyncio.sleep(until_tick(_LOOK_EVERY))
                 if not endpoint.exists():
                     self._trouble("our socket was removed: registering again")

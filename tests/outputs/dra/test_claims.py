@@ -509,6 +509,28 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 
 
+@pytest.mark.parametrize("what", ["cdi", "record"])
+async def test_a_disk_that_has_room_again_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    write = files.replace
+
+    async def replace(path: Path, content: bytes | None, **options: Any) -> None:
+        if content and (path.name == RECORD) is (what == "record"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        await write(path, content, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace", replace)
+        assert "No space left on device" in await room.prepared()
+    assert await room.prepared() == answer(("npu", ZERO))  # the kubelet asks again
+    assert json.loads((tmp_path / RECORD).read_bytes())["claims"]
+    assert room.specs() == [SPEC]
+
+
 async def test_a_disk_that_is_full_ends_no_claim_that_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,17 @@ async def test_nothing_is_written_before_anything_is_known(tmp_path: Path) -> No
         assert world.server.slices[NAME]["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
 
 
+async def test_nothing_is_written_before_it_is_known_what_is_there(tmp_path: Path) -> None:
+    async with running(tmp_path, None) as world:
+        world.server.instead["list"] = status(503, "not now")
+        world.devices.publish(rngd(2))
+        await until(lambda: world.server.count("list") >= 2)
+        await world.quiet()
+        assert world.server.writes == []
+        del world.server.instead["list"]
+        await world.in_place()
+
+
 async def test_no_card_is_an_empty_slice(tmp_path: Path) -> None:
     async with running(tmp_path, ()) as world:
         state = await world.in_place()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, HealthState
-from npu_agent.core.pool import PoolDevice
+from npu_agent.core.pool import PoolDevice, Value, Version
 from npu_agent.outputs.dra import slices as module
 from npu_agent.outputs.dra.slices import (
     Plan,
@@ -247,6 +248,22 @@ def test_any_change_of_a_device_is_a_difference_and_its_taints_time_is_none() ->
 
 
 # The replies.
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (True, {"bool": True}),
+        (1, {"int": 1}),
+        ("1.0.0", {"string": "1.0.0"}),
+        (Version("1.0.0"), {"version": "1.0.0"}),
+    ],
+)
+def test_an_attribute_has_its_type(value: Value, found: dict[str, Value]) -> None:
+    (one,) = pool_of(card("rngd", 0))
+    described = replace(one.description, attributes={"it": value})
+    (whole,) = made((replace(one, description=described),))
+    assert whole["spec"]["devices"][0]["attributes"] == {"it": found}
 
 
 def test_what_the_api_server_drops_is_named_once() -> None:
