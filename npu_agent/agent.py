@@ -33,7 +33,7 @@ from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
-from npu_agent.outputs.dra.support import support
+from npu_agent.outputs.dra.support import Support, support
 from npu_agent.outputs.events import Events
 from npu_agent.outputs.labels import output_of
 from npu_agent.outputs.labels.labeller import Labeller
@@ -92,9 +92,9 @@ class Agent:
         )
         self._node_name = node_name
         self._hostname = node_name or platform.node()
-        self._dra_available: Feed[bool | None] = Feed(None)
+        self._dra_support: Feed[Support | None] = Feed(None)
         """Whether this node can do DRA; None as long as that is not known."""
-        self._wanted = configs.map_with(self._dra_available, partial(_wanted, node_name))
+        self._wanted = configs.map_with(self._dra_support, partial(_wanted, node_name))
         self.keeper = LedgerKeeper(
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
@@ -140,7 +140,7 @@ class Agent:
                 keeper=self.keeper,
                 snapshots=self.inventory.hardware,
                 wanted=configs.map_with(
-                    self._dra_available, partial(_wanted_by_claims, node_name, words)
+                    self._dra_support, partial(_wanted_by_claims, node_name, words)
                 ),
                 api=self._api,
                 cdi_root=host_root / cdi.DIRECTORY,
@@ -224,11 +224,13 @@ class Agent:
         await self._api.close()
 
     async def _find_dra_support(self) -> None:
-        """Finds out whether this node can do DRA, if the config leaves the choice to us."""
+        """Finds out whether this node can do DRA, if the config asks for it or leaves it to us."""
         pause = Backoff(first=0.5, longest=30.0)
-        while self._dra_available.value is None:
-            if not asks_for(self.poller.configs.value, "auto") or self._node_name is None:
-                self._dra_available.publish(False)
+        while self._dra_support.value is None:
+            config = self.poller.configs.value
+            auto = asks_for(config, "auto")
+            if self._node_name is None or not (auto or asks_for(config, "dra")):
+                self._dra_support.publish(Support(False, ""))
                 break
             try:
                 found = await support(self._api, self._node_name)
@@ -236,9 +238,10 @@ class Agent:
                 log.warning("not known yet whether this node can do DRA", reason=error)
                 await asyncio.sleep(pause.next())
             else:
-                chosen = "dra" if found.available else "device-plugin"
-                log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
-                self._dra_available.publish(found.available)
+                if auto:
+                    chosen = "dra" if found.available else "device-plugin"
+                    log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
+                self._dra_support.publish(found)
         await asyncio.Event().wait()  # a part that returns would be started again
 
     async def _follow_log(self) -> None:
@@ -311,17 +314,20 @@ def _watching(config: Config) -> watch.Settings:
     )
 
 
-def _wanted(node_name: str | None, config: Config, dra_available: bool | None) -> Wanted:
+def _wanted(node_name: str | None, config: Config, support: Support | None) -> Wanted:
     counts = WORDS.core_counts
-    families = offered_by(config, counts, "device-plugin", dra_available=dra_available)
+    available = support.available if support else None
+    families = offered_by(config, counts, "device-plugin", dra_available=available)
     return Wanted(resources_of(config, counts, families), disabled_for(config, node_name))
 
 
 def _wanted_by_claims(
-    node_name: str | None, words: Vocabulary, config: Config, dra_available: bool | None
+    node_name: str | None, words: Vocabulary, config: Config, support: Support | None
 ) -> WantedByClaims:
+    available = support.available if support else None
     return WantedByClaims(
-        families=offered_by(config, words.families, "dra", dra_available=dra_available),
+        families=offered_by(config, words.families, "dra", dra_available=available),
+        impossible=support.reason if support and not available else "",
         disabled=disabled_for(config, node_name),
         by_index=config.dra.device_names == "index",
         evict=config.health.evict,

@@ -37,6 +37,8 @@ _SWEEP_EVERY = 600.0
 """Seconds between two searches for claims that ended without our being asked."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 2.0
 """Seconds between attempts to serve while the kubelet's directories cannot be used."""
+_WAITING = {SessionPhase.REGISTERING, SessionPhase.STANDBY, SessionPhase.BLOCKED}
+"""Phases that never end on a node that cannot do DRA; its own words are clearer than theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Wanted:
 
     families: frozenset[str]
     """Whose cards DRA offers on this node; none: it only serves the claims that there are."""
+    impossible: str = ""
+    """Why this node cannot do DRA; empty if it can, or as long as that is not known."""
     disabled: frozenset[str] = frozenset()
     """Names of cards that are not offered, as `pool` takes them."""
     by_index: bool = False
@@ -105,6 +109,7 @@ class Driver:
         self._registrations = 0
         self._logged = ""
         """The trouble that was logged last."""
+        self._said = (SessionPhase.NO_CARDS, "")
         pool_name = node_name or ""
         self.claims = Claims(
             fetch=lambda namespace, name: resourceclaims.get(api, namespace, name),
@@ -166,6 +171,8 @@ class Driver:
     async def _follow(self) -> None:
         """Keeps the pool true to cards, config and ledger."""
         async for _ in changes_of(self._snapshots, self._wanted, self._keeper.states):
+            if self._wanted.value.impossible:
+                self._say(*self._said)
             snapshot, wanted = self._snapshots.value, self._wanted.value
             if not snapshot.complete or not self._keeper.answered:
                 continue  # never an empty pool, or one of doubts, before the real one
@@ -270,11 +277,16 @@ class Driver:
     def _trouble(self, reason: str) -> None:
         """As `_say`, for what keeps us from serving; logged once, however often it is tried."""
         self._say(SessionPhase.BLOCKED, reason)
-        if reason != self._logged:
-            self._logged = reason
-            log.warning("the DRA driver does not serve", driver=self._dra.driver, reason=reason)
 
     def _say(self, phase: SessionPhase, reason: str = "") -> None:
+        self._said = (phase, reason)
+        wanted = self._wanted.value
+        if wanted.families and wanted.impossible and phase in _WAITING:
+            # Also where another agent still serves: the rollout stops, and that one goes on.
+            phase, reason = SessionPhase.BLOCKED, wanted.impossible
+        if phase is SessionPhase.BLOCKED and reason != self._logged:
+            self._logged = reason
+            log.warning("the DRA driver does not serve", driver=self._dra.driver, reason=reason)
         self.status.publish(
             SessionStatus(
                 resource=self._dra.driver,
