@@ -13,7 +13,7 @@ NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
 PACKAGES := binutils chromium prometheus systemd
 
 .DEFAULT_GOAL := help
-.PHONY: help python mutants demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e bench cluster clean
+.PHONY: help python mutants demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e e2e-long bench cluster clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
@@ -105,7 +105,11 @@ k8s: $(VENV)/ready ## kustomize, Helm, schemas, linters and OPA on k8s/ (the fir
 # Clusters beside each other, three at a time: tests/e2e/conftest.py.
 e2e: $(VENV)/ready ## a real Kubernetes with real kubelets (root; the first run builds it, about 16 minutes)
 	$(BIN)/python -m tests.cluster build
-	$(BIN)/python -m pytest tests/e2e -n3 $(ARGS)
+	$(BIN)/python -m pytest tests/e2e -n3 -m 'not long' $(ARGS)
+
+e2e-long: $(VENV)/ready ## of the e2e tests those that take many minutes, with what they measure
+	$(BIN)/python -m tests.cluster build
+	$(BIN)/python -m pytest tests/e2e -m long -rP $(ARGS)
 
 cluster: $(VENV)/ready ## start a real one-node Kubernetes to play with (root)
 	$(BIN)/python -m tests.cluster up

@@ -327,19 +327,26 @@ class Cluster:
         """
         self._sandbox.terminate(self._state.processes["apiserver"], timeout)
 
-    def start_api_server(self, timeout: float = 2 * START_TIMEOUT) -> None:
+    def start_api_server(
+        self, timeout: float = 2 * START_TIMEOUT, *, options: Iterable[str] = ()
+    ) -> None:
         """Start the API server with the data that it had; return when Pods get started again.
 
         It answers in a few seconds, but scheduler and kubelet, which have backed off, may look for
         it only after most of a minute. Whoever looks at once may be told 403: the API server
         listens before it has read its RBAC.
 
+        Args:
+            timeout: seconds.
+            options: more of them, such as --feature-gates.
+
         Raises:
             ClusterError: it already runs, or it does not get there.
         """
         if self._state.processes["apiserver"].alive:
             raise ClusterError("the API server runs already")
-        self._spawn("apiserver", settings.apiserver(self._config, self._audit_log))
+        command = settings.apiserver(self._config, self._audit_log)
+        self._spawn("apiserver", [*command, *options])
         self._await_api_server()
         self._start_a_pod(timeout)
 

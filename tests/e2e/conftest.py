@@ -32,12 +32,15 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What does not depend on the kubelet's version is marked, and tried beside the newest."""
-    newest = max(KUBELETS)
+    only = {"one_kubelet": max(KUBELETS), "oldest_kubelet": min(KUBELETS)}
     items[:] = [
         item
         for item in items
-        if not item.get_closest_marker("one_kubelet")
-        or (isinstance(item, pytest.Function) and item.callspec.params["cluster"] == newest)
+        if all(
+            isinstance(item, pytest.Function) and item.callspec.params["cluster"] == kubelet
+            for marker, kubelet in only.items()
+            if item.get_closest_marker(marker)
+        )
     ]
 
 

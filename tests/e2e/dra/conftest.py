@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -75,3 +75,17 @@ def unprepared(node: Node) -> None:
         return True
 
     node.cluster.wait_for("all claims to be unprepared", nothing, SOON)
+
+
+@pytest.fixture
+def kill(node: Node) -> Iterator[Callable[[int], None]]:
+    """Kills a card; all that were killed are well again before `clean` looks at them."""
+    killed: set[int] = set()
+
+    def kill(card: int) -> None:
+        killed.add(card)
+        node.fault(f"npu{card}", "dead")
+
+    yield kill
+    for card in killed:
+        node.fault(f"npu{card}", "ok")

@@ -24,7 +24,7 @@ from tests.e2e.dra.claims import (
     wanted,
 )
 from tests.e2e.dra.conftest import unprepared
-from tests.e2e.node import RESOURCE, SOON, Node
+from tests.e2e.node import SOON, Node
 
 ADMINS = "npu-admins"
 
@@ -35,7 +35,7 @@ def test_the_cards_are_published_once(node: Node) -> None:
     kinds = [one["attributes"]["arch"]["string"] for _, one in sorted(devices(node).items())]
     assert kinds == ["warboy"] * 2 + ["rngd"] * 6
     # And by DRA alone.
-    assert RESOURCE not in node.cluster.get("node", node.name)["status"]["capacity"]
+    assert not node.allocatable()
 
 
 def test_a_pod_of_a_template_runs_and_ends(node: Node) -> None:

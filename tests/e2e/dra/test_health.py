@@ -33,20 +33,6 @@ UNHEALTHY = f"{DRIVER}/unhealthy"
 
 
 @pytest.fixture
-def kill(node: Node) -> Iterator[Callable[[int], None]]:
-    """Kills a card; all that were killed are well again before `clean` looks at them."""
-    killed: set[int] = set()
-
-    def kill(card: int) -> None:
-        killed.add(card)
-        node.fault(f"npu{card}", "dead")
-
-    yield kill
-    for card in killed:
-        node.fault(f"npu{card}", "ok")
-
-
-@pytest.fixture
 def evicting(node: Node) -> Iterator[Callable[[], None]]:
     """Edits the config so that Pods are evicted, until the test has ended."""
     yield lambda: node.configure(yaml.safe_dump({**CONFIG, "health": {"evict": True}}))
