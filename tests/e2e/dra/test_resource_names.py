@@ -1,4 +1,4 @@
-"""Pods that ask by the resource names of the vendor's plugins, on a node that offers cards by DRA."""
+"""Pods that ask by the resource names of the vendor, on a node that offers cards by DRA."""
 
 from __future__ import annotations
 
