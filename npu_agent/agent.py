@@ -138,13 +138,6 @@ class Agent:
             machine=partial(read_machine, host_root),
         )
         """None where the config wants no labels."""
-        self.events = Events(
-            api=self._api,
-            node_name=node_name,
-            snapshots=self.inventory.hardware,
-            configs=self.poller.states,
-            wanted=configs.map(lambda config: config.events),
-        )
         ownership = Ownership(directory)
         self.drivers = tuple(
             Driver(
@@ -162,6 +155,14 @@ class Agent:
             )
             for words in VOCABULARIES
             if words.dra
+        )
+        self.events = Events(
+            api=self._api,
+            node_name=node_name,
+            snapshots=self.inventory.hardware,
+            configs=self.poller.states,
+            wanted=configs.map(lambda config: config.events),
+            drivers=[driver.status for driver in self.drivers],
         )
         self._log_settings = configs.map(lambda config: config.log)
         self._started_at = time.time()

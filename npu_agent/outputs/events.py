@@ -9,13 +9,13 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.state import ConfigState
+from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube import event as events
@@ -40,7 +40,7 @@ _RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a card or to the config."""
+    """Something that happened to a card, to the config or to a DRA driver."""
 
     reason: str
     """``NPUUnhealthy``: one word, for programs."""
@@ -86,6 +86,13 @@ def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:
         yield Event(reason="ConfigRejected", message=message, warning=True)
 
 
+def driver_events(before: SessionStatus, after: SessionStatus) -> Iterator[Event]:
+    """What happened to a DRA driver: that something keeps it from being served."""
+    if after.phase is SessionPhase.BLOCKED and after.reason != before.reason:
+        message = f"the DRA driver {after.resource} does not serve: {after.reason}"
+        yield Event(reason="DRANotServed", message=message, warning=True)
+
+
 def _named(state: CardState) -> str:
     """``npu0 (UUID, 0000:01:00.0)``: the number may change, the rest identifies the card."""
     known = dict.fromkeys(filter(None, (state.id, state.card.pci_bus_id)))
@@ -122,6 +129,7 @@ class Events:
         snapshots: Feed[Snapshot],
         configs: Feed[ConfigState],
         wanted: Feed[bool],
+        drivers: Sequence[Feed[SessionStatus]] = (),
     ) -> None:
         """`wanted` is whether Events are sent; what happens while it is False is dropped."""
         self.results: Counter[str] = Counter()
@@ -132,12 +140,13 @@ class Events:
         self._snapshots = snapshots
         self._configs = configs
         self._wanted = wanted
+        self._drivers = tuple(drivers)
         self._records: dict[Event, _Record] = {}
         """The one that has waited for longest comes first."""
         self._more = asyncio.Event()
 
     async def run(self) -> None:
-        """Follows hardware and config until cancelled."""
+        """Follows hardware, config and DRA drivers until cancelled."""
         if not self._node_name:
             await asyncio.Event().wait()  # the labeller reports that NODE_NAME is missing
             return
@@ -147,11 +156,21 @@ class Events:
 
     async def _follow(self) -> None:
         snapshot, config = Snapshot(), self._configs.value
-        async for _ in changes_of(self._snapshots, self._configs):
+        drivers = {
+            feed: SessionStatus(resource=feed.value.resource, phase=SessionPhase.REGISTERING)
+            for feed in self._drivers
+        }
+        async for _ in changes_of(self._snapshots, self._configs, *self._drivers):
             happened = [
                 *card_events(snapshot, self._snapshots.value),
                 *config_events(config, self._configs.value),
+                *(one for feed in drivers for one in driver_events(drivers[feed], feed.value)),
             ]
+            drivers = {
+                # What is tried again and fails again is no news.
+                feed: before if feed.value.phase is SessionPhase.REGISTERING else feed.value
+                for feed, before in drivers.items()
+            }
             snapshot, config = self._snapshots.value, self._configs.value
             for event in happened if self._wanted.value else ():
                 self._add(event, time.time())

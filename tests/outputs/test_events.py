@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
-from npu_agent.core.state import ConfigState
+from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.client import Request
 from npu_agent.outputs import events
-from npu_agent.outputs.events import Event, Events, card_events, config_events
+from npu_agent.outputs.events import Event, Events, card_events, config_events, driver_events
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.until import first, until
 
@@ -104,6 +104,25 @@ def test_a_refused_config_is_told_and_a_good_one_is_not() -> None:
     assert not list(config_events(config("x"), config()))
 
 
+def driver(phase: SessionPhase = SessionPhase.REGISTERED, reason: str = "") -> SessionStatus:
+    return SessionStatus(resource="npu.furiosa.ai", phase=phase, reason=reason)
+
+
+def test_a_driver_that_is_not_served_is_told_with_each_new_reason() -> None:
+    good = driver(SessionPhase.REGISTERED)
+    refused = driver(SessionPhase.BLOCKED, "the kubelet refuses: no")
+    (event,) = driver_events(good, refused)
+    assert event == Event(
+        reason="DRANotServed",
+        message="the DRA driver npu.furiosa.ai does not serve: the kubelet refuses: no",
+        warning=True,
+    )
+    assert list(driver_events(refused, driver(SessionPhase.BLOCKED, "another")))
+    assert not list(driver_events(refused, refused))
+    assert not list(driver_events(refused, good))
+    assert not list(driver_events(good, driver(SessionPhase.STANDBY, "served by another")))
+
+
 # How they get there.
 
 
@@ -161,6 +180,7 @@ class Room:
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(snapshot(card(0), card(1))))
     configs: Feed[ConfigState] = field(default_factory=lambda: Feed(config()))
     wanted: Feed[bool] = field(default_factory=lambda: Feed(True))
+    driver: Feed[SessionStatus] = field(default_factory=lambda: Feed(driver()))
 
     @asynccontextmanager
     async def running(self, node_name: str | None = "node-1") -> AsyncIterator[Events]:
@@ -170,6 +190,7 @@ class Room:
             snapshots=self.snapshots,
             configs=self.configs,
             wanted=self.wanted,
+            drivers=[self.driver],
         )
         task = asyncio.create_task(one.run())
         await self.seen()
@@ -195,6 +216,20 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     for name in ("_RETRY_FIRST", "_RETRY_LONGEST"):
         monkeypatch.setattr(events, name, 0.01)
     return Room()
+
+
+async def test_a_driver_that_fails_the_same_way_again_and_again_is_one_event(room: Room) -> None:
+    async with room.running():
+        for _ in range(3):
+            room.driver.publish(driver(SessionPhase.BLOCKED, "no directory"))
+            await room.seen()
+            room.driver.publish(driver(SessionPhase.REGISTERING))
+            await room.seen()
+        await first(room.server.calls, lambda calls: calls >= 2)
+        room.driver.publish(driver())
+        await room.seen()
+        room.driver.publish(driver(SessionPhase.BLOCKED, "no directory"))
+        await until(lambda: room.server.table() == [("DRANotServed", 2)])
 
 
 async def test_an_event_is_about_the_node_and_says_who_sent_it(room: Room) -> None:
