@@ -11,6 +11,7 @@ import pytest
 from npu_agent.core.claim import claim_of
 from npu_agent.kube import Api, ApiError, Kind, node, resourceclaims, resourceslices
 from npu_agent.kube.credentials import Credentials
+from npu_agent.outputs.dra.support import support
 from npu_agent.simulator.apiserver import StandInApiServer
 
 NODE, DRIVER = "n1", "npu.example.com"
@@ -45,6 +46,10 @@ async def test_only_its_own_node_is_there(api: Api) -> None:
     with pytest.raises(ApiError) as caught:
         await node.read(api, "n2")
     assert caught.value.kind is Kind.NOT_FOUND
+
+
+async def test_its_node_can_do_dra(api: Api) -> None:
+    assert (await support(api, NODE)).available
 
 
 async def test_a_claim_has_what_it_was_allocated_until_it_is_deleted(
