@@ -39,7 +39,8 @@ class Node:
         """Any request of the agent's."""
         self.requests += 1
         self.writes += request.method != "GET"
-        if request.path.startswith("/apis/resource.k8s.io/"):
+        whole = request.method == "GET" and "Partial" not in request.headers.get("Accept", "")
+        if whole or request.path.startswith("/apis/resource.k8s.io/"):
             return await self.dra.answer(request)
         if request.method != "GET":
             body = await request.json()

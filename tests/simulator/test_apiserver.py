@@ -48,6 +48,10 @@ async def test_only_its_own_node_is_there(api: Api) -> None:
     assert caught.value.kind is Kind.NOT_FOUND
 
 
+async def test_its_node_can_do_dra(api: Api) -> None:
+    assert (await support(api, NODE)).available
+
+
 async def test_a_claim_has_what_it_was_allocated_until_it_is_deleted(
     server: StandInApiServer, api: Api
 ) -> None:
