@@ -475,6 +475,15 @@ FAULTS = [
         ),
     ),
     *of(
+        "npu_agent/kubelet/ledger.py",
+        "tests/test_agent_dra.py -k no_container_gets_by",
+        (
+            "keeper claims: the record is removed under prepared claims",
+            "if held or starting or self._ledger.prepared or unsure:",
+            "if held or starting or unsure:",
+        ),
+    ),
+    *of(
         "npu_agent/outputs/deviceplugin/publisher.py",
         "tests/test_agent_dra.py",
         (
@@ -485,7 +494,7 @@ FAULTS = [
     ),
     *of(
         "npu_agent/outputs/dra/driver.py",
-        "tests/test_agent_dra.py",
+        f"{DRA}/test_driver.py tests/test_agent_dra.py tests/test_agent_without_dra.py",
         (
             "driver: a prepared claim is not served without cards",
             "return bool(self._wanted.value.families) or bool(self.prepared())",
@@ -1225,7 +1234,8 @@ FAULTS = [
     ),
     *of(
         "npu_agent/core/ledger.py",
-        f"tests/core/test_ledger.py {DRA}/test_claims.py tests/outputs/deviceplugin/test_exclusive.py",
+        f"tests/core/test_ledger.py tests/kubelet/test_ledger.py {DRA}/test_claims.py "
+        f"{DEVICEPLUGIN}/test_exclusive.py",
         (
             "ledger claims: claims conflict with nothing",
             "for claim in self.prepared.values() if prepared else ():",
@@ -1304,11 +1314,6 @@ FAULTS = [
             "keeper claims: a change is decided by the state before",
             "        self._conflicts = ledger.conflicts(self._cards())\n\n    def _cards",
             "\n    def _cards",
-        ),
-        (
-            "keeper claims: the record is removed under prepared claims",
-            "if held or starting or self._ledger.prepared or unsure:",
-            "if held or starting or unsure:",
         ),
         (
             "keeper claims: a failed write is no error",
@@ -1603,11 +1608,6 @@ FAULTS = [
             "inventory: a list that grows card by card",
             "        if not before.complete and not all(view.probed for view in views.values()):\n            return",
             "        if False:\n            return",
-        ),
-        (
-            "inventory: every publish is one",
-            "        if before.complete and (views, scan.trouble) == self._shown:\n            return\n",
-            "",
         ),
         (
             "inventory: a search that fails takes the cards away",

@@ -231,6 +231,8 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
         await room.registered()  # else its Pod would stay Terminating
         await room.offered()
         assert [one.name for one in agent.state().dra] == [DRIVER]
+        await until(lambda: not agent.keeper.states.value.holds)
+        assert (await room.prepared(ref))[0].device == NAMES[0]  # after a restart of the kubelet
         await room.manager.unprepare(DRIVER, ref)
         await room.node.told(lambda p: len(p.healthy()) == 2)
         await first(room.manager.instances, lambda now: not now)

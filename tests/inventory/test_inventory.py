@@ -591,6 +591,27 @@ async def test_a_search_that_fails_takes_no_card_away(
     assert "the search for cards works again" in caplog.messages
 
 
+@pytest.mark.usefixtures("impatient")
+async def test_a_search_that_hangs_takes_no_card_away(root: Path) -> None:
+    class Stuck(Furiosa):
+        go_on = threading.Event()
+
+        def scan(self) -> tuple[Entry, ...]:
+            self.go_on.wait(30)
+            return super().scan()
+
+    host = Stuck(root)
+    host.go_on.set()
+    async with watching(root, host) as watched:
+        await watched.until(lambda s: len(s.cards) == 2)
+        host.go_on.clear()
+        stuck = await watched.until(lambda s: s.odd != ())
+        assert names(stuck) == ("npu0", "npu1")
+        assert stuck.odd[0].reason == f"cannot be searched for cards: {rounds.no_answer()}"
+        host.go_on.set()
+        await watched.until(lambda s: s.odd == () and len(s.cards) == 2)
+
+
 # What cores do.
 
 

@@ -18,6 +18,7 @@ from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, UnavailableError
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS
+from tests.until import until
 
 DEADLINE = 20.0
 WELL = Health(state=HealthState.HEALTHY, reason="works", since=0.0)
@@ -119,7 +120,8 @@ async def test_labels_are_put_once_and_not_again_while_nothing_changes(room: Roo
 
 async def test_nothing_is_put_before_the_hardware_is_known(room: Room) -> None:
     room.snapshots.publish(Snapshot())
-    async with room.running():
+    async with room.running() as one:
+        await until(lambda: one._machine)
         for _ in range(20):
             await asyncio.sleep(0)
         assert room.place.puts.value == ()
@@ -160,6 +162,23 @@ async def test_it_looks_again_after_a_while(room: Room) -> None:
     async with room.running():
         assert await room.put(1) == await room.put(5)
         assert room.place.changes == 0  # looks for drift, all of them
+
+
+async def test_agents_do_not_all_ask_at_the_same_moment(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    within = labeller._within
+
+    async def noted(event: asyncio.Event, seconds: float) -> bool:
+        waits.append(seconds)
+        return await within(event, 0.001)
+
+    monkeypatch.setattr(labeller, "_within", noted)
+    async with room.running():
+        await room.put(20)
+    assert len(set(waits)) > 10
+    assert all(0.8 * 3600 <= wait <= 1.2 * 3600 for wait in waits)
 
 
 async def test_a_shorter_resync_does_not_wait_for_the_end_of_the_longer_one(room: Room) -> None:
