@@ -19,6 +19,7 @@ from npu_agent.core.hardware import Card, Snapshot
 from npu_agent.core.ledger import (
     CLAIM,
     Conflicts,
+    Hold,
     Holding,
     Ledger,
     Name,
@@ -82,6 +83,8 @@ class LedgerKeeper:
         self.prepared: Feed[Mapping[str, PreparedClaim]] = self.states.map(
             lambda ledger: ledger.prepared
         )
+        self.holds: Feed[Mapping[Name, Hold]] = self.states.map(lambda ledger: ledger.holds)
+        """What containers hold by the device plugin."""
         self.asked: Feed[bool] = Feed(False)
         """Whether the kubelet was asked who holds what; it may not have said."""
         self.holdings: Feed[tuple[Holding, ...]] = Feed(())
@@ -276,8 +279,10 @@ class LedgerKeeper:
     def _check(self, itself: Name, device: Device) -> None:
         """Raises RefusalError if the device is not free for this holder."""
         reason = self._conflicts.against(itself, device)
-        present = {(state.card.key, keys_of(state.card)) for state in self._snapshots.value.cards}
-        if (device.card.key, keys_of(device.card)) not in present:
+        card = device.card
+        if not any(
+            card.key == here.key and keys_of(card) == keys_of(here) for here in self._cards()
+        ):
             reason = "its card has just gone, or got another number"
         if reason:
             raise RefusalError(

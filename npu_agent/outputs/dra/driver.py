@@ -180,20 +180,19 @@ class Driver:
 
     async def _follow(self) -> None:
         """Keeps the pool true to cards, config and ledger."""
-        keeper = self._keeper
-        async for _ in changes_of(self._snapshots, self._wanted, keeper.states, keeper.asked):
+        keeper, seen = self._keeper, None
+        async for _ in changes_of(
+            self._snapshots, self._wanted, keeper.holds, keeper.prepared, keeper.asked
+        ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
-            if not snapshot.complete or not self._keeper.asked.value:
+            if not self.needed or not snapshot.complete or not keeper.asked.value:
                 continue  # never an empty pool, or one of doubts, before the real one
-            held = self._keeper.held_by_containers()
-            self._known.publish(
-                pool(
-                    snapshot,
-                    dra=self._dra,
-                    families=self._vendor_families,
-                    by_index=wanted.by_index,
+            if seen is None or seen[0] is not snapshot or seen[1] != wanted.by_index:
+                seen = (snapshot, wanted.by_index)
+                families = self._vendor_families
+                self._known.publish(
+                    pool(snapshot, dra=self._dra, families=families, by_index=wanted.by_index)
                 )
-            )
             self.offered.publish(
                 pool(
                     snapshot,
@@ -202,7 +201,7 @@ class Driver:
                     disabled=wanted.disabled,
                     by_index=wanted.by_index,
                     evict=wanted.evict,
-                    held=held,
+                    held=keeper.held_by_containers(),
                 )
             )
 
