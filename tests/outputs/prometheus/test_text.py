@@ -19,6 +19,8 @@ TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
 """Lone surrogates among them."""
 NUMBERS = st.one_of(st.integers(), st.floats(), st.booleans(), st.just(10**400), st.none())
 
+LABELS = st.fixed_dictionaries({"a": TEXTS, "b": st.one_of(TEXTS, st.none())})
+
 
 class _Only(Collector):
     def __init__(self, *metrics: Metric) -> None:
@@ -90,7 +92,8 @@ def _in_the_library(given: Given) -> list[Metric]:
 
 @given(
     st.lists(
-        st.tuples(st.fixed_dictionaries({"a": TEXTS, "b": st.one_of(TEXTS, st.none())}), NUMBERS),
+        # Labels are given in one order each time; Hypothesis gives a dictionary in any.
+        st.tuples(LABELS.map(lambda labels: dict(sorted(labels.items()))), NUMBERS),
         max_size=8,
     )
 )
