@@ -28,6 +28,7 @@ from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
 from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
+from npu_agent.inventory import rounds
 from npu_agent.kubelet.ledger import RECORD, LedgerKeeper
 from npu_agent.outputs.dra import driver as driver_module
 from npu_agent.outputs.dra.endpoint import REGISTRY
@@ -481,15 +482,20 @@ async def test_a_node_is_one_agents_by_both_apis(room: Room) -> None:
             assert room.manager.instances.value == ()
 
 
-async def test_no_pool_is_published_before_all_cards_are_known(room: Room) -> None:
+async def test_no_pool_is_published_before_all_cards_are_known(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "READ_DEADLINE", 20.0)
     room.node.cards("warboy=2")
     room.node.fault("npu0", "hang")
-    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
-        await first(agent.keeper.asked, bool)  # long before the card has missed its deadline
-        await until(lambda: room.cluster.slices)
-        events = [event["object"]["spec"].get("devices") for _, event in room.cluster._events]
-        assert all(events)
-    room.node.fault("npu0", "ok")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        await until(lambda: room.cluster.count("watch"))
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert room.cluster.writes == []
+        room.node.fault("npu0", "ok")
+        await room.free(*NAMES)
+        assert all(event["object"]["spec"]["devices"] for _, event in room.cluster._events)
 
 
 async def test_dra_that_is_impossible_is_said_and_asked_for_again(
