@@ -96,7 +96,7 @@ binary: $(BINARY)/ready ## dist/npu-agent: the agent as one file, for hosts with
 packaging: $(VENV)/ready ## build image and binary and run them in containers (root, Debian; about 4 minutes, then seconds)
 	$(BIN)/python -m pytest tests/packaging $(ARGS)
 
-mutants: $(VENV)/ready ## do the tests notice faults made by hand? (about 10 minutes; ARGS=ledger for some of them)
+mutants: $(VENV)/ready ## do the tests notice faults made by hand? (about an hour; ARGS=ledger for some of them)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 k8s: $(VENV)/ready ## kustomize, Helm, schemas, linters and OPA on k8s/ (the first run builds them, about 10 minutes)

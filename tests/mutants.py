@@ -1801,6 +1801,301 @@ FAULTS = [
             "                if False:\n",
         ),
     ),
+    *of(
+        "npu_agent/doctor/cluster.py",
+        "tests/doctor/test_decisions.py tests/doctor/test_examine.py",
+        (
+            "doctor: Unknown is ready",
+            'if ready and condition.get("status") != "True":',
+            'if ready and condition.get("status") == "False":',
+        ),
+        (
+            "doctor: a cordon is no news",
+            '    if part(node, "spec").get("unschedulable"):\n',
+            "    if False:\n",
+        ),
+        (
+            "doctor: fewer devices than are healthy will do",
+            "    if count == str(healthy):\n",
+            "    if int(count) <= healthy:\n",
+        ),
+        (
+            "doctor: a right that is missing is none of its business",
+            "    if allowed[right]:\n",
+            "    if True:\n",
+        ),
+        (
+            "doctor: events need no rights",
+            '        rights["create", "events"] = "Events report what becomes of its cards"\n',
+            "",
+        ),
+        (
+            "doctor: rights to Events anywhere",
+            'where = {"namespace": NAMESPACE}',
+            "where = {}",
+        ),
+        (
+            "doctor: without credentials on a host all is wrong",
+            "if error.kind is Kind.CREDENTIALS and not await here.see_or(credentials_expected, True):",
+            "if False:",
+        ),
+        (
+            "doctor: labels in other hands are right",
+            "    if not finding.remedy and (theirs := sorted(right.keys() - node.applied)):\n",
+            "    if not finding.remedy and (theirs := sorted(())):\n",
+        ),
+        (
+            "doctor: labels that should be gone are right",
+            "sorted(ours - right.keys())]",
+            "sorted(())]",
+        ),
+    ),
+    *of(
+        "npu_agent/doctor/kubelet.py",
+        "tests/doctor/test_decisions.py tests/doctor/test_examine.py",
+        (
+            "doctor: an exclusive lock",
+            "fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+            "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        ),
+        (
+            "doctor: a second plugin is not noticed",
+            "    if strange := sorted(ids - {device.id for device in devices}):\n",
+            "    if strange := sorted(ids - ids):\n",
+        ),
+        (
+            "doctor: the same cards under two resources",
+            "        if both := sorted(id_ for id_ in known[other] if footprints_of(id_, cards)):\n",
+            "        if both := sorted(()):\n",
+        ),
+        (
+            "doctor: devices that the kubelet lacks",
+            "    if missing := healthy - ids:\n",
+            "    if missing := ids - ids:\n",
+        ),
+        (
+            "doctor: what is held counts as missing",
+            "        if device.healthy and conflicts.against((resource, device.id), device) is None\n",
+            "        if device.healthy\n",
+        ),
+        (
+            "doctor: a Pod on a card that is gone is no news",
+            "    if gone and seen.complete and not doubtful(seen):\n",
+            "    if False:\n",
+        ),
+        (
+            "doctor: a card that cannot be read is gone",
+            "    if gone and seen.complete and not doubtful(seen):\n",
+            "    if gone:\n",
+        ),
+    ),
+    *of(
+        "npu_agent/doctor/host.py",
+        "tests/doctor/test_decisions.py tests/doctor/test_examine.py",
+        (
+            "doctor: a card without a driver is no news",
+            "    unbound = [card for card in lost if card.driver is None]\n",
+            "    unbound = []\n",
+        ),
+        (
+            "doctor: a card for virtual machines is lost",
+            "if card.driver and card.driver.startswith(_HANDED_ON)]",
+            "if False]",
+        ),
+        (
+            "doctor: a sick card is fine",
+            "    if health.state is Health.UNHEALTHY:\n",
+            "    if False:\n",
+        ),
+        (
+            "doctor: missing nodes are fine",
+            '            yield f"/dev/{node} is missing"\n',
+            "            pass\n",
+        ),
+        (
+            "doctor: a disabled card is fine",
+            "    if names(state) & {word.lower() for word in disabled}:\n",
+            "    if False:\n",
+        ),
+    ),
+    *of(
+        "npu_agent/doctor/privileges.py",
+        "tests/doctor/test_decisions.py tests/doctor/test_examine.py",
+        (
+            "doctor: capabilities are fine",
+            '    if capabilities := int(fields["CapEff"], 16):\n',
+            '    if capabilities := int(fields["CapEff"], 16) & _SYS_ADMIN:\n',
+        ),
+        (
+            "doctor: a writable root is fine",
+            'return bool(options) and "ro" not in options[-1]',
+            "return False",
+        ),
+        (
+            "doctor: the first mount of the root counts",
+            '"ro" not in options[-1]',
+            '"ro" not in options[0]',
+        ),
+        (
+            "doctor: no seccomp is fine",
+            '    if fields.get("Seccomp", "0") == "0":\n',
+            "    if False:\n",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/web/pages.py",
+        "tests/outputs/web/test_pages.py tests/outputs/web/test_server.py",
+        (
+            "web: everybody gets gzip",
+            "if len(found.body) < _WORTH_IT or not takes_gzip(encodings):",
+            "if len(found.body) < _WORTH_IT:",
+        ),
+        (
+            "web: nobody gets gzip",
+            "if len(found.body) < _WORTH_IT or not takes_gzip(encodings):",
+            "if True:",
+        ),
+        (
+            "web: any method is a GET",
+            '        if method not in ("GET", "HEAD"):\n',
+            "        if False:\n",
+        ),
+        (
+            "web: unready is 200",
+            "status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK",
+            "status = HTTPStatus.OK",
+        ),
+        (
+            "web: a page that fails is logged each time",
+            "            if path not in self._failing:\n",
+            "            if True:\n",
+        ),
+        (
+            "web: one failure is logged for good",
+            "        self._failing.discard(path)\n",
+            "",
+        ),
+        (
+            "web: the page is made once",
+            "if self._made is None or now - self._made_at > _FRESH:",
+            "if self._made is None:",
+        ),
+        (
+            "web: OpenMetrics under the name of text",
+            "return _answer(body, OPENMETRICS if openmetrics else TEXT)",
+            "return _answer(body, TEXT)",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/web/connections.py",
+        "tests/outputs/web/test_server.py",
+        (
+            "web: any number of connections",
+            "        if len(self._open) > _MOST:\n",
+            "        if False:\n",
+        ),
+        (
+            "web: the busiest connection ends first",
+            "            self._open[protocol] = self._open.pop(protocol)\n",
+            "            pass\n",
+        ),
+        (
+            "web: who does not read is waited for",
+            "async with asyncio.timeout(_TAKE):",
+            "async with asyncio.timeout(None):",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/web/negotiate.py",
+        "tests/outputs/web/test_negotiate.py",
+        (
+            "web: weights are not read",
+            "return openmetrics > 0 and openmetrics >= plain",
+            "return openmetrics > 0",
+        ),
+        (
+            "web: gzip that is refused",
+            'return qualities.get("gzip", qualities.get("*", 0.0)) > 0',
+            'return "gzip" in qualities or "*" in qualities',
+        ),
+        (
+            "web: any version of OpenMetrics",
+            '            if parameters.get("version", "") in _OPENMETRICS_VERSIONS:\n',
+            "            if True:\n",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/prometheus/page.py",
+        "tests/outputs/prometheus/test_page.py",
+        (
+            "metrics: rendered although nobody asks",
+            "            if time.monotonic() - self._asked_at > _ASKED_FOR:\n",
+            "            if False:\n",
+        ),
+        (
+            "metrics: old readings are shown for ever",
+            "            snapshot = cards.recent(snapshot, now - late)\n",
+            "",
+        ),
+        (
+            "metrics: a page that has become stale is served",
+            "if self._behind or self._asked_at >= self._stale_at:",
+            "if self._behind:",
+        ),
+        (
+            "metrics: one odd value costs the page",
+            "        except Exception:\n            self.failures[name] += 1",
+            "        except KeyError:\n            self.failures[name] += 1",
+        ),
+        (
+            "metrics: failures are not counted",
+            "            self.failures[name] += 1\n",
+            "",
+        ),
+        (
+            "metrics: no end of OpenMetrics",
+            'b"# EOF\\n") if openmetrics',
+            'b"") if openmetrics',
+        ),
+        (
+            "metrics: podLabels has no effect",
+            "pod_labels=settings.pod_labels\n",
+            "pod_labels=True\n",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/prometheus/cards.py",
+        "tests/outputs/prometheus/test_cards.py",
+        (
+            "metrics: two holders of a card are one",
+            "return holders[0] if holders and all(one == holders[0] for one in holders) else {}",
+            "return holders[0] if holders else {}",
+        ),
+        (
+            "metrics: a core has its neighbour's holder",
+            "_alone(one for one in holdings if core in one.cores)",
+            "_alone(holdings)",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/prometheus/text.py",
+        "tests/outputs/prometheus/test_text.py",
+        (
+            "metrics: buckets are not cumulative",
+            "        count += here\n",
+            "        count = here\n",
+        ),
+        (
+            "metrics: infinity is a number",
+            "return number if math.isfinite(number) else None",
+            "return number",
+        ),
+        (
+            "metrics: any number of names",
+            "            if len(self._named) >= _MOST_NAMED:",
+            "            if False:",
+        ),
+    ),
 ]
 
 

@@ -24,9 +24,11 @@ from npu_agent.config import (
     ResourceSpec,
 )
 from npu_agent.config.schema import DraConfig
-from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
+from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
+from npu_agent.inventory import rounds
 from npu_agent.kubelet.ledger import RECORD, LedgerKeeper
 from npu_agent.outputs.dra import driver as driver_module
 from npu_agent.outputs.dra.endpoint import REGISTRY
@@ -454,7 +456,7 @@ async def test_a_claim_outlives_its_agent_and_a_lost_record(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which claims there are, the next agent knows from the record; and it sweeps those."""
-    monkeypatch.setattr(driver_module, "_SWEEP_EVERY", 0.05)
+    monkeypatch.setattr(driver_module, "_SWEEP_EVERY", 0.2)
     room.node.cards("warboy=2")
     kept, gone = room.cluster.claim("kept", NAMES[0]), room.cluster.claim("gone", NAMES[1])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
@@ -480,15 +482,20 @@ async def test_a_node_is_one_agents_by_both_apis(room: Room) -> None:
             assert room.manager.instances.value == ()
 
 
-async def test_no_pool_is_published_before_all_cards_are_known(room: Room) -> None:
+async def test_no_pool_is_published_before_all_cards_are_known(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "READ_DEADLINE", 20.0)
     room.node.cards("warboy=2")
     room.node.fault("npu0", "hang")
-    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
-        await first(agent.keeper.asked, bool)  # long before the card has missed its deadline
-        await until(lambda: room.cluster.slices)
-        events = [event["object"]["spec"].get("devices") for _, event in room.cluster._events]
-        assert all(events)
-    room.node.fault("npu0", "ok")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        await until(lambda: room.cluster.count("watch"))
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert room.cluster.writes == []
+        room.node.fault("npu0", "ok")
+        await room.free(*NAMES)
+        assert all(event["object"]["spec"]["devices"] for _, event in room.cluster._events)
 
 
 async def test_dra_that_is_impossible_is_said_and_asked_for_again(
@@ -508,6 +515,39 @@ async def test_dra_that_is_impossible_is_said_and_asked_for_again(
         await room.free(RNGD)
         await until(lambda: reasons(agent) == [])
         assert (await room.node.listed(1)).devices == ((UUIDS[0], "Healthy"),)
+
+
+async def test_a_kubelet_that_refuses_the_driver_is_trouble(room: Room) -> None:
+    await room.manager.stop()
+    old = StandInPluginManager(room.root, known=("v0.DRAPlugin",), interval=0.01)
+    await old.start()
+    room.node.cards("warboy=1")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        await until(lambda: any("the kubelet refuses" in one for one in reasons(agent)))
+    await old.stop()
+
+
+async def test_claims_of_another_vendors_driver_are_not_ours(room: Room) -> None:
+    room.node.cards("warboy=1")
+    async with room.node.agent(**NOTHING_ELSE) as agent:
+        await room.node.listed(1)
+        other = PreparedClaim(
+            driver="gpu.example.com", uid="u", namespace="team", name="gpu", devices=()
+        )
+        agent.keeper.prepare(other, ())
+        assert agent.state().dra == ()
+
+
+async def test_what_the_lost_record_had_is_found_before_anything_is_prepared(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use = ClaimUse("team", "pod-c", "main", "team", "c", DRIVER, NODE, NAMES[0])
+    monkeypatch.setattr(LedgerKeeper, "claim_uses", lambda _: (use,))
+    room.node.cards("warboy=1")
+    room.cluster.claim("c", NAMES[0])
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        await room.registered()
+        assert agent.keeper.prepared.value.keys() == {"uid-c"}
 
 
 async def test_a_second_agent_waits_for_the_first(room: Room) -> None:
