@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from tests.cluster import settings
 from tests.e2e.dra.claims import (
     DRIVER,
+    claim,
     claim_of,
     pod,
     prepared,
@@ -94,6 +95,24 @@ def test_the_agent_is_killed_while_a_pod_ends(node: Node) -> None:
     assert verified(node, "stays", 1) == kept
     run(node, pod("next"))
     assert not verified(node, "next", 1).cards & kept.cards
+
+
+def test_the_record_is_lost_with_the_agent(node: Node) -> None:
+    run(node, claim("mine"), pod("one"), pod("two", of_claim="mine"))
+    before = {name: verified(node, name, 1) for name in ("one", "two")}
+    held, made = prepared(node), specs(node)
+    (agent,) = node.agent_pods()
+    restarts = agent["status"]["containerStatuses"][0]["restartCount"]
+    (node.cluster.kubelet_dir / "device-plugins" / ".npu-agent.ledger.json").unlink()
+    node.kill_agent()
+    node.cluster.wait_for("the agent", lambda: agent_is_back(node, restarts + 1), 2 * SOON)
+    node.cluster.wait_for("the claims to be found", lambda: prepared(node) == held, SOON)
+    assert specs(node) == made
+    # Nobody is given what they hold, and they can end.
+    run(node, template("six", request(count=6)), small("six", of_template="six"))
+    cards = {card for each in before.values() for card in each.cards}
+    assert not seen(node, "six").cards & cards
+    assert {name: verified(node, name, 1) for name in before} == before
 
 
 @contextmanager

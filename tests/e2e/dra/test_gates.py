@@ -1,0 +1,65 @@
+"""An API server with DRA's newer features off: whole cards, healthy ones, and each one once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.e2e.dra.claims import (
+    devices,
+    pod,
+    request,
+    run,
+    running,
+    seen,
+    small,
+    template,
+    verified,
+    waits,
+)
+from tests.e2e.dra.conftest import published
+from tests.e2e.node import SOON, Node
+
+GATES = (
+    "DRADeviceTaintRules",
+    "DRADeviceTaints",
+    "DRAExtendedResource",
+    "DRAPartitionableDevices",
+)
+
+
+@pytest.fixture(autouse=True)
+def gates_off(node: Node) -> Iterator[None]:
+    """The API server runs without them, until the test has ended."""
+    off = ",".join(f"{gate}=false" for gate in GATES)
+    node.cluster.stop_api_server()
+    node.cluster.start_api_server(options=[f"--feature-gates={off}"])
+    yield
+    node.delete_pods()
+    node.cluster.stop_api_server()
+    node.cluster.start_api_server()
+    published(node)
+
+
+def test_no_card_twice_and_none_that_is_unhealthy(node: Node, kill: Callable[[int], None]) -> None:
+    published(node)
+    run(node, pod("victim"))
+    (card,) = verified(node, "victim", 1).cards
+    kill(card)
+    # Without its taint it would be given away: so it is not in the slice.
+    node.cluster.wait_for("it to be left out", lambda: card not in devices(node), SOON)
+    assert len(devices(node)) == 7
+    run(node, template("six", request(count=6)), small("six", of_template="six"), pod("last"))
+    cards = [verified(node, "last", 1).cards, seen(node, "six").cards, {card}]
+    assert set.union(*map(set, cards)) == set(range(8))
+    node.cluster.apply(pod("late"))
+    waits(node, "late")
+    verified(node, "victim", 1)
+    # It is back once it is well, and still its Pod's.
+    node.fault(f"npu{card}", "ok")
+    published(node)
+    waits(node, "late")
+    node.delete_pods("victim")
+    running(node, "late")
+    assert verified(node, "late", 1).cards == {card}
