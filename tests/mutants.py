@@ -1327,12 +1327,12 @@ FAULTS = [
         ),
         (
             "keeper claims: a damaged record is not lost",
-            "return self._on_disk is None or self._ledger.unsure",
-            "return self._on_disk is None",
+            "return self._lost or self._ledger.unsure",
+            "return self._lost",
         ),
         (
             "keeper claims: no record is not lost",
-            "return self._on_disk is None or self._ledger.unsure",
+            "return self._lost or self._ledger.unsure",
             "return self._ledger.unsure",
         ),
     ),

@@ -665,6 +665,21 @@ async def test_a_lost_record_is_rebuilt(tmp_path: Path, damage: bytes | None) ->
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 
 
+async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Path) -> None:
+    """The device plugin writes it as soon as the node is this agent's."""
+    room = Room(tmp_path)
+    room.claim("c", result(ZERO))
+    renewing = asyncio.create_task(room.keeper.renew())
+    while not renewing.done():
+        room.says(uses=[("c", ZERO)])
+        await asyncio.sleep(0.001)
+    room.known()
+    await room.keeper.saved()
+    assert (tmp_path / RECORD).exists()
+    await room.claims.rebuild()
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+
+
 async def test_a_lost_record_is_rebuilt_without_the_api_server(tmp_path: Path) -> None:
     room = Room(tmp_path)
     await room.owned()
