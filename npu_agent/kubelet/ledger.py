@@ -101,7 +101,8 @@ class LedgerKeeper:
         """When the answer was asked for that the ledger has."""
         self._owner = False
         self._lost = False
-        """Whether there was no record when the node became this agent's."""
+        """Whether there was no record when the node became this agent's, and nothing of it was found
+        again since."""
         self._saving = asyncio.Lock()
 
     @property
@@ -113,6 +114,10 @@ class LedgerKeeper:
     def lost(self) -> bool:
         """Whether there is no record of what an agent before this one has handed out."""
         return self._lost or self._ledger.unsure
+
+    def rebuilt(self) -> None:
+        """Called when the claims that are in use were found again."""
+        self._lost = False
 
     def claim_uses(self) -> tuple[ClaimUse, ...] | None:
         """Which containers use which claims, as pod-resources says; None if it does not answer."""
@@ -144,7 +149,7 @@ class LedgerKeeper:
         self._owner = True
         reading = DaemonThread("npu-ledger")
         self._on_disk = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
-        self._lost = self._on_disk is None
+        self._lost |= self._on_disk is None
         self.states.publish(self._ledger.recovered(self._on_disk, self._clock()))
         await self._answer(_ANSWER)
         self.update()

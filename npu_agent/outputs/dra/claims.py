@@ -126,11 +126,12 @@ class Claims:
         To be called before anything is prepared. What the API server does not report of a claim is
         taken from pod-resources.
         """
-        if not self._keeper.lost:
+        in_use = self._keeper.claim_uses()
+        if not self._keeper.lost or in_use is None:
             return
         known = {(one.namespace, one.name) for one in self._keeper.prepared.value.values()}
         uses: dict[tuple[str, str], list[ClaimUse]] = {}
-        for use in self._keeper.claim_uses() or ():
+        for use in in_use:
             claim = (use.claim_namespace, use.claim_name)
             if use.driver == self._dra.driver and claim not in known:
                 uses.setdefault(claim, []).append(use)
@@ -145,6 +146,7 @@ class Claims:
                 self._keeper.prepare(found, ())
                 with contextlib.suppress(OSError):
                     await self._keeper.saved()
+        self._keeper.rebuilt()
 
     async def sweep(self) -> None:
         """Drops claims that no longer exist and that no Pod uses, and specs of claims that ended.

@@ -221,6 +221,7 @@ class Driver:
 
     async def _sweep_claims(self) -> None:
         while True:
+            await self.claims.rebuild()  # if the kubelet had not said before what is in use
             await self.claims.sweep()
             await asyncio.sleep(_SWEEP_EVERY)
 
