@@ -101,8 +101,7 @@ class LedgerKeeper:
         """When the answer was asked for that the ledger has."""
         self._owner = False
         self._lost = False
-        """Whether there was no record when the node became this agent's, and nothing of it was found
-        again since."""
+        """Whether there was no record when the node became this agent's; until `rebuilt`."""
         self._saving = asyncio.Lock()
 
     @property
