@@ -1485,16 +1485,11 @@ FAULTS = [
     ),
     *of(
         "npu_agent/kube/serviceaccount.py",
-        "tests/kube/test_client.py",
+        "tests/kube/test_serviceaccount.py",
         (
             "service account: IPv6 without brackets",
             'return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"',
             'return f"https://{host}:{port}"',
-        ),
-        (
-            "service account: the token's end of line is sent",
-            'f"Bearer {text.strip()}"',
-            'f"Bearer {text}"',
         ),
     ),
     *of(
