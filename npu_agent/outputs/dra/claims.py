@@ -425,7 +425,15 @@ class Claims:
         )
 
     async def _sweep_specs(self) -> None:
-        """Removes the specs of claims that are not prepared; called with the lock."""
+        """Removes the specs of claims that are not prepared; called with the lock.
+
+        Not as long as it is not sure which those are: a container that is started again needs its
+        spec, and nobody would write it.
+        """
+        prepared = self._keeper.prepared.value
+        nameless = any(uid == _nameless(one.namespace, one.name) for uid, one in prepared.items())
+        if nameless or self._keeper.lost:
+            return
         known = {self._spec_of(uid).name for uid in self._keeper.prepared.value}
         pattern = cdi.claim_file(self._dra.claim_kind, "*")
         try:

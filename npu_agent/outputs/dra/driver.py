@@ -154,6 +154,7 @@ class Driver:
                     async with self._ownership.held(self._standby) as still_ours:
                         sweep(self._dra.driver, self._kubelet_root)
                         await self._keeper.renew()
+                        await self.claims.rebuild()  # before anything is swept
                         async with self._publishing():
                             while still_ours() and self._serves:
                                 await self._serve(still_ours)

@@ -62,6 +62,9 @@ def clean(request: pytest.FixtureRequest, node: Node) -> Iterator[None]:
         print(node.story(), file=sys.stderr)
     node.delete_pods()
     node.cluster.kubectl("delete", "resourceclaims", "--all", "--namespace", "default")
+    # A template cannot be changed: the next test may have another one of that name.
+    but_one = f"--field-selector=metadata.name!={ONE}"
+    node.cluster.kubectl("delete", "resourceclaimtemplates", but_one, "--namespace", "default")
     unprepared(node)
     published(node)
 

@@ -803,3 +803,19 @@ async def test_an_agent_that_ends_leaves_claims_to_the_next_one(tmp_path: Path) 
     assert before != (room.keeper, room.claims)
     await room.unprepared("c")
     assert await room.prepared("d") == answer(("npu", ONE), uid="uid-d")
+
+
+async def test_specs_are_kept_as_long_as_the_record_is_lost(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    room.cdi_root.mkdir(exist_ok=True)
+    spec = room.cdi_root / "furiosa.ai-claim-uid-of-a-claim-in-use.json"
+    spec.write_text("{}")
+    renewing = asyncio.create_task(room.keeper.renew())
+    while not renewing.done():
+        room.says()
+        await asyncio.sleep(0.001)
+    await room.claims.sweep()
+    assert spec.exists()
+    await room.claims.rebuild()
+    await room.claims.sweep()
+    assert not spec.exists()
