@@ -150,6 +150,7 @@ async def test_nothing_grows_over_200_kubelet_restarts(node: Node) -> None:
 
 
 @pytest.mark.usefixtures("hurried", "unheard")
+@pytest.mark.timeout(240)  # 20 s alone, and three of it at a time in CI
 async def test_nothing_grows_over_10_000_allocations(node: Node) -> None:
     node.cards("warboy=2")
     async with node.agent(labels=NOWHERE) as agent:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ class Plugin(wire.RegistrationBase):
         if self.refuses_notification:
             raise GRPCError(Status.INTERNAL, "not now")
         return wire.RegistrationStatusResponse()
+
+
+@asynccontextmanager
+async def listening(plugin: Plugin, path: Path) -> AsyncIterator[None]:
+    """A plugin on a socket of its own."""
+    server = UnixServer([plugin], path)
+    await server.listen()
+    try:
+        yield
+    finally:
+        await server.shutdown()
 
 
 class Broken(v1.DraPluginBase):
@@ -201,25 +213,21 @@ async def test_whoever_cannot_be_registered_is_notified_and_retried(
     root: Path, manager: StandInPluginManager, info: dict[str, Any], words: str
 ) -> None:
     plugin = Plugin(**info)
-    server = UnixServer([plugin], root / "plugins_registry" / "x.sock")
-    await server.listen()
-    await until(lambda: len(plugin.notified) >= 2)
-    registered, error = plugin.notified[0]
-    assert not registered
-    assert words in error
-    assert manager.instances.value == ()
-    await server.shutdown()
+    async with listening(plugin, root / "plugins_registry" / "x.sock"):
+        await until(lambda: len(plugin.notified) >= 2)
+        registered, error = plugin.notified[0]
+        assert not registered
+        assert words in error
+        assert manager.instances.value == ()
 
 
 async def test_an_endpoint_is_registered_once(root: Path, manager: StandInPluginManager) -> None:
     async with Driver().served(root) as endpoint:
         await first(manager.instances, len)
         plugin = Plugin(endpoint=str(endpoint.path))
-        server = UnixServer([plugin], root / "plugins_registry" / "x.sock")
-        await server.listen()
-        await until(lambda: plugin.notified)
-        assert "already registered for DRA driver" in plugin.notified[0][1]
-        await server.shutdown()
+        async with listening(plugin, root / "plugins_registry" / "x.sock"):
+            await until(lambda: plugin.notified)
+            assert "already registered for DRA driver" in plugin.notified[0][1]
 
 
 async def test_a_plugin_that_refuses_the_notification_is_deregistered(
@@ -227,15 +235,12 @@ async def test_a_plugin_that_refuses_the_notification_is_deregistered(
 ) -> None:
     plugin = Plugin(endpoint="/nowhere.sock")
     plugin.refuses_notification = True
-    server = UnixServer([plugin], root / "plugins_registry" / "x.sock")
-    await server.listen()
-    await until(lambda: manager.failures)
-    assert "not now" in manager.failures[0]
-    assert plugin.notified == [(True, "")]
-    assert manager.instances.value == ()
-    plugin.refuses_notification = False
-    await first(manager.instances, len)
-    await server.shutdown()
+    async with listening(plugin, root / "plugins_registry" / "x.sock"):
+        await until(lambda: manager.failures and not manager.instances.value)
+        assert "not now" in manager.failures[0]
+        assert plugin.notified[0] == (True, "")
+        plugin.refuses_notification = False
+        await first(manager.instances, len)
 
 
 async def test_get_info_has_a_second_and_is_tried_again_later(
@@ -244,14 +249,13 @@ async def test_get_info_has_a_second_and_is_tried_again_later(
     monkeypatch.setattr(pluginmanager, "_GET_INFO", 0.05)
     plugin = Plugin(endpoint="/nowhere.sock")
     plugin.before_info = asyncio.Event().wait
-    server = UnixServer([plugin], root / "plugins_registry" / "x.sock")
-    await server.listen()
-    await until(lambda: manager.failures)
-    plugin.before_info, failed = None, time.monotonic()
-    await first(manager.instances, len)
-    assert time.monotonic() - failed >= 0.3  # 0.5 s, less the jitter and what has passed
-    assert len(manager.failures) == 1
-    await server.shutdown()
+    async with listening(plugin, root / "plugins_registry" / "x.sock"):
+        await until(lambda: manager.failures)
+        failed = time.monotonic()
+        monkeypatch.undo()
+        plugin.before_info = None
+        await first(manager.instances, len)
+        assert time.monotonic() - failed >= 0.3  # 0.5 s, less the jitter and what has passed
 
 
 async def test_what_is_hidden_or_no_socket_is_left_alone(
@@ -259,13 +263,11 @@ async def test_what_is_hidden_or_no_socket_is_left_alone(
 ) -> None:
     (root / "plugins_registry" / "file.sock").touch()
     hidden = Plugin(endpoint="/nowhere.sock")
-    server = UnixServer([hidden], root / "plugins_registry" / ".x.sock")
-    await server.listen()
-    async with Driver().served(root) as endpoint:
-        # In the order of their names: the others were seen.
-        await first(endpoint.registration, lambda now: now.registered)
-    assert (hidden.notified, manager.failures) == ([], [])
-    await server.shutdown()
+    async with listening(hidden, root / "plugins_registry" / ".x.sock"):
+        async with Driver().served(root) as endpoint:
+            # In the order of their names: the others were seen.
+            await first(endpoint.registration, lambda now: now.registered)
+        assert (hidden.notified, manager.failures) == ([], [])
 
 
 async def test_health_ends_with_its_stream_and_devices_that_vanish_are_unknown(

@@ -1,0 +1,93 @@
+"""The examples of kubernetes-sigs/dra-example-driver run with our DeviceClass in place of theirs.
+
+They are not part of this repository: $DRA_EXAMPLES is the directory demo/examples of a checkout. Of
+those that need no option or attribute of that driver's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.dra.claims import inside
+from tests.e2e.dra.test_resource_names import CLASSES
+from tests.e2e.node import SOON, WORKLOAD, Node
+
+pytestmark = pytest.mark.long
+
+CARDS = {
+    "basic-resourceclaimtemplate": 2,
+    "basic-multiple-requests": 2,
+    "basic-shared-claim-across-containers": 1,
+    "basic-shared-claim-across-pods": 1,
+    "admin-access": 1,
+    "initcontainer-shared-gpu": 1,
+    "extended-resource-request": 2,
+}
+"""How many cards the Pods of each example have together."""
+
+
+def example(name: str) -> list[dict[str, Any]]:
+    """An example's objects, for this cluster: our names, and an image that it has."""
+    where = os.environ.get("DRA_EXAMPLES")
+    assert where, "set DRA_EXAMPLES to demo/examples of a checkout of dra-example-driver"
+    text = (Path(where) / name / f"{name}.yaml").read_text()
+    text = text.replace("gpu.example.com", "npu.furiosa.ai")
+    text = text.replace("example.com/gpu", "beta.furiosa.ai/npu")
+    things = [thing for thing in yaml.safe_load_all(text) if thing]
+    for pod in (thing for thing in things if thing["kind"] == "Pod"):
+        pod["spec"]["terminationGracePeriodSeconds"] = 0
+        for container in pod["spec"]["containers"]:
+            container |= {"image": WORKLOAD, "imagePullPolicy": "Never", "args": []}
+            container["command"] = ["sh", "-c", "exec sleep 100000"]
+        for container in pod["spec"].get("initContainers", ()):
+            container |= {"image": WORKLOAD, "imagePullPolicy": "Never", "args": []}
+            container["command"] = ["sh", "-c", "ls /dev/npu* /dev/rngd/* | grep -q npu"]
+    return things
+
+
+@pytest.fixture(scope="module", autouse=True)
+def classes(node: Node) -> Iterator[None]:
+    """beta.furiosa.ai/npu is served by claims."""
+    made = list(yaml.safe_load_all(CLASSES.read_text()))
+    node.cluster.apply(made)
+    yield
+    for one in made:
+        node.cluster.kubectl("delete", "deviceclass", one["metadata"]["name"])
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_an_example_runs(node: Node, name: str) -> None:
+    things = example(name)
+    (namespace,) = (one["metadata"]["name"] for one in things if one["kind"] == "Namespace")
+    node.cluster.apply([one for one in things if one["kind"] == "Namespace"])
+    try:
+        node.cluster.wait_for(
+            "the namespace's account",
+            lambda: node.cluster.kubectl("get", "serviceaccount", "default", "-n", namespace),
+            SOON,
+        )
+        node.cluster.apply([one for one in things if one["kind"] != "Namespace"])
+
+        def running() -> list[dict[str, Any]]:
+            found = node.cluster.objects("pod", namespace)
+            assert found
+            assert all(one["status"]["phase"] == "Running" for one in found)
+            return found
+
+        cards: set[str] = set()
+        for pod in node.cluster.wait_for(f"{name} to run", running, 2 * SOON):
+            for container in pod["spec"]["containers"]:
+                where = {"container": container["name"], "namespace": namespace}
+                script = "ls /dev /dev/rngd 2>/dev/null | grep -o 'npu[0-9]*' | sort -u"
+                said = inside(node.cluster, pod["metadata"]["name"], "sh", "-c", script, **where)
+                assert said.split(), container["name"]
+                cards |= set(said.split())
+        assert len(cards) == CARDS[name], cards
+    finally:
+        node.cluster.kubectl("delete", "namespace", namespace, "--timeout=60s")
