@@ -64,8 +64,10 @@ class _Dra:
 
     available: bool | None = None
     """What `allocation.api: auto` follows; None as long as that is not known."""
-    impossible: str = ""
-    """Why `allocation.api: dra` cannot be followed; "" if it can, or that is not known."""
+    impossible: str = (
+        "it is not known yet whether this node can do DRA: the API server has not said"
+    )
+    """Why `allocation.api: dra` cannot be followed; "" if it can."""
 
 
 class Agent:

@@ -20,7 +20,7 @@ from npu_agent.simulator.pluginmanager import StandInPluginManager
 from tests.kube.helpers import kubeconfig, says, serving, status
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.test_agent import Node
-from tests.until import until
+from tests.until import first, until
 
 WANTED: dict[str, Any] = {
     "allocation": AllocationConfig(api="dra"),
@@ -107,12 +107,16 @@ async def test_dra_that_cannot_be_is_said_and_nothing_is_offered(
             )
 
 
-async def test_dra_that_may_be_is_not_waited_for(
+async def test_nothing_is_offered_before_it_is_known_that_dra_can_be(
     room: tuple[Node, StandInPluginManager], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An API server that is away says nothing about DRA."""
+    """Else an agent that stands by would be ready, and a rollout would end the one that works."""
     node, manager = room
     async with serving(status(503, "away")) as server:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
-        async with node.agent(**WANTED):
-            await until(lambda: manager.instances.value, "the driver is registered")
+        async with node.agent(**WANTED) as agent:
+            (driver,) = agent.drivers
+            now = await first(driver.status, lambda now: now.phase is SessionPhase.BLOCKED)
+            assert "not known yet whether this node can do DRA" in now.reason
+            assert [trouble.cause for trouble in unready(agent.state())] == [now.reason]
+            assert manager.instances.value == ()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from npu_agent import files
@@ -145,11 +146,13 @@ class LedgerKeeper:
         What is known of who holds what may be older than the other one's last Allocate or Prepare:
         its record is read, and the kubelet is asked again.
         """
-        self._owner = True
+        taken_over, self._owner = not self._owner, True
         reading = DaemonThread("npu-ledger")
         self._on_disk = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
         self._lost |= self._on_disk is None
-        self.states.publish(self._ledger.recovered(self._on_disk, self._clock()))
+        # What was prepared when this agent started may have been unprepared by the other one since.
+        ledger = replace(self._ledger, prepared={}) if taken_over else self._ledger
+        self.states.publish(ledger.recovered(self._on_disk, self._clock()))
         await self._answer(_ANSWER)
         self.update()
 

@@ -819,3 +819,19 @@ async def test_specs_are_kept_as_long_as_the_record_is_lost(tmp_path: Path) -> N
     await room.claims.rebuild()
     await room.claims.sweep()
     assert not spec.exists()
+
+
+async def test_what_another_agent_unprepared_meanwhile_is_not_prepared(tmp_path: Path) -> None:
+    """In a rolling update the next agent starts, and waits, before the present one ends."""
+    room = Room(tmp_path)
+    await room.owned()
+    for name, device in (("c", ZERO), ("d", ONE)):
+        room.claim(name, result(device))
+        await room.prepared(name)
+    present = room.claims
+    room.start()
+    await present.unprepare([ref("c")])
+    await room.owned(uses=[("d", ONE)])
+    assert room.keeper.prepared.value.keys() == {"uid-d"}
+    room.claim("e", result(ZERO))
+    assert await room.prepared("e") == answer(("npu", ZERO), uid="uid-e")
