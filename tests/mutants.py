@@ -591,7 +591,11 @@ FAULTS = [
             "            asyncio.create_task(self.slices.run()),\n",
             "",
         ),
-        ("driver: a lost record is not rebuilt", "        await self.claims.rebuild()\n", ""),
+        (
+            "driver: a lost record is not rebuilt",
+            "await self.claims.rebuild()  # before anything is swept or prepared\n",
+            "pass\n",
+        ),
         (
             "driver: health stops at the first list",
             "            asyncio.create_task(self._report(served)),\n",

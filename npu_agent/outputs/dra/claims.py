@@ -135,6 +135,11 @@ class Claims:
             claim = (use.claim_namespace, use.claim_name)
             if use.driver == self._dra.driver and claim not in known:
                 uses.setdefault(claim, []).append(use)
+        try:
+            if uses:
+                await self._ready()  # else nobody could say which cores they have
+        except RefusalError:
+            return
         for (namespace, name), of_claim in uses.items():
             found = await self._rebuilt(namespace, name, of_claim)
             log.warning(

@@ -154,7 +154,7 @@ class Driver:
                     async with self._ownership.held(self._standby) as still_ours:
                         sweep(self._dra.driver, self._kubelet_root)
                         await self._keeper.renew()
-                        await self.claims.rebuild()  # before anything is swept
+                        await self.claims.rebuild()  # before anything is swept or prepared
                         async with self._publishing():
                             while still_ours() and self._serves:
                                 await self._serve(still_ours)
@@ -228,7 +228,6 @@ class Driver:
 
     async def _serve(self, still_ours: Callable[[], bool]) -> None:
         """Serves the kubelet on new sockets until they are lost, or nothing is to be served."""
-        await self.claims.rebuild()
         served: Feed[tuple[PoolDevice, ...]] = Feed(self.offered.value or ())
         health = Health(self._node_name or "", served)
         endpoint = Endpoint(

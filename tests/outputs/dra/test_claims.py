@@ -835,3 +835,21 @@ async def test_what_another_agent_unprepared_meanwhile_is_not_prepared(tmp_path:
     assert room.keeper.prepared.value.keys() == {"uid-d"}
     room.claim("e", result(ZERO))
     assert await room.prepared("e") == answer(("npu", ZERO), uid="uid-e")
+
+
+async def test_a_lost_record_is_rebuilt_once_the_cards_are_known(tmp_path: Path) -> None:
+    """An agent that has just started has not seen its cards yet; their cores are in use."""
+    room = Room(tmp_path)
+    renewing = asyncio.create_task(room.keeper.renew())
+    while not renewing.done():
+        room.says(uses=[("c", ZERO)])
+        await asyncio.sleep(0.001)
+    room.claim("c", result(ZERO))
+    rebuilding = asyncio.create_task(room.claims.rebuild())
+    for _ in range(20):  # as far as it goes
+        await asyncio.sleep(0)
+    assert room.keeper.prepared.value == {}
+    room.known()
+    await rebuilding
+    room.claim("d", result(ZERO))
+    assert HELD in await room.prepared("d")
