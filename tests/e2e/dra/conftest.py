@@ -61,6 +61,8 @@ def clean(request: pytest.FixtureRequest, node: Node) -> Iterator[None]:
     if failed:
         print(node.story(), file=sys.stderr)
     node.delete_pods()
+    # They outlive their Pods, and the next scenario may have Pods of the same names.
+    node.cluster.kubectl("delete", "events", "--all", "--namespace", "default")
     node.cluster.kubectl("delete", "resourceclaims", "--all", "--namespace", "default")
     # A template cannot be changed: the next test may have another one of that name.
     but_one = f"--field-selector=metadata.name!={ONE}"
