@@ -8,10 +8,11 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from npu_agent import __version__, logs
 from npu_agent.backoff import Backoff
@@ -36,6 +37,7 @@ from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
 from npu_agent.outputs.dra.support import support
 from npu_agent.outputs.events import Events
+from npu_agent.outputs.hostcdi import HostCdi
 from npu_agent.outputs.labels import output_of
 from npu_agent.outputs.labels.labeller import Labeller
 from npu_agent.outputs.labels.machine import read_machine
@@ -81,6 +83,7 @@ class Agent:
         node_name: str | None,
         config_file: Path | None = None,
         api: Api | None = None,
+        kubelet: bool = True,
     ) -> None:
         """Builds the parts; nothing runs yet.
 
@@ -91,6 +94,8 @@ class Agent:
             node_name: this Node's name, for what the config says of single nodes.
             config_file: where the config came from, to be followed; None for options.
             api: the API server; None: the one that this Pod, or this user, belongs to.
+            kubelet: whether this host has one. If not, the agent watches the cards, serves metrics
+                and pages, and writes CDI specs for people who name cards by hand.
         """
         config = effective.config
         directory = Path(config.plugin_dir)
@@ -99,7 +104,9 @@ class Agent:
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
-        ledger = Ledger().recovered(left_behind(directory), time.monotonic())
+        ledger = Ledger()
+        if kubelet:
+            ledger = ledger.recovered(left_behind(directory), time.monotonic())
         self.inventory = Inventory(
             [vendor(host_root) for vendor in VENDORS],
             configs.map(_watching),
@@ -113,7 +120,7 @@ class Agent:
         self._hostname = node_name or platform.node()
         self._dra = Feed(_Dra())
         """Whether this node can do DRA."""
-        self._wanted = configs.map_with(self._dra, partial(_wanted, node_name))
+        self._wanted = configs.map_with(self._dra, partial(_wanted, node_name, kubelet))
         self.keeper = LedgerKeeper(
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
@@ -129,9 +136,8 @@ class Agent:
             cdi_root=host_root / cdi.DIRECTORY if by_cdi else None,
         )
         self._api = api or Api()
-        output = output_of(
-            config.labels.output, api=self._api, node_name=node_name, host_root=host_root
-        )
+        method = config.labels.output if kubelet else "none"
+        output = output_of(method, api=self._api, node_name=node_name, host_root=host_root)
         self.labeller = output and Labeller(
             snapshots=self.inventory.hardware,
             sets=configs.map(lambda config: label_sets(VOCABULARIES, config.labels.sets)),
@@ -139,7 +145,18 @@ class Agent:
             output=output,
             machine=partial(read_machine, host_root),
         )
-        """None where the config wants no labels."""
+        """None where the config wants no labels, or there is no Node to have them."""
+        self.host_cdi = (
+            None
+            if kubelet
+            else HostCdi(
+                snapshots=self.inventory.hardware,
+                widths=WORDS.families,
+                disabled=configs.map(lambda config: disabled_for(config, node_name)),
+                directory=host_root / cdi.HOST_DIRECTORY,
+            )
+        )
+        """None where a kubelet hands out the cards."""
         ownership = Ownership(directory)
         self.drivers = tuple(
             Driver(
@@ -156,7 +173,7 @@ class Agent:
                 cdi_root=host_root / cdi.DIRECTORY,
             )
             for words in VOCABULARIES
-            if words.dra
+            if words.dra and kubelet
         )
         self.events = Events(
             api=self._api,
@@ -204,17 +221,12 @@ class Agent:
                 parts.create_task(keep_running(name, run, self.restarts))
                 for name, run in (
                     ("inventory", self.inventory.run),
-                    ("pod resources", self.pod_resources.run),
                     ("config", self.poller.run),
                     ("log settings", self._follow_log),
-                    ("ledger", self.keeper.run),
-                    ("devices", self.publisher.run),
-                    ("DRA support", self._find_dra_support),
-                    ("events", self.events.run),
+                    *self._at_the_kubelet(),
                     ("metrics", self._page.run),
                     ("history", self._history.run),
                     ("loop lag", self._lag.run),
-                    *((("labels", self.labeller.run),) if self.labeller else ()),
                 )
             ]
             sessions = [
@@ -222,6 +234,7 @@ class Agent:
                     keep_running(f"plugin {s.status.value.resource}", s.run, self.restarts)
                 )
                 for s in self.sessions
+                if not self.host_cdi
             ]
             drivers = [
                 parts.create_task(
@@ -231,15 +244,30 @@ class Agent:
             ]
             server = parts.create_task(keep_running("server", self.server.run, self.restarts))
             await stop.wait()
-            await self.publisher.end()
+            if not self.host_cdi:
+                await self.publisher.end()
             # The kubelet first: it should see the end of its stream while everything still works.
             # The server has its own deadline, for clients that do not let go.
             for task in (*sessions, *drivers, server):
                 task.cancel()
-            await asyncio.wait((*sessions, *drivers), timeout=_SHUTDOWN)
+            if kubelet_tasks := (*sessions, *drivers):
+                await asyncio.wait(kubelet_tasks, timeout=_SHUTDOWN)
             for task in (*rest, *sessions, *drivers):
                 task.cancel()
         await self._api.close()
+
+    def _at_the_kubelet(self) -> tuple[tuple[str, Callable[[], Coroutine[Any, Any, None]]], ...]:
+        """The parts that a Node needs; on a host without a kubelet, what stands in their place."""
+        if self.host_cdi:
+            return (("CDI specs", self.host_cdi.run),)
+        return (
+            ("pod resources", self.pod_resources.run),
+            ("ledger", self.keeper.run),
+            ("devices", self.publisher.run),
+            ("DRA support", self._find_dra_support),
+            ("events", self.events.run),
+            *((("labels", self.labeller.run),) if self.labeller else ()),
+        )
 
     async def _find_dra_support(self) -> None:
         """Finds out whether this node can do DRA, if the config asks for it.
@@ -324,6 +352,7 @@ class Agent:
             events=self.events.results,
             reading_failures=self.inventory.failures,
             page_failures=self._page.failures,
+            cdi_error=self.host_cdi.error if self.host_cdi else None,
         )
 
 
@@ -340,9 +369,11 @@ def _watching(config: Config) -> watch.Settings:
     )
 
 
-def _wanted(node_name: str | None, config: Config, dra: _Dra) -> Wanted:
+def _wanted(node_name: str | None, kubelet: bool, config: Config, dra: _Dra) -> Wanted:
     counts = WORDS.core_counts
     families = offered_by(config, counts, "device-plugin", dra_available=dra.available)
+    if not kubelet:
+        families = frozenset()
     return Wanted(resources_of(config, counts, families), disabled_for(config, node_name))
 
 
@@ -375,7 +406,12 @@ async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
 
 
 async def run(
-    effective: Effective, *, host_root: Path, node_name: str | None, config_file: Path | None
+    effective: Effective,
+    *,
+    host_root: Path,
+    node_name: str | None,
+    config_file: Path | None,
+    kubelet: bool = True,
 ) -> None:
     """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP reads the config now."""
     config = effective.config
@@ -388,7 +424,13 @@ async def run(
         resources=",".join(resource.name for resource in resources_of(config, WORDS.core_counts)),
     )
     serviceaccount.trust_only_the_cluster()
-    agent = Agent(effective, host_root=host_root, node_name=node_name, config_file=config_file)
+    agent = Agent(
+        effective,
+        host_root=host_root,
+        node_name=node_name,
+        config_file=config_file,
+        kubelet=kubelet,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -65,6 +65,13 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", parents=[common], help="the agent: what the DaemonSet runs")
     config.add_options(run, WORDS)
+    run.add_argument(
+        "--no-kubelet",
+        dest="kubelet",
+        action="store_false",
+        help="on a host without Kubernetes: health, metrics, the status page, and CDI specs in "
+        "/etc/cdi, as `npu-agent cdi watch` writes them; no Pods, labels or events",
+    )
     run.set_defaults(command="run")
 
     both = [common, logging]
@@ -110,6 +117,23 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     show.set_defaults(command="config", action="show")
     schema = about.add_parser("schema", parents=both, help="the JSON schema of the file")
     schema.set_defaults(command="config", action="schema")
+
+    cdi = commands.add_parser(
+        "cdi",
+        parents=both,
+        help="CDI specs in /etc/cdi, for Docker, Podman and others on a host without Kubernetes",
+    )
+    cdi.add_argument(
+        "action",
+        choices=("generate", "watch"),
+        nargs="?",
+        default="generate",
+        help="generate: write them once; watch: go on and keep them true to the cards (generate)",
+    )
+    cdi.add_argument(
+        "--stdout", action="store_true", help="with generate: print the specs and write nothing"
+    )
+    cdi.set_defaults(command="cdi")
 
     doctor = commands.add_parser(
         "doctor",

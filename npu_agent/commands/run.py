@@ -27,6 +27,7 @@ def main(args: argparse.Namespace) -> int:
             host_root=host_root(args),
             node_name=os.environ.get("NODE_NAME") or None,
             config_file=getattr(args, "config_file", None),
+            kubelet=args.kubelet,
         )
     )
     return 0

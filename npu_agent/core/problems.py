@@ -12,7 +12,7 @@ from npu_agent.core.offer import advertise
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.trouble import Trouble, TroubleKind
 
-Subject = Literal["card", "resource", "dra", "assignments", "config", "labels", "hardware"]
+Subject = Literal["card", "resource", "dra", "assignments", "config", "labels", "hardware", "cdi"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ def unready(state: AgentState) -> tuple[Trouble, ...]:
     found += [_unserved_claims(one) for one in state.dra]
     if state.config.error is not None:
         found.append(Trouble(what="config", cause=state.config.error, kind=TroubleKind.CONFIG))
+    if state.cdi_error is not None:
+        found.append(Trouble(what="the CDI specs cannot be written", cause=state.cdi_error))
     return tuple(filter(None, found))
 
 
@@ -128,6 +130,9 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     if state.labels is not None and state.labels.error is not None:
         text = f"the Node's labels are not applied: {state.labels.error}"
         yield Note(subject="labels", text=text)
+    if state.cdi_error is not None:
+        text = f"the CDI specs cannot be written: {state.cdi_error}"
+        yield Note(subject="cdi", text=text)
     for odd in state.snapshot.odd:
         if odd.unread:
             yield Note(subject="hardware", text=f"{odd.entry} cannot be read: {odd.reason}")

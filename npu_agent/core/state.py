@@ -175,6 +175,8 @@ class AgentState:
     """Failed probes and readings, by family, card (``npu0``) and reason. Reasons are few."""
     page_failures: Mapping[str, int] = field(default_factory=dict)
     """Families left out of the metrics page, by name."""
+    cdi_error: str | None = None
+    """Why the CDI specs of a host without a kubelet cannot be written; None while they can."""
 
     @cached_property
     def gone(self) -> tuple[Assignment, ...]:

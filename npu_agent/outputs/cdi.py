@@ -1,23 +1,31 @@
-"""Container Device Interface: the device nodes of each device under a name that the runtime knows.
+"""Container Device Interface: device nodes under a name that the container runtime knows.
 
 With `allocation.method: cdi` the kubelet passes names on, such as ``example.com/npu=<device ID>``,
 and the container runtime finds the nodes in a spec file
 (cncf-tags/container-device-interface, SPEC.md).
 Nodes only: the environment of several devices has to be joined, which a spec cannot. A claim is
-known as a whole before its containers start, so that its spec has both.
+known as a whole before its containers start, so that its spec has both; and so has the one for
+people who name cards by hand (`host_specs`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from npu_agent.core.grant import Grant
-from npu_agent.core.offer import Device
+from npu_agent.core.grant import Grant, grant
+from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.offer import Device, cut, names
 
 DIRECTORY = "var/run/cdi"
 """Below the host's root: where container runtimes expect specs that change while they run."""
+HOST_DIRECTORY = "etc/cdi"
+"""Below the host's root: where they expect the specs of the host."""
+ALL = "all"
+"""The name of all cards together in a host's spec."""
 _VERSION = "0.5.0"
 """The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
@@ -33,9 +41,76 @@ def specs(devices: Iterable[Device]) -> dict[str, bytes]:
     for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order):
         if device.nodes and _NAME.fullmatch(device.id):
             found.setdefault(device.card.access.cdi_kind, []).append(_entry(device))
-    return {
-        f"{kind.replace('/', '-')}.json": _spec(kind, entries) for kind, entries in found.items()
-    }
+    return {_file(kind): _spec(kind, entries) for kind, entries in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpecs:
+    """What a host without a kubelet offers to its container runtime."""
+
+    files: Mapping[str, bytes]
+    """The spec files by their names in `HOST_DIRECTORY`: one for each vendor's kind."""
+    names: tuple[str, ...]
+    """The devices in them, as a runtime is asked for them: ``example.com/npu=npu0``."""
+    left_out: tuple[str, ...]
+    """What there is and is not offered, with the reason: ``npu1: unhealthy: ...``."""
+
+
+def host_specs(
+    snapshot: Snapshot, widths: Mapping[str, Collection[int]], disabled: Collection[str] = ()
+) -> HostSpecs:
+    """The specs for people who name cards by hand, as in ``docker run --device``.
+
+    A card is named by its ID (mostly its UUID) and ``npu0``, its parts ``npu0:0-3``, and all
+    healthy cards of a vendor together ``all``; each has nodes and environment. Nobody keeps
+    books of who has what: two containers can be given the same card.
+
+    Args:
+        snapshot: the cards. Those that are unhealthy are left out: a runtime that is asked for one
+            says that it does not know the device, and the container is not started.
+        widths: for each family, how many cores a device can have.
+        disabled: names of cards to be left out, as `npu_agent.core.offer.advertise` takes them.
+    """
+    unwanted = {word.lower() for word in disabled}
+    kinds: dict[str, dict[str, Grant]] = {}
+    whole: dict[str, list[Device]] = {}
+    left_out: list[str] = []
+    numbers = Counter(state.card.name for state in snapshot.cards)
+    for state in snapshot.cards:
+        card = state.card
+        if unwanted & names(state):
+            left_out.append(f"{card.name}: disabled by the config")
+            continue
+        (device,) = cut(state, card.core_count)
+        if not device.healthy:
+            left_out.append(f"{card.name}: unhealthy: {device.reason}")
+            continue
+        if shared := numbers[card.name] > 1:
+            left_out.append(f"the name {card.name}: several cards have it; use {state.id}")
+        granted = kinds.setdefault(card.access.cdi_kind, {})
+        whole.setdefault(card.access.cdi_kind, []).append(device)
+        for name, one in _host_devices(state, device, widths[card.family], by_number=not shared):
+            if one.nodes and _NAME.fullmatch(name):
+                granted[name] = grant([one])
+    for kind, devices in whole.items():
+        kinds[kind][ALL] = grant(devices)
+    files = {_file(kind): _spec(kind, _entries(granted)) for kind, granted in kinds.items()}
+    offered = (f"{kind}={name}" for kind, granted in kinds.items() for name in granted)
+    return HostSpecs(files, tuple(offered), tuple(left_out))
+
+
+def _host_devices(
+    state: CardState, whole: Device, widths: Collection[int], *, by_number: bool
+) -> Iterator[tuple[str, Device]]:
+    """The devices of a card by their names in a host's spec; those of sick cores are left out."""
+    yield state.id, whole
+    if not by_number:
+        return
+    yield whole.name, whole
+    for width in sorted(set(widths), reverse=True):
+        for part in cut(state, width):
+            if part.healthy:
+                yield f"{state.card.name}:{part.cores}", part
 
 
 def claim_file(kind: str, uid: str) -> str:
@@ -50,17 +125,27 @@ def claim_name(kind: str, uid: str, request: str) -> str:
 
 def claim_spec(kind: str, uid: str, grants: Mapping[str, Grant]) -> bytes:
     """The spec file of a claim: a CDI device for each request, with all that it grants."""
-    entries: list[dict[str, object]] = [
+    return _spec(
+        kind, _entries({f"{uid}-{request}": one for request, one in sorted(grants.items())})
+    )
+
+
+def _file(kind: str) -> str:
+    return f"{kind.replace('/', '-')}.json"
+
+
+def _entries(grants: Mapping[str, Grant]) -> list[dict[str, object]]:
+    """CDI devices with all that is granted, by name."""
+    return [
         {
-            "name": f"{uid}-{request}",
+            "name": name,
             "containerEdits": {
-                "env": [f"{name}={value}" for name, value in grant.environment],
-                "deviceNodes": _nodes(grant.nodes),
+                "env": [f"{variable}={value}" for variable, value in one.environment],
+                "deviceNodes": _nodes(one.nodes),
             },
         }
-        for request, grant in sorted(grants.items())
+        for name, one in grants.items()
     ]
-    return _spec(kind, entries)
 
 
 def _spec(kind: str, entries: list[dict[str, object]]) -> bytes:
