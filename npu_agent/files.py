@@ -173,6 +173,16 @@ async def _replace(path: Path, content: bytes, thread: DaemonThread, *, durable:
         raise
 
 
+def identity(path: Path) -> tuple[int, int]:
+    """What tells a file from another one that has taken its name: its device and inode.
+
+    Raises:
+        OSError: there is nothing.
+    """
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
 def is_device(path: Path, root: Path) -> bool:
     """Whether this is a character device, or what stands for one if `root` is a simulated tree.
 
