@@ -20,7 +20,8 @@ from grpclib.const import Cardinality, Handler
 from grpclib.server import Stream
 
 from npu_agent.kubelet import podresources as assignments
-from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.rpc import Encoded, UnixServer, received
+from npu_agent.kubelet.wire import v1 as wire
 
 MIB = 1 << 20
 TURNS = 5
@@ -65,14 +66,16 @@ ANSWERS: dict[str, Callable[[], bytes]] = {
 
 class Lister:
     def __init__(self, answer: bytes) -> None:
-        self._answer = assignments._Raw(answer)
+        self._answer = Encoded(answer)
 
     def __mapping__(self) -> dict[str, Handler]:
-        raw = assignments._Raw
-        return {assignments._LIST: Handler(self._list, Cardinality.UNARY_UNARY, raw, raw)}
+        one = Cardinality.UNARY_UNARY
+        return {
+            assignments._LIST: Handler(self._list, one, wire.ListPodResourcesRequest, Encoded)
+        }
 
-    async def _list(self, stream: Stream[assignments._Raw, assignments._Raw]) -> None:
-        await stream.recv_message()
+    async def _list(self, stream: Stream[wire.ListPodResourcesRequest, Encoded]) -> None:
+        await received(stream)
         await stream.send_message(self._answer)
 
 

@@ -143,7 +143,10 @@ async def _opened(path: Path, flags: int, thread: DaemonThread) -> AsyncIterator
     finally:
         # In its turn, and not awaited: whoever gives up on a hang does not wait for its end, and
         # what was opened only after that is closed too.
-        thread.submit(_close, opened)
+        try:
+            thread.submit(_close, opened)
+        except OSError:  # no more threads
+            _close(opened)
 
 
 def _close(descriptors: list[int]) -> None:
@@ -165,8 +168,19 @@ async def _replace(path: Path, content: bytes, thread: DaemonThread, *, durable:
         await _write(unfinished, content, thread, durable=durable)
         await aiofiles.os.replace(unfinished, path, executor=thread)
     except BaseException:
-        thread.submit(unfinished.unlink, missing_ok=True)  # in its turn, too
+        with contextlib.suppress(OSError):  # no more threads
+            thread.submit(unfinished.unlink, missing_ok=True)  # in its turn, too
         raise
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """What tells a file from another one that has taken its name: its device and inode.
+
+    Raises:
+        OSError: there is nothing.
+    """
+    found = path.lstat()
+    return found.st_dev, found.st_ino
 
 
 def is_device(path: Path, root: Path) -> bool:

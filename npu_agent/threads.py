@@ -40,23 +40,38 @@ class DaemonThread(Executor):
     def submit(
         self, function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs
     ) -> Future[T]:
-        """See `concurrent.futures.Executor`."""
+        """See `concurrent.futures.Executor`.
+
+        Raises:
+            OSError: the system gives us no more threads; the call is not made.
+        """
         future: Future[T] = Future()
         with self._lock:
             waiting = (call for call in self._calls if not call[0].cancelled())
             self._calls = deque([*waiting, (future, partial(function, *arguments, **named))])
             if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._start()
             else:
                 self._lock.notify()
         return future
+
+    def _start(self) -> None:
+        """Starts the thread, under the lock."""
+        try:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except (RuntimeError, MemoryError) as error:
+            self._calls.pop()
+            raise OSError(
+                errno.EAGAIN, "no more threads: is the limit of processes reached?"
+            ) from error
+        self._runs = True
 
     async def call(self, function: Callable[[], T], *, deadline: float) -> T:
         """Returns what `function` returns, or raises what it raises.
 
         Raises:
             TimeoutError: it has not returned within `deadline` seconds. An OSError, with strerror.
+            OSError: as `submit`.
         """
         async with within(deadline):
             return await asyncio.get_running_loop().run_in_executor(self, function)

@@ -77,3 +77,18 @@ async def test_a_timeout_of_the_operating_system_keeps_its_words() -> None:
     with pytest.raises(TimeoutError, match="of the file system"):
         async with within(DEADLINE):
             raise TimeoutError(110, "of the file system")
+
+
+async def test_without_a_thread_a_call_fails_and_the_next_one_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    thread, made = DaemonThread("npu-test"), []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="no more threads"):
+            await thread.call(lambda: made.append("first"), deadline=DEADLINE)
+    await thread.call(lambda: made.append("second"), deadline=DEADLINE)
+    assert made == ["second"]

@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.config import SOCKET_PATH_MAX
@@ -23,8 +22,7 @@ from npu_agent.doctor.places import writable
 from npu_agent.doctor.probe import Directory, Process, directory, probe, process
 from npu_agent.doctor.situation import Situation
 from npu_agent.kubelet import KUBELET_SOCKET
-from npu_agent.kubelet.rpc import apart
-from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.kubelet.rpc import ask
 from npu_agent.text import reason
 
 _ANSWER = 2.0
@@ -140,14 +138,10 @@ async def _socket(here: Situation, name: str) -> Socket:
 
 
 async def _is_plugin(path: Path) -> bool:
-    async def ask() -> None:
-        async with asyncio.timeout(_ANSWER), Channel(path=str(path)) as channel:
-            stub = wire.DevicePluginStub(channel)
-            await stub.get_device_plugin_options(wire.Empty())
-
     try:
-        await apart(ask())
-    except (OSError, TimeoutError, GRPCError, ProtocolError, StreamTerminatedError):
+        async with asyncio.timeout(_ANSWER):
+            await ask(path, "/v1beta1.DevicePlugin/GetDevicePluginOptions", most=1 << 16)
+    except (OSError, ValueError, GRPCError, ProtocolError, StreamTerminatedError):
         return False
     return True
 

@@ -319,10 +319,12 @@ class Watch(Task):
         except ValueError:
             self._failures[entry.family, entry.name, "nonsense"] += 1
             raise
+        except MemoryError as error:
+            raise _LimitedError("the agent has no memory left") from error
         except OSError as error:
-            self._failures[entry.family, entry.name, "refused"] += 1
             if error.errno in OWN_LIMITS:
                 raise _LimitedError(said(error)) from error
+            self._failures[entry.family, entry.name, "refused"] += 1
             raise
 
     def _show(self, entry: Entry, view: View) -> None:

@@ -242,6 +242,8 @@ class Api:
             return _object(self._named(request.attempt), request, answer)
         except CredentialsError as error:
             raise request.attempt.failed(Kind.CREDENTIALS, error.what, error.remedy) from error
+        except OSError as error:  # of connecting: no thread or no file is left
+            raise errors.failed(self._named(request.attempt), error) from error
 
     async def _exchange(self, request: Request) -> tuple[ClientSession, _Answer]:
         again = True

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_agent import __version__
+from npu_agent import __version__, files
 from npu_agent.logs import logger
 
 log = logger(__name__)
@@ -87,7 +87,7 @@ class Ownership:
         """Opens the file that is there now, if we have not; it is made if there is none."""
         if self._descriptor != -1 and _is_at(self._path, self._descriptor):
             return
-        fresh = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fresh = files.regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         if self._descriptor != -1:
             os.close(self._descriptor)
         self._descriptor = fresh
@@ -126,22 +126,24 @@ def _locked(descriptor: int) -> bool:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
+    ours = os.fstat(descriptor)
     try:
-        return path.stat().st_ino == os.fstat(descriptor).st_ino
+        return files.identity(path) == (ours.st_dev, ours.st_ino)
     except OSError:
         return False
 
 
 def _sign(descriptor: int) -> None:
-    """Writes who we are, for those who wait and for people."""
+    """Writes who we are, for those who wait and for people; a disk may be full of other things."""
     who = {
         "host": socket.gethostname(),  # in a Pod this is the Pod's name
         "pid": os.getpid(),
         "version": __version__,
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(who).encode() + b"\n", 0)
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(who).encode() + b"\n", 0)
 
 
 @dataclass(frozen=True, slots=True)

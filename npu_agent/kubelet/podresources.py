@@ -13,15 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpclib.client import Channel
-from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import SETTLED, Assignment
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
-from npu_agent.kubelet.rpc import apart, receive_bounded
+from npu_agent.kubelet.rpc import ask
 from npu_agent.logs import logger
 from npu_agent.ticks import until_tick
 
@@ -65,17 +63,6 @@ class Holdings:
 
 
 _Known = tuple[tuple[Assignment, ...], tuple[ClaimUse, ...]]
-
-
-class _Raw(bytes):
-    """A message left undecoded, in the form that grpclib's codec asks for."""
-
-    @classmethod
-    def FromString(cls, data: bytes) -> _Raw:  # noqa: N802 (protobuf's name)
-        return cls(data)
-
-    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
-        return self
 
 
 def socket_beside(plugin_dir: Path) -> Path:
@@ -179,7 +166,8 @@ class PodResources:
 
 async def _answer(socket: Path, method: str) -> bytearray:
     try:
-        message = await apart(_call(socket, method))
+        async with asyncio.timeout(_DEADLINE):
+            message = await ask(socket, method, most=_LARGEST)
     except FileNotFoundError:
         raise UnavailableError(
             f"{socket} is missing: is the kubelet running, and is its directory mounted here?"
@@ -195,17 +183,6 @@ async def _answer(socket: Path, method: str) -> bytearray:
     if message is None:  # an empty list comes as an empty message
         raise UnavailableError(f"{socket}: the call ended without an answer")
     return message
-
-
-async def _call(socket: Path, method: str) -> bytearray | None:
-    async with (
-        asyncio.timeout(_DEADLINE),
-        Channel(path=str(socket)) as channel,
-        channel.request(method, Cardinality.UNARY_UNARY, _Raw, _Raw) as stream,
-    ):
-        await stream.send_message(_Raw(), end=True)
-        await stream.recv_initial_metadata()
-        return await receive_bounded(stream, _LARGEST)
 
 
 async def _decoded(socket: Path, answer: bytearray) -> _Known:

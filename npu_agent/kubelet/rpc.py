@@ -4,8 +4,9 @@ All that the agent uses of grpclib's private parts is here, because there is no 
 
 - `Server._protocol_factory`, overridden to know the open connections: `Server` neither lists nor
   closes them, and `listen(server, ...)` has events for calls only.
-- `Stream._wrapper` and `Stream._stream.recv_data`, to receive a message in pieces: `recv_message`
-  takes one of any size, and grpclib's `Configuration` has no limit for it.
+- `Stream._wrapper`, `Stream._stream.recv_data` and `Stream._recv_type`, to receive a message in
+  pieces: `recv_message` takes one of any size, and grpclib's `Configuration` has no limit for it.
+- `Channel.__connect__`, overridden to notice a connection that is closed already.
 - `grpclib._typing.IServable`, a type, for the type checker.
 """
 
@@ -13,26 +14,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import math
+import os
 import struct
-from collections.abc import Collection, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from grpclib.const import Status
-from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.client import Channel
+from grpclib.const import Cardinality, Status
+from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
+from npu_agent import files
+from npu_agent.logs import logger
+
 if TYPE_CHECKING:
-    from grpclib import client, server
+    from grpclib import server
     from grpclib._typing import IServable
+
+log = logger(__name__)
 
 T = TypeVar("T")
 
 _PIECE = 1 << 16
 """Bytes of a message that are taken from grpclib at a time."""
+_LARGEST = 4 << 20
+"""Bytes of a request: what gRPC's own servers take. The kubelet's have a few hundred."""
+_LOOK_EVERY = 0.2
+"""Seconds between checks of the socket of a call that is not answered."""
+_TURN = 1 << 11
+"""Bytes that a client sends which are taken at a time: some 60 streams that it opens and resets."""
+_RESETS, _RESETS_WITHIN = 100, 10.0
+"""Streams that a client may reset in so many seconds. The kubelet does when a call times out."""
+_WARN_EVERY = 60.0
+"""Seconds."""
 
 
 async def apart(call: Coroutine[Any, Any, T]) -> T:
@@ -51,72 +72,190 @@ async def apart(call: Coroutine[Any, Any, T]) -> T:
 class Encoded:
     """A message that is encoded already, in the form that grpclib's codec asks for."""
 
-    encoded: bytes
+    encoded: bytes = b""
 
     def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
         """The message, for grpclib."""
         return self.encoded
 
 
+async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> bytearray | None:
+    """Makes a unary call to the server on the unix socket `path`; returns its answer, encoded.
+
+    Whoever asks sets the deadline. A server that is stopped answers nobody, and its socket may be
+    replaced by another one's meanwhile: then the call ends.
+
+    Args:
+        path: the socket.
+        method: such as ``/v1beta1.Registration/Register``.
+        request: encoded.
+        most: bytes that the answer may have.
+
+    Returns:
+        The answer; None if the call ends without one.
+
+    Raises:
+        OSError: nobody can be reached there, or another server has taken the place.
+        GRPCError: the server refuses.
+        ProtocolError, StreamTerminatedError: it is no server, or it ended amid the call.
+        ValueError: the answer is too large, compressed, or ends early.
+    """
+    before = _made(path)
+    asking = asyncio.create_task(_ask(path, method, request, most))  # see `apart`
+    try:
+        while not asking.done():
+            await asyncio.wait([asking], timeout=_LOOK_EVERY)
+            if not asking.done() and _made(path) != before:
+                raise ConnectionResetError(errno.ECONNRESET, "another one has taken its place")
+        return asking.result()
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def _ask(path: Path, method: str, request: bytes, most: int) -> bytearray | None:
+    async with (
+        UnixChannel(path) as channel,
+        channel.request(method, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream,
+    ):
+        await stream.send_message(Encoded(request), end=True)
+        await stream.recv_initial_metadata()
+        with stream._wrapper:  # noqa: SLF001 (it ends the wait when the connection ends)
+            return await _receive(stream._stream.recv_data, "answer", most)  # noqa: SLF001
+
+
+def _made(path: Path) -> tuple[int, int, int] | None:
+    """What differs between a socket and the next one of its name, even with the inode used again.
+
+    None if there is none now.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+class UnixChannel(Channel):
+    """grpclib's channel to a unix socket, for a server that closes what it has just accepted.
+
+    grpclib makes a stream on a connection that is closed already, and fails with AttributeError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path=os.fspath(path))
+
+    async def __connect__(self) -> H2Protocol:
+        protocol = await super().__connect__()
+        if protocol.connection.is_closing():
+            raise ConnectionResetError(errno.ECONNRESET, "it closes the connection")
+        return protocol
+
+
 async def received(stream: server.Stream[T, Encoded]) -> T:
     """The request of a call that a handler has to answer.
 
     Raises:
-        GRPCError: INVALID_ARGUMENT, as there is none, or it is not the message it should be.
+        GRPCError: INVALID_ARGUMENT, as there is none, or it is not the message it should be;
+            RESOURCE_EXHAUSTED, as it has more than 4 MiB.
     """
     try:
-        request = await stream.recv_message()
-    except (GRPCError, StreamTerminatedError):
-        raise
+        message = await _receive(stream._stream.recv_data, "request", _LARGEST)  # noqa: SLF001
+    except _TooLargeError as error:
+        raise GRPCError(Status.RESOURCE_EXHAUSTED, str(error)) from error
+    except ValueError as error:
+        raise GRPCError(Status.INVALID_ARGUMENT, str(error)) from error
+    if message is None:
+        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no request")
+    try:
+        kind: Any = stream._recv_type  # noqa: SLF001
+        request: T = kind.FromString(bytes(message))
     except Exception as error:  # betterproto has no error type of its own for broken input
         raise GRPCError(
             Status.INVALID_ARGUMENT, f"the request cannot be decoded: {error}"
         ) from error
-    if request is None:
-        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no request")
     return request
 
 
-async def receive_bounded(stream: client.Stream[Any, Any], most: int) -> bytearray | None:
-    """Receives the message that `stream.recv_message` would, still encoded.
+class _TooLargeError(ValueError):
+    """A message is larger than it may be."""
+
+
+async def _receive(
+    receive: Callable[[int], Awaitable[bytes]], what: str, most: int
+) -> bytearray | None:
+    """Receives the message that grpclib's `recv_message` would, still encoded.
 
     grpclib takes a message of any size, and copies it in one go. Here it is taken piece by piece
     from the HTTP/2 stream below, once the five bytes before it (whether it is compressed, and its
     length: the gRPC over HTTP/2 protocol) show that it is not too large.
 
     Args:
-        stream: of a call, its initial metadata received.
-        most: bytes that the message may have.
+        receive: returns so many of the bytes that come next.
+        what: it is, for errors.
+        most: bytes that it may have.
 
     Returns:
-        The message; None if the call ends without one.
+        The message; None if the stream ends without one.
 
     Raises:
-        ValueError: it is too large, compressed, or ends early.
+        ValueError: it is compressed or ends early; a _TooLargeError if it is too large.
     """
-    with stream._wrapper:  # noqa: SLF001 (it ends the wait when the connection ends)
-        receive = stream._stream.recv_data  # noqa: SLF001
-        try:
-            prefix = await receive(5)
-            if not prefix:
-                return None
-            compressed, length = struct.unpack(">?I", prefix)
-            if compressed:
-                raise ValueError("the answer is compressed, and nobody asked for that")
-            if length > most:
-                raise ValueError(f"the answer has {length:,} bytes, and the limit is {most:,}")
-            message = bytearray()
-            while missing := length - len(message):
-                piece = await receive(min(_PIECE, missing))
-                if not piece:
-                    break
-                message += piece
-                await asyncio.sleep(0)
-        except AssertionError:  # grpclib's for a stream that ends within a piece
-            missing = True
+    missing = 0
+    try:
+        prefix = await receive(5)
+        if not prefix:
+            return None
+        compressed, length = struct.unpack(">?I", prefix)
+        if compressed:
+            raise ValueError(f"the {what} is compressed, and nobody asked for that")
+        if length > most:
+            raise _TooLargeError(f"the {what} has {length:,} bytes, and the limit is {most:,}")
+        message = bytearray()
+        while missing := length - len(message):
+            piece = await receive(min(_PIECE, missing))
+            if not piece:
+                break
+            message += piece
+            await asyncio.sleep(0)
+    except AssertionError:  # grpclib's for a stream that ends within a piece
+        missing = True
     if missing:
-        raise ValueError("the answer is cut off")
+        raise ValueError(f"the {what} is cut off")
     return message
+
+
+class _Patient(H2Protocol):
+    """grpclib's side of a client's connection, which gives others their turns, and has its limits.
+
+    A client may open streams and reset them, thousands in one packet: each costs as much as a call,
+    and grpclib and h2 see to all of them in one go.
+    """
+
+    warned_at = -math.inf
+    """When the log had that such a connection is closed, for all of them."""
+    _resets = 0
+    """Those before `_since`."""
+    _since = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        for at in range(0, len(data), _TURN):
+            super().data_received(data[at : at + _TURN])
+            if self.connection.is_closing():
+                return
+            if self.connection.streams_failed > self._resets and self._too_many():
+                self.processor.close("too many streams were reset")
+                if time.monotonic() - _Patient.warned_at > _WARN_EVERY:
+                    _Patient.warned_at = time.monotonic()
+                    log.warning("a client opens streams and resets them: its connection is closed")
+                return
+
+    def _too_many(self) -> bool:
+        now = time.monotonic()
+        if now - self._since > _RESETS_WITHIN:
+            self._resets, self._since = self.connection.streams_failed - 1, now
+        return self.connection.streams_failed - self._resets > _RESETS
 
 
 class UnixServer(Server):
@@ -131,10 +270,11 @@ class UnixServer(Server):
         super().__init__(handlers)
         self.path = path
         self._connections: WeakSet[H2Protocol] = WeakSet()
-        self._inode: int | None = None
+        self._identity: tuple[int, int] | None = None
 
     def _protocol_factory(self) -> H2Protocol:
-        protocol = super()._protocol_factory()
+        made = super()._protocol_factory()
+        protocol = _Patient(made.handler, made.config, made.h2_config)
         self._connections.add(protocol)
         return protocol
 
@@ -158,7 +298,7 @@ class UnixServer(Server):
                 self.path.unlink()
             raise
         try:
-            self._inode = self.path.stat().st_ino
+            self._identity = files.identity(self.path)
         except OSError:  # swept already: a kubelet starts at this very moment
             self.close()
             raise
@@ -166,7 +306,7 @@ class UnixServer(Server):
     def exists(self) -> bool:
         """Whether the socket is still where it was made, and still ours."""
         try:
-            return self.path.stat().st_ino == self._inode
+            return files.identity(self.path) == self._identity
         except OSError:
             return False
 

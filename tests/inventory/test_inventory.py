@@ -1056,9 +1056,14 @@ async def test_threads_that_the_system_refuses_take_no_card_away(
         assert watched.record.value.odd == ()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/sys/class"), MemoryError()],
+    ids=["EMFILE", "memory"],
+)
 @pytest.mark.parametrize("verb", ["probe", "identify", "read"])
 async def test_limits_of_our_own_fence_no_card(
-    root: Path, verb: str, caplog: pytest.LogCaptureFixture
+    root: Path, verb: str, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Limited(Furiosa):
         tries: int | None = None
@@ -1066,7 +1071,7 @@ async def test_limits_of_our_own_fence_no_card(
         def limited(self) -> None:
             if self.tries is not None:
                 self.tries += 1
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/sys/class")
+                raise error
 
         def probe(self, entry: Entry) -> Probe:
             if verb == "probe":
@@ -1093,6 +1098,7 @@ async def test_limits_of_our_own_fence_no_card(
         assert {tuple(c.health for c in s.cards) for s in watched.record.all} == {
             tuple(c.health for c in before.cards)
         }
+        assert not watched.inventory.failures  # nor are they counted as the card's
     assert caplog.messages.count("the agent cannot read cards for now") == 2  # once for each card
 
 

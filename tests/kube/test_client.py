@@ -211,6 +211,20 @@ async def test_what_takes_long_is_loaded_on_a_thread(
     assert all(thread.daemon for thread in by.values())
 
 
+async def test_without_a_thread_it_fails_as_any_call_does(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ApiError, match="no more threads"):
+            await node.read(api, "n1")
+    assert server.asked == []
+    assert (await node.read(api, "n1")).name == "n1"
+
+
 async def test_rights_are_asked_for(server: Server, api: Api) -> None:
     review = {"kind": "SelfSubjectAccessReview", "status": {"allowed": True}}
     server.replies = [says(review, 201), says({**review, "status": {"allowed": False}}, 201)]

@@ -1,5 +1,7 @@
 import asyncio
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -170,3 +172,44 @@ async def test_directory_that_cannot_hold_the_lock(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         async with Ownership(tmp_path / "missing").held(nobody):
             pass
+
+
+async def test_a_disk_that_is_full_keeps_nobody_from_owning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    second = Second(tmp_path)
+    async with asyncio.timeout(DEADLINE):
+        async with Ownership(tmp_path).held(nobody) as still_ours:
+            assert still_ours()
+            running = asyncio.create_task(second.run())
+            await second.waited()
+        await second.owns.wait()
+    assert second.told[0] == "an agent that has not signed its lock"
+    running.cancel()
+
+
+async def test_a_link_in_place_of_the_lock_leads_nowhere(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.write_text("somebody else's")
+    lock_path(tmp_path).symlink_to(foreign)
+    with pytest.raises(OSError, match=r"\.npu-agent\.lock"):
+        async with Ownership(tmp_path).held(nobody):
+            pass
+    assert foreign.read_text() == "somebody else's"
+
+
+async def test_the_lock_is_known_by_its_device_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Ownership(tmp_path).held(nobody) as still_ours:
+        assert still_ours()
+        found = os.lstat(lock_path(tmp_path))
+        elsewhere = os.stat_result((found.st_mode, found.st_ino, found.st_dev + 1, *found[3:]))
+        with monkeypatch.context() as patched:
+            for call in ("stat", "lstat"):
+                patched.setattr(Path, call, lambda _path, **_: elsewhere)
+            assert not still_ours()

@@ -74,6 +74,17 @@ Answering = Callable[[Stream[bytes, bytes]], Awaitable[None]]
 Reply = bytes | GRPCError | Answering | None
 
 
+class Raw(bytes):
+    """A message as it is, in the form that grpclib's codec asks for."""
+
+    @classmethod
+    def FromString(cls, data: bytes) -> "Raw":  # noqa: N802 (protobuf's name)
+        return cls(data)
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
+        return self
+
+
 class PodResources:
     """A kubelet's pod-resources API that answers `reply`, refuses, or never answers (None)."""
 
@@ -83,7 +94,7 @@ class PodResources:
         """What it answers to GetAllocatableResources; None: it does not know that."""
 
     def __mapping__(self) -> dict[str, Handler]:
-        raw, unary = assignments._Raw, Cardinality.UNARY_UNARY
+        raw, unary = Raw, Cardinality.UNARY_UNARY
         return {
             "/v1.PodResourcesLister/List": Handler(self._list, unary, raw, raw),
             "/v1.PodResourcesLister/GetAllocatableResources": Handler(self._more, unary, raw, raw),
@@ -93,7 +104,7 @@ class PodResources:
         await stream.recv_message()
         if self.more is None:
             raise GRPCError(Status.UNIMPLEMENTED, "not here")
-        await stream.send_message(assignments._Raw(self.more))
+        await stream.send_message(Raw(self.more))
 
     async def _list(self, stream: Stream[bytes, bytes]) -> None:
         await stream.recv_message()
@@ -104,7 +115,7 @@ class PodResources:
         if callable(self.reply):
             await self.reply(stream)
         else:
-            await stream.send_message(assignments._Raw(self.reply or b""))
+            await stream.send_message(Raw(self.reply or b""))
 
 
 def says(*data: bytes, then: Answering | None = None) -> Answering:

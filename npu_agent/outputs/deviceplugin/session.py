@@ -12,7 +12,6 @@ import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.backoff import Backoff
@@ -22,7 +21,7 @@ from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.kubelet.rpc import apart
+from npu_agent.kubelet.rpc import ask
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
@@ -32,6 +31,9 @@ from npu_agent.ticks import until_tick
 log = logger(__name__)
 
 API_VERSION = "v1beta1"
+_REGISTER = "/v1beta1.Registration/Register"
+_LARGEST = 1 << 16
+"""Bytes of its answer, which is empty."""
 
 _REGISTER_DEADLINE = 15.0
 """Seconds. Inside Register the kubelet dials us for up to 10 s before it answers."""
@@ -42,6 +44,8 @@ _LOOK_EVERY = 1.0
 _PROVE_EVERY, _PROVE_AGAIN = 20.0, 10.0
 """Seconds between checks that the kubelet still offers what we serve, and until the second check
 when it does not: it takes moments to apply a new list."""
+_PROVE_SELDOM = 1200.0
+"""Seconds between these checks where to register again is of no use: a kubelet may not say all."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 """Seconds between attempts while the kubelet is away: we are registered within 2 s of its return.
 An attempt is a stat while its socket is missing."""
@@ -110,6 +114,7 @@ class Session:
         self._by_cdi = by_cdi
         self._kubelet = directory / KUBELET_SOCKET
         self._registrations = 0
+        self._proofs = Backoff(first=_PROVE_EVERY, longest=_PROVE_SELDOM)
         self._lost = False
         """Whether a registration was lost and there has been no new one yet."""
         self._told = ""
@@ -222,11 +227,14 @@ class Session:
             options=options(),
         )
         try:
-            await apart(_call(self._kubelet, request))
+            async with asyncio.timeout(_REGISTER_DEADLINE):
+                await ask(self._kubelet, _REGISTER, bytes(request), most=_LARGEST)
         except GRPCError as error:
             return f"the kubelet refuses: {error.status.name}: {error.message}"
         except TimeoutError:
             return f"the kubelet does not answer Register within {_REGISTER_DEADLINE:g} s"
+        except ValueError as error:
+            return f"the kubelet does not answer as it should: {error}"
         except (OSError, ProtocolError, StreamTerminatedError) as error:
             return f"the kubelet does not answer: {str(error) or type(error).__name__}"
         if await _until(streams, lambda now: now.ever > before, _CONNECT_DEADLINE):
@@ -261,8 +269,9 @@ class Session:
         that plugin's without a word, and when that plugin ends, has none.
         """
         while True:
-            await asyncio.sleep(_PROVE_EVERY)
+            await asyncio.sleep(self._proofs.next())
             if not (doubtful := await self._missing()):
+                self._proofs.reset()
                 continue
             await asyncio.sleep(_PROVE_AGAIN)
             if missing := doubtful & await self._missing():
@@ -301,11 +310,6 @@ class Session:
                 registrations=self._registrations,
             )
         )
-
-
-async def _call(kubelet: Path, request: wire.RegisterRequest) -> None:
-    async with Channel(path=str(kubelet)) as channel:
-        await wire.RegistrationStub(channel).register(request, timeout=_REGISTER_DEADLINE)
 
 
 async def _until(feed: Feed[Streams], met: Callable[[Streams], bool], deadline: float) -> bool:

@@ -178,7 +178,10 @@ class Furiosa:
         """The bridges above the card, read from where its sysfs directory really is."""
         try:
             parts = Path(self._pci(address)).resolve(strict=True).parts
-        except (OSError, RuntimeError):  # a RuntimeError: symbolic links in a circle
+        except OSError as error:
+            _unless_limited(error)
+            return ()
+        except RuntimeError:  # symbolic links in a circle
             return ()
         roots = [at for at, part in enumerate(parts) if part.startswith("pci")]
         return parts[roots[-1] : -1] if roots else ()
@@ -193,7 +196,8 @@ class Furiosa:
         directory = f"{self._dev}/{family.dev_dir}"
         try:
             changed = os.stat(directory).st_mtime_ns  # noqa: PTH116 (as in _is_node)
-        except OSError:
+        except OSError as error:
+            _unless_limited(error)
             return frozenset()
         before = self._nodes_at.get(entry.key)
         if before and before[0] == changed:
@@ -219,7 +223,8 @@ class Furiosa:
         """The file of each sensor, its kind and label: kept, as only the values change."""
         try:
             found = os.stat(directory)  # noqa: PTH116 (as in _is_node)
-        except OSError:
+        except OSError as error:
+            _unless_limited(error)
             return ()
         # With the minute, lest a label that could not be read once be missing for good.
         stamp = (found.st_ino, found.st_mtime_ns, time.monotonic() // 60)
@@ -244,10 +249,11 @@ def _entry(family: Family, item: os.DirEntry[str]) -> Entry | None:
     if match is None:
         return None
     try:
-        inode = item.stat().st_ino
+        inode = os.stat(item.path).st_ino  # noqa: PTH116 (as in _is_node)
     except FileNotFoundError:
         return None  # unbound since the directory was listed
-    except OSError:
+    except OSError as error:
+        _unless_limited(error)
         inode = 0  # `identify` says why; the others are found all the same
     return Entry(
         family=family.name,
@@ -349,8 +355,7 @@ def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figu
     except PermissionError:
         return _Without.FREE
     except OSError as error:
-        if error.errno in OWN_LIMITS:
-            raise
+        _unless_limited(error)
         return _Without.NONSENSE
     if raw is None:
         return _Without.NOTHING
@@ -379,16 +384,24 @@ def _optional(path: str) -> bytes | None:
     try:
         return _read(path)
     except OSError as error:
-        if error.errno in OWN_LIMITS:
-            raise
+        _unless_limited(error)
         return None
+
+
+def _unless_limited(error: OSError) -> None:
+    """Raises an error for which the card is not to blame, so that nothing is taken for absent."""
+    if error.errno in OWN_LIMITS:
+        raise error
 
 
 def _is_node(path: str) -> bool:
     """A character device, or the plain file that stands for one where root is missing."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 (a Path costs four times as much)
-    except (OSError, ValueError):
+    except OSError as error:
+        _unless_limited(error)
+        return False
+    except ValueError:
         return False
     return stat.S_ISCHR(mode) or stat.S_ISREG(mode)
 
@@ -397,8 +410,7 @@ def _names(directory: str) -> list[str]:
     try:
         return os.listdir(directory)  # noqa: PTH208 (names are wanted, not paths)
     except OSError as error:
-        if error.errno in OWN_LIMITS:
-            raise
+        _unless_limited(error)
         return []
 
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import os
+import select
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from grpclib.protocol import H2Protocol
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.state import SessionPhase, SessionStatus
@@ -23,7 +25,7 @@ from npu_agent.outputs.deviceplugin.service import Devices, Streams
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
-from tests.until import first
+from tests.until import first, until
 
 RESOURCE = "beta.furiosa.ai/npu"
 DEADLINE = 20.0
@@ -362,6 +364,46 @@ async def test_kubelet_dies_while_it_is_asked(room: Room, said: Callable[[], lis
     assert "not registered: trying again: the kubelet does not answer: Connection lost" in said()
 
 
+async def test_a_socket_that_accepts_and_closes(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session goes on by itself, and has not to be started again."""
+    loop = asyncio.get_running_loop()
+    connect = loop.create_unix_connection
+
+    async def connect_and_be_closed(
+        factory: Callable[[], H2Protocol], path: str, **_: object
+    ) -> tuple[asyncio.Transport, H2Protocol]:
+        transport, protocol = await connect(factory, path)
+        while not protocol.connection.is_closing():
+            await asyncio.sleep(0.001)
+        return transport, protocol
+
+    monkeypatch.setattr(loop, "create_unix_connection", connect_and_be_closed)
+    tries = Tries(monkeypatch, Session, "_register")
+    closing = await asyncio.start_unix_server(
+        lambda _, writer: writer.close(), room.directory / "kubelet.sock"
+    )
+    async with room.running() as one, closing:
+        await tries.more(5)
+        assert "the kubelet does not answer" in one.status.value.reason
+
+
+async def test_the_socket_of_a_kubelet_that_is_stopped_beside_a_new_one(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has called the old one does not wait until that call is over."""
+    monkeypatch.setattr(session, "_REGISTER_DEADLINE", 3600.0)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(room.directory / "kubelet.sock"))
+        stopped.listen()
+        async with room.running():
+            await until(lambda: select.select([stopped], [], [], 0)[0], "it is called")
+            (room.directory / "kubelet.sock").unlink()
+            await room.kubelet.start()
+            await room.registered()
+
+
 async def test_end_while_register_is_not_answered(room: Room) -> None:
     room.kubelet.answers = False
     await room.kubelet.start()
@@ -435,6 +477,28 @@ async def test_kubelet_offers_somebody_elses_devices(
         "lost the kubelet: registering again: it no longer offers 2 of our devices, such as "
         "UUID-A: has another plugin registered the same resource?"
     ) in said()
+
+
+async def test_a_kubelet_that_never_says_that_it_offers_ours_is_left_alone_for_longer_each_time(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def soon(pause: Backoff) -> float:
+        if pause.longest == session._PROVE_SELDOM:
+            tries.append(pause.tries)
+        pause.tries += 1
+        return 0.001
+
+    monkeypatch.setattr(Backoff, "next", soon)
+    await room.kubelet.start()
+    room.offered = {}
+    async with room.running() as one:
+        await first(one.status, lambda s: s.registrations == 4)
+        assert tries[:3] == [0, 1, 2]
+        room.offered = {RESOURCE: frozenset(("UUID-A", "UUID-B"))}
+        await more_looks(room, 3)
+        assert tries[-1] == 0  # it was of use
 
 
 async def test_device_that_is_not_offered_for_a_moment_is_nothing(room: Room) -> None:

@@ -635,3 +635,48 @@ def test_a_free_card_costs_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
             patched.setattr(os, "open", counting)
             Furiosa(root).read_cores(entry)
         assert count == most
+
+
+# Limits of our own.
+
+CALLS = ("open", "read", "stat", "lstat", "readlink", "listdir", "scandir")
+VERBS: dict[str, Callable[[Furiosa, Entry], object]] = {
+    "scan": lambda host, _: host.scan(),
+    "identify": lambda host, entry: host.identify(entry),
+    "probe": lambda host, entry: host.probe(entry),
+    "read": lambda host, entry: host.read(entry, host.identify(entry)),
+    "read_cores": lambda host, entry: host.read_cores(entry),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("family", ["warboy", "rngd"])
+def test_no_system_call_that_fails_for_our_own_limits_is_taken_for_something_of_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, verb: str
+) -> None:
+    """Whichever it is of all that a verb makes, stats of nodes in /dev included."""
+    root = tree(tmp_path, f"{family}=1")
+    entry = entry_of(root)
+    limits = itertools.cycle([errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+    made = itertools.count()
+    failing: int | None = None
+    with monkeypatch.context() as patched:
+        for name in CALLS:
+            call = getattr(os, name)
+
+            def limited(
+                *args: object, call: Callable[..., object] = call, **named: object
+            ) -> object:
+                if next(made) == failing:
+                    number = next(limits)
+                    raise OSError(number, os.strerror(number))
+                return call(*args, **named)
+
+            patched.setattr(os, name, limited)
+        VERBS[verb](Furiosa(root), entry)
+        count = next(made)
+        assert count > 2
+        for failing in range(count):  # noqa: B007 (read above)
+            made = itertools.count()
+            with pytest.raises(OSError, match=r"Too many open files|allocate memory"):
+                VERBS[verb](Furiosa(root), entry)

@@ -1,0 +1,203 @@
+"""Peers that misbehave: what a server does to our calls, and a client to our server."""
+
+import asyncio
+import math
+import os
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+from grpclib.protocol import H2Protocol
+from grpclib.server import Stream
+from h2.connection import H2Connection
+
+from npu_agent.kubelet import rpc
+from npu_agent.kubelet.rpc import Encoded, UnixChannel, UnixServer, apart, ask, received
+from npu_agent.kubelet.wire import v1beta1 as wire
+from tests.outputs.deviceplugin.helpers import short_directory
+
+DEADLINE = 20.0
+"""Seconds; guards against hanging and measures nothing."""
+METHOD = "/v1beta1.Registration/Register"
+
+
+class Registration:
+    """Answers with the name of the resource, and counts what it got."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def __mapping__(self) -> dict[str, Handler]:
+        unary = Cardinality.UNARY_UNARY
+        return {METHOD: Handler(self._register, unary, wire.RegisterRequest, Encoded)}
+
+    async def _register(self, stream: Stream[wire.RegisterRequest, Encoded]) -> None:
+        self.requests += 1
+        request = await received(stream)
+        await stream.send_message(Encoded(request.resource_name.encode()))
+
+
+@pytest.fixture
+async def socket() -> AsyncIterator[Path]:
+    with short_directory() as directory:
+        yield directory / "kubelet.sock"
+
+
+@pytest.fixture
+async def server(socket: Path) -> AsyncIterator[UnixServer]:
+    one = UnixServer([Registration()], socket)
+    await one.listen()
+    yield one
+    await one.shutdown()
+
+
+def request(name: str = "r/r") -> bytes:
+    return bytes(wire.RegisterRequest(resource_name=name))
+
+
+async def test_a_call_is_answered(socket: Path, server: UnixServer) -> None:
+    assert server.exists()
+    assert await ask(socket, METHOD, request(), most=3) == bytearray(b"r/r")
+    with pytest.raises(ValueError, match="the answer has 3 bytes, and the limit is 2"):
+        await ask(socket, METHOD, request(), most=2)
+
+
+async def test_a_server_that_accepts_and_closes(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the connection is found closed before anything was sent on it."""
+    loop = asyncio.get_running_loop()
+    connect = loop.create_unix_connection
+
+    async def connect_and_be_closed(
+        factory: Callable[[], H2Protocol], path: str, **_: object
+    ) -> tuple[asyncio.Transport, H2Protocol]:
+        transport, protocol = await connect(factory, path)
+        while not protocol.connection.is_closing():
+            await asyncio.sleep(0.001)
+        return transport, protocol
+
+    monkeypatch.setattr(loop, "create_unix_connection", connect_and_be_closed)
+    async with await asyncio.start_unix_server(lambda _, writer: writer.close(), socket):
+        with pytest.raises(ConnectionResetError, match="it closes the connection"):
+            await ask(socket, METHOD, most=0)
+
+
+async def test_a_call_that_nobody_answers_ends_when_another_server_takes_the_place(
+    socket: Path,
+) -> None:
+    """As a kubelet that is stopped leaves its socket, and the next one makes a new one."""
+    stopped: list[asyncio.StreamWriter] = []
+    async with await asyncio.start_unix_server(lambda _, writer: stopped.append(writer), socket):
+        asking = asyncio.create_task(ask(socket, METHOD, most=0))
+        async with asyncio.timeout(DEADLINE):
+            while not stopped:
+                await asyncio.sleep(0.001)
+            await asyncio.to_thread(socket.unlink)
+            new = UnixServer([Registration()], socket)
+            await new.listen()
+            with pytest.raises(ConnectionResetError, match="another one has taken its place"):
+                await asking
+        await new.shutdown()
+        stopped[0].close()
+
+
+@pytest.mark.parametrize("length", [(4 << 20) + 1, 200 << 20, (1 << 32) - 1])
+async def test_a_request_that_is_too_large_is_refused_by_its_length(
+    socket: Path, server: UnixServer, length: int
+) -> None:
+    """And not once it has come: nothing of it is sent here."""
+    assert server.exists()
+    with pytest.raises(GRPCError) as refused:
+        await apart(announce(socket, length))
+    assert refused.value.status is Status.RESOURCE_EXHAUSTED
+    assert refused.value.message == (
+        f"the request has {length:,} bytes, and the limit is 4,194,304"
+    )
+
+
+async def announce(socket: Path, length: int) -> None:
+    async with (
+        asyncio.timeout(DEADLINE),
+        UnixChannel(socket) as channel,
+        channel.request(METHOD, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream,
+    ):
+        await stream.send_request()
+        await stream._stream.send_data(struct.pack(">?I", False, length))
+        await stream.recv_initial_metadata()
+
+
+async def test_a_request_of_all_that_is_allowed_is_read(socket: Path, server: UnixServer) -> None:
+    assert server.exists()
+    name = "n" * ((4 << 20) - 5)
+    assert len(request(name)) == 4 << 20
+    assert await ask(socket, METHOD, request(name), most=4 << 20) == bytearray(name.encode())
+
+
+async def test_a_client_that_opens_streams_and_resets_them_is_hung_up_on(
+    socket: Path,
+    server: UnixServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before all that it has sent in one go was seen to."""
+    monkeypatch.setattr(rpc._Patient, "warned_at", -math.inf)
+    client = H2Connection()
+    client.initiate_connection()
+    headers = [(":method", "POST"), (":scheme", "http"), (":path", METHOD), (":authority", "x")]
+    for _ in range(4000):
+        stream = client.get_next_available_stream_id()
+        client.send_headers(stream, headers)
+        client.reset_stream(stream)
+    reader, writer = await asyncio.open_unix_connection(str(socket))
+    async with asyncio.timeout(DEADLINE):
+        while not server._connections:
+            await asyncio.sleep(0.001)
+        (protocol,) = server._connections
+        writer.write(client.data_to_send())
+        with suppress(ConnectionError):  # there is more that nobody has read
+            await reader.read()
+    writer.close()
+    assert protocol.connection.streams_started < 400
+    assert caplog.messages == ["a client opens streams and resets them: its connection is closed"]
+    assert await ask(socket, METHOD, request(), most=3) == bytearray(b"r/r")
+
+
+async def test_calls_that_are_given_up_now_and_then_do_no_harm(
+    socket: Path, server: UnixServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "_RESETS_WITHIN", 0.0)
+    assert server.exists()
+    async with UnixChannel(socket) as channel:
+        for _ in range(rpc._RESETS + 50):
+            async with channel.request(
+                METHOD, Cardinality.UNARY_UNARY, Encoded, Encoded
+            ) as given_up:
+                await given_up.send_request()
+                await given_up.cancel()
+        async with channel.request(METHOD, Cardinality.UNARY_UNARY, Encoded, Raw) as stream:
+            await stream.send_message(Encoded(request()), end=True)
+            assert await stream.recv_message() == b"r/r"
+
+
+class Raw(bytes):
+    @classmethod
+    def FromString(cls, data: bytes) -> "Raw":  # noqa: N802 (protobuf's name)
+        return cls(data)
+
+
+async def test_a_socket_is_known_by_its_device_too(
+    server: UnixServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.exists()
+    found = os.lstat(server.path)
+    elsewhere = os.stat_result((found.st_mode, found.st_ino, found.st_dev + 1, *found[3:]))
+    with monkeypatch.context() as patched:
+        for call in ("stat", "lstat"):
+            patched.setattr(Path, call, lambda _path, **_: elsewhere)
+        assert not server.exists()
+    assert server.exists()
