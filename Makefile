@@ -13,10 +13,10 @@ NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
 PACKAGES := binutils chromium prometheus systemd
 
 .DEFAULT_GOAL := help
-.PHONY: help python mutants demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e e2e-long bench cluster clean
+.PHONY: help python check mutants demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e e2e-long bench cluster clean
 
-help: ## what there is
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
+help: ## this list
+	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -36,12 +36,21 @@ $(RUN)/ready: requirements/run.txt | python
 		-r requirements/run.txt
 	@touch $@
 
+##@ Try it
+
 demo: $(RUN)/ready ## the whole agent on simulated cards with a stand-in for the kubelet (ARGS=--once ends after the tour)
 	@$(RUN)/bin/python -m npu_agent demo $(ARGS)
 
-packages: ## what some tests want besides, from Debian: a browser, promtool, systemd-analyze (root)
+##@ Set up
+
+packages: ## install from Debian what some tests need: a browser, Prometheus, systemd-analyze (root)
 	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; }
+
+##@ Change it
+
+check: $(VENV)/ready ## format, lint, types and tests of one file, in seconds (FILE=npu_agent/core/pool.py; none: the changed ones)
+	@$(BIN)/python -m tests.check $(FILE)
 
 test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
 	$(BIN)/python -m pytest -n2 $(NEED_ROOT) $(ARGS)
@@ -49,7 +58,7 @@ test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
 test-pythons: $(VENV)/ready ## the same on every supported Python that is installed, at the same time
 	$(BIN)/python tests/pythons.py $(NEED_ROOT) $(ARGS)
 
-lint: $(VENV)/ready protos-check ## format, lint, types, layers, words, generated code
+lint: $(VENV)/ready protos-check ## ruff, mypy, layers of the packages, plain words, generated code
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/mypy
@@ -57,9 +66,11 @@ lint: $(VENV)/ready protos-check ## format, lint, types, layers, words, generate
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.words
 
-format: $(VENV)/ready ## put the code into shape
+format: $(VENV)/ready ## format the code, and fix what ruff can fix
 	$(BIN)/ruff format $(CHECKED)
 	$(BIN)/ruff check --fix $(CHECKED)
+
+##@ Files made from others
 
 $(PROTOS)/ready: requirements/protos.txt
 	$(PYTHON) -m venv --clear $(PROTOS)
@@ -69,17 +80,19 @@ $(PROTOS)/ready: requirements/protos.txt
 protos: $(PROTOS)/ready ## generate npu_agent/kubelet/wire from protos/
 	PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py npu_agent/kubelet/wire
 
-protos-check: $(PROTOS)/ready ## is npu_agent/kubelet/wire what protos/ generates?
+protos-check: $(PROTOS)/ready ## check that npu_agent/kubelet/wire is what protos/ generates
 	@PATH=$(CURDIR)/$(PROTOS)/bin:$$PATH $(PROTOS)/bin/python protos/generate.py --check npu_agent/kubelet/wire
 
 manifests: $(VENV)/ready ## rewrite k8s/npu-agent.yaml and the chart's copies (builds kubectl the first time)
 	$(BIN)/python -m tests.k8s.manifests
 
-docs: $(VENV)/ready ## rewrite what docs/ derives from the code
+docs: $(VENV)/ready ## rewrite the parts of docs/ that are derived from the code
 	$(BIN)/python -B docs/generate.py
 
 lock: $(VENV)/ready ## rewrite requirements/*.txt from pyproject.toml (UPGRADE=--upgrade for newer versions)
 	sh requirements/lock.sh $(BIN)/uv $(UPGRADE)
+
+##@ Build it
 
 image: ## the container image by buildah, podman or docker (TOOL, BASE, IMAGE, SOURCE, FLAGS: docs/packaging.md)
 	@TOOL='$(TOOL)' BASE='$(BASE)' IMAGE='$(IMAGE)' SOURCE='$(SOURCE)' FLAGS='$(FLAGS)' sh packaging/image.sh
@@ -96,18 +109,20 @@ binary: $(BINARY)/ready ## dist/npu-agent: the agent as one file, for hosts with
 packaging: $(VENV)/ready ## build image and binary and run them in containers (root, Debian; about 4 minutes, then seconds)
 	$(BIN)/python -m pytest tests/packaging $(ARGS)
 
-mutants: $(VENV)/ready ## do the tests notice faults made by hand? (about an hour; ARGS=ledger for some of them)
+##@ Test it on real kubelets, and measure it
+
+mutants: $(VENV)/ready ## put faults into a copy and list those that no test notices (about an hour; ARGS=ledger for some of them)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-k8s: $(VENV)/ready ## kustomize, Helm, schemas, linters and OPA on k8s/ (the first run builds them, about 10 minutes)
+k8s: $(VENV)/ready ## check k8s/ with kustomize, Helm, schemas, linters and OPA (the first run builds them, about 10 minutes)
 	$(BIN)/python -m pytest tests/k8s $(ARGS)
 
 # Clusters beside each other, three at a time: tests/e2e/conftest.py.
-e2e: $(VENV)/ready ## a real Kubernetes with real kubelets (root; the first run builds it, about 16 minutes)
+e2e: $(VENV)/ready ## scenarios on a real Kubernetes with real kubelets (root; the first run builds it, about 16 minutes)
 	$(BIN)/python -m tests.cluster build
 	$(BIN)/python -m pytest tests/e2e -n3 -m 'not long' $(ARGS)
 
-e2e-long: $(VENV)/ready ## of the e2e tests those that take many minutes, with what they measure
+e2e-long: $(VENV)/ready ## the scenarios that take many minutes, with what they measure (root)
 	$(BIN)/python -m tests.cluster build
 	$(BIN)/python -m pytest tests/e2e -m long -rP $(ARGS)
 
@@ -116,6 +131,8 @@ cluster: $(VENV)/ready ## start a real one-node Kubernetes to play with (root)
 
 bench: $(VENV)/ready ## the figures of docs/benchmarks.md, measured on this machine
 	$(BIN)/python -m bench $(ARGS)
+
+##@ Tidy up
 
 clean: ## remove what the targets made in this folder
 	rm -rf $(VENV) $(RUN) $(PROTOS) $(BINARY) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
