@@ -4,6 +4,9 @@ Operations on one file are made one after the other, each with a deadline, on a 
 the file has while there is something to do (`threads.DaemonThread`): a file system that hangs
 delays neither other files nor the exit. aiofiles takes such an executor for everything but the end
 of its `async with`, which it leaves to asyncio's default executor; so that one is not used here.
+
+A file is replaced by one call on that thread, and not by aiofiles' dozen: a Pod waits for two
+files, and on a busy node each call waits for a CPU twice.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import errno
 import os
 import secrets
 import stat
+import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -56,8 +61,9 @@ async def read(path: Path, most: int, *, deadline: float = _DEADLINE) -> bytes:
         OSError: it cannot be read, or is no regular file; a TimeoutError after `deadline` seconds.
         ValueError: there can be no file of this name.
     """
-    async with _turn(path, deadline) as thread:
-        return await _read(path, most, thread)
+    async with _turn(path, deadline) as thread, _opened(path, thread) as descriptor:
+        file = await aiofiles.open(descriptor, "rb", closefd=False, executor=thread)
+        return await file.read(most)
 
 
 async def replace(
@@ -84,12 +90,15 @@ async def replace(
             with contextlib.suppress(FileNotFoundError):
                 await aiofiles.os.unlink(path, executor=thread)
             return
-        with contextlib.suppress(FileNotFoundError):
-            if await _read(path, len(content) + 1, thread) == content:
-                return
-        if make_directory:
-            await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=thread)
-        await _replace(path, content, thread, durable=durable)
+        abandoned = threading.Event()
+        replace = partial(
+            _replace, path, content, abandoned, directory=make_directory, durable=durable
+        )
+        try:
+            await asyncio.get_running_loop().run_in_executor(thread, replace)
+        except BaseException:
+            abandoned.set()
+            raise
 
 
 def regular(path: Path, flags: int) -> int:
@@ -133,11 +142,12 @@ async def _turn(path: Path, deadline: float) -> AsyncIterator[DaemonThread]:
 
 
 @contextlib.asynccontextmanager
-async def _opened(path: Path, flags: int, thread: DaemonThread) -> AsyncIterator[int]:
+async def _opened(path: Path, thread: DaemonThread) -> AsyncIterator[int]:
+    """A descriptor to read from."""
     opened: list[int] = []
     try:
         await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: opened.append(regular(path, flags))
+            thread, lambda: opened.append(regular(path, os.O_RDONLY))
         )
         yield opened[0]
     finally:
@@ -152,25 +162,6 @@ async def _opened(path: Path, flags: int, thread: DaemonThread) -> AsyncIterator
 def _close(descriptors: list[int]) -> None:
     for each in descriptors:
         os.close(each)
-
-
-async def _read(path: Path, most: int, thread: DaemonThread) -> bytes:
-    async with _opened(path, os.O_RDONLY, thread) as descriptor:
-        file = await aiofiles.open(descriptor, "rb", closefd=False, executor=thread)
-        return await file.read(most)
-
-
-async def _replace(path: Path, content: bytes, thread: DaemonThread, *, durable: bool) -> None:
-    # Hidden, and with an ending of its own: some readers take every *.json of a directory. Random,
-    # as the two agents of a rolling update may both be process 1 of their containers.
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        await _write(unfinished, content, thread, durable=durable)
-        await aiofiles.os.replace(unfinished, path, executor=thread)
-    except BaseException:
-        with contextlib.suppress(OSError):  # no more threads
-            thread.submit(unfinished.unlink, missing_ok=True)  # in its turn, too
-        raise
 
 
 def identity(path: Path) -> tuple[int, int]:
@@ -193,10 +184,25 @@ def is_device(path: Path, root: Path) -> bool:
     return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and (root / SIMULATION).is_dir())
 
 
-async def _write(path: Path, content: bytes, thread: DaemonThread, *, durable: bool) -> None:
-    async with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, thread) as descriptor:
-        file = await aiofiles.open(descriptor, "wb", buffering=0, closefd=False, executor=thread)
-        if await file.write(content) != len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        if durable:
-            await asyncio.get_running_loop().run_in_executor(thread, os.fsync, descriptor)
+def _replace(
+    path: Path, new: bytes, abandoned: threading.Event, *, directory: bool, durable: bool
+) -> None:
+    """As `replace`, unless it is abandoned before the file takes the old one's place. May block."""
+    if content(path, len(new) + 1) == new:
+        return
+    if directory:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    # Hidden, and with an ending of its own: some readers take every *.json of a directory. Random,
+    # as the two agents of a rolling update may both be process 1 of their containers.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = regular(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            if file.write(new) != len(new):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            if durable:
+                os.fsync(descriptor)
+        if not abandoned.is_set():
+            beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

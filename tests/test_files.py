@@ -78,14 +78,10 @@ async def test_nothing_is_left_of_a_write_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").mkdir()  # a file cannot take its place
-    monkeypatch.setattr(files, "_read", _nothing)
+    monkeypatch.setattr(files, "content", lambda *_: None)
     with pytest.raises(OSError, match="directory"):
         await files.replace(tmp_path / "file", b"content")
     await _until(lambda: len(list(tmp_path.iterdir())) == 1)
-
-
-async def _nothing(_path: Path, _most: int, _thread: object) -> bytes:
-    raise FileNotFoundError
 
 
 async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
@@ -105,6 +101,8 @@ async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
     assert caught.value.strerror == "no answer within 0.05 s"
     await files.replace(tmp_path / "quick", b"content", deadline=DEADLINE)
     free.set()
+    with pytest.raises(FileNotFoundError):  # in its turn: after what hung
+        await files.read(slow, 10, deadline=DEADLINE)
     await files.replace(slow, b"new", deadline=DEADLINE)
     await _until(lambda: {each.name for each in tmp_path.iterdir()} == {"slow", "quick"})
     assert slow.read_bytes() == b"new"

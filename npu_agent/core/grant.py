@@ -35,6 +35,8 @@ class Refusal(Enum):
     """It names a device that is not listed now."""
     UNFIT = "failed precondition"
     """It names a device that is listed, and is not to be used."""
+    HELD = "held"
+    """It names a device of which somebody else holds something, which may end soon."""
 
 
 class RefusalError(Exception):

@@ -156,6 +156,10 @@ class LedgerKeeper:
         await self._answer(_ANSWER)
         self.update()
 
+    def ask(self) -> None:
+        """Has the kubelet asked again who holds what; `states` has what its answer changes."""
+        self._pod_resources.ask()
+
     def update(self) -> Conflicts:
         """Takes the latest answer of pod-resources into account; returns what nobody may be given.
 
@@ -288,16 +292,14 @@ class LedgerKeeper:
 
     def _check(self, itself: Name, device: Device) -> None:
         """Raises RefusalError if the device is not free for this holder."""
-        reason = self._conflicts.against(itself, device)
+        kind, reason = Refusal.HELD, self._conflicts.against(itself, device)
         card = device.card
         if not any(
             card.key == here.key and keys_of(card) == keys_of(here) for here in self._cards()
         ):
-            reason = "its card has just gone, or got another number"
+            kind, reason = Refusal.UNFIT, "its card has just gone, or got another number"
         if reason:
-            raise RefusalError(
-                Refusal.UNFIT, f"device {device.id!r} ({device.name}) is not free: {reason}"
-            )
+            raise RefusalError(kind, f"device {device.id!r} ({device.name}) is not free: {reason}")
 
     def _change(self, ledger: Ledger) -> None:
         self.states.publish(ledger)

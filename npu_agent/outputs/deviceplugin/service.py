@@ -33,6 +33,7 @@ _STATUS = {
     Refusal.INVALID: Status.INVALID_ARGUMENT,
     Refusal.UNKNOWN: Status.NOT_FOUND,
     Refusal.UNFIT: Status.FAILED_PRECONDITION,
+    Refusal.HELD: Status.FAILED_PRECONDITION,
 }
 _RESULT = {
     Status.INVALID_ARGUMENT: "invalid",

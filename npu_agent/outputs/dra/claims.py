@@ -38,6 +38,11 @@ Fetch = Callable[[str, str], Awaitable[Mapping[str, Any]]]
 
 _READY = 15.0
 """Seconds to wait for the cards, and for the kubelet to say who holds them, after the start."""
+_HOLDER_ENDS = 4.0
+"""Seconds to wait for whoever still holds a device. The scheduler takes that of a Pod that was
+deleted by force for free, while the kubelet gives its containers two seconds to end, however few
+they were promised. That a container without a claim has ended is sure after another second. A
+kubelet that is refused comes back after 10 to 15 s."""
 _LISTING = 5.0
 """Seconds to wait for the list of CDI specs."""
 _AT_ONCE = 8
@@ -71,6 +76,7 @@ class Claims:
         keeper: LedgerKeeper,
         cdi_root: Path,
         counts: DraCounts,
+        patience: float = _HOLDER_ENDS,
     ) -> None:
         """Nothing is written yet.
 
@@ -82,6 +88,7 @@ class Claims:
             keeper: the ledger.
             cdi_root: where container runtimes read CDI specs.
             counts: where to count what is done.
+            patience: seconds to wait for whoever still holds a device.
         """
         self._fetch = fetch
         self._dra = dra
@@ -90,6 +97,7 @@ class Claims:
         self._keeper = keeper
         self._cdi_root = cdi_root
         self._counts = counts
+        self._patience = patience
         self._changing = asyncio.Lock()
         self._reading = asyncio.Semaphore(_AT_ONCE)
         self._changes: set[asyncio.Task[Any]] = set()
@@ -191,7 +199,7 @@ class Claims:
             await self._ready()
             claim = await self._read(ref)
             joined = await self._joined(claim)
-            return _Outcome("prepared", await self._whole(self._grant(claim, began, joined=joined)))
+            return _Outcome("prepared", await self._granted(claim, began, joined=joined))
         except RefusalError as error:
             return _Outcome("refused", str(error))
         except ApiError as error:
@@ -272,6 +280,28 @@ class Claims:
             known = self._keeper.prepared.value.get(claim.uid)
             return known is not None and known.joined
         return all(len(of_pod) == 1 for of_pod in containers)
+
+    async def _granted(
+        self, claim: Claim, began: float, *, joined: bool
+    ) -> tuple[PreparedResult, ...]:
+        """As `_grant`, once whoever holds a device has ended, if that is soon.
+
+        It is tried after each change of the ledger. Nobody else waits meanwhile.
+        """
+        until = asyncio.get_running_loop().time() + self._patience
+        while True:
+            changed = self._keeper.states.changed  # before it is tried: no change is missed
+            try:
+                return await self._whole(self._grant(claim, began, joined=joined))
+            except RefusalError as error:
+                if error.kind is not Refusal.HELD:
+                    raise
+                self._keeper.ask()
+                try:
+                    async with asyncio.timeout_at(until):
+                        await changed.wait()
+                except TimeoutError:
+                    raise error from None
 
     async def _grant(
         self, claim: Claim, began: float, *, joined: bool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.e2e.dra.claims import (
     DRIVER,
     Seen,
@@ -14,6 +16,7 @@ from tests.e2e.dra.claims import (
     request,
     run,
     running,
+    said,
     seen,
     slices,
     small,
@@ -153,6 +156,31 @@ def test_an_administrator_beside_the_holder(node: Node) -> None:
         node.cluster.kubectl("delete", "namespace", ADMINS, "--timeout=60s")
     # Nor does it take anything with it.
     verified(node, "holder", 1)
+
+
+def test_an_allocation_by_hand_of_a_card_that_a_pod_holds(node: Node) -> None:
+    run(node, pod("holder"))
+    (device,) = allocated(node, "holder")
+    result = {"request": "npu", "driver": DRIVER, "pool": node.name, "device": device}
+    here = {"key": "metadata.name", "operator": "In", "values": [node.name]}
+    allocation = {
+        "allocationTimestamp": "2026-01-01T00:00:00Z",  # the scheduler would change one without
+        "devices": {"results": [result]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [here]}]},
+    }
+    patch = json.dumps({"status": {"allocation": allocation}})
+    node.cluster.apply([claim("by-hand")])
+    target = ("resourceclaim", "by-hand", "--namespace", "default", "--subresource=status")
+    node.cluster.kubectl("patch", *target, "--type=merge", "--patch", patch)
+    node.cluster.apply(pod("next", of_claim="by-hand"))
+    # It is waited for a while, and then the user reads who holds the card.
+    text = said(node, "next", "is not free")
+    assert "Pod default/holder (ResourceClaim default/holder-npus-" in text
+    assert "still holds its cores" in text
+    held = verified(node, "holder", 1).cards
+    node.delete_pods("holder")
+    running(node, "next", timeout=2 * SOON)
+    assert verified(node, "next", 1).cards == held
 
 
 def test_a_pod_waits_for_a_card(node: Node) -> None:

@@ -1,7 +1,7 @@
 """The examples of kubernetes-sigs/dra-example-driver run with our DeviceClass in place of theirs.
 
-They are not part of this repository: $DRA_EXAMPLES is the directory demo/examples of a checkout. Of
-those that need no option or attribute of that driver's own.
+They are not part of this repository: $DRA_EXAMPLES is the directory demo/examples of a checkout, or
+`make e2e-long DRA_EXAMPLES=...`. CARDS has those that run, LEFT_OUT the others and why.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e.dra.claims import inside
+from tests.e2e.dra.conftest import CARDS as EVERY_CARD
 from tests.e2e.dra.test_resource_names import CLASSES
 from tests.e2e.node import SOON, WORKLOAD, Node
 
@@ -25,18 +26,42 @@ CARDS = {
     "basic-multiple-requests": 2,
     "basic-shared-claim-across-containers": 1,
     "basic-shared-claim-across-pods": 1,
-    "admin-access": 1,
+    "admin-access": EVERY_CARD,  # it asks for all of the node
     "initcontainer-shared-gpu": 1,
     "extended-resource-request": 2,
+    "binding-conditions": 1,  # a driver that needs none is allocated from without them
+    "partitionable-devices": 2,  # any two devices of the class: here two whole cards
 }
 """How many cards the Pods of each example have together."""
+
+LEFT_OUT = {
+    "basic-resourceclaim-opaque-config": "parameters of that driver: a GpuConfig",
+    "cel-selector": "an attribute of that driver: model",
+    "prioritized-alternatives": "an attribute of that driver: model",
+    "gpu-allow-multiple-allocations": "devices that several claims may have at once",
+    "gpu-allow-multiple-allocations-partitionable": "devices that several claims may have at once",
+    "native-resource-request": "that driver's profile of CPUs",
+    "net-consumable-capacity": "that driver's profile of network cards",
+    "device-taints-tolerations": "DeviceTaintRules: an API that is off by default",
+    "podgroup-resourceclaimtemplate": "PodGroups: an API that is off by default",
+}
+"""The other examples, and what of their own they need."""
+
+
+def examples() -> Path:
+    """The directory with all examples."""
+    where = os.environ.get("DRA_EXAMPLES")
+    assert where, "set DRA_EXAMPLES to demo/examples of a checkout of dra-example-driver"
+    return Path(where)
+
+
+def test_all_examples_are_known() -> None:
+    assert {one.name for one in examples().iterdir()} == CARDS.keys() | LEFT_OUT.keys()
 
 
 def example(name: str) -> list[dict[str, Any]]:
     """An example's objects, for this cluster: our names, and an image that it has."""
-    where = os.environ.get("DRA_EXAMPLES")
-    assert where, "set DRA_EXAMPLES to demo/examples of a checkout of dra-example-driver"
-    text = (Path(where) / name / f"{name}.yaml").read_text()
+    text = (examples() / name / f"{name}.yaml").read_text()
     text = text.replace("gpu.example.com", "npu.furiosa.ai")
     text = text.replace("example.com/gpu", "beta.furiosa.ai/npu")
     things = [thing for thing in yaml.safe_load_all(text) if thing]

@@ -44,9 +44,10 @@ class Kubelet(PodResources):
 
     def __init__(self) -> None:
         super().__init__(Path("/nowhere"), Feed(1e9))
+        self.asked = 0
 
     def ask(self) -> None:
-        pass
+        self.asked += 1
 
     def ask_soon(self) -> None:
         pass
@@ -61,6 +62,7 @@ class Room:
         self.api: dict[tuple[str, str], Mapping[str, Any] | ApiError] = {}
         self.cdi_root = directory / "cdi"
         self.now = 1000.0
+        self.patience = 0.0
         self.start()
 
     def start(self) -> None:
@@ -84,6 +86,7 @@ class Room:
             keeper=self.keeper,
             cdi_root=self.cdi_root,
             counts=self.counts,
+            patience=self.patience,
         )
 
     def clock(self) -> float:

@@ -27,6 +27,12 @@ SPEC = "furiosa.ai-claim-uid-c.json"
 HELD = "Pod team/pod-c (ResourceClaim team/c) still holds its cores"
 
 
+@pytest.fixture(autouse=True)
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet that does not say how containers use a claim is not waited for."""
+    monkeypatch.setattr("npu_agent.kubelet.ledger._LOOK", 0.01)
+
+
 def answer(*found: tuple[str, str], uid: str = "uid-c") -> tuple[PreparedResult, ...]:
     """For each request and device."""
     return tuple(
@@ -305,6 +311,117 @@ async def test_what_a_container_holds_by_the_device_plugin_is_refused(tmp_path: 
         "device 'WARBOY-0' (npu0) is not free: Pod team/train still holds its cores as WARBOY-0 "
         "of beta.furiosa.ai/npu"
     )
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Room:
+    """Claims that wait for as long as it takes."""
+    room = Room(tmp_path)
+    room.patience = 600.0
+    room.start()
+    return room
+
+
+async def waits(room: Room, name: str) -> asyncio.Task[Any]:
+    """A Prepare that was tried, and that waits."""
+    asked = room.kubelet.asked
+    preparing = asyncio.create_task(room.prepared(name))
+    await until(lambda: room.kubelet.asked > asked)
+    return preparing
+
+
+async def test_a_claim_waits_for_the_one_that_holds_its_device(patient: Room) -> None:
+    """Its Pod was deleted by force, and is about to end. Nobody else waits meanwhile."""
+    await patient.owned()
+    for name, device in (("c", ZERO), ("d", ZERO), ("e", ONE)):
+        patient.claim(name, result(device))
+    await patient.prepared("c")
+    preparing = await waits(patient, "d")
+    assert await patient.prepared("e") == answer(("npu", ONE), uid="uid-e")
+    assert not preparing.done()
+    await patient.unprepared("c")
+    assert await preparing == answer(("npu", ZERO), uid="uid-d")
+    assert patient.counts.prepares == {"prepared": 3, "refused": 0, "failed": 0}
+
+
+async def test_a_claim_waits_for_a_container_that_has_no_claim(patient: Room) -> None:
+    await patient.owned("WARBOY-0")
+    patient.claim("c", result(ZERO))
+    preparing = await waits(patient, "c")
+    for held in (["WARBOY-0"], [], []):  # two answers without it
+        asked = patient.kubelet.asked
+        assert not preparing.done()
+        patient.says(*held)
+        while not preparing.done() and patient.kubelet.asked == asked:  # until it is tried again
+            await asyncio.sleep(0)
+    assert await preparing == answer(("npu", ZERO))
+
+
+async def test_a_claim_waits_until_it_is_sure_that_no_container_is_left(patient: Room) -> None:
+    """The agent, or the device plugin, has just ended, or has given its cards to DRA."""
+    await patient.owned()
+    patient.keeper.offering({NPU: [plain(patient)]})
+    await patient.keeper.saved()
+    await patient.restarted()
+    assert patient.keeper.holds.value  # one answer is not enough
+    patient.claim("c", result(ZERO))
+    preparing = await waits(patient, "c")
+    patient.says()
+    assert await preparing == answer(("npu", ZERO))
+
+
+async def test_a_claim_that_ends_while_it_waits_is_not_prepared(patient: Room) -> None:
+    await patient.owned()
+    patient.claim("c", result(ZERO))
+    patient.claim("d", result(ZERO))
+    await patient.prepared("c")
+    preparing = await waits(patient, "d")
+    await patient.unprepared("d")
+    await patient.unprepared("c")
+    assert "was unprepared meanwhile" in await preparing
+    assert patient.specs() == []
+    assert patient.keeper.prepared.value == {}
+
+
+async def test_nor_is_one_that_the_kubelet_no_longer_waits_for(patient: Room) -> None:
+    await patient.owned()
+    patient.claim("c", result(ZERO))
+    patient.claim("d", result(ZERO))
+    await patient.prepared("c")
+    preparing = await waits(patient, "d")
+    preparing.cancel()
+    await asyncio.wait([preparing])
+    await patient.unprepared("c")
+    await asyncio.sleep(0)
+    assert patient.specs() == []
+    assert patient.keeper.prepared.value == {}
+
+
+async def test_a_claim_does_not_wait_for_what_no_holder_changes(patient: Room) -> None:
+    dead = state(index=1, health=HealthState.UNHEALTHY, reason="dead")
+    patient.have(patient.cards[0], dead)
+    await patient.owned()
+    patient.claim("sick", result(ONE))
+    patient.claim("gone", result("npu-of-another-life"))
+    patient.claim("twice", result(ZERO, "a"), result(ZERO, "b"))
+    assert "is unhealthy" in await patient.prepared("sick")
+    assert "does not have (any more)" in await patient.prepared("gone")
+    assert "has the same cores twice" in await patient.prepared("twice")
+    assert not await patient.keeper.end()
+    patient.claim("c", result(ZERO))
+    assert "about to end" in await patient.prepared()
+
+
+async def test_a_claim_waits_no_longer_than_it_may(patient: Room) -> None:
+    patient.patience = 0.05
+    patient.start()
+    await patient.owned()
+    patient.claim("c", result(ZERO))
+    patient.claim("d", result(ZERO))
+    await patient.prepared("c")
+    assert HELD in await patient.prepared("d")
+    await patient.unprepared("c")
+    assert patient.keeper.prepared.value == {}
 
 
 async def test_what_a_claim_holds_is_refused_to_the_device_plugin(tmp_path: Path) -> None:
