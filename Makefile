@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CHECKED := npu_agent protos tests bench docs packaging
 # Tests with targets of their own: they build programs and start containers.
 NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
-PACKAGES := binutils chromium prometheus systemd
+PACKAGES := binutils chromium fish prometheus systemd zsh
 
 .DEFAULT_GOAL := help
 .PHONY: help python check mutants demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e e2e-long bench cluster clean
@@ -43,7 +43,7 @@ demo: $(RUN)/ready ## the whole agent on simulated cards with a stand-in for the
 
 ##@ Set up
 
-packages: ## install from Debian what some tests need: a browser, Prometheus, systemd-analyze (root)
+packages: ## install from Debian what some tests need: a browser, Prometheus, shells, systemd-analyze (root)
 	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; }
 

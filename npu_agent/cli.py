@@ -1,6 +1,6 @@
-"""The command line: the parser; each command is a module of `npu_agent.commands`.
+"""The command line: finds the command, and runs its module of `npu_agent.commands`.
 
-It is imported when it is run, so that `--help` is quick and `run` stays small.
+That is imported when it is run, so that `--help` is quick and `run` stays small.
 Exit codes: 0 fine, 1 failed, 2 wrong use or wrong config.
 """
 
@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from npu_agent import __version__, config
-from npu_agent.commands import FAILED
-from npu_agent.vendors import VENDORS, WORDS
-
-WRONG = 2
-"""Exit code of wrong use or a wrong configuration."""
+from npu_agent import config
+from npu_agent.commands import FAILED, WRONG, CommandError
+from npu_agent.commands.catalogue import COMMANDS, GROUPS, below, group, top
+from npu_agent.commands.parser import Parser
+from npu_agent.config.text import did_you_mean
+from npu_agent.text import reason, shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that `arguments` (default: the process's) name; returns the exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
-    args = _parser(given).parse_args(given)
+    args = parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        code: int = import_module(f"npu_agent.commands.{args.command}").main(args)
+        _check_host_root(args)
+        code: int = import_module(COMMANDS[args.command].module).main(args)
         sys.stdout.flush()
     except config.ConfigError as error:
-        print(f"npu-agent: {error}", file=sys.stderr)
-        return WRONG
+        return _failed(WRONG, *map(str, error.problems))
+    except CommandError as error:
+        return _failed(error.code, str(error))
     except KeyboardInterrupt:
         return 128 + 2
     except BrokenPipeError:
@@ -40,131 +42,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for the arguments `given`, which decide whether the simulator is needed."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--host-root",
-        type=Path,
-        metavar="DIR",
-        default=argparse.SUPPRESS,
-        help="where the host's / is mounted, or a simulated tree (default: /)",
-    )
-    # Two of the config's options go with any command; `run` and `config show` bring them along.
-    logging = argparse.ArgumentParser(add_help=False)
-    config.add_options(logging, WORDS, group="log")
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    """What the arguments ask for; ends the process where they are wrong, or ask for help."""
+    first = top()
+    at = _command_at(given, first)
+    args = first.parse(given[:at], argparse.Namespace())
+    words, rest = given[at : at + 1], given[at + 1 :]
+    if not words:
+        first.error(f"COMMAND is missing: one of {', '.join(below(''))}")
+    name = words[0]
+    if name in GROUPS:
+        name, rest = _below(group(name), name, rest)
+    elif name not in COMMANDS:
+        first.error(f"{shown(name)}: no such command{did_you_mean(name, below(''))}")
+    return COMMANDS[name].parser().parse(rest, args)
 
-    makers = " and ".join(vendor.profile.title for vendor in VENDORS)
-    parser = argparse.ArgumentParser(
-        prog="npu-agent",
-        description=f"Node agent for {makers} NPUs on Kubernetes.",
-        parents=[common, logging],
-    )
-    parser.add_argument("--version", action="version", version=f"npu-agent {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    run = commands.add_parser("run", parents=[common], help="the agent: what the DaemonSet runs")
-    config.add_options(run, WORDS)
-    run.add_argument(
-        "--no-kubelet",
-        dest="kubelet",
-        action="store_false",
-        help="on a host without Kubernetes: health, metrics, the status page, and CDI specs in "
-        "/etc/cdi, as `npu-agent cdi watch` writes them; no Pods, labels or events",
-    )
-    run.set_defaults(command="run")
+def _command_at(given: Sequence[str], parser: Parser) -> int:
+    """The index of the command: of the first word that is no option, and no option's value."""
+    options, at = parser.options, 0
+    while at < len(given) and given[at].startswith("-"):
+        option = options.get(given[at])
+        at += 2 if option is not None and option.nargs != 0 else 1
+    return min(at, len(given))
 
-    both = [common, logging]
-    info = commands.add_parser("info", parents=both, help="the cards of this host")
-    info.add_argument("--format", choices=("table", "json"), default="table")
-    info.add_argument("--watch", action="store_true", help="go on and show every change")
-    info.set_defaults(command="info")
 
-    held = commands.add_parser(
-        "allocations", parents=both, help="which container holds which device"
-    )
-    held.add_argument("--format", choices=("table", "json"), default="table")
-    held.add_argument(
-        "--plugin-dir",
-        type=Path,
-        default=Path(config.Config().plugin_dir),
-        metavar="DIR",
-        help="the kubelet's device-plugins directory; its pod-resources directory is beside it "
-        "(default: %(default)s)",
-    )
-    held.set_defaults(command="allocations")
+def _below(parser: Parser, name: str, rest: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The command below `name` that `rest` begins with, and what follows it."""
+    word = next(iter(rest), "")
+    if not word or word.startswith("-"):
+        parser.parse(rest, argparse.Namespace())
+        parser.error(f"COMMAND is missing: one of {', '.join(parser.commands)}")
+    if word not in parser.commands:
+        hint = did_you_mean(word, parser.commands)
+        parser.error(f"{shown(word)}: no such command below {name}{hint}")
+    return f"{name} {word}", rest[1:]
 
-    labels = commands.add_parser(
-        "labels",
-        parents=[common],
-        help="show the labels of the Node and why; apply them once; clear them",
-    )
-    labels.add_argument(
-        "action", choices=("show", "apply", "clear"), nargs="?", default="show", help="(show)"
-    )
-    config.add_options(labels, WORDS)
-    labels.set_defaults(command="labels")
 
-    conf = commands.add_parser("config", help="check, show or describe the configuration")
-    about = conf.add_subparsers(metavar="check|show|schema", required=True)
-    check = about.add_parser("check", parents=both, help="is this file good? exit 2 if not")
-    check.add_argument("file", type=Path, metavar="FILE")
-    check.set_defaults(command="config", action="check")
-    show = about.add_parser(
-        "show", parents=[common], help="the configuration that `run` would have with these options"
-    )
-    config.add_options(show, WORDS)
-    show.set_defaults(command="config", action="show")
-    schema = about.add_parser("schema", parents=both, help="the JSON schema of the file")
-    schema.set_defaults(command="config", action="schema")
+def _check_host_root(args: argparse.Namespace) -> None:
+    """Raises CommandError if there is no such directory: everything would look as without cards."""
+    root: Path | None = getattr(args, "host_root", None)
+    if root is None:
+        return
+    try:
+        there = stat.S_ISDIR(root.stat().st_mode)
+        wrong = "" if there else f"{root}: no directory"
+    except (OSError, ValueError) as error:
+        wrong = reason(error)
+    if wrong:
+        raise CommandError(
+            f"--host-root: {wrong}: name the directory where the host's / is mounted, or one that "
+            "`npu-agent simulate` made",
+            WRONG,
+        )
 
-    cdi = commands.add_parser(
-        "cdi",
-        parents=both,
-        help="CDI specs in /etc/cdi, for Docker, Podman and others on a host without Kubernetes",
-    )
-    cdi.add_argument(
-        "action",
-        choices=("generate", "watch"),
-        nargs="?",
-        default="generate",
-        help="generate: write them once; watch: go on and keep them true to the cards (generate)",
-    )
-    cdi.add_argument(
-        "--stdout", action="store_true", help="with generate: print the specs and write nothing"
-    )
-    cdi.set_defaults(command="cdi")
 
-    doctor = commands.add_parser(
-        "doctor",
-        parents=[common],
-        help="check what the agent needs, here and in the cluster; exit 1 if something is wrong",
-    )
-    doctor.add_argument("--format", choices=("table", "json"), default="table")
-    config.add_options(doctor, WORDS)
-    doctor.set_defaults(command="doctor")
-
-    verify = commands.add_parser(
-        "verify",
-        parents=both,
-        help="in a container that was given NPUs: are they the right ones? exit 1 if not",
-    )
-    verify.add_argument("--format", choices=("text", "json"), default="text")
-    verify.add_argument(
-        "--expect", type=int, metavar="N", help="how many devices the container asked for"
-    )
-    verify.set_defaults(command="verify")
-
-    simulate = commands.add_parser(
-        "simulate", parents=both, help="make a simulated driver tree, or break a card in one"
-    )
-    if "simulate" in given:  # its help lists the faults, which the simulator knows
-        import_module("npu_agent.commands.simulate").add_arguments(simulate)
-    simulate.set_defaults(command="simulate")
-
-    demo = commands.add_parser(
-        "demo", parents=both, help="the whole agent on simulated cards, in this terminal"
-    )
-    demo.add_argument("--once", action="store_true", help="end after the tour; exit 1 if it failed")
-    demo.set_defaults(command="demo")
-    return parser
+def _failed(code: int, *problems: str) -> int:
+    for problem in problems:
+        print(f"npu-agent: error: {problem}", file=sys.stderr)
+    return code

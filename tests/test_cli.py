@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from npu_agent import __version__, cli, config, simulator
 from npu_agent.core.ledger import Assignment
@@ -54,11 +56,30 @@ Called = tuple[int, str, str]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "required: COMMAND"),
-        (("rum",), "invalid choice: 'rum'"),
-        (("info", "--format", "xml"), "invalid choice: 'xml'"),
-        (("info", "extra"), "unrecognized arguments: extra"),
-        (("config",), "required: check|show|schema"),
+        ((), "COMMAND is missing: one of run, info, "),
+        (("rum",), "rum: no such command: did you mean run?"),
+        (("--hots-root", "/", "info"), "--hots-root: no such option: did you mean --host-root?"),
+        (("info", "--format", "xml"), "must be table, wide, json or yaml, not xml; see `npu-agent"),
+        (("info", "-o", "jsno"), "not jsno: did you mean json?"),
+        (("info", "extra"), "extra: one argument too many; see `npu-agent info --help`"),
+        (("info", "-x"), "-x: no such option; see `npu-agent info --help`"),
+        (("info", "--watch", "--interval=5"), "--interval: no such option"),
+        (("info", "--wat"), "--wat: no such option: did you mean --watch?"),
+        (("run", "--default", "Single"), "--default: no such option: did you mean --default-pe?"),
+        (("run", "--interval"), "--interval: expected one argument; see `npu-agent run --help`"),
+        (("labels", "aply"), "show|apply|clear: must be show, apply or clear, not aply: did you"),
+        (("verify", "--expect", "two"), "--expect: must be a whole number, not two; see"),
+        (("config",), "COMMAND is missing: one of check, show, schema; see `npu-agent config"),
+        (("config", "chekc"), "chekc: no such command below config: did you mean check?"),
+        (("config", "--interval"), "--interval: no such option; see `npu-agent config --help`"),
+        (("config", "check"), "required: FILE"),
+        (("completion", "ksh"), "must be bash, zsh or fish, not ksh"),
+        (("simulate", "--onec"), "--onec: no such option: did you mean --once?"),
+        (("simulate", "/tmp", "falt", "npu0", "dead"), "did you mean 'fault'?"),
+        (("simulate", "/tmp", "status", "npu0"), "status: one argument too many: npu0"),
+        (("info", "--log-level", "loud"), "--log-level: must be debug, error, info or warning"),
+        (("info", "--host-root", "/missing"), "--host-root: /missing: No such file or directory"),
+        (("run", "--host-root=/dev/null"), "--host-root: /dev/null: no directory: name the"),
         (("run", "--default-pe", "Fusoin"), "must be Fusion or Single, not Fusoin"),
         (("run", "--interval", "-1"), "--interval"),
         (("run", "--config-file", "/missing.yaml"), "/missing.yaml"),
@@ -71,6 +92,20 @@ def test_wrong_use_is_exit_2_with_what_is_wrong(
     code, out, err = called(capsys, *arguments)
     assert (code, out) == (2, "")
     assert words in err
+    (line,) = err.splitlines()
+    assert line.startswith("npu-agent: error: ")
+
+
+def test_every_error_of_a_file_is_a_line_in_the_same_style(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("intervall: 5\ndefaultPe: single\n")
+    _, _, err = called(capsys, "config", "check", file)
+    assert [line.split(": ")[:3] for line in err.splitlines()] == [
+        ["npu-agent", "error", f"{file}:1"],
+        ["npu-agent", "error", f"{file}:2"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,55 +140,20 @@ def test_host_root_is_no_key_and_goes_with_a_config_file(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("interval: 5\n")
-    code, out, _ = called(capsys, "config", "show", "--host-root", "/x", "--config-file", file)
+    code, out, _ = called(capsys, "config", "show", "--host-root", tmp_path, "--config-file", file)
     assert code == 0
     assert "interval: 5 " in out
     assert str(file) in out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert called(capsys, "--version") == (0, f"npu-agent {__version__}\n", "")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "",
-        "run",
-        "info",
-        "allocations",
-        "config",
-        "config check",
-        "config show",
-        "config schema",
-        "labels",
-        "doctor",
-        "verify",
-        "simulate",
-        "simulate x fault",
-        "demo",
-    ],
-)
-def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, out, err = called(capsys, *command.split(), "--help")
-    assert (code, err) == (0, "")
-    assert out.startswith(f"usage: npu-agent {command.partition(' x')[0]}".rstrip())
-
-
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = called(capsys, "--help")
-    for command in (
-        "run",
-        "info",
-        "allocations",
-        "labels",
-        "config",
-        "doctor",
-        "verify",
-        "simulate",
-        "demo",
-    ):
-        assert f"\n    {command} " in out
+    for asked in ("--version", "version"):
+        assert called(capsys, asked) == (0, f"npu-agent {__version__}\n", "")
+    _, out, _ = called(capsys, "version", "-o", "yaml")
+    found = {"version": __version__, "python": platform.python_version()}
+    assert yaml.safe_load(out) == found
+    _, out, _ = called(capsys, "version", "--format=json")
+    assert json.loads(out) == found
 
 
 def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -201,6 +201,12 @@ def test_info_as_json_has_exactly_the_keys_of_the_contract(
         "firmware_version": "1.6.0, c1bebfd",
         "numa_node": 0,
         "health": "healthy",
+        "health_reason": "works",
+        "title": "FuriosaAI Warboy",
+        "pci_dev": "509:0",
+        "temperature": 40.0,
+        "power": 1.37,
+        "pods": None,
     }
     assert list(rngd) == list(warboy)
     assert (rngd["name"], rngd["family"], rngd["product"], rngd["cores"]) == (
@@ -238,6 +244,8 @@ def test_info_names_the_pods_that_hold_a_card(
     assert rows["NPU"].rstrip(" |").endswith("Pod")
     assert rows["npu0"].rstrip(" |").endswith("ml/train")
     assert rows["npu1"].rstrip(" |").endswith("-")
+    _, out, _ = called(capsys, "info", "--host-root", root, "-o", "json")
+    assert [one["pods"] for one in json.loads(out)] == [[{"namespace": "ml", "pod": "train"}], []]
 
 
 def test_info_names_the_pods_that_hold_a_card_by_claim(
@@ -372,8 +380,8 @@ def test_allocations_without_a_kubelet(
     code, out, err = called(capsys, "allocations", "--plugin-dir", plugin_dir)
     assert (code, out) == (1, "")
     assert err == (
-        f"npu-agent: {plugin_dir.parent}/pod-resources/kubelet.sock is missing: is the kubelet "
-        "running, and is its directory mounted here?\n"
+        f"npu-agent: error: {plugin_dir.parent}/pod-resources/kubelet.sock is missing: is the "
+        "kubelet running, and is its directory mounted here?\n"
     )
 
 

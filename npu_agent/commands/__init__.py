@@ -1,7 +1,19 @@
 """The commands, one module each: `main(args)` does it and returns the exit code.
 
-`npu_agent.cli` parses the arguments and imports the module of the command that they name.
+`catalogue` lists them with their options and their help; `parser` is what parses one of them.
+`npu_agent.cli` imports the module of the command that the arguments name. What a command cannot do
+is a `CommandError`, which `npu_agent.cli` prints: so that all errors have one style.
 """
 
 FAILED = 1
 """Exit code of a command that was understood and could not be done, or found something wrong."""
+WRONG = 2
+"""Exit code of wrong use or a wrong configuration."""
+
+
+class CommandError(Exception):
+    """What a command cannot do, in words for people: the place, what is wrong, the remedy."""
+
+    def __init__(self, words: str, code: int = FAILED) -> None:
+        super().__init__(words)
+        self.code = code

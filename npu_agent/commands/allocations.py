@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 from dataclasses import asdict
 
-from npu_agent.commands import FAILED, view
+from npu_agent.commands import CommandError, view
 from npu_agent.commands.common import DRIVERS, quiet
 from npu_agent.kubelet import podresources
 
@@ -20,11 +18,12 @@ def main(args: argparse.Namespace) -> int:
         socket = podresources.socket_beside(args.plugin_dir)
         held = asyncio.run(podresources.fetch(socket, DRIVERS))
     except podresources.UnavailableError as error:
-        print(f"npu-agent: {error}", file=sys.stderr)
-        return FAILED
-    if args.format == "json":
+        raise CommandError(str(error)) from error
+    if args.output in view.DATA:
         rows = [{**asdict(one), "claim": one.claim or None} for one in held]
-        print(json.dumps(rows, indent=2))
+        print(view.data(rows, args.output))
+    elif held:
+        view.show(view.assignments_table(held), wide=args.output == "wide")
     else:
-        view.show(view.assignments_table(held) if held else "no container holds a device")
+        view.show("no container holds a device")
     return 0

@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 
-from npu_agent.commands import FAILED
+from npu_agent.commands import CommandError
 from npu_agent.commands.common import host_root, quiet, vendors
 from npu_agent.core.hardware import Snapshot
 from npu_agent.feed import Feed
@@ -22,14 +22,15 @@ def main(args: argparse.Namespace) -> int:
     """Does `args.action`."""
     config = quiet(args)
     if args.action == "generate":
-        return asyncio.run(_generate(args))
+        asyncio.run(_generate(args))
+        return 0
     if config.log.level == "error":  # of `quiet`: what is written is this command's output
         setup("info", config.log.format)
     asyncio.run(_watch(args))
     return 0
 
 
-async def _generate(args: argparse.Namespace) -> int:
+async def _generate(args: argparse.Namespace) -> None:
     directory = host_root(args) / HOST_DIRECTORY
     snapshot = await read_once(vendors(args))
     specs = host_specs(snapshot, WORDS.families)
@@ -39,24 +40,20 @@ async def _generate(args: argparse.Namespace) -> int:
         print(f"npu-agent: left out: {one}", file=sys.stderr)
     if not specs.files:
         remedy = "`npu-agent doctor` says what is missing"
-        print(f"npu-agent: no NPU to offer below {host_root(args)}: {remedy}", file=sys.stderr)
-        return FAILED
+        raise CommandError(f"no NPU to offer below {host_root(args)}: {remedy}")
     if args.stdout:
         for content in specs.files.values():
             print(content.decode(), end="")
-        return 0
+        return
     try:
         await write(directory, specs)
     except OSError as error:
-        print(
-            f"npu-agent: {directory}: {error.strerror or error}: run it as root, or print the "
-            "specs by --stdout",
-            file=sys.stderr,
-        )
-        return FAILED
+        raise CommandError(
+            f"{directory}: {error.strerror or error}: run it as root, or print the specs by "
+            "--stdout"
+        ) from error
     print(*(f"{directory / name} written" for name in specs.files), sep="\n")
     print(*specs.names, sep="\n")
-    return 0
 
 
 async def _watch(args: argparse.Namespace) -> None:

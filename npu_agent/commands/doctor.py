@@ -26,8 +26,8 @@ def main(args: argparse.Namespace) -> int:
     async def act() -> int:
         checks = (forgotten(args, situation, good), *await examine(situation))
         # Shown here: what hangs after all, such as a name that is resolved, may delay the end.
-        if args.format == "json":
-            print(report.as_json(checks))
+        if args.output in view.DATA:
+            print(view.data([check.as_json() for check in checks], args.output))
         else:
             view.show(report.table(checks, narrow=sys.stdout.isatty()), report.summary(checks))
         sys.stdout.flush()

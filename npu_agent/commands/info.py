@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
-import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from npu_agent.commands import view
 from npu_agent.commands.common import DRIVERS, host_root, quiet, vendors
+from npu_agent.commands.screen import Screen, is_screen, run_until_signal
 from npu_agent.config import Config
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment
@@ -18,57 +18,77 @@ from npu_agent.inventory.inventory import Inventory, read_once
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
 
+_REFRESH = 2.0
+"""Seconds after which the screen is drawn again, with the time and the Pods, without a change."""
+
 
 def main(args: argparse.Namespace) -> int:
     """Shows them once, or with --watch at every change."""
     quiet(args)
-    try:
-        asyncio.run(_watch(args) if args.watch else _once(args))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    return 0
+    return run_until_signal(_watch(args) if args.watch else _once(args))
 
 
 async def _once(args: argparse.Namespace) -> None:
-    _show(args, await read_once(vendors(args)), await _assignments())
+    snapshot, held = await read_once(vendors(args)), await _assignments()
+    if args.output in view.DATA:
+        print(view.data(view.cards_as_json(snapshot, held), args.output))
+    else:
+        print(_table(args, snapshot, held))
 
 
 async def _watch(args: argparse.Namespace) -> None:
-    # Not asyncio's own Ctrl-C, which cancels between any two instructions and so may break
-    # into the work of an event (seen: InvalidStateError).
-    this = asyncio.current_task()
-    assert this is not None  # noqa: S101  (for the type checker)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, this.cancel)
     inventory = Inventory(vendors(args))
+    snapshots = inventory.snapshots
     # No TaskGroup: it would wrap the BrokenPipeError that `cli.main` handles.
     running = asyncio.create_task(inventory.run())
-    running.add_done_callback(lambda _: inventory.snapshots.close())
+    running.add_done_callback(lambda _: snapshots.close())
+    full = args.output not in view.DATA and is_screen()
     try:
-        async for snapshot in inventory.snapshots.watch():
-            if snapshot.complete:
-                held = await _assignments()
-                if args.format == "table" and sys.stdout.isatty():
-                    print("\033[H\033[2J", end="")
-                _show(args, snapshot, held)
-                sys.stdout.flush()
-        await running
+        with Screen("npu-agent info") if full else nullcontext() as screen:
+            shown: Snapshot | None = None
+            while not snapshots.closed:
+                changed, snapshot = snapshots.changed, snapshots.value
+                if snapshot.complete and (screen or snapshot is not shown):
+                    shown, held = snapshot, await _assignments()
+                    if screen:
+                        screen.draw(_table(args, snapshot, held))
+                    else:
+                        print(_one_of_many(args, snapshot, held), flush=True)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_REFRESH if screen else None):
+                        await changed.wait()
+            await running
     finally:
         running.cancel()
 
 
-async def _assignments() -> tuple[Assignment, ...]:
+def _one_of_many(
+    args: argparse.Namespace, snapshot: Snapshot, held: tuple[Assignment, ...] | None
+) -> str:
+    """What --watch prints for a change: JSON in one line, YAML as one of several documents."""
+    match args.output:
+        case "json":
+            return json.dumps(view.cards_as_json(snapshot, held))
+        case "yaml":
+            return f"---\n{view.data(view.cards_as_json(snapshot, held), 'yaml')}"
+        case _:
+            return _table(args, snapshot, held)
+
+
+async def _assignments() -> tuple[Assignment, ...] | None:
     try:
         return await podresources.fetch(socket_beside(Path(Config().plugin_dir)), DRIVERS)
     except UnavailableError:
-        return ()  # no kubelet here, or not ours to ask: the column is left out
+        return None  # no kubelet here, or not ours to ask: the column is left out
 
 
-def _show(args: argparse.Namespace, snapshot: Snapshot, held: tuple[Assignment, ...]) -> None:
-    if args.format == "json":
-        print(json.dumps(view.cards_as_json(snapshot), indent=None if args.watch else 2))
-        return
+def _table(
+    args: argparse.Namespace, snapshot: Snapshot, held: tuple[Assignment, ...] | None
+) -> str:
+    wide = args.output == "wide"
     notes = [f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.odd]
-    if snapshot.cards:
-        view.show(view.cards_table(snapshot, held), *notes)
-    else:
-        view.show(f"no NPUs found below {host_root(args)}", *notes)
+    if not snapshot.cards:
+        return view.drawn(f"no NPUs found below {host_root(args)}", *notes)
+    width = None if wide else view.terminal_width()
+    table = view.cards_table(snapshot, held, wide=wide, width=width)
+    return view.drawn(table, *notes, wide=wide)

@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 
-from npu_agent.commands import FAILED, view
+from npu_agent.commands import CommandError, view
 from npu_agent.commands.common import host_root, quiet, vendors
 from npu_agent.core.vocabulary import LabelSet, label_sets
 from npu_agent.inventory.inventory import read_once
@@ -32,12 +32,15 @@ async def _act(args: argparse.Namespace) -> int:
     assert output is not None  # noqa: S101  (for the type checker)
     try:
         if args.action == "clear":
-            print(*sorted(await output.clear()) or ["nothing to clear"], sep="\n")
+            cleared = sorted(await output.clear())
+            if args.output in view.DATA:
+                print(view.data(cleared, args.output))
+            else:
+                print(*cleared or ["nothing to clear"], sep="\n")
         else:
             await _show_or_apply(args, output, label_sets(VOCABULARIES, wanted.sets))
     except UnavailableError as error:
-        print(f"npu-agent: {error}", file=sys.stderr)
-        return FAILED
+        raise CommandError(str(error)) from error
     finally:
         await api.close()
     return 0
@@ -50,10 +53,18 @@ async def _show_or_apply(
     snapshot = await read_once(vendors(args))
     machine = read_machine(root)
     if args.action == "show":
-        view.show(view.labels_table(compute.explained(snapshot, machine, sets)))
+        explained = list(compute.explained(snapshot, machine, sets))
+        if args.output in view.DATA:
+            rows = [{"label": one.key, "value": one.value, "why": one.why} for one in explained]
+            print(view.data(rows, args.output))
+        else:
+            view.show(view.labels_table(explained), wide=args.output == "wide")
     else:
         labels = compute.labels(snapshot, machine, sets)
         await output.put(labels, careful=False)
-        print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
+        if args.output in view.DATA:
+            print(view.data(dict(labels), args.output))
+        else:
+            print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
     if doubt := compute.unsure(snapshot):
         print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)

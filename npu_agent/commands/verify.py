@@ -17,7 +17,7 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
-from npu_agent.commands import FAILED
+from npu_agent.commands import FAILED, view
 from npu_agent.commands.common import host_root, quiet
 from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise, cover
@@ -53,7 +53,10 @@ def main(args: argparse.Namespace) -> int:
     """Exit code 1 if anything is wrong."""
     quiet(args)
     checks = asyncio.run(verify(host_root(args), os.environ, expect=args.expect))
-    print(report.as_json(checks) if args.format == "json" else text(checks))
+    if args.output in view.DATA:
+        print(view.data([check.as_json() for check in checks], args.output))
+    else:
+        print(text(checks))
     return FAILED if report.failed(checks) else 0
 
 

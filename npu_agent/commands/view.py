@@ -1,8 +1,12 @@
-"""What people see in a terminal: tables, and the same as JSON. Loads rich only for tables."""
+"""What people see in a terminal: tables, and the same as JSON or YAML.
+
+Loads rich only for tables, and PyYAML only for YAML.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
@@ -13,9 +17,35 @@ from npu_agent.outputs.labels.compute import Explained
 if TYPE_CHECKING:
     from rich.table import Table
 
+DATA = ("json", "yaml")
+"""The values of --output that are for programs."""
 
-def cards_as_json(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """The cards for programs; None where the driver does not say. Keys are a contract (spec 1)."""
+WIDE = 400
+"""Columns for what is not cut."""
+
+
+def data(value: object, output: str) -> str:
+    """A value for programs, as JSON or YAML; in ASCII, as it may quote what is no text."""
+    if output == "json":
+        return json.dumps(value, indent=2)
+    import yaml
+
+    text: str = yaml.safe_dump(value, sort_keys=False, width=1 << 20)
+    return text.rstrip("\n")
+
+
+def cards_as_json(
+    snapshot: Snapshot, assignments: Sequence[Assignment] | None = None
+) -> list[dict[str, Any]]:
+    """The cards for programs; None where the driver, or the kubelet, does not say.
+
+    The keys are a contract: those that there are stay.
+
+    Args:
+        snapshot: the cards.
+        assignments: who holds them; None: not known.
+    """
+    held = holders(snapshot, assignments or ())
     return [
         {
             "name": state.card.name,
@@ -29,52 +59,109 @@ def cards_as_json(snapshot: Snapshot) -> list[dict[str, Any]]:
             "firmware_version": state.card.firmware_version,
             "numa_node": state.card.numa_node,
             "health": state.health.state.value,
+            "health_reason": state.health.reason,
+            "title": state.card.title,
+            "pci_dev": state.card.dev,
+            "temperature": state.reading.temperature() if state.reading else None,
+            "power": state.reading.power() if state.reading else None,
+            "pods": None
+            if assignments is None
+            else [{"namespace": namespace, "pod": pod} for namespace, pod in held[state.id]],
         }
         for state in snapshot.cards
     ]
 
 
-def cards_table(snapshot: Snapshot, assignments: Sequence[Assignment] = ()) -> Table:
-    """The cards for people; the column of Pods only where some are known."""
-    pods: dict[str, set[str]] = {}
+def holders(
+    snapshot: Snapshot, assignments: Sequence[Assignment]
+) -> dict[str, list[tuple[str, str]]]:
+    """Namespace and name of the Pods that hold each card, by the card's ID."""
     cards = [state.card for state in snapshot.cards]
     plain = [one for one in assignments if not one.claim]
     ledger = Ledger().answered(plain, 0.0, cards=cards, resources=())
     by_name = cards_by_name(snapshot.cards)
     held = [(one.card_id, one.assignment) for one in ledger.holdings(snapshot.cards)]
     held += [(by_name.get(one.device, ""), one) for one in assignments if one.claim]
+    pods: dict[str, set[tuple[str, str]]] = {state.id: set() for state in snapshot.cards}
     for card_id, holder in held:
-        pods.setdefault(card_id, set()).add(f"{holder.namespace}/{holder.pod}")
+        pods.setdefault(card_id, set()).add((holder.namespace, holder.pod))
+    return {id_: sorted(each) for id_, each in pods.items()}
+
+
+_GO_FIRST = ("PCI-DEV", "PCI-BDF", "Cores", "Power", "Temp.", "Pod")
+"""Columns that a narrow terminal has no room for, in the order in which they go."""
+_FOLDED = 24
+"""Columns that are left to a text which may be folded into several lines: health, Pods."""
+
+
+def cards_table(
+    snapshot: Snapshot,
+    assignments: Sequence[Assignment] | None = None,
+    *,
+    wide: bool = False,
+    width: int | None = None,
+) -> Table:
+    """The cards for people; the column of Pods only where some are known.
+
+    Args:
+        snapshot: the cards.
+        assignments: who holds them; None: not known.
+        wide: with all that identifies a card.
+        width: columns that there are; None: as many as are needed.
+    """
+    held = holders(snapshot, assignments or ())
+    rows = [_cells(state, held[state.id]) for state in snapshot.cards]
     columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
-    if assignments:
-        columns.append("Pod")
+    columns += ["Pod"] if assignments or (wide and assignments is not None) else []
+    columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"] if wide else []
+    if width is not None:
+        columns = _fitting(columns, rows, width)
     table = _table(columns, right=("Temp.", "Power", "Cores"))
-    for state in snapshot.cards:
-        cells = _cells(state)
-        if assignments:
-            cells.append(", ".join(sorted(pods.get(state.id, {"-"}))))
+    for state, cells in zip(snapshot.cards, rows, strict=True):
         style = "red" if state.health.state is HealthState.UNHEALTHY else None
-        table.add_row(*cells, style=style)
+        table.add_row(*(cells[name] for name in columns), style=style)
     return table
 
 
-def _cells(state: CardState) -> list[str]:
+def _fitting(columns: list[str], rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """The columns that `width` has room for."""
+    from rich.cells import cell_len  # a Korean letter takes two columns
+
+    def wanted(name: str) -> int:
+        longest = max(cell_len(row[name]) for row in ({name: name}, *rows))
+        return min(longest, _FOLDED) if name in _FOLDS else longest
+
+    left = list(columns)
+    for name in _GO_FIRST:
+        if sum(map(wanted, left)) + 3 * len(left) + 1 <= width:
+            break
+        left = [each for each in left if each != name]
+    return left
+
+
+def _cells(state: CardState, pods: Sequence[tuple[str, str]]) -> dict[str, str]:
     card, reading = state.card, state.reading
     temperature = reading.temperature() if reading else None
     power = reading.power() if reading else None
     health = state.health.state.value
     if state.health.state is not HealthState.HEALTHY:
         health += f": {state.health.reason}"
-    return [
-        card.name,
-        card.title,
-        "-" if temperature is None else f"{temperature:.0f}°C",
-        "-" if power is None else f"{power:.2f} W",
-        card.pci_bus_id or "-",
-        card.dev or "-",
-        str(card.core_count),
-        health,
-    ]
+    return {
+        "NPU": card.name,
+        "Name": card.title,
+        "Temp.": "-" if temperature is None else f"{temperature:.0f}°C",
+        "Power": "-" if power is None else f"{power:.2f} W",
+        "PCI-BDF": card.pci_bus_id or "-",
+        "PCI-DEV": card.dev or "-",
+        "Cores": str(card.core_count),
+        "Health": health,
+        "Pod": ", ".join(f"{namespace}/{pod}" for namespace, pod in pods) or "-",
+        "UUID": card.uuid or "-",
+        "Serial": card.serial or "-",
+        "Driver": card.driver_version or "-",
+        "Firmware": card.firmware_version or "-",
+        "NUMA": "-" if card.numa_node is None else str(card.numa_node),
+    }
 
 
 def assignments_table(assignments: Sequence[Assignment]) -> Table:
@@ -96,6 +183,10 @@ def labels_table(explained: Iterable[Explained]) -> Table:
     return table
 
 
+_FOLDS = ("Health", "Pod", "Why")
+"""Columns with texts, which may be folded."""
+
+
 def _table(columns: Sequence[str], right: Sequence[str] = ()) -> Table:
     from rich import box
     from rich.table import Table
@@ -103,17 +194,40 @@ def _table(columns: Sequence[str], right: Sequence[str] = ()) -> Table:
     table = Table(box=box.ASCII2, header_style="")
     for name in columns:
         table.add_column(
-            name, justify="right" if name in right else "left", no_wrap=name != "Health"
+            name,
+            justify="right" if name in right else "left",
+            no_wrap=name not in _FOLDS,
+            overflow="fold",
         )
     return table
 
 
-def show(*parts: object) -> None:
-    """Prints tables and lines to stdout, at full width when that is not a terminal."""
+def terminal_width() -> int | None:
+    """How wide the terminal is; None if stdout is none."""
+    from rich.console import Console
+
+    console = Console()
+    return console.width if console.is_terminal else None
+
+
+def show(*parts: object, wide: bool = False) -> None:
+    """Prints tables and lines to stdout: see `drawn`."""
+    print(drawn(*parts, wide=wide))
+
+
+def drawn(*parts: object, wide: bool = False) -> str:
+    """Tables and lines, as stdout can show them: at full width when that is no terminal.
+
+    Args:
+        parts: each begins a line; a text is never cut or folded.
+        wide: at full width on a terminal, too.
+    """
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=400)
-    for part in parts:
-        console.print(part)
+    if wide or not console.is_terminal:
+        console = Console(highlight=False, markup=False, emoji=False, width=WIDE)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part, crop=False, soft_wrap=isinstance(part, str))
+    return capture.get().removesuffix("\n")

@@ -23,40 +23,48 @@ _DEST = "config."
 
 def add_options(
     parser: argparse.ArgumentParser, words: Vocabulary, group: str | None = None
-) -> None:
+) -> dict[str, list[argparse.Action]]:
     """Add `--config-file` and an option for each key; with a group, that group's options only.
 
     Values stay text and an option that is not given leaves no trace in the namespace, so the same
     options may be added to a command and to its parent. `args.config_file` is a Path or absent.
+
+    Returns:
+        The options by the heading under which help shows them.
     """
     from argparse import SUPPRESS  # not for those who only read files
 
+    added: dict[str, list[argparse.Action]] = {}
     if group is None:
-        parser.add_argument(
-            "--config-file",
-            metavar="FILE",
-            type=Path,
-            default=SUPPRESS,
-            help="read the configuration from this YAML file, and follow it while running; "
-            "not together with any option below",
-        )
+        added["configuration"] = [
+            parser.add_argument(
+                "--config-file",
+                metavar="FILE",
+                type=Path,
+                default=SUPPRESS,
+                help="Read the configuration from this YAML file, and follow it while running; "
+                "not together with any option below.",
+            )
+        ]
     schema = schema_of(words)
     sections: dict[str, argparse._ArgumentGroup] = {}
     for key in keys_of(schema):
         if group not in (None, key.group):
             continue
-        if key.group not in sections:
-            about = schema.keys[key.group].kind if key.group else None
-            title = about.about if isinstance(about, Group) else None
-            sections[key.group] = parser.add_argument_group(key.group or "general", title)
+        about = schema.keys[key.group].kind if key.group else None
+        heading = f"{key.group}: {about.about}" if isinstance(about, Group) else "configuration"
+        if heading not in sections:
+            sections[heading] = parser.add_argument_group(heading)
         default = "" if key.default in (None, ()) else f" (default: {_default(key)})"
-        sections[key.group].add_argument(
+        option = sections[heading].add_argument(
             key.option,
             metavar=key.kind.placeholder or key.attributes[-1].rpartition("_")[2].upper(),
             dest=_DEST + key.name,
             default=SUPPRESS,
             help=key.description + default,
         )
+        added.setdefault(heading, []).append(option)
+    return added
 
 
 def from_args(args: argparse.Namespace, words: Vocabulary) -> Effective:

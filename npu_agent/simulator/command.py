@@ -7,44 +7,40 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from npu_agent.simulator.cards import CardSpec, default_cards, example, parse_cards
+from npu_agent.simulator.cards import CardSpec, default_cards, example, parse_cards, suggest
 from npu_agent.simulator.faults import FAULTS, SimulatedCard
 from npu_agent.simulator.tree import Simulation, SimulatorError, apply_fault, cards, living, make
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `simulate`; `main` takes what the parser makes of them."""
+def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Adds the arguments of `simulate`; `main` takes what the parser makes of them.
+
+    Returns:
+        The arguments and options, in the order in which people read them.
+    """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = (
-        "ROOT is made if it is missing. A ROOT that holds other things is refused, so nothing can\n"
-        "be lost; only a directory `dev` that is empty, mounted or a /dev may be there already.\n"
-        f"\n{_faults_text()}"
-    )
-    parser.add_argument("root", metavar="ROOT", type=Path, help="directory of the simulated tree")
-    parser.add_argument(
-        "--cards",
-        metavar="LIST",
-        help=f"cards in their order, such as "
-        f"{example()} (default: those that ROOT has, else {default_cards()})",
-    )
-    parser.add_argument("--once", action="store_true", help="make the tree and end")
-    actions = parser.add_subparsers(dest="simulate_action", metavar="fault|status")
-    fault = actions.add_parser(
-        "fault",
-        help="do something to a card",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_faults_text(),
-    )
-    fault.add_argument("card", metavar="CARD", nargs="?", help="npu0, or a UUID or PCI address")
-    fault.add_argument("fault", metavar="FAULT", nargs="?", help="one of the list below")
-    fault.add_argument("--list", action="store_true", help="what can be done to a card")
-    actions.add_parser("status", help="the cards of ROOT and what is wrong with them")
-    # Set last: the texts above use the parser's own. It cannot say that an action is optional.
-    parser.usage = (
-        "%(prog)s ROOT [--cards LIST] [--once]\n"
-        "       %(prog)s ROOT fault CARD FAULT\n"
-        "       %(prog)s ROOT status"
-    )
+    parser.epilog = _faults_text()
+    return [
+        parser.add_argument(
+            "root", metavar="ROOT", type=Path, help="directory of the simulated tree"
+        ),
+        parser.add_argument(
+            "simulate_action",
+            metavar="fault|status",
+            nargs="?",
+            help="fault: do something to a card; status: show the cards of ROOT",
+        ),
+        parser.add_argument("card", metavar="CARD", nargs="?", help="npu0, a UUID or PCI address"),
+        parser.add_argument("fault", metavar="FAULT", nargs="?", help="one of the list below"),
+        parser.add_argument(
+            "--cards",
+            metavar="LIST",
+            help=f"cards in their order, such as "
+            f"{example()} (default: those that ROOT has, else {default_cards()})",
+        ),
+        parser.add_argument("--once", action="store_true", help="make the tree and end"),
+        parser.add_argument("--list", action="store_true", help="list what can be done to a card"),
+    ]
 
 
 def main(args: argparse.Namespace) -> int:
@@ -54,17 +50,30 @@ def main(args: argparse.Namespace) -> int:
         0 if all went well, 1 if not, 2 if it was asked for something that does not exist.
     """
     try:
-        if args.simulate_action == "fault":
-            return _fault(args.root, args.card, args.fault, list_only=args.list)
-        if args.simulate_action == "status":
-            return _status(args.root)
-        return _make(args.root, args.cards, once=args.once)
+        return _act(args)
     except ValueError as error:
-        print(f"npu-agent simulate: {error}", file=sys.stderr)
+        print(f"npu-agent: error: {error}", file=sys.stderr)
         return 2
     except SimulatorError as error:
-        print(f"npu-agent simulate: {error}", file=sys.stderr)
+        print(f"npu-agent: error: {error}", file=sys.stderr)
         return 1
+
+
+def _act(args: argparse.Namespace) -> int:
+    if args.list:
+        print(_faults_text())
+        return 0
+    match args.simulate_action:
+        case None:
+            return _make(args.root, args.cards, once=args.once)
+        case "fault":
+            return _fault(args.root, args.card, args.fault)
+        case "status" if args.card is None:
+            return _status(args.root)
+        case "status":
+            raise ValueError(f"status: one argument too many: {args.card}")
+        case other:
+            raise ValueError(f"{other}: no such action{suggest(other, ('fault', 'status'))}")
 
 
 def _make(root: Path, wanted: str | None, *, once: bool) -> int:
@@ -104,10 +113,7 @@ async def _live(root: Path, summary: str) -> None:
         running.result()
 
 
-def _fault(root: Path, card: str | None, fault: str | None, *, list_only: bool) -> int:
-    if list_only:
-        print(_faults_text())
-        return 0
+def _fault(root: Path, card: str | None, fault: str | None) -> int:
     if card is None or fault is None:
         raise ValueError(
             f"fault: give a card and a fault, such as: fault npu0 dead\n{_faults_text()}"

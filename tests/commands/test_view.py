@@ -116,5 +116,11 @@ def test_cards_as_json_for_programs() -> None:
             "firmware_version": None,
             "numa_node": None,
             "health": "healthy",
+            "health_reason": "works",
+            "title": "FuriosaAI Warboy",
+            "pci_dev": "509:0",
+            "temperature": 40.0,
+            "power": 1.37,
+            "pods": None,
         }
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -62,7 +61,7 @@ def test_the_real_parser_takes_it(page: str, text: str) -> None:
         if "--version" in given or "--help" in given:
             continue
         try:
-            args: argparse.Namespace = cli._parser(given).parse_args(given)
+            args = cli.parse(given)
         except SystemExit:
             pytest.fail(f"{page}: npu-agent {variant} is not a command")
         if not hasattr(args, "config_file"):

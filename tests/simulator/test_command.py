@@ -106,7 +106,7 @@ def test_what_went_wrong_is_said_and_counted(
 
     assert simulate(tmp_path / args[0], *args[1:]) == code
     said = capsys.readouterr()
-    assert said.err.startswith("npu-agent simulate: ")
+    assert said.err.startswith("npu-agent: error: ")
     assert word in said.err
     assert said.out == ""
 

@@ -1,0 +1,19 @@
+"""`npu-agent version`: the version."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+
+from npu_agent import __version__
+from npu_agent.commands import view
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints it."""
+    if args.output in view.DATA:
+        found = {"version": __version__, "python": platform.python_version()}
+        print(view.data(found, args.output))
+    else:
+        print(f"npu-agent {__version__}")
+    return 0
