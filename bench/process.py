@@ -104,6 +104,8 @@ class Agent(Process):
     """The agent's config file."""
     port: int
     """Where it serves its pages."""
+    probes: int
+    """Where the kubelet probes it."""
     start: float
     """Seconds from the start of the process until the kubelet had its list, or the API server its
     slices."""
@@ -156,13 +158,14 @@ async def running(
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npu-bench-")))
         root, plugins, file = directory / "host", directory / "plugins", directory / "config.yaml"
-        port = free_port()
+        port, probes = free_port(), free_port()
         specs = simulator.parse_cards(cards)
         simulator.make(root, specs)
         plugins.mkdir()
         if dra:
             config += "allocation: {api: dra}\n"
-        file.write_text(f"pluginDir: {plugins}\nmetrics: {{listen: '127.0.0.1:{port}'}}\n{config}")
+        at = f"{{listen: '127.0.0.1:{port}', probes: '127.0.0.1:{probes}'}}"
+        file.write_text(f"pluginDir: {plugins}\nmetrics: {at}\n{config}")
         if alive:
             stack.enter_context(program(*NPU_AGENT, "simulate", str(root)))
             await until(lambda: simulator.living(root), interval=POLL)
@@ -184,7 +187,9 @@ async def running(
                 else:
                     await _told(kubelet)
                 start = time.perf_counter() - began
-                yield Agent(agent.popen, kubelet, manager, here, root, plugins, file, port, start)
+                yield Agent(
+                    agent.popen, kubelet, manager, here, root, plugins, file, port, probes, start
+                )
             finally:
                 await manager.stop()
                 await kubelet.stop()

@@ -44,8 +44,9 @@ from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.prometheus import page
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.page import Page
+from npu_agent.outputs.web.gate import PROBES
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.pages import Pages
+from npu_agent.outputs.web.pages import Pages, Probes
 from npu_agent.outputs.web.server import Server
 from npu_agent.supervise import keep_running
 from npu_agent.vendors import VENDORS, VOCABULARIES, WORDS
@@ -194,10 +195,16 @@ class Agent:
             state=self.state,
         )
         self._history = History(self.inventory.snapshots)
-        self.server = Server(
-            config.metrics.address,
-            Pages(metrics=self._page.body, state=self.state, history=self._history),
+        pages = Pages(metrics=self._page.body, state=self.state, history=self._history)
+        self.server = Server(config.metrics.address, pages)
+        self.probes = Server(
+            config.metrics.probes_address,
+            Probes(pages),
+            bounds=PROBES,
+            what="probes",
+            key="metrics.probes",
         )
+        """A listener of the kubelet's own: no stranger at the other one keeps its probes out."""
         self.sessions = tuple(
             Session(
                 resource=resource,
@@ -242,13 +249,16 @@ class Agent:
                 )
                 for d in self.drivers
             ]
-            server = parts.create_task(keep_running("server", self.server.run, self.restarts))
+            servers = [
+                parts.create_task(keep_running(name, server.run, self.restarts))
+                for name, server in (("server", self.server), ("probes", self.probes))
+            ]
             await stop.wait()
             if not self.host_cdi:
                 await self.publisher.end()
             # The kubelet first: it should see the end of its stream while everything still works.
-            # The server has its own deadline, for clients that do not let go.
-            for task in (*sessions, *drivers, server):
+            # The servers have their own deadline, for clients that do not let go.
+            for task in (*sessions, *drivers, *servers):
                 task.cancel()
             if kubelet_tasks := (*sessions, *drivers):
                 await asyncio.wait(kubelet_tasks, timeout=_SHUTDOWN)
@@ -353,6 +363,11 @@ class Agent:
             reading_failures=self.inventory.failures,
             page_failures=self._page.failures,
             cdi_error=self.host_cdi.error if self.host_cdi else None,
+            refused={
+                (name, reason): count
+                for name, server in (("metrics", self.server), ("probes", self.probes))
+                for reason, count in server.gate.refused.items()
+            },
         )
 
 
@@ -433,6 +448,7 @@ async def run(
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(logs.LoopErrors())
 
     def end(received: signal.Signals) -> None:
         log.info("ending", signal=received.name)

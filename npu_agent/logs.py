@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import MutableMapping
 
 Format = Literal["text", "json"]
+
+_SELDOM = 60.0
+"""Seconds."""
 
 
 class Logger(logging.LoggerAdapter[logging.Logger]):
@@ -28,6 +33,47 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
 def logger(name: str) -> Logger:
     """The logger of a module; `name` is its ``__name__``."""
     return Logger(logging.getLogger(name), {})
+
+
+class Seldom:
+    """Of a message that may come thousands of times: the first one, and then one a minute."""
+
+    def __init__(self) -> None:
+        """None so far."""
+        self.left_out = 0
+        """How many were not logged before the last one that was."""
+        self._more = 0
+        self._next = -math.inf
+
+    def due(self) -> bool:
+        """Whether it is logged this time."""
+        now = time.monotonic()
+        if now < self._next:
+            self._more += 1
+            return False
+        self._next = now + _SELDOM
+        self.left_out, self._more = self._more, 0
+        return True
+
+
+class LoopErrors:
+    """The event loop's exception handler: asyncio's own, but for what it reports without end.
+
+    Where files or memory are used up, asyncio's servers report each connection that they cannot
+    accept: tens of thousands of lines in seconds.
+    """
+
+    def __init__(self) -> None:
+        """For one event loop."""
+        self._accept = Seldom()
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """See `asyncio.loop.set_exception_handler`."""
+        if isinstance(context.get("exception"), OSError) and "socket" in context:
+            if not self._accept.due():
+                return
+            context["message"] += f" ({self._accept.left_out} of these were left out)"
+        loop.default_exception_handler(context)
 
 
 def setup(level: str = "info", form: Format = "text") -> None:

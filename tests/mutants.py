@@ -1989,16 +1989,39 @@ FAULTS = [
         ),
     ),
     *of(
-        "npu_agent/outputs/web/connections.py",
-        "tests/outputs/web/test_server.py",
+        "npu_agent/outputs/web/gate.py",
+        "tests/outputs/web/test_gate.py",
         (
             "web: any number of connections",
-            "        if len(self._open) > _MOST:\n",
+            "        if self._open.total() >= bounds.most:\n",
             "        if False:\n",
         ),
         (
-            "web: the busiest connection ends first",
-            "            self._open[protocol] = self._open.pop(protocol)\n",
+            "web: any number of connections of one address",
+            "        if self._open[address] >= bounds.most_each:\n",
+            "        if False:\n",
+        ),
+        (
+            "web: one address uses up the rate of all",
+            "        if self._each.get(address, now) - now > bounds.seconds:\n",
+            "        if False:\n",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/web/listener.py",
+        "tests/outputs/web/test_server.py",
+        (
+            "web: a refusal lets nobody in any more",
+            "            self._pause(_PAUSE)\n",
+            "            self._pause(3600.0)\n",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/web/connections.py",
+        "tests/outputs/web/test_server.py",
+        (
+            "web: who has gone is counted for ever",
+            "            self._gate.leave(address)\n",
             "            pass\n",
         ),
         (

@@ -1,3 +1,5 @@
+import asyncio
+import errno
 import json
 import logging
 from collections.abc import Iterator
@@ -202,3 +204,28 @@ def test_libraries_are_heard_when_something_is_wrong(
     logs.setup("debug")
     logging.getLogger(name).log(level, "hello")
     assert bool(stderr.getvalue()) is heard
+
+
+def test_asyncio_reports_what_it_cannot_accept_once_a_minute(
+    stderr: Stderr, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.setup()
+    now = 100.0
+    monkeypatch.setattr("npu_agent.logs.time.monotonic", lambda: now)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(logs.LoopErrors())
+    error = OSError(errno.EMFILE, "Too many open files")
+    for _ in range(1000):
+        loop.call_exception_handler(
+            {"message": "socket.accept() failed", "exception": error, "socket": object()}
+        )
+    assert stderr.getvalue().count("socket.accept() failed") == 1
+    now += 61.0
+    loop.call_exception_handler(
+        {"message": "socket.accept() failed", "exception": error, "socket": object()}
+    )
+    assert "999 of these were left out" in stderr.getvalue()
+    for _ in range(2):  # all else is reported as ever
+        loop.call_exception_handler({"message": "never retrieved", "exception": error})
+    assert stderr.getvalue().count("never retrieved") == 2
+    loop.close()

@@ -20,6 +20,7 @@ from npu_agent.core.vocabulary import LabelSet, MetricSchema, Vocabulary
 # Patterns are written so that Python and JSON schema (ECMA 262) read them alike.
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_LAST_PORT = 65535
 # What Kubernetes takes as an extended resource: IsExtendedResourceName in
 # k8s.io/kubernetes/pkg/apis/core/v1/helper. 244 because quota prepends "requests." to a domain
 # that may have 253.
@@ -55,6 +56,11 @@ _live, _restart = partial(_key, live=True), partial(_key, live=False)
 
 def _seconds(low: float, high: float) -> Kind:
     return number(float, low, high, "seconds")
+
+
+def _address(must: str) -> Kind:
+    pattern = rf"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]*)?:{_PORT}$"
+    return text(must, pattern, longest=270)
 
 
 @lru_cache(8)
@@ -184,11 +190,13 @@ class MetricsConfig:
     listen: str = _restart(
         ":9100",
         "Address of the HTTP server, [host]:port; port 0 takes a free one.",
-        text(
-            "[host]:port like :9100, 127.0.0.1:9100 or [::1]:9100",
-            rf"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]*)?:{_PORT}$",
-            longest=270,
-        ),
+        _address("[host]:port like :9100, 127.0.0.1:9100 or [::1]:9100"),
+    )
+    probes: str | None = _restart(
+        None,
+        "Address for the kubelet's probes alone, /healthz and /readyz; without it, that of "
+        "metrics.listen with the next port.",
+        _address("[host]:port like :9101 or 127.0.0.1:9101"),
     )
     schema: str = _live(
         "",
@@ -206,8 +214,20 @@ class MetricsConfig:
     @property
     def address(self) -> tuple[str, int]:
         """`listen` as host and port; the host is "" for every interface, without any brackets."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
+        return _host_and_port(self.listen)
+
+    @property
+    def probes_address(self) -> tuple[str, int]:
+        """`probes` likewise, or what stands in for it; port 0 stays 0."""
+        if self.probes is not None:
+            return _host_and_port(self.probes)
+        host, port = self.address
+        return host, port and (port + 1 if port < _LAST_PORT else port - 1)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True, kw_only=True)

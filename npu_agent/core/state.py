@@ -177,6 +177,8 @@ class AgentState:
     """Families left out of the metrics page, by name."""
     cdi_error: str | None = None
     """Why the CDI specs of a host without a kubelet cannot be written; None while they can."""
+    refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Connections refused, by listener (``metrics``, ``probes``) and reason."""
 
     @cached_property
     def gone(self) -> tuple[Assignment, ...]:

@@ -107,7 +107,7 @@ async def _taken(host: str, port: int) -> str:
         for each in await listen((host, port)):
             each.close()
     except OSError as error:
-        return explained(error)
+        return explained(error, "metrics.listen")
     return ""
 
 

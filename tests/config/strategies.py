@@ -74,6 +74,7 @@ CONFIGS = st.builds(
     metrics=st.builds(
         MetricsConfig,
         listen=st.sampled_from([":9100", "127.0.0.1:0", "[::1]:65535", "localhost:80"]),
+        probes=st.none() | st.sampled_from([":9101", "127.0.0.1:0"]),
         schema=st.sampled_from(["0.8", "2025"]),
         pod_labels=st.booleans(),
         interval=st.floats(1, 3600),

@@ -38,6 +38,7 @@ OTHER = {
     "labels.sets": "[beta, current]",
     "labels.resync": "60",
     "metrics.listen": '":1"',
+    "metrics.probes": '":2"',
     "metrics.schema": '"2025"',
     "metrics.podLabels": "false",
     "metrics.interval": "1",

@@ -41,6 +41,7 @@ def test_keys_and_options_as_the_specification_names_them() -> None:
         "labels.sets": "--labels-sets",
         "labels.resync": "--labels-resync",
         "metrics.listen": "--metrics-listen",
+        "metrics.probes": "--metrics-probes",
         "metrics.schema": "--metrics-schema",
         "metrics.podLabels": "--metrics-pod-labels",
         "metrics.interval": "--metrics-interval",
@@ -71,6 +72,7 @@ def test_defaults() -> None:
         "labels.sets": ("beta",),
         "labels.resync": 300.0,
         "metrics.listen": ":9100",
+        "metrics.probes": None,
         "metrics.schema": "0.8",
         "metrics.podLabels": True,
         "metrics.interval": 5.0,
@@ -92,6 +94,7 @@ def test_keys_that_wait_for_a_restart() -> None:
         "dra.deviceNames",
         "labels.output",
         "metrics.listen",
+        "metrics.probes",
     }
 
 
@@ -134,6 +137,22 @@ def test_values_are_immutable() -> None:
 )
 def test_address(listen: str, address: tuple[str, int]) -> None:
     assert MetricsConfig(listen=listen).address == address
+
+
+@pytest.mark.parametrize(
+    ("config", "address"),
+    [
+        (MetricsConfig(listen=":9100"), ("", 9101)),
+        (MetricsConfig(listen="[::1]:9410"), ("::1", 9411)),
+        (MetricsConfig(listen="127.0.0.1:0"), ("127.0.0.1", 0)),
+        (MetricsConfig(listen=":65535"), ("", 65534)),
+        (MetricsConfig(listen="127.0.0.1:9100", probes=":80"), ("", 80)),
+    ],
+)
+def test_probes_are_at_the_next_port_unless_it_is_given(
+    config: MetricsConfig, address: tuple[str, int]
+) -> None:
+    assert config.probes_address == address
 
 
 def test_disabled_for() -> None:

@@ -51,6 +51,7 @@ labels:
   resync: 300                               # default
 metrics:
   listen: ":9100"                           # default
+  probes: null                              # default
   schema: "2025"                            # c.yaml:4
   podLabels: true                           # default
   interval: 5                               # default

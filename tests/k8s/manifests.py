@@ -28,6 +28,7 @@ COPIES = {
     "dra-deviceclass.yaml": "dra/deviceclass.yaml",
     "dra-policy.yaml": "dra/policy.yaml",
     "dra-classes.yaml": "dra-classes/deviceclasses.yaml",
+    "networkpolicy.yaml": "network-policy/networkpolicy.yaml",
     "podmonitor.yaml": "podmonitor/podmonitor.yaml",
     "prometheusrule.yaml": "alerts/prometheusrule.yaml",
     "dashboard.json": "dashboard/npu-agent.json",

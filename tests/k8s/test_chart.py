@@ -27,6 +27,7 @@ VALUES: dict[str, Object] = {
     "dra": {"dra": {"enabled": True}},
     "nfd-output": {"nfdOutput": True},
     "own-node-policy": {"ownNodePolicy": True},
+    "network-policy": {"networkPolicy": True},
     "podmonitor": {"podMonitor": True},
     "alerts": {"alerts": True},
     "dashboard": {"dashboard": True},
@@ -148,10 +149,22 @@ def test_the_config_is_the_agents(tmp_path: Path) -> None:
 def test_the_port_follows_the_config() -> None:
     made = template({"config": {"metrics": {"listen": "[::]:9200"}}})
     (container,) = pod_of(made)["containers"]
-    assert container["ports"] == [{"name": "metrics", "containerPort": 9200}]
+    assert container["ports"] == [
+        {"name": "metrics", "containerPort": 9200},
+        {"name": "probes", "containerPort": 9201},
+    ]
     (service,) = (thing for thing in made if thing["kind"] == "Service")
     assert service["spec"]["ports"][0]["port"] == 9200
     assert service["metadata"]["annotations"]["prometheus.io/port"] == "9200"
+
+
+def test_the_port_of_the_probes_follows_the_config() -> None:
+    made = template({"config": {"metrics": {"listen": "127.0.0.1:9200", "probes": ":9300"}}})
+    (container,) = pod_of(made)["containers"]
+    assert container["ports"] == [
+        {"name": "metrics", "containerPort": 9200},
+        {"name": "probes", "containerPort": 9300},
+    ]
 
 
 def test_the_kubelets_directories_follow_the_config() -> None:

@@ -4,9 +4,18 @@ app.kubernetes.io/name: npu-agent
 app.kubernetes.io/part-of: npu-agent
 {{- end }}
 
-{{/* The port of config.metrics.listen, for probes and Prometheus. */}}
+{{/* The port of config.metrics.listen, for Prometheus. */}}
 {{- define "npu-agent.port" -}}
 {{- dig "metrics" "listen" ":9100" .Values.config | regexFind "[0-9]+$" -}}
+{{- end }}
+
+{{/* The port of config.metrics.probes, or the next one after that of metrics.listen. */}}
+{{- define "npu-agent.probesPort" -}}
+{{- with dig "metrics" "probes" "" .Values.config -}}
+{{- regexFind "[0-9]+$" . -}}
+{{- else -}}
+{{- include "npu-agent.port" . | atoi | add1 -}}
+{{- end -}}
 {{- end }}
 
 {{/* A file of files/, made by `make manifests`, with the release's namespace. */}}

@@ -44,6 +44,11 @@ def _reading_failures(state: AgentState) -> Samples:
         yield Labels(arch=family, device=card, reason=reason), count
 
 
+def _refused(state: AgentState) -> Samples:
+    for (listener, reason), count in state.refused.items():
+        yield Labels(listener=listener, reason=reason), count
+
+
 def _of_resource(value: Callable[[Counts], float | Histogram]) -> Callable[[AgentState], Samples]:
     return lambda state: [
         (Labels(resource=one.session.resource), value(one.counts)) for one in state.resources
@@ -233,6 +238,12 @@ DEFINITIONS: tuple[Definition[AgentState], ...] = (
         kind="counter",
         help="Times that a family of metrics failed to render and was left out of the page.",
         samples=_by("family", lambda state: state.page_failures),
+    ),
+    Definition(
+        name="npu_agent_connections_refused_total",
+        kind="counter",
+        help="Connections to the agent's ports that were refused, by listener and reason.",
+        samples=_refused,
     ),
 )
 """The families, in the order of the page."""

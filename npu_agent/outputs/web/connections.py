@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import struct
 from collections.abc import AsyncIterator, Sequence
 
 # Not by `aiohttp.web`, which brings applications, routes and file serving along: 1.4 MB.
@@ -19,44 +18,61 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server
 
-from npu_agent.outputs.web.pages import Pages
+from npu_agent.outputs.web.gate import Gate
+from npu_agent.outputs.web.listener import Listener, reset
+from npu_agent.outputs.web.pages import Answering
 
-_MOST = 64
-"""Connections that are kept. Beyond, the one that has been silent for longest is closed: a client
-that opens many hurts itself, and a scraper, which sends its request immediately, gets through."""
-_SILENCE = 30.0
-"""Seconds a client may take to send a request, the first or the next. aiohttp counts from the
-connection or the last answer, so that a client that sends a byte now and then gains nothing."""
 _TAKE = 10.0
 """Seconds a client may take to read its answer."""
 _LINGER = 1.0
 """Seconds in which an unwanted request body is read, so that its client gets to the answer."""
 _LINE, _HEADERS = 4096, 40
-"""Limits of a request's head: bytes of a line, and number of headers. With `_MOST` they bound the
-memory that clients with unfinished heads can take: some 20 MB."""
-_BACKLOG = 128
-"""Connections that wait to be accepted: asyncio calls listen again, with this number."""
+"""Limits of a request's head: bytes of a line, and number of headers. With `gate`'s bounds they
+bound the memory that clients with unfinished heads can take: some 20 MB for each port."""
 
 
 class Connections(Server):
     """The server's open connections; asyncio's factory for the protocol of each new one."""
 
-    def __init__(self, pages: Pages) -> None:
-        """Answers with `pages`."""
+    def __init__(self, answering: Answering, gate: Gate) -> None:
+        """Answers by `answering`, on the connections that `gate` lets in."""
         super().__init__(
             self._handle,
             access_log=None,
             logger=_ERRORS,
-            keepalive_timeout=_SILENCE,
+            keepalive_timeout=gate.bounds.silence,
             lingering_time=_LINGER,
             max_line_size=_LINE,
             max_field_size=_LINE,
             max_headers=_HEADERS,
             auto_decompress=False,
         )
-        self._pages = pages
+        self._answering = answering
+        self._gate = gate
+        self._addresses: dict[RequestHandler, str] = {}
+        """Of the connections that the gate counts."""
         self._open: dict[RequestHandler, asyncio.Transport] = {}
-        """Sorted: the one that has been silent for longest comes first."""
+        self._beginning: set[asyncio.Task[None]] = set()
+
+    def admit(self, connection: socket.socket, address: str) -> None:
+        """Serves a connection that the gate let in."""
+        task = asyncio.create_task(self._begin(connection, address), name="npu-connection")
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, connection: socket.socket, address: str) -> None:
+        handler = self()
+        self._addresses[handler] = address
+        try:
+            await self._loop.connect_accepted_socket(lambda: handler, connection)
+        except OSError:  # the client has gone
+            connection.close()
+            self._left(handler)
+
+    def _left(self, handler: RequestHandler) -> None:
+        address = self._addresses.pop(handler, None)
+        if address is not None:
+            self._gate.leave(address)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         """Called by aiohttp for each new connection."""
@@ -65,24 +81,22 @@ class Connections(Server):
         # the deadline of `_handle`, and nothing keeps an idle connection from closing.
         transport.set_write_buffer_limits(high=0)
         self._open[handler] = transport
-        if len(self._open) > _MOST:
-            _drop(self._open.pop(next(iter(self._open))))
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         """Called by aiohttp when one has ended."""
         super().connection_lost(handler, exc)
         self._open.pop(handler, None)
+        self._left(handler)
 
     def abort(self) -> None:
         """Ends every connection, whatever is under way."""
+        for task in self._beginning:
+            task.cancel()
         for transport in self._open.values():
             _drop(transport)
 
     async def _handle(self, request: BaseRequest) -> Response:
-        protocol = request.protocol
-        if protocol in self._open:
-            self._open[protocol] = self._open.pop(protocol)
-        answer = await self._pages.answer(
+        answer = await self._answering.answer(
             request.method,
             request.path,
             accept=request.headers.get("Accept", ""),
@@ -107,13 +121,8 @@ class Connections(Server):
 
 
 def _drop(transport: asyncio.Transport) -> None:
-    """Ends a connection with a reset.
-
-    After a plain close the kernel would keep what the client has not read, megabytes, for minutes.
-    """
-    transport.get_extra_info("socket").setsockopt(
-        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-    )
+    """Ends a connection with a reset, whatever its client has not read."""
+    reset(transport.get_extra_info("socket"))
     transport.abort()
 
 
@@ -129,22 +138,23 @@ _ERRORS.addFilter(_ours)
 
 @contextlib.asynccontextmanager
 async def serving(
-    pages: Pages, sockets: Sequence[socket.socket], ending: float
+    answering: Answering, sockets: Sequence[socket.socket], gate: Gate, *, ending: float
 ) -> AsyncIterator[None]:
-    """Serves `pages` on listening `sockets`; at the end closes them and all connections.
+    """Answers on listening `sockets`; at the end accepts no more, and closes all connections.
 
-    `ending` is how many seconds that may take, whatever the clients do.
+    Args:
+        answering: gives the answers.
+        sockets: are closed by their owner.
+        gate: of these sockets together.
+        ending: how many seconds the end may take, whatever the clients do.
     """
-    connections = Connections(pages)
-    loop = asyncio.get_running_loop()
-    servers = [
-        await loop.create_server(connections, sock=each, backlog=_BACKLOG) for each in sockets
-    ]
+    connections = Connections(answering, gate)
+    listeners = [Listener(each, gate, connections.admit) for each in sockets]
     try:
         yield
     finally:
-        for server in servers:
-            server.close()
+        for listener in listeners:
+            listener.close()
         await asyncio.sleep(0)  # requests that have come are begun, before idle connections close
         connections.pre_shutdown()
         with contextlib.suppress(TimeoutError):

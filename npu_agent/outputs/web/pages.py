@@ -27,8 +27,9 @@ _PLAIN = "text/plain; charset=utf-8"
 _JSON = "application/json; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
 
+_PROBED = ("/healthz", "/readyz")
 _FRESH = 0.9
-"""Seconds for which a rendered status page is kept for all readers: it costs some ms."""
+"""Seconds for which what shows the whole state is kept for all readers: it costs some ms."""
 _WORTH_IT = 1000
 """Bytes from which on an answer is compressed."""
 _HEADERS = {
@@ -60,6 +61,50 @@ class Answer:
     status: HTTPStatus = HTTPStatus.OK
 
 
+class Answering(Protocol):
+    """Answers requests."""
+
+    async def answer(
+        self, method: str, path: str, *, accept: str = "", encodings: str = ""
+    ) -> Answer:
+        """The answer to a request.
+
+        Args:
+            method: GET and HEAD are answered alike: the caller leaves out the body for HEAD.
+            path: without a query.
+            accept: the header Accept.
+            encodings: the header Accept-Encoding.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A page that is kept for all readers."""
+
+    answer: Answer
+    packed: Answer
+    """The same, compressed."""
+    at: float
+    """When it was rendered: `time.monotonic`."""
+
+
+class Probes:
+    """Answers the kubelet's probes, and nothing else."""
+
+    def __init__(self, pages: Pages) -> None:
+        """As `pages` answers them."""
+        self._pages = pages
+
+    async def answer(
+        self, method: str, path: str, *, accept: str = "", encodings: str = ""
+    ) -> Answer:
+        """See `Answering`."""
+        if path not in _PROBED:
+            text = f"not found; there are {' '.join(_PROBED)}\n"
+            return _answer(text, _PLAIN, HTTPStatus.NOT_FOUND)
+        return await self._pages.answer(method, path, accept=accept, encodings=encodings)
+
+
 class Pages:
     """Answers requests; a fault in one page affects no other."""
 
@@ -77,29 +122,20 @@ class Pages:
             "/healthz": self._alive,
             "/readyz": self._ready,
         }
-        self._made: Answer | None = None
-        """The status page rendered last."""
-        self._made_at = 0.0
-        """When: `time.monotonic`."""
+        self._rendered: dict[str, _Rendered] = {}
+        """By path: what was rendered last of the pages that show the whole state."""
         self._failing: set[str] = set()
         """Paths whose last answer failed."""
 
     async def answer(
         self, method: str, path: str, *, accept: str = "", encodings: str = ""
     ) -> Answer:
-        """The answer to a request.
-
-        Args:
-            method: GET and HEAD are answered alike: the caller leaves out the body for HEAD.
-            path: without a query.
-            accept: the header Accept.
-            encodings: the header Accept-Encoding.
-        """
+        """See `Answering`."""
         found = await self._found(method, path, accept)
         if len(found.body) < _WORTH_IT or not takes_gzip(encodings):
             return found
-        body = gzip.compress(found.body, compresslevel=1)
-        return replace(found, body=body, headers={**found.headers, "Content-Encoding": "gzip"})
+        kept = self._rendered.get(path)
+        return kept.packed if kept and kept.answer is found else _packed(found)
 
     async def _found(self, method: str, path: str, accept: str) -> Answer:
         route = self._routes.get(path)
@@ -134,14 +170,27 @@ class Pages:
         return _answer(_json({"ready": not reasons, "reasons": reasons}), _JSON, status)
 
     async def _status(self, _: str) -> Answer:
-        return _answer(_json(as_json(self._state())), _JSON)
+        return self._kept("/status.json", lambda: _answer(_json(as_json(self._state())), _JSON))
 
     async def _page(self, _: str) -> Answer:
-        now = time.monotonic()
-        if self._made is None or now - self._made_at > _FRESH:
+        def render() -> Answer:
             html = page(self._state(), self._history.of)
-            self._made, self._made_at = _answer(html, _HTML, HTTPStatus.OK, **_PAGE_HEADERS), now
-        return self._made
+            return _answer(html, _HTML, HTTPStatus.OK, **_PAGE_HEADERS)
+
+        return self._kept("/", render)
+
+    def _kept(self, path: str, render: Callable[[], Answer]) -> Answer:
+        """What was rendered for another reader, as long as it is fresh."""
+        now, kept = time.monotonic(), self._rendered.get(path)
+        if kept is None or now - kept.at > _FRESH:
+            answer = render()
+            kept = self._rendered[path] = _Rendered(answer, _packed(answer), now)
+        return kept.answer
+
+
+def _packed(answer: Answer) -> Answer:
+    body = gzip.compress(answer.body, compresslevel=1)
+    return replace(answer, body=body, headers={**answer.headers, "Content-Encoding": "gzip"})
 
 
 def _answer(

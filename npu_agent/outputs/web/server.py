@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
+from npu_agent.outputs.web.gate import PUBLIC, Bounds, Gate
 from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
-    from npu_agent.outputs.web.pages import Pages
+    from npu_agent.outputs.web.pages import Answering
 
 log = logger(__name__)
 
@@ -32,14 +33,33 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errn
 
 
 class Server:
-    """Serves `pages` while it runs; `listening` is its address."""
+    """Answers on an address while it runs; `listening` is that address."""
 
-    def __init__(self, address: tuple[str, int], pages: Pages) -> None:
-        """`address` is the config's metrics.listen: host "" is every interface, port 0 any port."""
+    def __init__(
+        self,
+        address: tuple[str, int],
+        answering: Answering,
+        bounds: Bounds = PUBLIC,
+        *,
+        what: str = "metrics and status",
+        key: str = "metrics.listen",
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            address: host "" is every interface, port 0 any port.
+            answering: gives the answers.
+            bounds: of the connections.
+            what: is served there, for the log.
+            key: where the config has the address.
+        """
         self.listening: Feed[tuple[str, int] | None] = Feed(None)
         """Host and port; None while it does not listen."""
+        self.gate = Gate(bounds)
         self._address = address
-        self._pages = pages
+        self._answering = answering
+        self._what = what
+        self._key = key
 
     async def run(self) -> None:
         """Serves until cancelled; a port that is taken is tried again and again."""
@@ -49,9 +69,9 @@ class Server:
 
         sockets = await self._bound()
         try:
-            async with serving(self._pages, sockets, _ENDING):
+            async with serving(self._answering, sockets, self.gate, ending=_ENDING):
                 host, port = sockets[0].getsockname()[:2]
-                log.info("serving metrics and status", address=_shown((host, port)))
+                log.info("serving %s", self._what, address=_shown((host, port)))
                 self.listening.publish((host, port))
                 await asyncio.Event().wait()
         finally:
@@ -67,11 +87,12 @@ class Server:
             try:
                 return await listen(self._address)
             except OSError as error:
-                reason = explained(error)
+                reason = explained(error, self._key)
                 if reason != logged:
                     logged = reason
                     log.error(
-                        "metrics and status cannot be served: trying again",
+                        "%s cannot be served: trying again",
+                        self._what,
                         address=_shown(self._address),
                         reason=reason,
                     )
@@ -122,25 +143,25 @@ def _everywhere(port: int) -> socket.socket:
 
 
 def _shown(address: tuple[str, int]) -> str:
-    """As metrics.listen writes it."""
+    """As the config writes it."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def explained(error: OSError) -> str:
-    """Why the address cannot be used, with the remedy."""
+def explained(error: OSError, key: str) -> str:
+    """Why the address in the config's `key` cannot be used, with the remedy."""
     if isinstance(error, socket.gaierror):
-        return f"the host's name cannot be resolved ({error.strerror}): see metrics.listen"
+        return f"the host's name cannot be resolved ({error.strerror}): see {key}"
     match error.errno:
         case errno.ETIMEDOUT:
-            return "the host's name is not resolved: give metrics.listen a numeric address"
+            return f"the host's name is not resolved: give {key} a numeric address"
         case errno.EADDRINUSE:
             return (
                 "the port is taken by another program, or by another npu-agent in this network "
-                "(with hostNetwork, any on this node): give metrics.listen another one"
+                f"(with hostNetwork, any on this node): give {key} another one"
             )
         case errno.EACCES | errno.EPERM:
-            return "the agent may not use ports below 1024: give metrics.listen a higher one"
+            return f"the agent may not use ports below 1024: give {key} a higher one"
         case errno.EADDRNOTAVAIL:
-            return "this host has no such address: give metrics.listen one that it has, or none"
-    return f"{error.strerror}: see metrics.listen"
+            return f"this host has no such address: give {key} one that it has, or none"
+    return f"{error.strerror}: see {key}"

@@ -18,7 +18,7 @@ CHART = str(K8S / "chart")
 RELEASED = ("npu-agent", "--namespace", "kube-system")
 PARTS = (
     *("own-namespace", "nodes-label", "cdi", "nfd-output", "own-node-policy"),
-    *("podmonitor", "alerts", "dashboard"),
+    *("network-policy", "podmonitor", "alerts", "dashboard"),
 )
 SCHEDULING = (
     *("binpack-scheduler", "scheduler-name-fill", "scheduler-name-refuse", "scheduler-name-opa"),

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import (
@@ -33,6 +34,7 @@ from npu_agent.core.state import (
 )
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.outputs.web.gate import PUBLIC
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
@@ -191,10 +193,10 @@ async def listening(server: Server) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serving(
-    scene: Scene, address: tuple[str, int] = ("127.0.0.1", 0)
+    scene: Scene, address: tuple[str, int] = ("127.0.0.1", 0), **bounds: Any
 ) -> AsyncIterator[tuple[str, int]]:
-    """The pages on a port of their own; yields where."""
-    server = Server(address, scene.pages())
+    """The pages on a port of their own, whose bounds differ in these; yields where."""
+    server = Server(address, scene.pages(), replace(PUBLIC, **bounds))
     running = asyncio.create_task(server.run())
     try:
         yield await listening(server)

@@ -1,3 +1,4 @@
+import gzip
 import json
 import logging
 from dataclasses import replace
@@ -75,6 +76,19 @@ async def test_the_page_is_made_once_for_all_who_look(monkeypatch: pytest.Monkey
     assert (await pages.answer("GET", "/")).body is first.body
     monkeypatch.setattr("npu_agent.outputs.web.pages._FRESH", -1.0)
     assert b"unhealthy" in (await pages.answer("GET", "/")).body
+
+
+async def test_status_is_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(cards=(state(),))
+    pages = scene.pages()
+    first = await pages.answer("GET", "/status.json")
+    packed = await pages.answer("GET", "/status.json", encodings="gzip")
+    scene.cards = (fenced(state(), "dead", 1),)
+    assert (await pages.answer("GET", "/status.json")).body is first.body
+    assert (await pages.answer("GET", "/status.json", encodings="gzip")).body is packed.body
+    assert gzip.decompress(packed.body) == first.body
+    monkeypatch.setattr("npu_agent.outputs.web.pages._FRESH", -1.0)
+    assert b"unhealthy" in (await pages.answer("GET", "/status.json")).body
 
 
 async def test_a_page_that_fails_costs_no_other_and_is_told_once(

@@ -9,11 +9,15 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import aiohttp
 import pytest
 
-from npu_agent.outputs.web import connections
+from npu_agent.outputs.web import connections, listener
+from npu_agent.outputs.web.gate import PROBES, PUBLIC, Gate
+from npu_agent.outputs.web.pages import Probes
 from npu_agent.outputs.web.server import Server, listen
 from npu_agent.threads import DaemonThread
 from tests.outputs.deviceplugin.helpers import state
@@ -21,6 +25,8 @@ from tests.outputs.web.helpers import PROMETHEUS, Scene, listening, read, servin
 from tests.until import until
 
 Address = tuple[str, int]
+ASK = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+ONCE = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 LIMIT = 20.0
 """Seconds for anything: CI machines are slow."""
 
@@ -176,56 +182,146 @@ async def test_a_fault_of_our_own_is_told(caplog: pytest.LogCaptureFixture) -> N
     assert any(record.exc_info for record in caplog.records)
 
 
-async def test_500_open_connections_do_not_keep_a_scrape_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = servers(monkeypatch)
-    async with serving(Scene()) as address:
-        opened = []
-        for index in range(500):
-            opened.append(await connect(address))
-            if index % 2:
-                opened[-1][1].write(b"GET /metrics HTTP/1.1\r\n")  # and no more
-        assert await scrape(address) == PROMETHEUS
-        (ours,) = made
-        await until(lambda: len(ours.connections) <= connections._MOST)
-        assert await scrape(address) == PROMETHEUS
-        for _, writer in opened:
+async def is_refused(address: Address) -> bool:
+    """Whether a new connection is closed without an answer."""
+    try:
+        return not await said(address, ONCE)
+    except ConnectionError:
+        return True
+
+
+async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Asks on an open connection, and gets the page."""
+    writer.write(ASK)
+    async with asyncio.timeout(LIMIT):
+        await reader.readuntil(PROMETHEUS)
+
+
+async def test_beyond_the_bound_of_an_address_connections_are_refused_and_none_is_evicted() -> None:
+    async with serving(Scene(), most_each=3) as address:
+        opened = [await connect(address) for _ in range(3)]
+        for each in opened:
+            await asked(*each)
+        for _ in range(10):
+            assert await is_refused(address)
+        for each in opened:
+            await asked(*each)
+        # The bound is each address's own.
+        other = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+        await asked(*other)
+        await closed(opened.pop()[1])
+
+        async def let_in() -> bool:
+            return not await is_refused(address)
+
+        await until(let_in)
+        for _, writer in (*opened, other):
             await closed(writer)
-        await until(lambda: not ours.connections)
 
 
-async def test_who_scrapes_on_one_connection_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that is silent for longest goes, not the one that is there for longest."""
-    monkeypatch.setattr(connections, "_MOST", 5)
-    request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-    async with serving(Scene()) as address:
-        reader, writer = await connect(address)
-        idle = []
-        for _ in range(30):
-            idle.append(await connect(address))
-            writer.write(request)
-            async with asyncio.timeout(LIMIT):
-                await reader.readuntil(PROMETHEUS)
-        await closed(writer)
-        for _, each in idle:
-            await closed(each)
+async def test_beyond_the_bound_of_all_connections_are_refused_whoever_asks() -> None:
+    async with serving(Scene(), most=2) as address:
+        first = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+        second = await asyncio.open_connection(*address, local_addr=("127.0.0.3", 0))
+        await asked(*first)
+        await asked(*second)
+        assert await is_refused(address)
+        await asked(*first)
+        await closed(first[1])
+        await closed(second[1])
+
+
+async def test_each_connection_of_a_flood_is_answered_or_refused_and_others_get_through() -> None:
+    async with serving(Scene(), rate_each=5.0, seconds=1.0) as address:
+        flood = [connect(address) for _ in range(300)]
+        clients = [
+            found
+            for found in await asyncio.gather(*flood, return_exceptions=True)
+            if not isinstance(found, BaseException)
+        ]
+        other = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+        await asked(*other)
+        answers = 0
+        for reader, writer in clients:
+            writer.write(ONCE)
+            answers += PROMETHEUS in await rest(reader)
+            await closed(writer)
+        assert 0 < answers < 300
+        await asked(*other)
+        await closed(other[1])
+
+
+async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_one_is_full() -> (
+    None
+):
+    pages = Scene().pages()
+    public = Server(("127.0.0.1", 0), pages, replace(PUBLIC, most=1))
+    probes = Server(("127.0.0.1", 0), Probes(pages), PROBES)
+    running = [asyncio.create_task(server.run()) for server in (public, probes)]
+    address = await listening(public)
+    taken = await connect(address)
+    await asked(*taken)
+    assert await is_refused(address)
+    assert +public.gate.refused == {"open": 1}
+    answers = [
+        await said(await listening(probes), b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+        for path in (b"/healthz", b"/readyz", b"/metrics", b"/")
+    ]
+    assert [int(answer.split()[1]) for answer in answers] == [200, 200, 404, 404]
+    assert PROMETHEUS not in b"".join(answers)
+    assert not +probes.gate.refused
+    await closed(taken[1])
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+class Exhausted(socket.socket):
+    """A listening socket of a process that may open no more files."""
+
+    tried = 0
+    exhausted = True
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.exhausted:
+            self.tried += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+async def test_what_cannot_be_accepted_is_told_once_and_accepted_later(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_RELIEF", 0.001)
+    with Exhausted() as listening:
+        listening.bind(("127.0.0.1", 0))
+        accepted = []
+        ours = listener.Listener(
+            listening, Gate(PUBLIC), lambda connection, _: accepted.append(connection)
+        )
+        with socket.create_connection(listening.getsockname()):
+            await until(lambda: listening.tried > 10)
+            (record,) = caplog.records
+            assert record.levelno == logging.ERROR
+            assert "Too many open files" in str(record.__dict__["fields"]["reason"])
+            listening.exhausted = False
+            await until(lambda: bool(accepted))
+        ours.close()
+        accepted[0].close()
 
 
 @pytest.mark.parametrize(
     "start", [b"", b"GET /metrics HTTP/1.1\r\nHo", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"]
 )
 async def test_a_client_that_falls_silent_is_let_go(
-    start: bytes, monkeypatch: pytest.MonkeyPatch
+    start: bytes,
 ) -> None:
-    monkeypatch.setattr(connections, "_SILENCE", 0.2)
-    async with serving(Scene()) as address:
+    async with serving(Scene(), silence=0.2) as address:
         await said(address, start)  # returns when the server has closed
 
 
-async def test_a_client_that_drips_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_SILENCE", 0.3)
-    async with serving(Scene()) as address:
+async def test_a_client_that_drips_is_let_go() -> None:
+    async with serving(Scene(), silence=0.3) as address:
         reader, writer = await connect(address)
         ended = asyncio.create_task(rest(reader))
         writer.write(b"GET /metrics HTTP/1.1\r\n")
@@ -253,10 +349,12 @@ async def test_a_client_that_does_not_take_its_answer_is_let_go(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "_TAKE", 0.2)
-    monkeypatch.setattr(connections, "_SILENCE", 3600.0)
     made = servers(monkeypatch)
     body = b"x" * 30_000_000
-    async with serving(Scene(metrics=body)) as address, not_taking(address) as stalled:
+    async with (
+        serving(Scene(metrics=body), silence=3600.0) as address,
+        not_taking(address) as stalled,
+    ):
         await until(lambda: bool(made[0]._open))
         # A smaller rest would wait for ever in a buffer that is left alone until it is large.
         (transport,) = made[0]._open.values()
@@ -278,7 +376,7 @@ async def test_it_ends_though_clients_are_connected() -> None:
     server = Server(("127.0.0.1", 0), Scene(metrics=b"x" * 30_000_000).pages())
     running = asyncio.create_task(server.run())
     address = await listening(server)
-    idle = [await connect(address) for _ in range(20)]
+    idle = [await connect(address) for _ in range(10)]
     async with not_taking(address) as stalled:
         await asyncio.to_thread(_readable, stalled)
         running.cancel()

@@ -1,0 +1,93 @@
+"""Which new connections a listener takes: a pure count of what is open, and of how fast they come.
+
+A connection beyond a bound is refused; none that is open is ever closed for a new one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+_ADDRESSES = 1024
+"""Remote addresses whose rate is remembered. Those that pass by beyond share `Bounds.rate`."""
+
+
+REASONS = ("address_rate", "address_open", "rate", "open")
+"""Why connections are refused: too many of one address, or of all, come or are open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How many connections a listener has open, and how many it takes in a second."""
+
+    most: int
+    """Open ones."""
+    most_each: int
+    """Open ones of one remote address."""
+    rate: float
+    """New ones a second, in the long run."""
+    rate_each: float
+    """New ones a second of one remote address, in the long run."""
+    seconds: float = 2.0
+    """So many seconds' worth of new ones may come at the same time."""
+    silence: float
+    """Seconds a client may take to send a request, the first or the next. aiohttp counts from the
+    connection or the last answer, so that a client that sends a byte now and then gains nothing."""
+
+
+PUBLIC = Bounds(most=64, most_each=16, rate=200.0, rate_each=50.0, silence=30.0)
+"""Of the port that everybody may ask. A scraper has one connection, a browser up to six."""
+PROBES = Bounds(most=64, most_each=4, rate=200.0, rate_each=10.0, silence=2.0)
+"""Of the port that the kubelet asks, on a new connection for each probe."""
+
+
+class Gate:
+    """Counts the connections of one listener. `refused` is by reason."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        """Nobody has come yet."""
+        self.bounds = bounds
+        self.refused = Counter(dict.fromkeys(REASONS, 0))
+        self._open: Counter[str] = Counter()
+        self._all = 0.0
+        """When the rate of all addresses together is used up to: the clock of `enter`."""
+        self._each: dict[str, float] = {}
+        """The same for each address; who came last is last."""
+
+    def enter(self, address: str, now: float) -> bool:
+        """Whether a new connection from `address` is taken; if so, `leave` has to follow.
+
+        Args:
+            address: the remote one, without its port.
+            now: seconds of a clock that never goes back.
+        """
+        reason = self._against(address, now)
+        if reason:
+            self.refused[reason] += 1
+            return False
+        bounds = self.bounds
+        self._open[address] += 1
+        self._all = max(now, self._all) + 1 / bounds.rate
+        self._each[address] = max(now, self._each.pop(address, now)) + 1 / bounds.rate_each
+        if len(self._each) > _ADDRESSES:
+            del self._each[next(iter(self._each))]
+        return True
+
+    def leave(self, address: str) -> None:
+        """A connection from `address` has ended."""
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+    def _against(self, address: str, now: float) -> str:
+        # What is used up is counted in seconds that lie ahead: no clock has to tick for it.
+        bounds = self.bounds
+        if self._each.get(address, now) - now > bounds.seconds:
+            return "address_rate"
+        if self._open[address] >= bounds.most_each:
+            return "address_open"
+        if self._all - now > bounds.seconds:
+            return "rate"
+        if self._open.total() >= bounds.most:
+            return "open"
+        return ""
