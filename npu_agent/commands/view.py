@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
-from npu_agent.core.pool import cards_by_name
+from npu_agent.core.pool import devices_by_name
 from npu_agent.outputs.labels.compute import Explained
 
 if TYPE_CHECKING:
@@ -35,27 +35,50 @@ def cards_as_json(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def cards_table(snapshot: Snapshot, assignments: Sequence[Assignment] = ()) -> Table:
-    """The cards for people; the column of Pods only where some are known."""
-    pods: dict[str, set[str]] = {}
-    cards = [state.card for state in snapshot.cards]
-    plain = [one for one in assignments if not one.claim]
-    ledger = Ledger().answered(plain, 0.0, cards=cards, resources=())
-    by_name = cards_by_name(snapshot.cards)
-    held = [(one.card_id, one.assignment) for one in ledger.holdings(snapshot.cards)]
-    held += [(by_name.get(one.device, ""), one) for one in assignments if one.claim]
-    for card_id, holder in held:
-        pods.setdefault(card_id, set()).add(f"{holder.namespace}/{holder.pod}")
+    """The cards for people.
+
+    The column of Pods is there only where some are known; the one that says how cards are cut, and
+    for whom, only where one of them has a part of a card.
+    """
+    held = _held(snapshot, assignments)
     columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
-    if assignments:
-        columns.append("Pod")
+    cut = any(part for holders in held.values() for part, _ in holders)
+    columns += ["Cut"] if cut else []
+    columns += ["Pod"] if assignments else []
     table = _table(columns, right=("Temp.", "Power", "Cores"))
     for state in snapshot.cards:
-        cells = _cells(state)
+        cells, holders = _cells(state), held.get(state.id, [])
+        if cut:
+            parts = dict.fromkeys(f"{part} {pod}" for part, pod in holders if part)
+            cells.append(", ".join(parts) or "-")
         if assignments:
-            cells.append(", ".join(sorted(pods.get(state.id, {"-"}))))
+            cells.append(", ".join(sorted({pod for _, pod in holders})) or "-")
         style = "red" if state.health.state is HealthState.UNHEALTHY else None
         table.add_row(*cells, style=style)
     return table
+
+
+def _held(
+    snapshot: Snapshot, assignments: Sequence[Assignment]
+) -> dict[str, list[tuple[str, str]]]:
+    """By the card's ID, what Pods hold of it: the cores, "" for all of them, and the Pod."""
+    cards = {state.id: state.card for state in snapshot.cards}
+    plain = [one for one in assignments if not one.claim]
+    ledger = Ledger().answered(plain, 0.0, cards=cards.values(), resources=())
+    by_name = devices_by_name(snapshot.cards)
+    holdings = [
+        *((one.card_id, one.cores, one.assignment) for one in ledger.holdings(snapshot.cards)),
+        *(
+            (*by_name[one.device], one)
+            for one in assignments
+            if one.claim and one.device in by_name
+        ),
+    ]
+    held: dict[str, list[tuple[str, str]]] = {}
+    for card_id, cores, holder in sorted(holdings, key=lambda one: (one[1], one[2])):
+        part = "" if cores == cards[card_id].all_cores else str(cores)
+        held.setdefault(card_id, []).append((part, f"{holder.namespace}/{holder.pod}"))
+    return held
 
 
 def _cells(state: CardState) -> list[str]:
