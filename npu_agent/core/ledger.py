@@ -455,6 +455,13 @@ def card_of(held: Footprint, cards: Iterable[CardState]) -> str | None:
     return best and best[0]
 
 
+def part_of(held: Footprint, cards: Collection[CardState]) -> CoreRange | None:
+    """The cores of that card, if they are not all of them."""
+    card_id = card_of(held, cards)
+    whole = next((each.card.all_cores for each in cards if each.id == card_id), held.cores)
+    return None if held.cores == whole else held.cores
+
+
 def footprint(device: Device) -> Footprint:
     """What `device` stands for now."""
     return Footprint(keys_of(device.card), device.cores, frozenset(device.nodes))

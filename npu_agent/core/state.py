@@ -74,9 +74,9 @@ class SlicesState:
     """Of the pool."""
     slices: int = 0
     devices: int = 0
-    complete: bool = False
-    """Whether the API server has as many slices of the pool as they say: the scheduler allocates
-    nothing of any other pool."""
+    incomplete: bool = False
+    """Whether the API server has fewer slices of the pool than they say: the scheduler allocates
+    nothing of such a pool."""
     trouble: Trouble | None = None
     """Why they cannot be published, or not be watched."""
     dropped: tuple[str, ...] = ()

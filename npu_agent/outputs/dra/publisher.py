@@ -175,9 +175,7 @@ class SlicePublisher:
 
     def _note_live(self, live: Mapping[str, Slice]) -> None:
         self._live.publish(live)
-        complete = slices.is_complete(live)
-        if complete != self.state.value.complete:
-            self.state.publish(replace(self.state.value, complete=complete))
+        self.state.publish(replace(self.state.value, incomplete=slices.is_incomplete(live)))
 
     # --- what there should be -------------------------------------------------------------------
 

@@ -272,12 +272,12 @@ def _what(taint: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(taint.get(key) or "" for key in ("key", "effect", "value"))
 
 
-def is_complete(live: Mapping[str, Slice]) -> bool:
-    """Whether the scheduler uses the pool: its newest generation has all of its slices."""
+def is_incomplete(live: Mapping[str, Slice]) -> bool:
+    """Whether slices of the pool's newest generation are missing: the scheduler does not use it."""
     pools = [each["spec"]["pool"] for each in live.values()]
     generation = newest(live)
     wanted = {p["resourceSliceCount"] for p in pools if p["generation"] == generation}
-    return wanted == {sum(p["generation"] == generation for p in pools)}
+    return bool(pools) and wanted != {sum(p["generation"] == generation for p in pools)}
 
 
 def newest(live: Mapping[str, Slice], least: int = 0) -> int:

@@ -612,14 +612,14 @@ async def test_whether_counters_are_kept_may_not_be_known_for_a_while(tmp_path: 
 async def test_whether_the_pool_is_complete(tmp_path: Path) -> None:
     async with running(tmp_path, parts(2)) as world:
         await world.in_place()
-        assert world.state.complete
+        assert not world.state.incomplete
         await world.watching()
         world.server.instead["apply"] = status(403, "no")
         world.server.delete(NAME)
-        await first(world.publisher.state, lambda state: not state.complete)
+        await first(world.publisher.state, lambda state: state.incomplete)
         world.server.instead.clear()
         world.publisher.ask_now()
-        await first(world.publisher.state, lambda state: state.complete)
+        await first(world.publisher.state, lambda state: not state.incomplete)
 
 
 # The end.
