@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 
-from bench import claims, idle, pages, plugin, podresources, soak
+from bench import claims, idle, packing, pages, plugin, podresources, soak
 from bench.figure import HEADER, Figure
 from npu_agent import __version__
 
@@ -56,6 +56,8 @@ async def everything(seconds: float) -> AsyncIterator[Figure]:
             yield one
     async for what, target, peers, measured in podresources.figures():
         yield Figure(what, measured, target, peers)
+    for figure in packing.packing():
+        yield figure
 
 
 asyncio.run(main())

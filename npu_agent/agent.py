@@ -399,6 +399,7 @@ def _wanted_by_claims(
         families=offered_by(config, words.families, "dra", dra_available=dra.available),
         disabled=disabled_for(config, node_name),
         by_index=config.dra.device_names == "index",
+        partitions=config.dra.partitions,
         evict=config.health.evict,
         impossible=dra.impossible,
     )

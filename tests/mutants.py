@@ -44,6 +44,104 @@ def of(file: str, tests: str, *faults: tuple[str, str, str]) -> list[Fault]:
 
 FAULTS = [
     *of(
+        "npu_agent/core/pool.py",
+        "tests/core/test_pool.py",
+        (
+            "parts: a card is called like a part of another",
+            " and not _LIKE_A_PART.search(name)",
+            "",
+        ),
+        (
+            "parts: names that are too long",
+            "if len(name) + len(part) > _LONGEST_NAME:",
+            "if not name:",
+        ),
+        (
+            "parts: the whole card is no width",
+            "return tuple(sorted(widths | {card.core_count}, reverse=True))",
+            "return tuple(sorted(widths, reverse=True))",
+        ),
+        (
+            "parts: counters where nothing is cut",
+            'counters=name if len(widths) > 1 else "",',
+            "counters=name,",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/slices.py",
+        f"{DRA}/test_slices.py",
+        (
+            "parts: a card in two slices",
+            "for group in [list(together)] if counters else (",
+            "for group in (",
+        ),
+        ("parts: too many counters in a slice", "_SETS_PER_SLICE = 8", "_SETS_PER_SLICE = 9"),
+        (
+            "parts: a device consumes the whole card",
+            "_counters(each.device.cores)}",
+            "_counters(each.device.card.all_cores)}",
+        ),
+        (
+            "parts: devices before counters",
+            '("devices" in it["spec"], it["metadata"]["name"] not in live)',
+            'it["metadata"]["name"] not in live',
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/publisher.py",
+        f"{DRA}/test_publisher.py",
+        ("parts: counters are not tried", "            await self._try_counters()\n", ""),
+        (
+            "parts: what is put back is not tried",
+            "slices.counts(each) and not slices.counts(live.get(each[",
+            "False and not slices.counts(live.get(each[",
+        ),
+        (
+            "parts: a pool is completed without its counters",
+            "return  # with the rest the pool",
+            "pass  # with the rest the pool",
+        ),
+        (
+            "parts: they stay without counters",
+            "            devices = whole_cards(devices)\n",
+            "            pass\n",
+        ),
+        (
+            "parts: an API server that refuses counters is trouble",
+            "                if error.status != 422:\n                    raise\n",
+            "                raise\n",
+        ),
+        (
+            "parts: another API server is not asked",
+            "        self._tried = False\n        if self._dropped",
+            "        if self._dropped",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/driver.py",
+        "tests/test_agent_parts.py",
+        (
+            "parts: what is dropped changes nothing",
+            "partitions=wanted.partitions and not self._uncounted.value,",
+            "partitions=wanted.partitions,",
+        ),
+        (
+            "parts: what is whole now cannot be prepared",
+            "partitions=True,  # a claim",
+            "partitions=False,  # a claim",
+        ),
+        (
+            "parts: the kubelet hears nothing of what is not offered",
+            "(*offered, *(one for one in known if one.name in held))",
+            "offered",
+        ),
+        (
+            "parts: they follow no config",
+            "partitions=wanted.partitions and",
+            "partitions=bool(families := 0) and",
+        ),
+    ),
+    *of(
         "npu_agent/inventory/rounds.py",
         "tests/inventory/test_rounds.py",
         ("rounds: nobody takes over", "self._take_over(self._doing[0])", "pass"),
@@ -557,30 +655,30 @@ FAULTS = [
         ),
         (
             "driver: the pool does not follow the ledger",
-            "self._snapshots, self._wanted, keeper.holds, keeper.prepared, keeper.asked",
-            "self._snapshots, self._wanted, keeper.prepared, keeper.asked",
+            "*(keeper.holds, keeper.prepared, keeper.asked),",
+            "*(keeper.prepared, keeper.asked),",
         ),
         (
             "driver: what containers hold has no taint",
-            "                    held=keeper.held_by_containers(),\n",
-            "",
+            "offered(held=keeper.held_by_containers(listed))",
+            "offered()",
         ),
         (
             "driver: disabled cards are offered",
-            "                    disabled=wanted.disabled,\n",
+            "                disabled=wanted.disabled,\n",
             "",
         ),
         (
             "driver: a disabled card cannot be prepared",
-            "dra=self._dra, families=families, by_index",
-            "dra=self._dra, families=families, disabled=wanted.disabled, by_index",
+            "                        families=families,\n",
+            "                        families=families,\n                        disabled=wanted.disabled,\n",
         ),
         (
             "driver: a card of another family cannot be prepared",
             "families = self._vendor_families",
             "families = wanted.families",
         ),
-        ("driver: evict has no effect", "                    evict=wanted.evict,\n", ""),
+        ("driver: evict has no effect", "                evict=wanted.evict,\n", ""),
         (
             "driver: claims are never swept",
             "            asyncio.create_task(self._sweep_claims()),\n",
@@ -1093,8 +1191,8 @@ FAULTS = [
         ),
         (
             "slices: a listing undoes a newer answer",
-            "self._live.publish({**listing.slices, **known})",
-            "self._live.publish({**listing.slices})",
+            "self._note_live({**listing.slices, **known})",
+            "self._note_live({**listing.slices})",
         ),
         (
             "slices: deletions are not seen",
@@ -1213,13 +1311,13 @@ FAULTS = [
         ),
         (
             "pool: two cards with one name",
-            "name if seen[name] == 1 and len(name)",
-            "name if len(name)",
+            "        if seen[name] == 1 and len(name)",
+            "        if len(name)",
         ),
         (
             "pool: names that are too long",
-            "name if seen[name] == 1 and len(name) <= _LONGEST_NAME else",
-            "name if seen[name] == 1 else",
+            "if seen[name] == 1 and len(name) <= _LONGEST_NAME and",
+            "if seen[name] == 1 and",
         ),
         (
             "pool: two families with one number",
@@ -1245,18 +1343,18 @@ FAULTS = [
         f"{DEVICEPLUGIN}/test_exclusive.py",
         (
             "ledger claims: claims conflict with nothing",
-            "for claim in self.prepared.values() if prepared else ():",
-            "for claim in ():",
+            "        for claim in self.prepared.values():\n            if hold",
+            "        for claim in ():\n            if hold",
         ),
         (
             "ledger claims: claims are held against the pool",
-            "for claim in self.prepared.values() if prepared else ():",
-            "for claim in self.prepared.values():",
+            "if not one.admin and one.device not in without",
+            "if not one.admin",
         ),
         (
             "ledger claims: administrators hold cores",
-            "footprints = tuple(one.footprint for one in self.devices if not one.admin)",
-            "footprints = tuple(one.footprint for one in self.devices)",
+            "if not one.admin and one.device not in without",
+            "if one.device not in without",
         ),
         (
             "ledger claims: an administrator's claim may hold anything",

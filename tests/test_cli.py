@@ -245,7 +245,8 @@ def test_info_names_the_pods_that_hold_a_card(
     assert rows["npu0"].rstrip(" |").endswith("ml/train")
     assert rows["npu1"].rstrip(" |").endswith("-")
     _, out, _ = called(capsys, "info", "--host-root", root, "-o", "json")
-    assert [one["pods"] for one in json.loads(out)] == [[{"namespace": "ml", "pod": "train"}], []]
+    held = {"namespace": "ml", "pod": "train", "cores": "0"}
+    assert [one["pods"] for one in json.loads(out)] == [[held], []]
 
 
 def test_info_names_the_pods_that_hold_a_card_by_claim(

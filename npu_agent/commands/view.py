@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
-from npu_agent.core.pool import cards_by_name
+from npu_agent.core.pool import devices_by_name
 from npu_agent.outputs.labels.compute import Explained
 
 if TYPE_CHECKING:
@@ -66,29 +66,49 @@ def cards_as_json(
             "power": state.reading.power() if state.reading else None,
             "pods": None
             if assignments is None
-            else [{"namespace": namespace, "pod": pod} for namespace, pod in held[state.id]],
+            else [
+                {"namespace": one.namespace, "pod": one.pod, "cores": one.part or None}
+                for one in held[state.id]
+            ],
         }
         for state in snapshot.cards
     ]
 
 
-def holders(
-    snapshot: Snapshot, assignments: Sequence[Assignment]
-) -> dict[str, list[tuple[str, str]]]:
-    """Namespace and name of the Pods that hold each card, by the card's ID."""
-    cards = [state.card for state in snapshot.cards]
+class Holder(NamedTuple):
+    """A Pod that holds a card or some of its cores."""
+
+    part: str
+    """The cores: ``0-3``; "" for all of them."""
+    namespace: str
+    pod: str
+
+    @property
+    def name(self) -> str:
+        """``namespace/pod``."""
+        return f"{self.namespace}/{self.pod}"
+
+
+def holders(snapshot: Snapshot, assignments: Sequence[Assignment]) -> dict[str, list[Holder]]:
+    """The Pods that hold each card, by the card's ID; in the order of the cores."""
+    cards = {state.id: state.card for state in snapshot.cards}
     plain = [one for one in assignments if not one.claim]
-    ledger = Ledger().answered(plain, 0.0, cards=cards, resources=())
-    by_name = cards_by_name(snapshot.cards)
-    held = [(one.card_id, one.assignment) for one in ledger.holdings(snapshot.cards)]
-    held += [(by_name.get(one.device, ""), one) for one in assignments if one.claim]
-    pods: dict[str, set[tuple[str, str]]] = {state.id: set() for state in snapshot.cards}
-    for card_id, holder in held:
-        pods.setdefault(card_id, set()).add((holder.namespace, holder.pod))
-    return {id_: sorted(each) for id_, each in pods.items()}
+    ledger = Ledger().answered(plain, 0.0, cards=cards.values(), resources=())
+    by_name = devices_by_name(snapshot.cards)
+    held = [(one.card_id, one.cores, one.assignment) for one in ledger.holdings(snapshot.cards)]
+    held += [
+        (*by_name[one.device], one) for one in assignments if one.claim and one.device in by_name
+    ]
+    found: dict[str, list[Holder]] = {id_: [] for id_ in cards}
+    for card_id, cores, one in sorted(held, key=lambda each: (each[1], each[2])):
+        part = "" if cores == cards[card_id].all_cores else str(cores)
+        holder = Holder(part, one.namespace, one.pod)
+        if holder not in found[card_id]:
+            found[card_id].append(holder)
+    return found
 
 
-_GO_FIRST = ("PCI-DEV", "PCI-BDF", "Cores", "Power", "Temp.", "Pod")
+_GO_FIRST = ("PCI-DEV", "PCI-BDF", "Cores", "Power", "Temp.", "Pod", "Cut")
 """Columns that a narrow terminal has no room for, in the order in which they go."""
 _FOLDED = 24
 """Columns that are left to a text which may be folded into several lines: health, Pods."""
@@ -101,7 +121,10 @@ def cards_table(
     wide: bool = False,
     width: int | None = None,
 ) -> Table:
-    """The cards for people; the column of Pods only where some are known.
+    """The cards for people.
+
+    The column of Pods is there only where some are known; the one that says how cards are cut, and
+    for whom, only where one of them has a part of a card.
 
     Args:
         snapshot: the cards.
@@ -112,6 +135,7 @@ def cards_table(
     held = holders(snapshot, assignments or ())
     rows = [_cells(state, held[state.id]) for state in snapshot.cards]
     columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
+    columns += ["Cut"] if any(one.part for each in held.values() for one in each) else []
     columns += ["Pod"] if assignments or (wide and assignments is not None) else []
     columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"] if wide else []
     if width is not None:
@@ -139,7 +163,7 @@ def _fitting(columns: list[str], rows: Sequence[Mapping[str, str]], width: int) 
     return left
 
 
-def _cells(state: CardState, pods: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _cells(state: CardState, held: Sequence[Holder]) -> dict[str, str]:
     card, reading = state.card, state.reading
     temperature = reading.temperature() if reading else None
     power = reading.power() if reading else None
@@ -155,7 +179,8 @@ def _cells(state: CardState, pods: Sequence[tuple[str, str]]) -> dict[str, str]:
         "PCI-DEV": card.dev or "-",
         "Cores": str(card.core_count),
         "Health": health,
-        "Pod": ", ".join(f"{namespace}/{pod}" for namespace, pod in pods) or "-",
+        "Cut": ", ".join(f"{one.part} {one.name}" for one in held if one.part) or "-",
+        "Pod": ", ".join(sorted({one.name for one in held})) or "-",
         "UUID": card.uuid or "-",
         "Serial": card.serial or "-",
         "Driver": card.driver_version or "-",
@@ -183,7 +208,7 @@ def labels_table(explained: Iterable[Explained]) -> Table:
     return table
 
 
-_FOLDS = ("Health", "Pod", "Why")
+_FOLDS = ("Health", "Cut", "Pod", "Why")
 """Columns with texts, which may be folded."""
 
 

@@ -138,6 +138,9 @@ class DraConfig:
     device_names: Literal["identity", "index"] = _restart(
         "identity", "What devices are called: identity, npu-<uuid>; index, npu0, as by the vendor."
     )
+    partitions: bool = _live(
+        False, "Offer each card in every width that it has nodes for; the scheduler cuts it."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,9 +117,14 @@ class PreparedClaim:
         claim = f"{CLAIM} {self.namespace}/{self.name}"
         return f"Pod {self.namespace}/{self.pods[0]} ({claim})" if self.pods else claim
 
-    def hold(self) -> Hold | None:
-        """What it keeps others from; None: nothing, as it has devices for administrators only."""
-        footprints = tuple(one.footprint for one in self.devices if not one.admin)
+    def hold(self, without: Collection[str] = ()) -> Hold | None:
+        """What it keeps others from; None: nothing, as it has devices for administrators only.
+
+        `without` are names of devices that do not count.
+        """
+        footprints = tuple(
+            one.footprint for one in self.devices if not one.admin and one.device not in without
+        )
         return Hold(footprints=footprints, by=self.holder, since=0.0) if footprints else None
 
 
@@ -307,14 +312,14 @@ class Ledger:
         """Whether another answer of pod-resources, soon, would end a hold."""
         return any(hold.missed is not None for hold in self.holds.values())
 
-    def conflicts(self, cards: Iterable[Card], *, prepared: bool = True) -> Conflicts:
+    def conflicts(self, cards: Iterable[Card], *, without: Collection[str] = ()) -> Conflicts:
         """What is not to be handed out while these cards are present.
 
-        Without what claims hold if `prepared` is False: the scheduler knows of those.
+        `without` are names of devices of which it does not matter that claims hold them.
         """
         found = Conflicts(self.holds, cards)
-        for claim in self.prepared.values() if prepared else ():
-            if hold := claim.hold():
+        for claim in self.prepared.values():
+            if hold := claim.hold(without):
                 found.add((CLAIM, claim.uid), hold)
         return found
 
@@ -448,6 +453,13 @@ def card_of(held: Footprint, cards: Iterable[CardState]) -> str | None:
     """The ID of the card that a footprint most likely stands for; None: it is not present."""
     best = _best([held], [(keys_of(state.card), state) for state in cards])
     return best and best[0]
+
+
+def part_of(held: Footprint, cards: Collection[CardState]) -> CoreRange | None:
+    """The cores of that card, if they are not all of them."""
+    card_id = card_of(held, cards)
+    whole = next((each.card.all_cores for each in cards if each.id == card_id), held.cores)
+    return None if held.cores == whole else held.cores
 
 
 def footprint(device: Device) -> Footprint:

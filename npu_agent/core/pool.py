@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
@@ -18,6 +18,11 @@ from npu_agent.core.offer import Device, cut, names
 
 _LONGEST_NAME = 63
 """The API server's limit: a device's name is a DNS label."""
+_MOST_COUNTERS = 32
+"""The API server's limit: a card with more cores than that is offered whole."""
+_PART = "-cores-"
+"""Between the name of a card's device and the cores, where it is a part of the card."""
+_LIKE_A_PART = re.compile(rf"{_PART}\d+(-\d+)?$")
 
 Value = int | str | bool
 """Of an attribute: an `int`, a `string` or a `bool` of the API; a `Version` is a `version`."""
@@ -73,11 +78,20 @@ class PoolDevice:
     """A device that DRA offers."""
 
     name: str
-    """Unique in the pool, a DNS label: ``npu-`` and the card's ID, or ``npu0``."""
+    """Unique in the pool, a DNS label: ``npu-`` and the card's ID, or ``npu0``; of a part of a
+    card, ``-cores-0-3`` follows."""
     device: Device
     """What it stands for now; its health is the card's."""
     description: Description
     taints: tuple[Taint, ...] = ()
+    counters: str = ""
+    """The card's set of counters, one a core, of which it consumes those of its cores; "" where no
+    other device of the pool has any of them."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a card."""
+        return self.device.cores != self.device.card.all_cores
 
 
 def pool(
@@ -87,10 +101,11 @@ def pool(
     families: Collection[str],
     disabled: Collection[str] = (),
     by_index: bool = False,
+    partitions: bool = False,
     evict: bool = False,
     held: Callable[[Device], str | None] = lambda _: None,
 ) -> tuple[PoolDevice, ...]:
-    """The devices of these families' cards, whole, in the order of the cards.
+    """The devices of these families' cards, in the order of the cards.
 
     Args:
         snapshot: the cards.
@@ -100,6 +115,9 @@ def pool(
         by_index: whether a device is called ``npu0``, as the vendor's driver does it, and not by
             what identifies its card. Where two families number their cards alike, the family is
             put before the number: ``anvil-npu0``.
+        partitions: whether each card is offered in every width that it has nodes for, all of them
+            at the same time, and not only whole. The scheduler then cuts it: a device is free as
+            long as no core of it is another one's.
         evict: whether a sick card's Pods are to be evicted.
         held: why a device must not be allocated although nothing in the cluster says so; None: it
             may be.
@@ -113,20 +131,51 @@ def pool(
     called = _by_index(cards) if by_index else _by_identity(cards)
     return tuple(
         PoolDevice(
-            name=name,
+            name=_named(name, state, device.cores),
             device=device,
             description=dra.describe(state.card, device.cores),
             taints=_taints(dra.driver, device, evict=evict, held=held(device)),
+            counters=name if len(widths) > 1 else "",
         )
         for state, name in zip(cards, called, strict=True)
-        for device in cut(state, state.card.core_count)
+        for widths in [_widths(state.card) if partitions else (state.card.core_count,)]
+        for width in widths
+        for device in cut(state, width)
     )
 
 
-def cards_by_name(cards: Collection[CardState]) -> Mapping[str, str]:
-    """The IDs of these cards by all names that their devices can have in a pool."""
+def whole_cards(devices: Collection[PoolDevice]) -> tuple[PoolDevice, ...]:
+    """The pool of the same cards without their parts."""
+    return tuple(replace(one, counters="") for one in devices if not one.is_part)
+
+
+def devices_by_name(cards: Collection[CardState]) -> Mapping[str, tuple[str, CoreRange]]:
+    """The card, by its ID, and the cores of all names that these cards' devices can have."""
     called = (*_by_identity(cards), *_by_index(cards))
-    return {name: state.id for name, state in zip(called, (*cards, *cards), strict=True)}
+    return {
+        _named(name, state, device.cores): (state.id, device.cores)
+        for name, state in zip(called, (*cards, *cards), strict=True)
+        for width in _widths(state.card)
+        for device in cut(state, width)
+    }
+
+
+def _widths(card: Card) -> tuple[int, ...]:
+    """How many cores the devices of a card can have, from the whole card down."""
+    if card.core_count > _MOST_COUNTERS:
+        return (card.core_count,)
+    widths = {len(cores) for cores, _ in card.access.core_nodes}
+    return tuple(sorted(widths | {card.core_count}, reverse=True))
+
+
+def _named(name: str, state: CardState, cores: CoreRange) -> str:
+    """The name of a device of the card whose whole device has this `name`."""
+    if cores == state.card.all_cores:
+        return name
+    part = f"{_PART}{cores}"
+    if len(name) + len(part) > _LONGEST_NAME:
+        name = _hashed(name, state.id, _LONGEST_NAME - len(part))
+    return name + part
 
 
 def _by_identity(cards: Collection[CardState]) -> list[str]:
@@ -134,7 +183,9 @@ def _by_identity(cards: Collection[CardState]) -> list[str]:
     plain = [_label(f"npu-{state.id}") for state in cards]
     seen = Counter(plain)
     return [
-        name if seen[name] == 1 and len(name) <= _LONGEST_NAME else _hashed(name, state.id)
+        name
+        if seen[name] == 1 and len(name) <= _LONGEST_NAME and not _LIKE_A_PART.search(name)
+        else _hashed(name, state.id)
         for name, state in zip(plain, cards, strict=True)
     ]
 
@@ -154,10 +205,13 @@ def _label(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _hashed(name: str, id_: str) -> str:
-    """A name that tells cards apart whose IDs are the same as a DNS label, or too long for one."""
+def _hashed(name: str, id_: str, longest: int = _LONGEST_NAME) -> str:
+    """A name that tells cards apart.
+
+    Their IDs may be the same as a DNS label, too long for one, or like a part of another card.
+    """
     digest = hashlib.sha256(id_.encode()).hexdigest()[:8]
-    return f"{name[: _LONGEST_NAME - 9].rstrip('-')}-{digest}"
+    return f"{name[: longest - 9].rstrip('-')}-{digest}"
 
 
 def _taints(driver: str, device: Device, *, evict: bool, held: str | None) -> tuple[Taint, ...]:

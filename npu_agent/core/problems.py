@@ -155,6 +155,8 @@ def notes(state: AgentState) -> Iterator[Note]:
         if driver.slices.dropped:
             fields = ", ".join(driver.slices.dropped)
             text = f"the API server drops {fields} of our ResourceSlices: a feature is off there"
+            if driver.slices.uncounted:
+                text += "; dra.partitions has no effect, and cards are offered whole"
             yield Note(subject="dra", text=text)
         if driver.session.phase is SessionPhase.STANDBY:
             yield Note(subject="dra", text=_standby(driver.session, "DRA driver "))

@@ -59,6 +59,11 @@ class ResourceState:
     devices: tuple[Device, ...] = ()
 
 
+COUNTERS = frozenset({"sharedCounters", "devices.consumesCounters"})
+"""The fields of ResourceSlices by which cards are cut: their counters, and those that a device
+consumes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesState:
     """What there is of the node's slices, for readiness, pages and metrics."""
@@ -69,12 +74,20 @@ class SlicesState:
     """Of the pool."""
     slices: int = 0
     devices: int = 0
+    incomplete: bool = False
+    """Whether the API server has fewer slices of the pool than they say: the scheduler allocates
+    nothing of such a pool."""
     trouble: Trouble | None = None
     """Why they cannot be published, or not be watched."""
     dropped: tuple[str, ...] = ()
     """The fields that the API server drops, such as ``devices.taints``: a feature is off there."""
     writes: int = 0
     """Slices written or deleted so far."""
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether the API server drops counters, so that cards can only be offered whole."""
+        return not COUNTERS.isdisjoint(self.dropped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

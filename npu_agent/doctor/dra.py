@@ -45,6 +45,8 @@ async def lines(here: Situation) -> Lines:
         yield f"DRA directory of {driver}", _directory(here, driver)
         yield f"DRA slices of {driver}", _slices(here, driver)
         yield f"DRA features for {driver}", _features(here, driver)
+        if here.config.dra.partitions:
+            yield f"DRA counters for {driver}", _counters(here, driver)
         yield f"DeviceClass {driver}", _device_class(driver)
         yield f"policy {_POLICY}", _policy(here, driver)
 
@@ -160,7 +162,7 @@ async def _features(here: Situation, driver: str) -> Finding:
         "name": "npu-doctor",
         "taints": [{"key": f"{driver}/unhealthy", "effect": Effect.NO_SCHEDULE.value}],
     }
-    wanted = _slice(driver, _node(here), [tainted])
+    wanted = _slice(driver, _node(here), {"devices": [tainted]})
     async with _asked() as api:
         reply = await resourceslices.dry_run(api, wanted)
     if fields := slices.dropped(wanted, reply):
@@ -170,6 +172,29 @@ async def _features(here: Situation, driver: str) -> Finding:
             "on by default from Kubernetes 1.36 on",
         )
     return ok("the API server keeps taints of devices")
+
+
+async def _counters(here: Situation, driver: str) -> Finding:
+    """Whether the API server keeps what parts of cards take: a dry run, which writes nothing."""
+    core = {"core-0": {"value": "1"}}
+    consumed = {"counterSet": "npu-doctor", "counters": core}
+    sets = [{"name": "npu-doctor", "counters": core}]
+    tried = (
+        {"sharedCounters": sets},
+        {"devices": [{"name": "npu-doctor", "consumesCounters": [consumed]}]},
+    )
+    fields: set[str] = set()
+    async with _asked() as api:
+        for content in tried:
+            wanted = _slice(driver, _node(here), content)
+            fields |= {*slices.dropped(wanted, await resourceslices.dry_run(api, wanted))}
+    if fields:
+        return note(
+            f"the API server drops {', '.join(sorted(fields))}: dra.partitions has no effect",
+            "cards are offered whole; the feature gate DRAPartitionableDevices is on by default "
+            "from Kubernetes 1.36 on",
+        )
+    return ok("the API server keeps counters: cards are cut on demand")
 
 
 async def _device_class(driver: str) -> Finding:
@@ -193,7 +218,7 @@ async def _policy(here: Situation, driver: str) -> Finding:
     """Whether a slice of another node is refused: a dry run, which writes nothing."""
     if not here.in_pod:
         return unused("it is about the agent's own account: ask in its Pod")
-    wanted = _slice(driver, "npu-doctor.invalid", [])
+    wanted = _slice(driver, "npu-doctor.invalid", {"devices": []})
     try:
         async with _asked() as api:
             await resourceslices.dry_run(api, wanted)
@@ -210,7 +235,7 @@ async def _policy(here: Situation, driver: str) -> Finding:
     )
 
 
-def _slice(driver: str, node: str, devices: list[dict[str, Any]]) -> dict[str, Any]:
+def _slice(driver: str, node: str, content: dict[str, Any]) -> dict[str, Any]:
     """One that is never written."""
     return {
         "apiVersion": f"{_GROUP}/v1",
@@ -220,6 +245,6 @@ def _slice(driver: str, node: str, devices: list[dict[str, Any]]) -> dict[str, A
             "driver": driver,
             "nodeName": node,
             "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-            "devices": devices,
+            **content,
         },
     }

@@ -108,7 +108,7 @@ async def apply(api: Api, slice_: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def dry_run(api: Api, slice_: Mapping[str, Any]) -> dict[str, Any]:
-    """What the API server would make of a new slice; nothing is written.
+    """What the API server would make of a new slice of this name; nothing is written.
 
     Raises:
         ApiError: of any kind.

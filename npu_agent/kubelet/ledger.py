@@ -186,9 +186,13 @@ class LedgerKeeper:
         if self._owner:
             self.states.publish(self._ledger.offering(devices, self._snapshots.value.cards))
 
-    def held_by_containers(self) -> Callable[[Device], str | None]:
-        """Why a device must not be allocated to a claim: a container has it without one."""
-        conflicts = self._ledger.conflicts(self._cards(), prepared=False)
+    def held_by_containers(self, pool: Collection[str]) -> Callable[[Device], str | None]:
+        """Why a device must not be allocated to a claim although the scheduler takes it for free.
+
+        A container has its cores without a claim, or by one for a device that the pool, of which
+        these are the names, does not have now: cards are no longer cut, or called otherwise.
+        """
+        conflicts = self._ledger.conflicts(self._cards(), without=pool)
         return lambda device: conflicts.against(("", ""), device)
 
     def grant(self, resource: str, devices: Sequence[Device]) -> None:

@@ -71,7 +71,7 @@ def test_letters_of_two_columns_count_as_two() -> None:
 
 
 def test_a_long_reason_is_folded_and_takes_no_column_away() -> None:
-    cells = view._cells(CARD, [("ml", "train")])
+    cells = view._cells(CARD, [view.Holder("", "ml", "train")])
     long = {**cells, "Health": "word " * 30}
     columns = ["NPU", "Name", "Temp.", "Power", "Health"]
     assert view._fitting(columns, [long], 80) == columns

@@ -16,6 +16,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.ledger import Assignment
 from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.deviceplugin.helpers import state
 
 CARD = CardState(
     id="UUID-0",
@@ -74,6 +75,29 @@ def test_the_pods_that_hold_a_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "ai/a, ai/b", "-"]
     view.show(view.cards_table(Snapshot((first, other)), held[-1:]))
     assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "-", "-"]
+
+
+def test_how_a_card_is_cut_and_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    card, whole = state("rngd", 0, id_="R"), state("rngd", 1, id_="S")
+
+    def claim(pod: str, device: str) -> Assignment:
+        return Assignment("ai", pod, "main", "npu.furiosa.ai", device, f"{pod}-npu")
+
+    held = [
+        claim("c", "npu-r-cores-6"),
+        claim("a", "npu-r-cores-4-5"),
+        claim("b", "npu-r-cores-0-3"),
+        claim("d", "npu-s"),
+        claim("gone", "npu-x-cores-0"),
+    ]
+    view.show(view.cards_table(Snapshot((card, whole)), held))
+    assert [row.split(" | ")[-2:] for row in rows(capsys)] == [
+        ["Cut", "Pod"],
+        ["0-3 ai/b, 4-5 ai/a, 6 ai/c", "ai/a, ai/b, ai/c"],
+        ["-", "ai/d"],
+    ]
+    view.show(view.cards_table(Snapshot((card, whole)), [claim("d", "npu-s")]))
+    assert "Cut" not in rows(capsys)[0]
 
 
 def test_assignments(capsys: pytest.CaptureFixture[str]) -> None:

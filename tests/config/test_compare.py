@@ -29,6 +29,7 @@ OTHER = {
     "allocation.method": "cdi",
     "allocation.api": "dra",
     "dra.deviceNames": "index",
+    "dra.partitions": "true",
     "health.interval": "1",
     "health.failures": "3",
     "health.recoveries": "4",

@@ -39,6 +39,7 @@ allocation:
   api: device-plugin                        # default
 dra:
   deviceNames: identity                     # default
+  partitions: false                         # default
 health:
   interval: 0.5                             # default
   failures: 2                               # default

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import CardState, HealthState
+from npu_agent.core.hardware import CardState, CoreRange, HealthState
 from npu_agent.core.offer import Device
-from npu_agent.core.pool import Effect, PoolDevice, Taint
+from npu_agent.core.pool import Effect, PoolDevice, Taint, devices_by_name, whole_cards
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.dra.cards import pool_of
 
@@ -121,3 +122,88 @@ def test_what_somebody_holds_is_tainted_but_evicts_nobody() -> None:
         (Taint(key=HELD, effect=Effect.NO_SCHEDULE),),
         (Taint(key=UNHEALTHY, effect=Effect.NO_EXECUTE),),
     ]
+
+
+# Parts of cards.
+
+
+def parts(*cards: CardState, **options: Any) -> dict[str, PoolDevice]:
+    return {each.name: each for each in pool_of(*cards, partitions=True, **options)}
+
+
+def test_a_card_is_offered_in_every_width_that_it_has_nodes_for() -> None:
+    found = parts(state("rngd", 0, id_="R"), state("warboy", 1, id_="W"))
+    assert list(found) == [
+        "npu-r",
+        *("npu-r-cores-0-3", "npu-r-cores-4-7"),
+        *("npu-r-cores-0-1", "npu-r-cores-2-3", "npu-r-cores-4-5", "npu-r-cores-6-7"),
+        *(f"npu-r-cores-{core}" for core in range(8)),
+        "npu-w",
+        *("npu-w-cores-0", "npu-w-cores-1"),
+    ]
+    attributes = [found[name].description.attributes for name in ("npu-r", "npu-r-cores-4-7")]
+    assert [(one["type"], one["cores"]) for one in attributes] == [("card", 8), ("cores", 4)]
+    capacity = {len(one.device.cores): one.description.capacity for one in found.values()}
+    assert capacity[4] == {"core": "4", "memory": "24Gi"}
+    assert {one.counters for one in found.values()} == {"npu-r", "npu-w"}
+
+
+def test_whole_cards_are_as_if_nothing_were_cut() -> None:
+    cards = [state("rngd", 0), state("warboy", 1, health=HealthState.UNHEALTHY)]
+    assert whole_cards(tuple(parts(*cards).values())) == pool_of(*cards)
+
+
+def test_parts_by_index() -> None:
+    cards = state("warboy", 0), state("rngd", 0), state("rngd", 1)
+    found = list(parts(*cards, by_index=True))
+    assert found[:3] == ["warboy-npu0", "warboy-npu0-cores-0", "warboy-npu0-cores-1"]
+    assert found[-1] == "npu1-cores-7"
+
+
+@given(IDS, st.booleans())
+def test_names_of_parts_are_dns_labels_and_each_device_has_its_own(
+    ids: list[str], by_index: bool
+) -> None:
+    cards = [state("rngd", index, id_=id_) for index, id_ in enumerate(ids)]
+    found = pool_of(*cards, partitions=True, by_index=by_index)
+    assert len({one.name for one in found}) == len(found) == 15 * len(ids)
+    known = devices_by_name(cards)
+    for one in found:
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", one.name)
+        assert len(one.name) <= 63
+        assert known[one.name] == (one.device.card_id, one.device.cores)
+    # Whole cards are called as they are where nothing is cut.
+    whole = [one.name for one in found if not one.is_part]
+    assert whole == names(*cards, by_index=by_index)
+
+
+def test_no_card_is_called_like_a_part_of_another_one() -> None:
+    cards = [state("rngd", 0, id_="X"), state("rngd", 1, id_="X-cores-0-3")]
+    found = pool_of(*cards, partitions=True)
+    assert len({one.name for one in found}) == 30
+
+
+def tainted(found: dict[str, PoolDevice]) -> set[str]:
+    return {name.partition("-cores-")[2] or "card" for name, one in found.items() if one.taints}
+
+
+def test_a_sick_card_taints_all_of_its_devices() -> None:
+    found = parts(state("rngd", 0, id_="R", health=HealthState.UNHEALTHY), state("warboy", 1))
+    assert {name for name, one in found.items() if one.taints} == {
+        name for name in found if name.startswith("npu-r")
+    }
+
+
+def test_a_core_without_a_node_taints_the_devices_that_need_it() -> None:
+    found = parts(state("rngd", 0, id_="R", missing=("pe4", "pe4-5", "pe4-7")))
+    assert tainted(found) == {"card", "4-7", "4-5", "4"}
+    assert {key.key for one in found.values() for key in one.taints} == {UNHEALTHY}
+
+
+def test_cores_that_somebody_holds_taint_the_devices_that_overlap() -> None:
+    def held(device: Device) -> str | None:
+        return "Pod a/b has it" if device.cores.overlaps(CoreRange(2, 3)) else None
+
+    found = parts(state("rngd", 0, id_="R"), held=held)
+    assert tainted(found) == {"card", "0-3", "2-3", "2", "3"}
+    assert {taint.key for one in found.values() for taint in one.taints} == {HELD}

@@ -60,6 +60,7 @@ class Dra:
     slices: dict[str, int] = field(default_factory=lambda: {"00000-npu.furiosa.ai-n1": 2})
     """By name, how many devices each has."""
     keeps_taints: bool = True
+    keeps_counters: bool = True
     device_class: int = 200
     """The HTTP status of its answer."""
     policy: str | None = "npu-agent-own-slices"
@@ -91,6 +92,10 @@ class Dra:
         if not self.keeps_taints:
             for device in sent["spec"]["devices"]:
                 del device["taints"]
+        if not self.keeps_counters:
+            sent["spec"].pop("sharedCounters", None)
+            for device in sent["spec"].get("devices", ()):
+                device.pop("consumesCounters", None)
         return web.json_response(sent, status=201)
 
 

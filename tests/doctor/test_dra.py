@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from npu_agent.config import AllocationConfig, ResourceSpec
+from npu_agent.config.schema import DraConfig
 from npu_agent.doctor.check import Verdict
 from tests.doctor.helpers import RESOURCE, Node, unserved
 
@@ -73,6 +74,18 @@ async def test_a_family_by_dra_beside_one_by_the_device_plugin(claims: Node) -> 
     assert found["DRA"].state is Verdict.OK
     assert f"resource {RESOURCE}" in found
     assert "resource furiosa.ai/rngd" not in found
+
+
+async def test_counters_are_tried_where_cards_are_cut(claims: Node) -> None:
+    counters = f"DRA counters for {DRIVER}"
+    assert counters not in await claims.examined()
+    claims.reconfigure(allocation=AllocationConfig(api="dra"), dra=DraConfig(partitions=True))
+    assert (await claims.examined())[counters].state is Verdict.OK
+    claims.api.dra.keeps_counters = False
+    found = (await claims.examined())[counters]
+    assert found.state is Verdict.NOTE
+    assert "drops devices.consumesCounters, sharedCounters" in found.detail
+    assert "offered whole; the feature gate DRAPartitionableDevices" in found.remedy
 
 
 def no_dra(node: Node) -> None:

@@ -16,11 +16,15 @@ from typing import Any
 import pytest
 import yaml
 
+from npu_agent.outputs.dra.slices import slices
 from tests.e2e.api import ADMIN, MERGE, ask, overlay
 from tests.e2e.node import PROJECT, SOON, Node
+from tests.outputs.dra.cards import card as cut_card
+from tests.outputs.dra.cards import pool_of
 
 pytestmark = pytest.mark.one_kubelet
 EXAMPLES = PROJECT / "docs" / "examples" / "dra"
+CLASSES = PROJECT / "k8s" / "components" / "dra-classes" / "deviceclasses.yaml"
 DRIVER = "npu.furiosa.ai"
 PAPER = "paper-node"
 HOLDER = "holder"
@@ -30,12 +34,13 @@ Objects = list[dict[str, Any]]
 
 @pytest.fixture(scope="module", autouse=True)
 def device_class(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The component's DeviceClass is there."""
+    """The components' DeviceClasses are there."""
     rendered = overlay(node, tmp_path_factory.mktemp("overlay"), "dra")
-    (found,) = (thing for thing in rendered if thing["kind"] == "DeviceClass")
+    found = [thing for thing in rendered if thing["kind"] == "DeviceClass"]
+    found += yaml.safe_load_all(CLASSES.read_text())
     node.cluster.apply(found)
     yield
-    node.cluster.kubectl("delete", "deviceclass", found["metadata"]["name"])
+    node.cluster.kubectl("delete", "deviceclass", *(one["metadata"]["name"] for one in found))
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +110,14 @@ def publish(node: Node, *devices: dict[str, Any]) -> None:
     )
 
 
+def publish_cut(node: Node, *indexes: int) -> None:
+    """The Node offers these RNGD in all of their widths."""
+    cards = (cut_card("rngd", index) for index in indexes)
+    made = slices(pool_of(*cards, partitions=True), driver=DRIVER, node=PAPER, uid="", generation=1)
+    for each in made:
+        node.cluster.apply({**each, "metadata": {"name": each["metadata"]["name"]}})
+
+
 def example(name: str) -> Objects:
     return list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
 
@@ -136,6 +149,17 @@ def scheduled(node: Node, pod: str, namespace: str = "default") -> dict[str, Any
         return claim
 
     return node.cluster.wait_for(f"Pod {pod} to be scheduled", found, SOON)
+
+
+def on_node(node: Node, pod: str) -> None:
+    """A Pod is on the Node."""
+
+    def found() -> bool:
+        seen = node.cluster.get("pod", pod, "default")
+        assert seen["spec"].get("nodeName") == PAPER, seen["status"]
+        return True
+
+    node.cluster.wait_for(f"Pod {pod} to be scheduled", found, SOON)
 
 
 def allocated(claim: dict[str, Any]) -> list[tuple[str, str]]:
@@ -238,10 +262,29 @@ def admin_access(node: Node) -> None:
     assert held == [("npu", "npu-rngd-0")], "beside its holder"
 
 
+def one_card_in_three(node: Node) -> None:
+    publish_cut(node, 0)
+    things = example("one-card-in-three")
+    # One after the other, so that it is known who finds which cores free.
+    for pod in ("one-core", "four-cores", "four-cores-or-two"):
+        apply(node, [each for each in things if each["metadata"]["name"] == pod])
+        on_node(node, pod)
+    card = cut_card("rngd", 0).id.lower()
+    assert allocated(scheduled(node, "four-cores")) == [("npu", f"npu-{card}-cores-4-7")]
+    assert allocated(scheduled(node, "four-cores-or-two")) == [("npu/two", f"npu-{card}-cores-2-3")]
+    (by_name,) = (
+        one
+        for one in node.cluster.objects("resourceclaim", "default")
+        if one["metadata"]["name"].startswith("one-core-extended-resources-")
+    )
+    assert [device for _, device in allocated(by_name)] == [f"npu-{card}-cores-0"]
+
+
 COURSES: dict[str, Callable[[Node], None]] = {
     "admin-access": admin_access,
     "four-on-one-numa-node": four_on_one_numa_node,
     "one-card": one_card,
+    "one-card-in-three": one_card_in_three,
     "one-of-two-kinds": one_of_two_kinds,
     "several-requests": several_requests,
     "two-containers-one-card": two_containers_one_card,

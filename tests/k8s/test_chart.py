@@ -261,7 +261,11 @@ def test_the_classes_of_dra_are_those_of_the_component(overlay: Overlay) -> None
         "beta.furiosa.ai/npu",
         "furiosa.ai/npu",
         "furiosa.ai/rngd",
+        "furiosa.ai/rngd-1core.6gb",
+        "furiosa.ai/rngd-2core.12gb",
+        "furiosa.ai/rngd-4core.24gb",
         "furiosa.ai/warboy",
+        "furiosa.ai/warboy-1core.8gb",
     }
 
 

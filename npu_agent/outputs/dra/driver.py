@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from npu_agent.backoff import Backoff
@@ -52,6 +53,8 @@ class Wanted:
     disabled: frozenset[str] = frozenset()
     """Names of cards that are not offered, as `pool` takes them."""
     by_index: bool = False
+    partitions: bool = False
+    """Whether cards are offered in all of their widths, as `pool` takes it."""
     evict: bool = False
     impossible: str = ""
     """Why this node cannot do DRA; "" where it can, or nobody has said otherwise yet."""
@@ -126,6 +129,8 @@ class Driver:
         self.slices = SlicePublisher(
             api=api, node_name=pool_name, driver=dra.driver, devices=self.offered
         )
+        self._uncounted = self.slices.state.map(lambda state: state.uncounted)
+        """Whether cards cannot be cut, as the API server does not count their cores."""
 
     def prepared(self) -> tuple[PreparedClaim, ...]:
         """The claims of this driver that are prepared."""
@@ -183,7 +188,8 @@ class Driver:
         """Keeps the pool true to cards, config and ledger."""
         keeper, seen = self._keeper, None
         async for _ in changes_of(
-            self._snapshots, self._wanted, keeper.holds, keeper.prepared, keeper.asked
+            *(self._snapshots, self._wanted, self._uncounted),
+            *(keeper.holds, keeper.prepared, keeper.asked),
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
             if not self.needed or not snapshot.complete or not keeper.asked.value:
@@ -192,19 +198,26 @@ class Driver:
                 seen = (snapshot, wanted.by_index)
                 families = self._vendor_families
                 self._known.publish(
-                    pool(snapshot, dra=self._dra, families=families, by_index=wanted.by_index)
+                    pool(
+                        snapshot,
+                        dra=self._dra,
+                        families=families,
+                        by_index=wanted.by_index,
+                        partitions=True,  # a claim can hold a part of a card that is whole now
+                    )
                 )
-            self.offered.publish(
-                pool(
-                    snapshot,
-                    dra=self._dra,
-                    families=wanted.families,
-                    disabled=wanted.disabled,
-                    by_index=wanted.by_index,
-                    evict=wanted.evict,
-                    held=keeper.held_by_containers(),
-                )
+            offered = partial(
+                pool,
+                snapshot,
+                dra=self._dra,
+                families=wanted.families,
+                disabled=wanted.disabled,
+                by_index=wanted.by_index,
+                partitions=wanted.partitions and not self._uncounted.value,
+                evict=wanted.evict,
             )
+            listed = {one.name for one in offered()}
+            self.offered.publish(offered(held=keeper.held_by_containers(listed)))
 
     @contextlib.asynccontextmanager
     async def _publishing(self) -> AsyncIterator[None]:
@@ -260,10 +273,14 @@ class Driver:
             await _ended(tasks)
 
     async def _report(self, served: Feed[tuple[PoolDevice, ...]]) -> None:
-        """Hands the pool to the kubelet's health stream."""
-        async for devices in self.offered.watch():
-            if devices is not None:
-                served.publish(devices)
+        """Hands the pool to the kubelet's health stream, and what claims hold and is not in it."""
+        async for _ in changes_of(self.offered, self._known, self._keeper.prepared):
+            offered = self.offered.value
+            if offered is not None:
+                held = {device.device for claim in self.prepared() for device in claim.devices}
+                held -= {one.name for one in offered}
+                known = self._known.value or ()
+                served.publish((*offered, *(one for one in known if one.name in held)))
 
     async def _registration(self, endpoint: Endpoint, health: Health) -> None:
         """Follows what the kubelet makes of us, and notices its restarts.

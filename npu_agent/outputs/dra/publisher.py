@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from npu_agent.backoff import Backoff
-from npu_agent.core.pool import PoolDevice
-from npu_agent.core.state import SlicesState
+from npu_agent.core.pool import PoolDevice, whole_cards
+from npu_agent.core.state import COUNTERS, SlicesState
 from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind, node, resourceslices
@@ -70,6 +70,8 @@ class SlicePublisher:
         self._accepted: dict[str, tuple[Slice, Slice]] = {}
         """By name, what was sent last and what the API server made of it."""
         self._dropped: frozenset[str] = frozenset()
+        self._tried = False
+        """Whether this API server, as far as is known, was asked if it keeps counters."""
         self._logged: set[str] = set()
         self._restarted = False
         """Whether the API server may have been restarted since the last listing."""
@@ -143,7 +145,8 @@ class SlicePublisher:
 
     def _forget_dropped(self) -> None:
         """It may be another API server now, with other features: what it drops is found again."""
-        if self._dropped:
+        self._tried = False
+        if self._dropped or any(one.counters for one in self._devices.value or ()):
             self._dropped = frozenset()
             self._accepted.clear()
             self.ask_now()
@@ -157,7 +160,7 @@ class SlicePublisher:
             for name, each in (self._live.value or {}).items()
             if _version(each) > _number(listing.resource_version)
         }
-        self._live.publish({**listing.slices, **known})
+        self._note_live({**listing.slices, **known})
         return listing.resource_version
 
     def _see(self, found: Slice, *, gone: bool = False) -> None:
@@ -168,7 +171,11 @@ class SlicePublisher:
         live.pop(name, None)
         if not gone:
             live[name] = found
+        self._note_live(live)
+
+    def _note_live(self, live: Mapping[str, Slice]) -> None:
         self._live.publish(live)
+        self.state.publish(replace(self.state.value, incomplete=slices.is_incomplete(live)))
 
     # --- what there should be -------------------------------------------------------------------
 
@@ -219,10 +226,10 @@ class SlicePublisher:
         if self._uid is None or names - self._live.value.keys():
             # One that has vanished may have done so with its Node, which was created again.
             self._uid = (await node.read(self._api, self._node_name)).uid
-        plan = self._plan()
+        plan = await self._tried_plan()
         while plan.delete or plan.apply:
             await self._execute(plan)
-            plan = self._plan()  # without taints, if the API server has dropped them
+            plan = await self._tried_plan()  # without what the API server has dropped
         live = self._live.value or {}
         self.state.publish(
             replace(
@@ -235,19 +242,72 @@ class SlicePublisher:
             )
         )
 
-    def _plan(self) -> Plan:
+    def _publishable(self) -> tuple[PoolDevice, ...]:
+        """The devices that can be offered with the features that the API server has."""
         devices = self._devices.value or ()
+        if not COUNTERS.isdisjoint(self._dropped):
+            # Without counters the scheduler would allocate each core several times.
+            devices = whole_cards(devices)
         if slices.TAINTS in self._dropped:
             # Without its taint a device would be allocated. Who holds it keeps it.
             devices = tuple(device for device in devices if not device.taints)
+        return devices
+
+    async def _tried_plan(self) -> Plan:
+        """What to write. Before there are counters that were not there before, they are tried."""
+        plan, live = self._plan(), self._live.value or {}
+        counting = any(one.counters for one in self._publishable())
+        if counting and (
+            not self._tried
+            or any(
+                slices.counts(each) and not slices.counts(live.get(each["metadata"]["name"]))
+                for each in plan.apply
+            )
+        ):
+            await self._try_counters()
+            plan = self._plan()
+        return plan
+
+    async def _try_counters(self) -> None:
+        """Finds out whether the API server keeps counters; nothing is written.
+
+        In a slice that has had them it keeps them even if the feature is off by now. But one that
+        is new and loses them may be the one that completes a pool of devices that overlap.
+
+        Raises:
+            ApiError: of any kind.
+        """
+        wanted = slices.slices(self._publishable(), **self._whose(), generation=1)
+        with_sets, with_devices = (
+            next(each for each in wanted if key in each["spec"])
+            for key in ("sharedCounters", "devices")
+        )
+        for each in (with_sets, with_devices):
+            tried = {**each, "metadata": {"name": f"npu-agent-try-{self._driver}"}}
+            try:
+                reply = await resourceslices.dry_run(self._api, tried)
+            except ApiError as error:
+                if error.status != 422:
+                    raise
+                # Kubernetes 1.34 and 1.35 have had other forms of counters.
+                log.warning("the API server refuses counters", error=error)
+                self._note_dropped(tuple(COUNTERS))
+                return
+            if fields := COUNTERS.intersection(slices.dropped(tried, reply)):
+                self._note_dropped(tuple(fields))
+                return
+        self._tried = True
+
+    def _whose(self) -> dict[str, str]:
+        return {"driver": self._driver, "node": self._node_name, "uid": self._uid or ""}
+
+    def _plan(self) -> Plan:
         live = self._live.value or {}
         self._generation = slices.newest(live, self._generation)
         return slices.plan(
             {name: self._as_sent(name, each) for name, each in live.items()},
-            devices,
-            driver=self._driver,
-            node=self._node_name,
-            uid=self._uid or "",
+            self._publishable(),
+            **self._whose(),
             generation=self._generation,
         )
 
@@ -266,13 +326,16 @@ class SlicePublisher:
             self._accepted[sent["metadata"]["name"]] = (sent, reply)
             self._see(reply)
             self._wrote()
-            self._note_dropped(slices.dropped(sent, reply))
+            fields = slices.dropped(sent, reply)
+            self._note_dropped(fields)
+            if not COUNTERS.isdisjoint(fields):
+                return  # with the rest the pool would be complete, and its devices overlap
         log.info(
             "ResourceSlices written",
             node=self._node_name,
             slices=len(plan.apply),
             deleted=len(plan.delete),
-            devices=sum(len(each["spec"]["devices"]) for each in plan.apply),
+            devices=sum(len(each["spec"].get("devices", ())) for each in plan.apply),
             generation=slices.newest({each["metadata"]["name"]: each for each in plan.apply}),
         )
 
@@ -282,7 +345,7 @@ class SlicePublisher:
         self._accepted.pop(name, None)
         live = dict(self._live.value or {})
         if live.pop(name, None) is not None:
-            self._live.publish(live)
+            self._note_live(live)
 
     def _wrote(self) -> None:
         self.state.publish(replace(self.state.value, writes=self.state.value.writes + 1))

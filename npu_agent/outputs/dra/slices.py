@@ -9,16 +9,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeVar
 
+from npu_agent.core.hardware import CoreRange
 from npu_agent.core.pool import PoolDevice, Taint, Value, Version
 
+T = TypeVar("T")
 Slice = Mapping[str, Any]
 """A ResourceSlice: one to be written, or one as the API server answers it."""
 
 _PER_SLICE = 64
 """Devices: the API server takes 128, but no more than these once one of them has a taint. A list
 that becomes too long just as a card fails would keep the failure from being published."""
+_SETS_PER_SLICE = 8
+"""Sets of counters that the API server takes."""
 _LONGEST_NAME = 253
 TAINTS = "devices.taints"
 """What `dropped` calls the taints of devices."""
@@ -29,6 +34,9 @@ def slices(
 ) -> tuple[dict[str, Any], ...]:
     """The slices of a node's pool, which are complete only together; one where there is no device.
 
+    Those with the counters of cards come first. All devices of a card are in one slice, so that a
+    card that fails changes one.
+
     Args:
         devices: in the order in which the scheduler is to take them.
         driver: ``npu.example.com``.
@@ -37,23 +45,47 @@ def slices(
         generation: of the pool. The scheduler uses the slices of the highest one only, and those
             only if they are as many as each of them says.
     """
-    parts = [devices[at : at + _PER_SLICE] for at in range(0, len(devices), _PER_SLICE)] or [()]
-    pool = {"name": node, "generation": generation, "resourceSliceCount": len(parts)}
+    sets = _counter_sets(devices)
+    contents: list[dict[str, Any]] = [
+        *({"sharedCounters": part} for part in _chunks(sets, _SETS_PER_SLICE)),
+        *({"devices": [_device(each) for each in part]} for part in _parts(devices)),
+    ]
+    pool = {"name": node, "generation": generation, "resourceSliceCount": len(contents)}
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": True}
     return tuple(
         {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceSlice",
             "metadata": {"name": name(at, driver, node), "ownerReferences": [owner]},
-            "spec": {
-                "driver": driver,
-                "nodeName": node,
-                "pool": pool,
-                "devices": [_device(each) for each in part],
-            },
+            "spec": {"driver": driver, "nodeName": node, "pool": pool, **content},
         }
-        for at, part in enumerate(parts)
+        for at, content in enumerate(contents)
     )
+
+
+def _parts(devices: Sequence[PoolDevice]) -> list[list[PoolDevice]]:
+    """The devices of each slice, of which there is one at least: those of a card are together."""
+    parts: list[list[PoolDevice]] = [[]]
+    for counters, together in groupby(devices, lambda one: one.counters):
+        for group in [list(together)] if counters else ([one] for one in together):
+            if len(parts[-1]) + len(group) > _PER_SLICE:
+                parts.append([])
+            parts[-1] += group
+    return parts
+
+
+def _counter_sets(devices: Sequence[PoolDevice]) -> list[dict[str, Any]]:
+    """A set for each card that is offered in several widths, with a counter for each core."""
+    cards = {one.counters: one.device.card for one in devices if one.counters}
+    return [{"name": name, "counters": _counters(card.all_cores)} for name, card in cards.items()]
+
+
+def _counters(cores: CoreRange) -> dict[str, dict[str, str]]:
+    return {f"core-{core}": {"value": "1"} for core in cores}
+
+
+def _chunks(of: Sequence[T], most: int) -> list[Sequence[T]]:
+    return [of[at : at + most] for at in range(0, len(of), most)]
 
 
 def name(at: int, driver: str, node: str) -> str:
@@ -75,6 +107,9 @@ def _device(each: PoolDevice) -> dict[str, Any]:
         "attributes": {key: _attribute(value) for key, value in described.attributes.items()},
         "capacity": {key: {"value": value} for key, value in described.capacity.items()},
     }
+    if each.counters:
+        consumed = {"counterSet": each.counters, "counters": _counters(each.device.cores)}
+        found["consumesCounters"] = [consumed]
     if each.taints:
         found["taints"] = [_taint(taint) for taint in each.taints]
     return found
@@ -100,7 +135,10 @@ def _taint(taint: Taint) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The calls that bring a pool about, in their order: first all to delete, then all to apply."""
+    """The calls that bring a pool about, in their order: first all to delete, then all to apply.
+
+    Of the latter those with counters come first, then those that are there already.
+    """
 
     delete: tuple[str, ...] = ()
     """Names."""
@@ -131,14 +169,13 @@ def plan(
     def of(generation: int) -> Plan:
         wanted = slices(devices, driver=driver, node=node, uid=uid, generation=generation)
         names = {each["metadata"]["name"] for each in wanted}
-        return Plan(
-            delete=tuple(sorted(live.keys() - names)),
-            apply=tuple(
-                each
-                for each in wanted
-                if (found := live.get(each["metadata"]["name"])) is None or differs(found, each)
-            ),
-        )
+        apply = [
+            each
+            for each in wanted
+            if (found := live.get(each["metadata"]["name"])) is None or differs(found, each)
+        ]
+        apply.sort(key=lambda it: ("devices" in it["spec"], it["metadata"]["name"] not in live))
+        return Plan(delete=tuple(sorted(live.keys() - names)), apply=tuple(apply))
 
     found = of(present)
     # A single call is all or nothing. Between several the pool would be a mixture of old and new
@@ -218,11 +255,29 @@ def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
         }
 
     spec = wanted["spec"]
+    if "devices" not in spec:
+        return dict(wanted)
     return {**wanted, "spec": {**spec, "devices": [timed(each) for each in spec["devices"]]}}
+
+
+def counts(found: Slice | None) -> bool:
+    """Whether there is a slice, and it has counters of cards or devices that consume them."""
+    spec = found["spec"] if found else {}
+    return bool(spec.get("sharedCounters")) or any(
+        device.get("consumesCounters") for device in spec.get("devices") or ()
+    )
 
 
 def _what(taint: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(taint.get(key) or "" for key in ("key", "effect", "value"))
+
+
+def is_incomplete(live: Mapping[str, Slice]) -> bool:
+    """Whether slices of the pool's newest generation are missing: the scheduler does not use it."""
+    pools = [each["spec"]["pool"] for each in live.values()]
+    generation = newest(live)
+    wanted = {p["resourceSliceCount"] for p in pools if p["generation"] == generation}
+    return bool(pools) and wanted != {sum(p["generation"] == generation for p in pools)}
 
 
 def newest(live: Mapping[str, Slice], least: int = 0) -> int:

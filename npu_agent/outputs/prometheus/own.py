@@ -144,6 +144,12 @@ DEFINITIONS: tuple[Definition[AgentState], ...] = (
         samples=_of_driver(lambda one: one.slices.published),
     ),
     Definition(
+        name="npu_agent_dra_pool_incomplete",
+        help="Whether ResourceSlices of the pool are missing, so that the scheduler allocates "
+        "nothing of it: 1 or 0.",
+        samples=_of_driver(lambda one: one.slices.incomplete),
+    ),
+    Definition(
         name="npu_agent_dra_slices_written_total",
         kind="counter",
         help="ResourceSlices written or deleted.",

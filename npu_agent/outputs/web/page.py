@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 
 from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState, Reading
-from npu_agent.core.ledger import Assignment, Holding, PreparedDevice, card_of
+from npu_agent.core.ledger import Assignment, Holding, PreparedDevice, card_of, part_of
 from npu_agent.core.problems import Note, notes, problems, unready
 from npu_agent.core.state import (
     AgentState,
@@ -388,6 +388,8 @@ def _slices(slices: SlicesState) -> str:
     else:
         state = m.pill("bad", "not published") if slices.trouble else _NOT_YET
     lines = [f"{m.number(slices.slices, 'slice')}, generation {slices.generation}"]
+    if slices.incomplete:
+        lines.append("the pool is incomplete: the scheduler does not use it")
     if slices.trouble:
         lines.append(m.text(str(slices.trouble)))
     if slices.dropped:
@@ -404,6 +406,8 @@ def _claimed(device: PreparedDevice, state: AgentState) -> str:
     cards = (card for card in state.snapshot.cards if card.id == card_id)
     name = next((card.card.name for card in cards), None)
     what = m.text(name) if name else f"gone: {m.text(device.device)}"
+    if part := part_of(device.footprint, state.snapshot.cards):
+        what += f" cores {part}" if len(part) > 1 else f" core {part}"
     return f"{what} for {m.text(device.request)}{', admin access' if device.admin else ''}"
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from npu_agent.core.hardware import CardState, CoreReading, Reading
-from npu_agent.core.ledger import Assignment, PreparedClaim, card_of
+from npu_agent.core.ledger import Assignment, PreparedClaim, PreparedDevice, card_of, part_of
 from npu_agent.core.problems import notes, problems, unready
 from npu_agent.core.state import AgentState, DraState, ResourceState
 
@@ -31,9 +31,10 @@ def as_json(state: AgentState) -> dict[str, Any]:
     claim`` (null by the device plugin), ``cores`` (``0-3``, null for all);
     ``resources``: ``resource, phase, reason, registrations, offered, healthy, withheld``
     (``device, reason``); ``dra``: ``driver, phase, reason, registrations, offered, untainted``,
-    ``slices {published, generation, slices, devices, writes, dropped, trouble}``, and ``claims``,
-    those that are prepared: ``namespace, name, uid, pods, devices`` (``request, device, card`` (an
-    ``id``), ``admin``); ``config``: ``generation, loaded_at, error, rejected, waiting``;
+    ``slices {published, generation, slices, devices, incomplete, writes, dropped, trouble}``, and
+    ``claims``, those that are prepared: ``namespace, name, uid, pods, devices`` (``request, device,
+    card`` (an ``id``), ``cores`` (as above), ``admin``);
+    ``config``: ``generation, loaded_at, error, rejected, waiting``;
     ``labels``: null or ``output, labels, in_place, error, applied_at``.
     """
     labels, reasons = state.labels, unready(state)
@@ -110,11 +111,18 @@ def _claim(claim: PreparedClaim, state: AgentState) -> dict[str, Any]:
                 "request": device.request,
                 "device": device.device,
                 "card": card_of(device.footprint, state.snapshot.cards),
+                "cores": _cores(device, state),
                 "admin": device.admin,
             }
             for device in claim.devices
         ],
     }
+
+
+def _cores(device: PreparedDevice, state: AgentState) -> str | None:
+    """The cores of a part of a card; None where it is all of it, or gone."""
+    part = part_of(device.footprint, state.snapshot.cards)
+    return None if part is None else str(part)
 
 
 def _holder(one: Assignment, *, cores: str | None) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from tests.kube.helpers import Reply, drops, kubeconfig, says, serving, status
 
 NODE = "n1"
 DRIVER = "npu.furiosa.ai"
+COUNTERS = {"sharedCounters", "consumesCounters"}
+"""What an API server without DRAPartitionableDevices drops."""
 
 
 class SlicesApi:
@@ -30,11 +32,11 @@ class SlicesApi:
         self.slices: dict[str, dict[str, Any]] = {}
         self.node_uid: str | None = "uid-1"
         self.calls: list[str] = []
-        """``list``, ``watch``, ``node``, ``apply NAME`` and ``delete NAME``, in their order."""
+        """In order: ``list``, ``watch``, ``node``, ``try``, ``apply NAME`` and ``delete NAME``."""
         self.pools: list[tuple[int, ...]] = []
         """After each write: how many slices of the highest generation there are, and should be."""
         self.gates_off: set[str] = set()
-        """Fields of devices that are dropped."""
+        """Fields of devices, or of slices, that are dropped."""
         self.instead: dict[str, Reply] = {}
         """By the first word of a call: what is answered in its place."""
         self.away = False
@@ -54,14 +56,16 @@ class SlicesApi:
     @property
     def devices(self) -> list[str]:
         """The names of all devices, in the order of the slices."""
-        return [device["name"] for device in self._devices()]
+        return [device["name"] for device in self.found]
 
     @property
     def taints(self) -> dict[str, list[dict[str, Any]]]:
         """By the device's name."""
-        return {each["name"]: each["taints"] for each in self._devices() if each.get("taints")}
+        return {each["name"]: each["taints"] for each in self.found if each.get("taints")}
 
-    def _devices(self) -> list[dict[str, Any]]:
+    @property
+    def found(self) -> list[dict[str, Any]]:
+        """All devices, in the order of the slices."""
         return [
             device
             for _, each in sorted(self.slices.items())
@@ -112,6 +116,8 @@ class SlicesApi:
         name = request.match_info["path"].rpartition("/")[2]
         if request.path.startswith("/api/v1/nodes/"):
             call = "node"
+        elif request.method == "POST":
+            call = "try"
         elif request.method == "GET":
             call = "watch" if "watch" in request.query else "list"
         else:
@@ -123,6 +129,10 @@ class SlicesApi:
             return await reply(request)
         if call == "node":
             return await self._node(request)
+        if call == "try":
+            assert request.query == {"dryRun": "All"}
+            sent = await request.json()
+            return await says({**sent, "spec": self._kept(sent["spec"], None)})(request)
         if request.method == "GET":
             ours = f"spec.nodeName={self.node},spec.driver={DRIVER}"
             assert request.query["fieldSelector"] == ours
@@ -165,18 +175,29 @@ class SlicesApi:
         assert request.query == {"fieldManager": "npu-agent", "force": "true"}
         sent = await request.json()
         name = sent["metadata"]["name"]
-        spec = {key: value for key, value in sent["spec"].items() if value != []}
-        for device in spec.get("devices", ()):
-            for field in self.gates_off:
-                device.pop(field, None)
-            for taint in device.get("taints", ()):
-                taint.setdefault("timeAdded", f"now-{self._version}")
-        found = {**sent, "spec": spec}
         live = self.slices.get(name)
+        spec = self._kept(sent["spec"], live)
+        found = {**sent, "spec": spec}
         same = live and live["spec"] == spec and owners(live) == owners(found)
         if not same:
             live = self._put("MODIFIED" if live else "ADDED", name, found)
         return says(live)
+
+    def _kept(self, sent: dict[str, Any], live: dict[str, Any] | None) -> dict[str, Any]:
+        """What there is of a slice without the fields that are dropped: counters are kept where
+        there have been some (strategy.go, dropDisabledDRAPartitionableDevicesFields)."""
+        before = live["spec"] if live else {}
+        counted = "sharedCounters" in before or any(
+            "consumesCounters" in device for device in before.get("devices", ())
+        )
+        off = self.gates_off - (COUNTERS if counted else set())
+        spec = {key: value for key, value in sent.items() if value != [] and key not in off}
+        for device in spec.get("devices", ()):
+            for field in off:
+                device.pop(field, None)
+            for taint in device.get("taints", ()):
+                taint.setdefault("timeAdded", f"now-{self._version}")
+        return spec
 
     def _delete(self, name: str) -> Reply:
         if name not in self.slices:

@@ -125,7 +125,9 @@ class Room:
     def known(self) -> None:
         """It is known which devices there are."""
         families = {card.card.family for card in self.cards}
-        self.devices.publish(pool(self.snapshots.value, dra=DRA, families=families))
+        self.devices.publish(
+            pool(self.snapshots.value, dra=DRA, families=families, partitions=True)
+        )
 
     def says(
         self,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from npu_agent.kube import Api, ApiError, Kind, resourceslices
 from npu_agent.outputs.dra import publisher as module
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from tests.kube.helpers import authority, says, status
-from tests.outputs.dra.api import DRIVER, NODE, SlicesApi, cluster
+from tests.outputs.dra.api import COUNTERS, DRIVER, NODE, SlicesApi, cluster
 from tests.outputs.dra.cards import card, pool_of
 from tests.until import first, until
 
@@ -42,7 +43,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca: Path)
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
 
 
-def rngd(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
+def rngd(count: int, sick: tuple[int, ...] = (), **options: Any) -> tuple[PoolDevice, ...]:
     return pool_of(
         *(
             card(
@@ -51,7 +52,8 @@ def rngd(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
                 health=HealthState.UNHEALTHY if index in sick else HealthState.HEALTHY,
             )
             for index in range(count)
-        )
+        ),
+        **options,
     )
 
 
@@ -490,6 +492,134 @@ async def test_whatever_else_is_dropped_is_written_once_only(tmp_path: Path) -> 
         await world.in_place()
         world.server.edit(NAME, devices=[])
         await world.in_place()
+
+
+# Cards that are cut on demand.
+
+
+def parts(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
+    return rngd(count, sick, partitions=True)
+
+
+async def test_counters_are_tried_before_they_are_written(tmp_path: Path) -> None:
+    async with running(tmp_path, parts(2)) as world:
+        state = await world.in_place()
+        assert (state.slices, state.devices, state.writes) == (2, 30, 2)
+        calls = [call for call in world.server.calls if call.startswith(("try", "apply"))]
+        assert calls == ["try", "try", f"apply {NAME}", f"apply {SECOND}"]
+        assert world.server.pools == [(1, 2), (2, 2)]
+        # A card that fails costs one write, and nothing is tried for it.
+        world.devices.publish(parts(2, sick=(1,)))
+        await until(lambda: len(world.server.taints) == 15)
+        assert len(world.server.writes) == 3
+        assert world.server.count("try") == 2
+
+
+async def test_a_slice_that_is_put_back_is_tried_before(tmp_path: Path) -> None:
+    async with running(tmp_path, parts(2)) as world:
+        await world.in_place()
+        await world.watching()
+        world.server.delete(SECOND)
+        await world.in_place()
+        assert world.server.count("try") == 4
+
+
+async def test_where_counters_are_dropped_cards_are_offered_whole(tmp_path: Path) -> None:
+    async with running(tmp_path, None) as world:
+        world.server.gates_off = set(COUNTERS)
+        world.devices.publish(parts(3))
+        state = await first(world.publisher.state, lambda state: state.published)
+        assert state.uncounted
+        assert world.server.devices == [one.name for one in rngd(3)]
+        assert world.server.writes == [f"apply {NAME}"]
+        assert not any("consumesCounters" in one for one in world.server.found)
+        # What follows from it for the parts that are held, the driver computes.
+        world.devices.publish(rngd(3))
+        await world.quiet()
+        assert world.server.writes == [f"apply {NAME}"]
+
+
+@pytest.mark.parametrize("field", sorted(COUNTERS))
+async def test_what_is_dropped_though_it_was_kept_before_is_not_completed(
+    tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several API servers may answer, one of them without the feature."""
+    async with running(tmp_path, None) as world:
+
+        async def good(self: SlicePublisher) -> None:
+            self._tried = True
+            world.server.gates_off = {field}
+
+        monkeypatch.setattr(SlicePublisher, "_try_counters", good)
+        world.devices.publish(parts(5))
+        await until(lambda: world.server.devices == [one.name for one in rngd(5)])
+        # Never was there a complete pool with devices that overlap.
+        (*before, last) = world.server.pools
+        assert last == (1, 1)
+        assert all(there < wanted for there, wanted in before)
+
+
+async def test_counters_that_are_no_longer_kept(tmp_path: Path) -> None:
+    async with running(tmp_path, parts(2)) as world:
+        await world.in_place()
+        await world.watching()
+        world.server.away = True
+        world.server.cut()
+        await first(world.publisher.state, lambda state: state.trouble)
+        world.server.gates_off = set(COUNTERS)
+        world.server.away = False
+        await until(lambda: world.server.devices == [one.name for one in rngd(2)], deadline=6)
+        await first(world.publisher.state, lambda state: state.uncounted and state.published)
+        assert list(world.server.slices) == [NAME]
+
+
+async def test_counters_that_are_kept_again(tmp_path: Path) -> None:
+    async with running(tmp_path, None) as world:
+        world.server.gates_off = set(COUNTERS)
+        world.devices.publish(parts(2))
+        await first(world.publisher.state, lambda state: state.uncounted)
+        await world.watching()
+        world.server.away = True
+        world.server.cut()
+        await first(world.publisher.state, lambda state: state.trouble)
+        world.server.gates_off = set()
+        world.server.away = False
+        state = await world.in_place(deadline=6)
+        assert state.devices == 30
+        assert not state.uncounted
+
+
+async def test_an_api_server_that_refuses_counters_is_one_without(tmp_path: Path) -> None:
+    async with running(tmp_path, None) as world:
+        world.server.instead["try"] = status(422, "sharedCounters: Forbidden")
+        world.devices.publish(parts(2))
+        state = await first(world.publisher.state, lambda state: state.published)
+        assert state.uncounted
+        assert world.server.devices == [one.name for one in rngd(2)]
+
+
+async def test_whether_counters_are_kept_may_not_be_known_for_a_while(tmp_path: Path) -> None:
+    async with running(tmp_path, None) as world:
+        world.server.instead["try"] = status(503, "not now")
+        world.devices.publish(parts(2))
+        await until(lambda: world.server.count("try") >= 2)
+        assert world.server.writes == []
+        assert world.state.trouble
+        world.server.instead.clear()
+        await world.in_place()
+
+
+async def test_whether_the_pool_is_complete(tmp_path: Path) -> None:
+    async with running(tmp_path, parts(2)) as world:
+        await world.in_place()
+        assert not world.state.incomplete
+        await world.watching()
+        world.server.instead["apply"] = status(403, "no")
+        world.server.delete(NAME)
+        await first(world.publisher.state, lambda state: state.incomplete)
+        world.server.instead.clear()
+        world.publisher.ask_now()
+        await first(world.publisher.state, lambda state: not state.incomplete)
 
 
 # The end.

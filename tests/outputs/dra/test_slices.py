@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.pool import PoolDevice, Value, Version
+from npu_agent.core.state import COUNTERS
 from npu_agent.outputs.dra import slices as module
 from npu_agent.outputs.dra.slices import (
     Plan,
+    counts,
     differs,
     dropped,
     keeping_times,
@@ -28,7 +30,7 @@ from npu_agent.outputs.dra.slices import (
 )
 from tests.outputs.deviceplugin.helpers import golden
 from tests.outputs.dra.cards import card, pool_of
-from tests.outputs.dra.rules import faults
+from tests.outputs.dra.rules import faults, faults_of_pool
 
 GOLDEN = Path(__file__).parent / "golden"
 WHERE = {"driver": "npu.furiosa.ai", "node": "npu-node-1", "uid": "7b0c6b1e-2f5f-4d8c-8b3f-1"}
@@ -79,18 +81,25 @@ PICTURES: dict[str, tuple[CardState, ...]] = {
     "sick": (card("rngd", 0), card("rngd", 1, health=HealthState.UNHEALTHY), card("rngd", 2)),
     "none": (),
     "rngd-70": tuple(card("rngd", index) for index in range(70)),
+    "cut": (card("warboy", 0), card("rngd", 1)),
+    "cut-sick": (
+        card("rngd", 0, missing=("pe0", "pe0-1", "pe0-3")),
+        card("rngd", 1, health=HealthState.UNHEALTHY),
+    ),
 }
 
 
 @pytest.mark.parametrize("picture", PICTURES)
 def test_slices_are_the_golden_ones(picture: str) -> None:
-    found = made(pool_of(*PICTURES[picture], evict=picture == "sick"))
+    options = {"evict": picture == "sick", "partitions": picture.startswith("cut")}
+    found = made(pool_of(*PICTURES[picture], **options))
     # Without YAML's references for what the slices share.
     text = yaml.safe_dump_all(
         json.loads(json.dumps(found)), sort_keys=False, default_flow_style=None, width=1000
     )
     assert text == golden(GOLDEN / f"{picture}.yaml", text)
     assert [faults(each) for each in found] == [[]] * len(found)
+    assert faults_of_pool(found) == []
 
 
 @pytest.mark.parametrize(
@@ -131,6 +140,128 @@ def test_the_rules_of_the_tests_find_what_the_api_server_refuses() -> None:
     ):
         bad = {**good, "spec": {**good["spec"], "devices": [{**device, **change}]}}
         assert faults(bad), change
+
+
+# Cards that are cut on demand.
+
+
+def parts(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
+    return pool_of(
+        *(
+            card(
+                "rngd",
+                index,
+                health=HealthState.UNHEALTHY if index in sick else HealthState.HEALTHY,
+            )
+            for index in range(count)
+        ),
+        partitions=True,
+    )
+
+
+def sizes(found: tuple[Mapping[str, Any], ...]) -> list[tuple[int, int]]:
+    """Of each slice, the sets of counters and the devices."""
+    specs = [each["spec"] for each in found]
+    return [(len(s.get("sharedCounters", ())), len(s.get("devices", ()))) for s in specs]
+
+
+@pytest.mark.parametrize(
+    ("cards", "wanted"),
+    [
+        (1, [(1, 0), (0, 15)]),
+        (4, [(4, 0), (0, 60)]),
+        (5, [(5, 0), (0, 60), (0, 15)]),
+        (8, [(8, 0), (0, 60), (0, 60)]),
+        (9, [(8, 0), (1, 0), (0, 60), (0, 60), (0, 15)]),
+        (16, [(8, 0), (8, 0), (0, 60), (0, 60), (0, 60), (0, 60)]),
+    ],
+)
+def test_counters_come_first_and_all_devices_of_a_card_are_in_one_slice(
+    cards: int, wanted: list[tuple[int, int]]
+) -> None:
+    found = made(parts(cards, sick=tuple(range(cards))))
+    assert sizes(found) == wanted
+    assert [faults(each) for each in found] == [[]] * len(found)
+    assert faults_of_pool(found) == []
+
+
+def test_a_device_consumes_exactly_its_cores() -> None:
+    _, devices = made(parts(1))
+    consumed = [
+        sorted(int(core.removeprefix("core-")) for core in one["counters"])
+        for device in devices["spec"]["devices"]
+        for one in device["consumesCounters"]
+    ]
+    widths = (8, 4, 2, 1)
+    assert consumed == [
+        list(range(first, first + width)) for width in widths for first in range(0, 8, width)
+    ]
+
+
+KINDS = st.sampled_from(("warboy", "rngd"))
+
+
+@given(st.lists(st.tuples(KINDS, st.booleans()), max_size=40))
+def test_any_pool_that_is_cut_is_one_that_scheduler_and_api_server_take(
+    kinds: list[tuple[str, bool]],
+) -> None:
+    cards = [
+        card(kind, index, health=HealthState.UNHEALTHY if sick else HealthState.HEALTHY)
+        for index, (kind, sick) in enumerate(kinds)
+    ]
+    found = made(pool_of(*cards, partitions=True))
+    assert [faults(each) for each in found] == [[]] * len(found)
+    assert faults_of_pool(found) == []
+    homes: dict[str, set[str]] = {}
+    for each in found:
+        for device in each["spec"].get("devices", ()):
+            card_id = device["attributes"]["uuid"]["string"]
+            homes.setdefault(card_id, set()).add(each["metadata"]["name"])
+    assert all(len(slices) == 1 for slices in homes.values())
+
+
+def test_a_card_that_fails_changes_one_slice_in_place() -> None:
+    found = planned(live(*made(parts(16), 5)), parts(16, sick=(6,)))
+    (changed,) = found.apply
+    assert (found.delete, changed["spec"]["pool"]["generation"]) == ((), 5)
+    assert sum("taints" in device for device in changed["spec"]["devices"]) == 15
+
+
+def test_counters_are_written_before_the_devices_and_what_is_there_before_what_is_new() -> None:
+    whole, cut = made(rngd(9), 5), made(parts(9), 6)
+    found = planned(live(*whole), parts(9))
+    assert (found.delete, found.apply) == ((), cut)
+    for gone, wanted in (
+        (0, ["00001", "00000", "00002", "00003", "00004"]),
+        (2, ["00000", "00001", "00003", "00004", "00002"]),
+    ):
+        there = live(*made(parts(9), 5))
+        del there[made(parts(9))[gone]["metadata"]["name"]]
+        found = planned(there, parts(9, sick=(0, 8)))
+        assert [each["metadata"]["name"][:5] for each in found.apply] == wanted
+
+
+def test_a_pool_that_is_no_longer_cut_deletes_first() -> None:
+    found = planned(live(*made(parts(9), 5)), rngd(9))
+    assert [each[:5] for each in found.delete] == ["00001", "00002", "00003", "00004"]
+    assert found.apply == made(rngd(9), 6)
+    assert planned(live(*made(rngd(9), 6)), rngd(9)) == Plan()
+
+
+def test_counters_that_the_api_server_drops_are_named() -> None:
+    sent = made(parts(1))
+    counters, devices = live(*sent).values()
+    assert [dropped(one, other) for one, other in zip(sent, (counters, devices), strict=True)] == [
+        (),
+        (),
+    ]
+    del counters["spec"]["sharedCounters"]
+    for device in devices["spec"]["devices"]:
+        del device["consumesCounters"]
+    found = {*dropped(sent[0], counters), *dropped(sent[1], devices)}
+    assert found == COUNTERS
+    assert [counts(each) for each in (*sent, counters, devices)] == [True, True, False, False]
+    assert not counts(made(rngd(1))[0])
 
 
 # Names.

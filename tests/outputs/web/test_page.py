@@ -13,9 +13,10 @@ from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import curve
 from npu_agent.outputs.web.page import page
+from npu_agent.outputs.web.status import as_json
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
-from tests.outputs.web.helpers import Scene, driver, fenced, held, night, read
+from tests.outputs.web.helpers import PUBLISHED, Scene, driver, fenced, held, night, read
 
 _EMPTY = {"meta", "link", "br"}
 ALL = CoreRange(0, 1)
@@ -150,6 +151,27 @@ def test_drivers_and_their_claims() -> None:
     assert f"a gone: npu-{gone.id.lower()}" in text
     text = shown(Scene(cards=(card,), dra=(driver(),))).text
     assert "No claim is prepared." in text
+
+
+def test_a_card_that_is_cut() -> None:
+    card = read(state("rngd", uuid="A"))
+    whole = claim("cut", card, pods=("a",)).devices[0]
+    parts = tuple(
+        replace(whole, request=request, footprint=replace(whole.footprint, cores=cores))
+        for request, cores in (("most", CoreRange(0, 3)), ("one", CoreRange(5, 5)))
+    )
+    made = driver(replace(claim("cut", card, pods=("a",)), devices=parts))
+    text = shown(Scene(cards=(card,), dra=(made,))).text
+    assert "npu0 cores 0-3 for most npu0 core 5 for one" in text
+    devices = as_json(Scene(cards=(card,), dra=(made,)).state())["dra"][0]["claims"][0]["devices"]
+    assert [one["cores"] for one in devices] == ["0-3", "5"]
+
+
+def test_a_pool_that_is_incomplete() -> None:
+    incomplete = replace(PUBLISHED, incomplete=True)
+    found = shown(Scene(cards=(read(state()),), dra=(driver(slices=incomplete),)))
+    assert "the pool is incomplete: the scheduler does not use it" in found.text
+    assert "incomplete" not in shown(Scene(cards=(read(state()),), dra=(driver(),))).text
 
 
 def test_slices_that_are_not_in_place_and_fields_that_are_dropped() -> None:

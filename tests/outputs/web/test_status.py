@@ -85,6 +85,7 @@ def test_drivers_and_their_claims() -> None:
                 "generation": 7,
                 "slices": 1,
                 "devices": 2,
+                "incomplete": False,
                 "trouble": "no: do",
                 "dropped": ["devices.taints"],
                 "writes": 9,
@@ -100,6 +101,7 @@ def test_drivers_and_their_claims() -> None:
                             "request": request,
                             "device": shared.devices[number].device,
                             "card": card,
+                            "cores": None,
                             "admin": request == "look",
                         }
                         for number, (request, card) in enumerate(

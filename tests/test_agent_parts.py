@@ -1,0 +1,129 @@
+"""The whole agent with cards that are cut on demand: the config, the API server, claims."""
+
+from __future__ import annotations
+
+import pytest
+
+from npu_agent import simulator
+from npu_agent.config.schema import DraConfig
+from npu_agent.core.problems import notes
+from npu_agent.simulator.pluginmanager import PrepareError
+from tests.outputs.dra.api import COUNTERS, DRIVER
+from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room
+from tests.until import first, until
+
+__all__ = ["room"]  # the fixture
+
+CARD = f"npu-{simulator.card('rngd', 0).uuid.lower()}"
+PART = f"{CARD}-cores-0-3"
+CUT = DraConfig(partitions=True)
+
+
+def tainted(room: Room) -> dict[str, list[str]]:
+    return {
+        name: [taint["key"].removeprefix(f"{DRIVER}/") for taint in taints]
+        for name, taints in room.cluster.taints.items()
+    }
+
+
+async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: Room) -> None:
+    """And again and again: the cores are its holder's at any moment."""
+    room.node.cards("rngd=1")
+    file = room.root / "config.yaml"
+
+    def write(partitions: str) -> None:
+        new = file.with_suffix(".new")
+        new.write_text(
+            f"pluginDir: {room.node.plugins}\nallocation: {{api: dra}}\nlabels: {{output: none}}\n"
+            "events: false\nmetrics: {listen: '127.0.0.1:0'}\nhealth: {interval: 0.05}\n"
+            f"dra: {{partitions: {partitions}}}\n"
+        )
+        new.rename(file)
+
+    write("true")
+    async with room.node.agent(config_file=file) as agent:
+        await until(lambda: len(room.cluster.devices) == 15)
+        await room.registered()
+        claim = room.cluster.claim("c", PART)
+        before = await room.prepared(claim)
+        assert not room.cluster.taints  # the scheduler knows, by the counters
+
+        write("false")
+        await room.offered(CARD)
+        await until(lambda: tainted(room) == {CARD: ["held"]})
+        # The kubelet hears of the health of what is held, whether it is offered or not.
+        room.node.fault("npu0", "dead")
+        await until(lambda: room.manager.state(DRIVER, NODE, PART)[0] == "Unhealthy")
+        room.node.fault("npu0", "ok")
+        await until(lambda: room.manager.state(DRIVER, NODE, PART)[0] == "Healthy")
+        await until(lambda: tainted(room) == {CARD: ["held"]})
+        assert await room.prepared(claim) == before  # as after a restart of the kubelet
+        with pytest.raises(PrepareError, match=r"Pod team/pod-c .* still holds its cores"):
+            await room.prepared(room.cluster.claim("whole", CARD))
+
+        write("true")
+        await until(lambda: len(room.cluster.devices) == 15 and not room.cluster.taints)
+        with pytest.raises(PrepareError, match=r"Pod team/pod-c .* still holds its cores"):
+            await room.prepared(room.cluster.claim("overlaps", f"{CARD}-cores-2"))
+        await room.prepared(room.cluster.claim("beside", f"{CARD}-cores-4-7"))
+
+        write("false")
+        await until(lambda: tainted(room) == {CARD: ["held"]})
+        for name in ("c", "beside"):
+            await room.manager.unprepare(DRIVER, room.cluster.claim(name, PART))
+        await room.free(CARD)
+        assert agent.state().dra[0].claims == ()
+        # A pool of overlapping devices was never complete without its counters.
+        assert all(len(counts) == 2 for counts in room.cluster.pools)
+
+
+async def test_a_card_is_whole_where_the_api_server_drops_counters(room: Room) -> None:
+    room.node.cards("rngd=1")
+    async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE) as agent:
+        await until(lambda: len(room.cluster.devices) == 15)
+        await room.registered()
+        await room.prepared(room.cluster.claim("c", PART))
+        # The API server is another one from now on.
+        await until(lambda: room.cluster.count("watch"))
+        room.cluster.away = True
+        room.cluster.cut()
+        slices = agent.drivers[0].slices.state
+        await first(slices, lambda state: state.trouble)
+        room.cluster.gates_off = set(COUNTERS)
+        room.cluster.away = False
+        await until(lambda: tainted(room) == {CARD: ["held"]}, deadline=10)
+        assert room.cluster.devices == [CARD]
+        said = [note.text for note in notes(agent.state())]
+        assert any("cards are offered whole" in text for text in said), said
+        await room.manager.unprepare(DRIVER, room.cluster.claim("c", PART))
+        await room.free(CARD)
+
+
+async def test_back_and_forth_without_a_pause(room: Room) -> None:
+    room.node.cards("rngd=1")
+    async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE) as agent:
+        await until(lambda: len(room.cluster.devices) == 15)
+        driver = agent.drivers[0]
+        cut = driver._wanted.value
+        for number in range(20):
+            driver._wanted.publish(type(cut)(families=cut.families, partitions=bool(number % 2)))
+            await until(lambda: True)
+        await until(lambda: len(room.cluster.devices) == 15)
+        await first(driver.slices.state, lambda state: state.published and not state.incomplete)
+        assert room.cluster.pools[-1] == (2, 2)
+
+
+async def test_parts_of_a_card_die_with_it(room: Room) -> None:
+    room.node.cards("rngd=1")
+    async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE):
+        await room.registered()
+        await until(lambda: len(room.cluster.devices) == 15)
+        await until(lambda: room.manager.state(DRIVER, NODE, PART)[0] == "Healthy")
+        writes = len(room.cluster.writes)
+        room.node.fault("npu0", "dead")
+        await until(lambda: len(tainted(room)) == 15)
+        assert {taints[0] for taints in tainted(room).values()} == {"unhealthy"}
+        assert len(room.cluster.writes) == writes + 1
+        await until(lambda: room.manager.state(DRIVER, NODE, PART)[0] == "Unhealthy")
+        room.node.fault("npu0", "ok")
+        await until(lambda: not room.cluster.taints)
