@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,19 @@ from typing import Any
 from npu_agent import __version__, logs
 from npu_agent.backoff import Backoff
 from npu_agent.config import Config, Effective, Poller, disabled_for
-from npu_agent.config.resources import asks_for, offered_by, resources_of
+from npu_agent.config.resources import asks_for, offered_by, resources_of, wishes_of
 from npu_agent.core import health
 from npu_agent.core.ledger import Ledger
+from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
 from npu_agent.core.vocabulary import Vocabulary, label_sets, metric_schemas
 from npu_agent.feed import Feed
 from npu_agent.inventory import watch
 from npu_agent.inventory.inventory import Inventory
-from npu_agent.kube import Api, ApiError, serviceaccount
+from npu_agent.kube import Api, ApiError, node, serviceaccount
 from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
 from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
@@ -121,7 +124,8 @@ class Agent:
         self._hostname = node_name or platform.node()
         self._dra = Feed(_Dra())
         """Whether this node can do DRA."""
-        self._wanted = configs.map_with(self._dra, partial(_wanted, node_name, kubelet))
+        self._asks = configs.map(partial(_asks, node_name))
+        self._wanted = configs.map(partial(_wanted, node_name, kubelet))
         self.keeper = LedgerKeeper(
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
@@ -129,14 +133,22 @@ class Agent:
             directory=directory,
             ledger=ledger,
         )
+        self._api = api or Api()
+        self.places = Places(
+            snapshots=self.inventory.hardware,
+            wanted=configs.map_with(self._dra, partial(_wishes, node_name)),
+            keeper=self.keeper,
+            offered=partial(_offered, socket_beside(directory)),
+            allocatable=partial(_allocatable, self._api, node_name),
+        )
         self.publisher = Publisher(
             snapshots=self.inventory.hardware,
             wanted=self._wanted,
             pod_resources=self.pod_resources,
             keeper=self.keeper,
             cdi_root=host_root / cdi.DIRECTORY if by_cdi else None,
+            places=self.places,
         )
-        self._api = api or Api()
         method = config.labels.output if kubelet else "none"
         output = output_of(method, api=self._api, node_name=node_name, host_root=host_root)
         self.labeller = output and Labeller(
@@ -170,6 +182,7 @@ class Agent:
                 keeper=self.keeper,
                 snapshots=self.inventory.hardware,
                 wanted=configs.map_with(self._dra, partial(_wanted_by_claims, node_name, words)),
+                places=self.places,
                 api=self._api,
                 cdi_root=host_root / cdi.DIRECTORY,
             )
@@ -273,6 +286,7 @@ class Agent:
         return (
             ("pod resources", self.pod_resources.run),
             ("ledger", self.keeper.run),
+            ("places", self.places.run),
             ("devices", self.publisher.run),
             ("DRA support", self._find_dra_support),
             ("events", self.events.run),
@@ -285,28 +299,36 @@ class Agent:
         What `auto` stands for is found out once. Where `dra` is impossible, that is asked again: a
         cluster is updated while its agents run.
         """
-        config, pause = self.poller.configs.value, Backoff(first=0.5, longest=30.0)
-        auto, dra = asks_for(config, "auto"), asks_for(config, "dra")
-        if not auto or self._node_name is None:
-            self._dra.publish(_Dra(available=False))
-        while self._node_name is not None and (self._dra.value.available is None or dra):
+        pause = Backoff(first=0.5, longest=30.0)
+        while True:
+            changed, (auto, dra) = self._asks.changed, self._asks.value
+            known = self._dra.value
+            if self._node_name is None or not (auto or dra):
+                if known.impossible:
+                    self._dra.publish(replace(known, available=False))
+                await changed.wait()
+                if known.impossible:  # that was no answer
+                    self._dra.publish(replace(known, available=None))
+                continue
+            if known.available is not None and not (dra and known.impossible):
+                await changed.wait()
+                continue
             try:
                 found = await support(self._api, self._node_name)
             except ApiError as error:
                 log.warning("not known yet whether this node can do DRA", reason=error)
-                await asyncio.sleep(pause.next())
+                await _either(changed, pause.next())
                 continue
-            available = self._dra.value.available
+            available = known.available
             if available is None:
                 available = found.available
-                chosen = "dra" if available else "device-plugin"
-                log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
+                if auto:
+                    chosen = "dra" if available else "device-plugin"
+                    log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
             impossible = "" if found.available else found.reason
             self._dra.publish(_Dra(available=available, impossible=impossible))
-            if found.available:
-                break
-            await asyncio.sleep(_ASK_AGAIN)
-        await asyncio.Event().wait()  # a part that returns would be started again
+            if not found.available:
+                await _either(changed, _ASK_AGAIN)
 
     async def _follow_log(self) -> None:
         """Applies what the config says of the log."""
@@ -319,8 +341,7 @@ class Agent:
     def state(self) -> AgentState:
         """How everything stands now."""
         config, kubelet = self.poller.configs.value, self.pod_resources.holdings.value
-        wanted = self._wanted.value
-        served = {resource.name for resource in wanted.resources if resource.widths}
+        wanted, served = self._wanted.value, self._served()
         return AgentState(
             version=__version__,
             node=self._node_name,
@@ -351,6 +372,8 @@ class Agent:
                 if each.needed
             ),
             wanted=wanted.resources,
+            places=self.places.now(),
+            moving=self.places.moving(),
             disabled=wanted.disabled,
             config=self.poller.states.value,
             stale_after=stale_after(config.metrics.interval),
@@ -370,6 +393,16 @@ class Agent:
             },
         )
 
+    def _served(self) -> set[str]:
+        """The resources that the device plugin serves, or is to serve."""
+        wishes = self.places.wishes.value.families
+        return {
+            resource.name
+            for resource in self._wanted.value.resources
+            if self.publisher.devices[resource.name].value
+            or any(wishes.get(family) is Wish.PLUGIN for family, _ in resource.widths)
+        }
+
 
 def _watching(config: Config) -> watch.Settings:
     return watch.Settings(
@@ -384,20 +417,31 @@ def _watching(config: Config) -> watch.Settings:
     )
 
 
-def _wanted(node_name: str | None, kubelet: bool, config: Config, dra: _Dra) -> Wanted:
+def _asks(node_name: str | None, config: Config) -> tuple[bool, bool]:
+    """Whether the config has `auto`, and `dra`, for any of this node's cards."""
+    return asks_for(config, "auto", node_name), asks_for(config, "dra", node_name)
+
+
+def _wanted(node_name: str | None, kubelet: bool, config: Config) -> Wanted:
     counts = WORDS.core_counts
-    families = offered_by(config, counts, "device-plugin", dra_available=dra.available)
-    if not kubelet:
-        families = frozenset()
-    return Wanted(resources_of(config, counts, families), disabled_for(config, node_name))
+    found = resources_of(config, counts, counts if kubelet else ())
+    return Wanted(found, disabled_for(config, node_name))
+
+
+def _wishes(node_name: str | None, config: Config, dra: _Dra) -> Wishes:
+    return Wishes(
+        families=wishes_of(
+            config, WORDS.families, node_name, auto=dra.available, possible=not dra.impossible
+        ),
+        disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),
+    )
 
 
 def _wanted_by_claims(
     node_name: str | None, words: Vocabulary, config: Config, dra: _Dra
 ) -> WantedByClaims:
     return WantedByClaims(
-        families=offered_by(config, words.families, "dra", dra_available=dra.available),
-        disabled=disabled_for(config, node_name),
+        families=offered_by(config, words.families, Wish.DRA, node_name, auto=dra.available),
         by_index=config.dra.device_names == "index",
         partitions=config.dra.partitions,
         evict=config.health.evict,
@@ -419,6 +463,30 @@ async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
         return await offered(pod_resources)
     except UnavailableError:
         return None
+
+
+async def _allocatable(api: Api, node_name: str | None) -> Mapping[str, int] | None:
+    """How many devices of each resource the scheduler counts on this node; None: nobody says."""
+    if node_name is None:
+        return None
+    try:
+        found = (await node.read_whole(api, node_name)).get("status")
+    except ApiError as error:
+        log.debug("the Node cannot be read", reason=error)
+        return None
+    counts = found.get("allocatable") if isinstance(found, dict) else None
+    # Cards are counted; what is written as "16Gi" is something else.
+    return {
+        resource: int(count)
+        for resource, count in (counts or {}).items()
+        if isinstance(count, str) and count.isdecimal()
+    }
+
+
+async def _either(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 async def run(

@@ -468,27 +468,104 @@ FAULTS = [
         ("agent: the publisher does not end", "            await self.publisher.end()\n", ""),
     ),
     *of(
+        "npu_agent/core/places.py",
+        "tests/core/test_places.py",
+        (
+            "places: a card in both is left there",
+            "card.wish is Wish.NEITHER or (card.listed and card.sliced)",
+            "card.wish is Wish.NEITHER",
+        ),
+        (
+            "places: listed while it may be in a slice",
+            "        case Wish.PLUGIN if card.sliced:\n            return Place.LEAVING if card.by_claim else Place.NOWHERE\n",
+            "",
+        ),
+        (
+            "places: in a slice while it may be listed",
+            "return Place.NOWHERE if card.listed else Place.SLICE",
+            "return Place.SLICE",
+        ),
+        (
+            "places: listed under a claim",
+            "return Place.NOWHERE if card.by_claim else Place.PLUGIN",
+            "return Place.PLUGIN",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/places.py",
+        "tests/test_agent_moves.py",
+        (
+            "places: the kubelet is not asked",
+            "        if offered is None:\n",
+            "        offered = offered or {}\n        if offered is None:\n",
+        ),
+        (
+            "places: the Node's count does not matter",
+            "if counts.get(resource, 0) > sum(",
+            "if -1 > sum(",
+        ),
+        (
+            "places: turns are followed at any speed",
+            "                    await asyncio.sleep(wait)\n",
+            "",
+        ),
+        (
+            "places: claims of the device plugin's cards are prepared",
+            "        if not here or self.now()",
+            "        if True or self.now()",
+        ),
+        (
+            "places: what is listed is not noted",
+            "        self.listed.publish(known)\n\n    def refusal",
+            "\n    def refusal",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/driver.py",
+        "tests/test_agent_moves.py",
+        (
+            "driver: no time for a claim that was just allocated",
+            "if now - since[id_] >= _GRACE",
+            "if now - since[id_] >= 0",
+        ),
+        (
+            "driver: cards count as left before the API server says so",
+            "self.slices.in_place.value == self.offered.value",
+            "True",
+        ),
+        (
+            "driver: a card that leaves has no taint",
+            "replace(one, taints=(*one.taints, leaving))",
+            "one",
+        ),
+        (
+            "driver: cards stay for ever where slices cannot be seen",
+            "self.slices.no_access and not",
+            "False and not",
+        ),
+    ),
+    *of(
         "npu_agent/agent.py",
         "tests/test_agent_dra.py",
         (
             "agent DRA: whether auto is DRA does not reach the device plugin",
-            'families = offered_by(config, counts, "device-plugin", dra_available=dra.available)',
-            "families = frozenset(counts)",
+            "config, WORDS.families, node_name, auto=dra.available, possible",
+            "config, WORDS.families, node_name, auto=False, possible",
         ),
         (
             "agent DRA: whether auto is DRA does not reach DRA",
-            'families=offered_by(config, words.families, "dra", dra_available=dra.available),',
-            'families=offered_by(config, words.families, "dra", dra_available=False),',
+            "families=offered_by(config, words.families, Wish.DRA, node_name, auto=dra.available),",
+            "families=offered_by(config, words.families, Wish.DRA, node_name, auto=False),",
         ),
         (
             "agent DRA: disabled cards are offered",
-            "        disabled=disabled_for(config, node_name),\n        by_index",
-            "        by_index",
+            "        disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),\n",
+            "",
         ),
         (
             "agent DRA: disabledDevices of other nodes count",
-            "        disabled=disabled_for(config, node_name),\n        by_index",
-            "        disabled=disabled_for(config, None) | disabled_for(config, 'x'),\n        by_index",
+            "disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),",
+            "disabled=frozenset(name.lower() for name in disabled_for(config, 'x')),",
         ),
         (
             "agent DRA: deviceNames index has no effect",
@@ -498,33 +575,33 @@ FAULTS = [
         ("agent DRA: evict has no effect", "evict=config.health.evict,", "evict=False,"),
         (
             "agent DRA: the API server is asked under every config",
-            'auto, dra = asks_for(config, "auto"), asks_for(config, "dra")',
-            "auto, dra = True, True",
+            'return asks_for(config, "auto", node_name), asks_for(config, "dra", node_name)',
+            "return True, True",
         ),
         (
             "agent DRA: auto without a Node name waits for ever",
-            "        if not auto or self._node_name is None:\n",
-            "        if not auto:\n",
+            "            if self._node_name is None or not (auto or dra):\n",
+            "            if not (auto or dra):\n",
         ),
         (
             "agent DRA: auto asks once",
-            "                await asyncio.sleep(pause.next())\n                continue\n",
-            "                break\n",
+            "                await _either(changed, pause.next())\n                continue\n",
+            "                await changed.wait()\n",
         ),
         (
             "agent DRA: an API server that is away means device plugin",
-            "                await asyncio.sleep(pause.next())\n                continue\n",
+            "                await _either(changed, pause.next())\n                continue\n",
             "                self._dra.publish(_Dra(available=False))\n                continue\n",
         ),
         (
             "agent DRA: auto changes its mind",
-            "            available = self._dra.value.available\n",
+            "            available = known.available\n",
             "            available = None\n",
         ),
         (
             "agent DRA: what is impossible is so for ever",
-            "            await asyncio.sleep(_ASK_AGAIN)\n",
-            "            break\n",
+            "                await _either(changed, _ASK_AGAIN)\n",
+            "                await changed.wait()\n",
         ),
         (
             "agent DRA: what is impossible is not said",
@@ -533,8 +610,8 @@ FAULTS = [
         ),
         (
             "agent DRA: the device plugin does not follow what is found",
-            "self._wanted = configs.map_with(self._dra, partial(_wanted, node_name))",
-            "self._wanted = configs.map(lambda c: _wanted(node_name, c, self._dra.value))",
+            "wanted=configs.map_with(self._dra, partial(_wishes, node_name)),",
+            "wanted=configs.map(lambda c: _wishes(node_name, c, self._dra.value)),",
         ),
         (
             "agent DRA: a resource by DRA alone has to be registered",
@@ -577,8 +654,8 @@ FAULTS = [
         "tests/test_agent_dra.py -k no_container_gets_by",
         (
             "keeper claims: the record is removed under prepared claims",
-            "if held or starting or self._ledger.prepared or unsure:",
-            "if held or starting or unsure:",
+            "if held or starting or ledger.prepared or ledger.sliced or unsure:",
+            "if held or starting or ledger.sliced or unsure:",
         ),
     ),
     *of(
@@ -586,8 +663,8 @@ FAULTS = [
         "tests/test_agent_dra.py",
         (
             "publisher: a claim that is prepared is no reason to publish",
-            "self._pod_resources.holdings, self._keeper.prepared\n",
-            "self._pod_resources.holdings\n",
+            "            self._keeper.prepared,\n            *(self._places",
+            "            *(self._places",
         ),
     ),
     *of(
@@ -595,8 +672,8 @@ FAULTS = [
         f"{DRA}/test_driver.py tests/test_agent_dra.py tests/test_agent_without_dra.py",
         (
             "driver: a prepared claim is not served without cards",
-            "return bool(self._wanted.value.families) or bool(self.prepared())",
-            "return bool(self._wanted.value.families)",
+            "            return bool(self.prepared())\n        return bool(self.prepared()) or ",
+            "            return False\n        return ",
         ),
         (
             "driver: served for ever",
@@ -630,7 +707,7 @@ FAULTS = [
         ),
         (
             "driver: served where it is impossible",
-            "return self.needed and not (self._wanted.value.impossible and not self.prepared())",
+            "return self._in_use or (self.needed and not self._wanted.value.impossible)",
             "return self.needed",
         ),
         (
@@ -660,13 +737,8 @@ FAULTS = [
         ),
         (
             "driver: what containers hold has no taint",
-            "offered(held=keeper.held_by_containers(listed))",
-            "offered()",
-        ),
-        (
-            "driver: disabled cards are offered",
-            "                disabled=wanted.disabled,\n",
-            "",
+            "devices(held=self._keeper.held_by_containers(names))",
+            "devices()",
         ),
         (
             "driver: a disabled card cannot be prepared",
@@ -678,7 +750,7 @@ FAULTS = [
             "families = self._vendor_families",
             "families = wanted.families",
         ),
-        ("driver: evict has no effect", "                evict=wanted.evict,\n", ""),
+        ("driver: evict has no effect", "            evict=wanted.evict,\n", ""),
         (
             "driver: claims are never swept",
             "            asyncio.create_task(self._sweep_claims()),\n",

@@ -175,8 +175,10 @@ async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
         assert room.node.kubelet.calls == 0  # and the device plugin offers nothing
         assert agent.state().resources == ()
     await first(room.manager.instances, lambda now: not now)
-    assert room.cluster.devices == NAMES  # the next agent goes on with them
-    assert not (room.node.plugins / RECORD).exists()
+    assert room.cluster.devices == NAMES  # the next agent goes on with them, and has to know
+    record = json.loads((room.node.plugins / RECORD).read_bytes())
+    assert record["slices"].keys() == set(UUIDS)
+    assert record["claims"] == record["devices"] == []
 
 
 async def test_each_card_is_offered_by_one_api(room: Room) -> None:
@@ -201,10 +203,8 @@ async def test_what_a_container_holds_by_the_device_plugin_no_claim_gets(room: R
     async with room.node.agent(
         allocation=DRA, **NOTHING_ELSE, metrics=MetricsConfig(listen="127.0.0.1:0", interval=1)
     ):
-        await room.offered(*NAMES)
-        await until(lambda: room.cluster.taints.keys() == {held})
-        (taint,) = room.cluster.taints[held]
-        assert (taint["key"], taint["effect"]) == (f"{DRIVER}/held", "NoSchedule")
+        await room.free(free)
+        await room.node.told(lambda p: p.devices == ((grant.ids[0], "Unhealthy"),))
         await room.registered()
         with pytest.raises(PrepareError, match="still holds its cores as"):
             await room.prepared(room.cluster.claim("c", held))
@@ -218,6 +218,7 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_module, "_LINGER", 1.0)
+    monkeypatch.setattr(driver_module, "_GRACE", 0.1)
     room.node.cards("warboy=2")
     ref = room.cluster.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
@@ -227,11 +228,13 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
     assert room.specs()
     seldom = MetricsConfig(listen="127.0.0.1:0", interval=600)  # so that no answer brings it about
     async with room.node.agent(**NOTHING_ELSE, metrics=seldom) as agent:
-        plugin = await room.node.listed(2)
-        assert plugin.devices == ((UUIDS[0], "Unhealthy"), (UUIDS[1], "Healthy"))
+        await room.offered(NAMES[0])
+        (taint,) = room.cluster.taints[NAMES[0]]
+        assert (taint["key"], taint["effect"]) == (f"{DRIVER}/moving", "NoSchedule")
+        plugin = await room.node.listed(1)
+        assert plugin.devices == ((UUIDS[1], "Healthy"),)
         assert [holding.assignment.claim for holding in agent.state().holdings] == ["c"]
         await room.registered()  # else its Pod would stay Terminating
-        await room.offered()
         assert [one.name for one in agent.state().dra] == [DRIVER]
         await until(lambda: not agent.keeper.states.value.holds)
         assert (await room.prepared(ref))[0].device == NAMES[0]  # after a restart of the kubelet
@@ -247,6 +250,7 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
 ) -> None:
     """However slow the disk is: without a driver to ask again, its Pod would stay Terminating."""
     monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.02)
+    monkeypatch.setattr(driver_module, "_GRACE", 0.0)
     room.node.cards("warboy=1")
     ref = room.cluster.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
@@ -263,7 +267,7 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
 
         monkeypatch.setattr(agent.keeper, "saved", slow)
         await room.manager.unprepare(DRIVER, ref)
-        assert agent.state().dra == ()
+        await until(lambda: agent.state().dra == ())
         await room.manager.unprepare(DRIVER, ref)  # as if it had not got the answer
 
 

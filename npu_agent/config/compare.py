@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from npu_agent.config.schema import KEYS, Config
+from npu_agent.config.kinds import Group, Items
+from npu_agent.config.schema import KEYS, Config, Key
 from npu_agent.config.text import as_yaml
 
 
@@ -32,7 +33,7 @@ class Change:
 def changes(old: Config, new: Config) -> tuple[Change, ...]:
     """The keys whose values differ, in the order of the schema."""
     return tuple(
-        Change(key.name, key.of(old), key.of(new), needs_restart=not key.live)
+        Change(key.name, key.of(old), key.of(new), needs_restart=not _is_live(key, old, new))
         for key in KEYS
         if key.of(old) != key.of(new)
     )
@@ -45,9 +46,27 @@ def in_force(old: Config, new: Config) -> Config:
     """
     mixed = old
     for key in KEYS:
-        if key.live:
+        if _is_live(key, old, new):
             mixed = _set(mixed, key.attributes, key.of(new))
     return mixed
+
+
+def _is_live(key: Key, old: Config, new: Config) -> bool:
+    """Whether a change of this key applies while running.
+
+    So does one of a list that needs a restart if its items differ in live keys only.
+    """
+    if key.live:
+        return True
+    if not (isinstance(key.kind, Items) and isinstance(key.kind.of, Group)):
+        return False
+    fixed = [each.attributes[-1] for each in key.kind.of.keys.values() if not each.live]
+
+    def what(config: Config) -> list[list[object]]:
+        items: Any = key.of(config)
+        return [[getattr(item, name) for name in fixed] for item in items]
+
+    return what(old) == what(new)
 
 
 def _set(values: Any, attributes: tuple[str, ...], value: object) -> Any:

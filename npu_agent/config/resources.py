@@ -8,8 +8,7 @@ from typing import Literal
 
 from npu_agent.config.schema import Config
 from npu_agent.core.offer import Resource, resources
-
-Api = Literal["device-plugin", "dra"]
+from npu_agent.core.places import Wish
 
 _CORES = {"Fusion": None, "Single": 1}
 """Cores of a device for each defaultPe; None is the whole card."""
@@ -38,26 +37,56 @@ def resources_of(
     )
 
 
-def offered_by(
-    config: Config, families: Collection[str], api: Api, *, dra_available: bool | None
-) -> frozenset[str]:
-    """The families whose cards an API offers.
+def wishes_of(
+    config: Config,
+    families: Collection[str],
+    node_name: str | None,
+    *,
+    auto: bool | None,
+    possible: bool,
+) -> dict[str, Wish]:
+    """By which API the config wants the cards of each family on this node.
 
     Args:
         config: what is in force.
         families: every family there is.
-        api: ``device-plugin`` or ``dra``.
-        dra_available: whether this node can do DRA. None: that is not known yet, and ``auto``
-            offers a card by neither.
+        node_name: this Node's name.
+        auto: what `auto` stands for here: DRA, or else the device plugin. None: that is not known
+            yet, and cards stay where they are.
+        possible: whether this node can do DRA; where it cannot, or nobody knows, `dra` leaves cards
+            where they are.
+    """
+    found = {"device-plugin": Wish.PLUGIN, "dra": Wish.DRA if possible else Wish.STAY}
+    found["auto"] = {True: found["dra"], False: Wish.PLUGIN, None: Wish.STAY}[auto]
+    return {family: found[word] for family, word in words_of(config, families, node_name).items()}
+
+
+def offered_by(
+    config: Config,
+    families: Collection[str],
+    wish: Wish,
+    node_name: str | None,
+    *,
+    auto: bool | None,
+) -> frozenset[str]:
+    """The families whose cards the config wants to be offered so: see `wishes_of`."""
+    wishes = wishes_of(config, families, node_name, auto=auto, possible=True)
+    return frozenset(family for family, each in wishes.items() if each is wish)
+
+
+def words_of(config: Config, families: Collection[str], node_name: str | None) -> dict[str, str]:
+    """What the config says for each family on this node: ``device-plugin``, ``dra`` or ``auto``.
+
+    Of the family, else of the node, else of all nodes.
     """
     own = {spec.family: spec.api for spec in config.resources}
-    auto = {True: "dra", False: "device-plugin", None: None}[dra_available]
-    chosen = {family: own.get(family) or config.allocation.api for family in families}
-    return frozenset(
-        family for family, word in chosen.items() if (auto if word == "auto" else word) == api
-    )
+    here = {one.node_name: one.api for one in config.allocation.nodes}
+    default = here.get(node_name or "", config.allocation.api)
+    return {family: own.get(family) or default for family in families}
 
 
-def asks_for(config: Config, api: Literal["auto", "dra"]) -> bool:
-    """Whether the config has this word for any of the cards."""
-    return api in (config.allocation.api, *(spec.api for spec in config.resources))
+def asks_for(config: Config, api: Literal["auto", "dra"], node_name: str | None = None) -> bool:
+    """Whether the config has this word for any of the cards, on this node if it is named."""
+    nodes = {one.node_name: one.api for one in config.allocation.nodes}
+    default = nodes.get(node_name or "", config.allocation.api)
+    return api in (default, *(spec.api for spec in config.resources))

@@ -41,6 +41,7 @@ def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Ite
     yield from _socket_path(config)
     yield from _label_sets(config)
     yield from _resources(config, families)
+    yield from _nodes(config)
 
 
 def _socket_path(config: Config) -> Iterator[Broken]:
@@ -65,6 +66,17 @@ def _label_sets(config: Config) -> Iterator[Broken]:
             ("labels.sets", "labels.output"),
             "no set of labels: name one, or set labels.output to none",
         )
+
+
+def _nodes(config: Config) -> Iterator[Broken]:
+    seen = set()
+    for index, one in enumerate(config.allocation.nodes):
+        if one.node_name in seen:
+            yield Broken(
+                (f"allocation.nodes[{index}].nodeName",),
+                f"{one.node_name} is there twice: take one out",
+            )
+        seen.add(one.node_name)
 
 
 def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Iterator[Broken]:

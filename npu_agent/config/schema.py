@@ -103,18 +103,32 @@ class ResourceSpec:
         re.compile("(?P<name>[^=]+)=(?P<family>[^=:]+)(?::(?P<coresPerDevice>[^=:]+))?"),
     )
 
-    name: str = _live(MISSING, "The resource's name: example.com/npu.", _resource_name)
-    family: str = _live(
+    name: str = _restart(MISSING, "The resource's name: example.com/npu.", _resource_name)
+    family: str = _restart(
         MISSING,
         lambda words: f"The family whose cards it offers: {', '.join(words.families)}.",
         text("a family of cards", r"^\S+$"),
     )
-    cores_per_device: int | None = _live(
+    cores_per_device: int | None = _restart(
         None, "Cores in one device; without it, as defaultPe says.", number(int, 1, 64)
     )
     api: _Api | None = _live(
         None, "By which API this family is offered; without it, as allocation.api."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeApi:
+    """By which API one Node offers its cards."""
+
+    AS_OPTION: ClassVar = ("NODE=API", re.compile("(?P<nodeName>[^=]+)=(?P<api>[^=]+)"))
+
+    node_name: str = _live(
+        MISSING,
+        "The Node.",
+        text("a Node's name as kubectl get nodes shows it", f"^{_SUBDOMAIN}$", longest=253),
+    )
+    api: _Api = _live(MISSING, "By which API it offers its cards, in place of allocation.api.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +138,12 @@ class AllocationConfig:
     method: Literal["deviceNodes", "cdi"] = _restart(
         "deviceNodes", "deviceNodes: by the kubelet, as nodes; cdi: by the runtime, as CDI names."
     )
-    api: _Api = _restart(
+    api: _Api = _live(
         "device-plugin",
         "How Pods get cards: device-plugin, by resources; dra, by ResourceClaims (Dynamic "
         "Resource Allocation); auto: dra where the API server and this node's kubelet have it.",
     )
+    nodes: tuple[NodeApi, ...] = _live((), "Nodes that differ from api: for moving one by one.")
 
 
 @dataclass(frozen=True, kw_only=True)

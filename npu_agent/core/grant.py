@@ -95,7 +95,8 @@ def _requested(
             raise RefusalError(
                 Refusal.UNKNOWN,
                 f"device {quoted(id_)} is not one of {resource} on this node now: "
-                f"it was removed, disabled, or cut into other parts ({len(devices)} are listed)",
+                "it was removed, disabled, cut into other parts, or has moved to DRA "
+                f"({len(devices)} are listed)",
             )
         if not device.healthy:
             raise RefusalError(

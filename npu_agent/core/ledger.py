@@ -155,6 +155,15 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Sliced:
+    """A card that a ResourceSlice of the API server may have."""
+
+    driver: str
+    keys: frozenset[str]
+    """Of the card: see `keys_of`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
     """Cores of a present card that a container holds: what metrics, pages and tables show."""
 
@@ -175,6 +184,9 @@ class Ledger:
     """The claims that are prepared, by UID."""
     cards: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The keys of each card by its ID: a card keeps its ID over restarts."""
+    sliced: Mapping[str, Sliced] = field(default_factory=dict)
+    """By their IDs, the cards that a ResourceSlice may have: noted before it is written, and until
+    the API server has confirmed the slices without it."""
 
     def granted(self, resource: str, devices: Iterable[Device], now: float) -> Ledger:
         """After an Allocate. The kubelet gives a device away only once its last holder has gone."""
@@ -244,6 +256,32 @@ class Ledger:
             return self
         return replace(self, prepared={k: v for k, v in self.prepared.items() if k != uid})
 
+    def slicing(self, driver: str, cards: Iterable[CardState]) -> Ledger:
+        """With cards that the driver is about to publish in slices."""
+        fresh = {
+            state.id: Sliced(driver, keys_of(state.card) | self._keys_in_slices(state.id))
+            for state in cards
+        }
+        merged = {**self.sliced, **fresh}
+        return self if merged == self.sliced else replace(self, sliced=merged)
+
+    def _keys_in_slices(self, id_: str) -> frozenset[str]:
+        return self.sliced[id_].keys if id_ in self.sliced else frozenset()
+
+    def unsliced(self, ids: Collection[str]) -> Ledger:
+        """After the API server has confirmed the slices without these cards."""
+        if self.sliced.keys().isdisjoint(ids):
+            return self
+        left = {id_: one for id_, one in self.sliced.items() if id_ not in ids}
+        return replace(self, sliced=left)
+
+    def in_slices(self, id_: str, card: Card) -> bool:
+        """Whether a slice may have this card, under this ID or another one."""
+        if not self.sliced:
+            return False
+        keys = keys_of(card)
+        return id_ in self.sliced or any(keys & one.keys for one in self.sliced.values())
+
     def doubted(self, until: float) -> Ledger:
         """After a restart of the kubelet: no answer asked for before `until` ends a hold."""
         holds = {
@@ -298,6 +336,7 @@ class Ledger:
             holds=holds,
             prepared={**found.prepared, **self.prepared},
             cards={**found.cards, **self.cards},
+            sliced={**found.sliced, **self.sliced},
         )
 
     def record(self) -> bytes:
@@ -305,20 +344,31 @@ class Ledger:
         footprints = {name: {one} for name, one in self.offered.items()}
         for name, hold in self.holds.items():
             footprints.setdefault(name, set()).update(hold.footprints)
-        return _encoded(footprints, self.prepared, self.cards)
+        return _encoded(footprints, self.prepared, self.cards, self.sliced)
 
     @property
     def doubtful(self) -> bool:
         """Whether another answer of pod-resources, soon, would end a hold."""
         return any(hold.missed is not None for hold in self.holds.values())
 
-    def conflicts(self, cards: Iterable[Card], *, without: Collection[str] = ()) -> Conflicts:
+    def conflicts(
+        self,
+        cards: Iterable[Card],
+        *,
+        held: bool = True,
+        prepared: bool = True,
+        without: Collection[str] = (),
+    ) -> Conflicts:
         """What is not to be handed out while these cards are present.
 
-        `without` are names of devices of which it does not matter that claims hold them.
+        Args:
+            cards: all of them.
+            held: with what containers hold by the device plugin.
+            prepared: with what claims hold.
+            without: names of devices of which it does not matter that claims hold them.
         """
-        found = Conflicts(self.holds, cards)
-        for claim in self.prepared.values():
+        found = Conflicts(self.holds if held else {}, cards)
+        for claim in self.prepared.values() if prepared else ():
             if hold := claim.hold(without):
                 found.add((CLAIM, claim.uid), hold)
         return found
@@ -517,12 +567,14 @@ class _Record:
     footprints: Mapping[Name, tuple[Footprint, ...]]
     prepared: Mapping[str, PreparedClaim]
     cards: Mapping[str, frozenset[str]]
+    sliced: Mapping[str, Sliced]
 
 
 def _encoded(
     footprints: Mapping[Name, Collection[Footprint]],
     prepared: Mapping[str, PreparedClaim],
     cards: Mapping[str, frozenset[str]],
+    sliced: Mapping[str, Sliced],
 ) -> bytes:
     devices = [
         {
@@ -556,7 +608,17 @@ def _encoded(
         for _, claim in sorted(prepared.items())
     ]
     ids = {id_: sorted(keys) for id_, keys in sorted(cards.items())}
-    record = {"version": _VERSION, "devices": devices, "claims": claims, "cards": ids}
+    record: dict[str, object] = {
+        "version": _VERSION,
+        "devices": devices,
+        "claims": claims,
+        "cards": ids,
+    }
+    if sliced:
+        record["slices"] = {
+            id_: {"driver": one.driver, "keys": sorted(one.keys)}
+            for id_, one in sorted(sliced.items())
+        }
     return json.dumps(record).encode() + b"\n"
 
 
@@ -601,7 +663,11 @@ def _decoded(record: bytes) -> _Record:
         for claim in found.get("claims", ())
     ]
     cards = {str(id_): frozenset(map(str, keys)) for id_, keys in found["cards"].items()}
-    return _Record(footprints, {claim.uid: claim for claim in claims}, cards)
+    sliced = {
+        str(id_): Sliced(str(one["driver"]), frozenset(map(str, one["keys"])))
+        for id_, one in found.get("slices", {}).items()
+    }
+    return _Record(footprints, {claim.uid: claim for claim in claims}, cards, sliced)
 
 
 def _decoded_footprint(one: Mapping[str, Any]) -> Footprint:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
+from npu_agent.core.places import Place, Wish
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.trouble import Trouble, TroubleKind
 
@@ -79,9 +80,10 @@ def _unserved_claims(driver: DraState) -> Trouble | None:
 def _has_cards(name: str, state: AgentState) -> bool:
     """Computed from the hardware: a session gets its cards a moment after they were found."""
     return any(
-        advertise(state.snapshot, resource, state.disabled)
+        state.places.get(device.card_id, Place.PLUGIN).listed
         for resource in state.wanted
         if resource.name == name
+        for device in advertise(state.snapshot, resource, state.disabled)
     )
 
 
@@ -160,6 +162,8 @@ def notes(state: AgentState) -> Iterator[Note]:
             yield Note(subject="dra", text=text)
         if driver.session.phase is SessionPhase.STANDBY:
             yield Note(subject="dra", text=_standby(driver.session, "DRA driver "))
+    if moving := state.moving:
+        yield Note(subject="dra", text=_moving(moving, state))
     if state.config.waiting:
         keys = ", ".join(state.config.waiting)
         yield Note(subject="config", text=f"waits for a restart of the agent: {keys}")
@@ -169,6 +173,20 @@ def notes(state: AgentState) -> Iterator[Note]:
     for one in state.resources:
         if one.session.phase is SessionPhase.STANDBY:
             yield Note(subject="resource", text=_standby(one.session))
+
+
+def _moving(moving: Mapping[str, Wish], state: AgentState) -> str:
+    """``npu0, npu3 move to DRA when their Pods have ended``."""
+    to = [
+        f"{', '.join(cards)} to {title}"
+        for wish, title in ((Wish.DRA, "DRA"), (Wish.PLUGIN, "the device plugin"))
+        if (
+            cards := [
+                card.card.name for card in state.snapshot.cards if moving.get(card.id) is wish
+            ]
+        )
+    ]
+    return f"on the way, each when its Pods have ended: {'; '.join(to)}"
 
 
 def _standby(session: SessionStatus, what: str = "") -> str:

@@ -32,7 +32,8 @@ _COMPONENT = "install the component k8s/components/dra (with Helm: dra.enabled)"
 
 async def lines(here: Situation) -> Lines:
     """Of this subject; what a driver needs, only where this node may have one."""
-    if not (asks_for(here.config, "dra") or asks_for(here.config, "auto")):
+    node = here.node_name
+    if not (asks_for(here.config, "dra", node) or asks_for(here.config, "auto", node)):
         yield "DRA", unused("allocation.api is device-plugin")
         return
     yield "DRA", _support(here)
@@ -61,7 +62,7 @@ async def _support(here: Situation) -> Finding:
     support = await here.see(dra_support)
     if support.available:
         return ok(support.reason)
-    if asks_for(here.config, "dra"):
+    if asks_for(here.config, "dra", here.node_name):
         return wrong(
             f"impossible: {support.reason}",
             "update it, or set allocation.api to auto: the node then offers its cards by the "

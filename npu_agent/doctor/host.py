@@ -13,6 +13,7 @@ from npu_agent.config.resources import asks_for, offered_by, resources_of
 from npu_agent.core.hardware import Card, CardState, Oddity, Snapshot
 from npu_agent.core.hardware import HealthState as Health
 from npu_agent.core.offer import Device, Resource, advertise, names
+from npu_agent.core.places import Wish
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.core.vendor import Driver
 from npu_agent.core.vocabulary import merged
@@ -241,20 +242,21 @@ async def dra_support(here: Situation) -> Support:
 
 async def by_claims(here: Situation) -> bool:
     """Whether cards are offered by DRA here, as far as is known."""
-    if asks_for(here.config, "dra"):
+    if asks_for(here.config, "dra", here.node_name):
         return True
-    found = await here.see_or(dra_support, None) if asks_for(here.config, "auto") else None
+    auto = asks_for(here.config, "auto", here.node_name)
+    found = await here.see_or(dra_support, None) if auto else None
     return found is not None and found.available
 
 
 async def by_device_plugin(here: Situation) -> tuple[Resource, ...]:
     """Of the resources of the configuration, those that the device plugin serves here."""
     available: bool | None = False
-    if asks_for(here.config, "auto"):
+    if asks_for(here.config, "auto", here.node_name):
         found = await here.see_or(dra_support, None)
         available = found.available if found else None
     counts = merged([vendor.vocabulary for vendor in here.vendors]).core_counts
-    families = offered_by(here.config, counts, "device-plugin", dra_available=available)
+    families = offered_by(here.config, counts, Wish.PLUGIN, here.node_name, auto=available)
     return tuple(one for one in resources_of(here.config, counts, families) if one.widths)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from npu_agent import files
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.core.hardware import Card, Snapshot
+from npu_agent.core.hardware import Card, CardState, Snapshot
 from npu_agent.core.ledger import (
     CLAIM,
     Conflicts,
@@ -25,6 +25,7 @@ from npu_agent.core.ledger import (
     Ledger,
     Name,
     PreparedClaim,
+    Sliced,
     keys_of,
 )
 from npu_agent.core.offer import Device
@@ -86,6 +87,8 @@ class LedgerKeeper:
         )
         self.holds: Feed[Mapping[Name, Hold]] = self.states.map(lambda ledger: ledger.holds)
         """What containers hold by the device plugin."""
+        self.sliced: Feed[Mapping[str, Sliced]] = self.states.map(lambda ledger: ledger.sliced)
+        """The cards that a ResourceSlice may have, by ID."""
         self.asked: Feed[bool] = Feed(False)
         """Whether the kubelet was asked who holds what; it may not have said."""
         self.holdings: Feed[tuple[Holding, ...]] = Feed(())
@@ -203,6 +206,12 @@ class LedgerKeeper:
         """
         for device in devices:
             self._check((resource, device.id), device)
+            if self._ledger.in_slices(device.card_id, device.card):
+                raise RefusalError(
+                    Refusal.UNFIT,
+                    f"device {device.id!r} ({device.name}) has moved to DRA (allocation.api): its "
+                    "card is offered to claims, and the kubelet did not know that yet",
+                )
         self.states.publish(self._ledger.granted(resource, devices, self._clock()))
         for device in devices:
             name = (resource, device.id)
@@ -231,6 +240,17 @@ class LedgerKeeper:
         """Notes that no Pod uses a claim any more; one that is unknown is none."""
         self._change(self._ledger.without_claim(uid))
 
+    def slicing(self, driver: str, cards: Iterable[CardState]) -> bool:
+        """Notes cards that are about to be published in slices; returns whether any is new.
+
+        To be called in the moment of the decision, and `saved` before they are published.
+        """
+        return self.states.publish(self._ledger.slicing(driver, cards))
+
+    def unsliced(self, ids: Collection[str]) -> None:
+        """Notes that the API server has confirmed the slices without these cards."""
+        self.states.publish(self._ledger.unsliced(ids))
+
     def kubelet_lost(self) -> None:
         """Called when the kubelet dropped our devices: it may have been restarted."""
         self.states.publish(self._ledger.doubted(self._clock() + _RESTART))
@@ -253,7 +273,9 @@ class LedgerKeeper:
             held = any(one.name in holds or one.resource in ours for one in answer.assignments)
             starting = any(hold.kept_until > now for hold in holds.values())
             unsure = answer.error or answer.asked_at < now
-            if held or starting or self._ledger.prepared or unsure:
+            ledger = self._ledger
+            # The slices stay for the next agent, which has to know of them.
+            if held or starting or ledger.prepared or ledger.sliced or unsure:
                 return False
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
                 (self._directory / RECORD).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from npu_agent.config import (
     LabelsConfig,
     LogConfig,
     MetricsConfig,
+    NodeApi,
     ResourceSpec,
 )
 from npu_agent.vendors import WORDS
@@ -32,6 +33,13 @@ DEVICES = st.builds(
     dev_name=st.sampled_from(["npu0", "0000:01:00.0", "1e3", "yes", "null", "~", "010"])
     | TEXT.filter(lambda text: not set(text) & set(",/") and not any(c.isspace() for c in text)),
     node_name=st.sampled_from([None, "node-1", "10.0.0.1", "true"]),
+)
+
+
+NODES = st.builds(
+    NodeApi,
+    node_name=st.sampled_from(["node-1", "10.0.0.1", "true"]),
+    api=st.sampled_from(["dra", "auto", "device-plugin"]),
 )
 
 
@@ -55,7 +63,11 @@ CONFIGS = st.builds(
     socket_name=st.builds("{}_{}".format, WORD, WORD) | st.sampled_from(["1", "0x1", "1e3", "no"]),
     resource_name=RESOURCE,
     resources=resources(),
-    allocation=st.builds(AllocationConfig, method=st.sampled_from(["deviceNodes", "cdi"])),
+    allocation=st.builds(
+        AllocationConfig,
+        method=st.sampled_from(["deviceNodes", "cdi"]),
+        nodes=st.lists(NODES, max_size=2, unique_by=lambda one: one.node_name).map(tuple),
+    ),
     health=st.builds(
         HealthConfig,
         interval=st.floats(0.05, 60),

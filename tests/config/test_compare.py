@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
@@ -10,10 +12,12 @@ from npu_agent.config import (
     DisabledDevice,
     HealthConfig,
     Key,
+    ResourceSpec,
     changes,
     default_config,
     parse,
 )
+from npu_agent.config.compare import in_force
 from npu_agent.vendors import WORDS
 
 from .strategies import CONFIGS, FEW
@@ -28,6 +32,7 @@ OTHER = {
     "resources": "[{name: a/b, family: rngd}]",
     "allocation.method": "cdi",
     "allocation.api": "dra",
+    "allocation.nodes": "[{nodeName: n1, api: dra}]",
     "dra.deviceNames": "index",
     "dra.partitions": "true",
     "health.interval": "1",
@@ -73,6 +78,25 @@ def test_values_and_restart() -> None:
         "socketName: furiosa-npu -> x",
         "health.maxTemperature: 90 -> null",
     ]
+
+
+def test_of_resources_the_api_applies_while_running_and_nothing_else_does() -> None:
+    def config(*specs: ResourceSpec) -> Config:
+        return Config(resources=specs)
+
+    one = ResourceSpec(name="a.b/c", family="rngd")
+    before = config(one)
+    by_dra = config(replace(one, api="dra"))
+    assert [change.needs_restart for change in changes(before, by_dra)] == [False]
+    assert in_force(before, by_dra) == by_dra
+    for other in (
+        config(replace(one, api="dra", cores_per_device=4)),
+        config(replace(one, api="dra", name="a.b/d")),
+        config(replace(one, api="dra"), ResourceSpec(name="a.b/e", family="warboy")),
+        config(),
+    ):
+        assert [change.needs_restart for change in changes(before, other)] == [True]
+        assert in_force(before, other) == before
 
 
 @FEW

@@ -15,6 +15,7 @@ from npu_agent.config import (
     Effective,
     HealthConfig,
     Key,
+    NodeApi,
     ResourceSpec,
     add_options,
     default_config,
@@ -84,6 +85,8 @@ def test_empty_lists() -> None:
 
 def as_option(value: object) -> str:
     match value:
+        case NodeApi():
+            return f"{value.node_name}={value.api}"
         case DisabledDevice():
             return value.dev_name
         case ResourceSpec():

@@ -37,6 +37,7 @@ resources:                                  # c.yaml:2
 allocation:
   method: deviceNodes                       # default
   api: device-plugin                        # default
+  nodes: []                                 # default
 dra:
   deviceNames: identity                     # default
   partitions: false                         # default

@@ -18,8 +18,8 @@ KNOWN = {
 }
 RESOURCE = "beta.furiosa.ai/npu"
 NOT_LISTED = (
-    "is not one of beta.furiosa.ai/npu on this node now: it was removed, disabled, or cut into "
-    "other parts (3 are listed)"
+    "is not one of beta.furiosa.ai/npu on this node now: it was removed, disabled, cut into other "
+    "parts, or has moved to DRA (3 are listed)"
 )
 
 

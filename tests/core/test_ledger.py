@@ -260,6 +260,28 @@ def test_a_record_that_cannot_be_read_means_that_anything_may_be_held(damaged: b
     assert against(ledger, A) == {"U0": None}
 
 
+def test_cards_in_slices_are_known_over_a_restart() -> None:
+    before = Ledger().slicing("npu.example.com", map(state, (A, B)))
+    after = Ledger().recovered(before.record(), 0.0)
+    assert after.sliced == before.sliced
+    assert after.in_slices("U0", A)
+    # Under another ID it is the same card; and another card is not.
+    assert after.in_slices("S0", card(0, serial="S0"))
+    assert not after.in_slices("U2", card(2, uuid="U2", serial="S2"))
+    left = after.unsliced({"U0"})
+    assert not left.in_slices("U0", A)
+    assert left.in_slices("U1", B)
+    assert Ledger().recovered(left.unsliced({"U1"}).record(), 0.0).sliced == {}
+
+
+def test_a_card_in_a_slice_is_known_by_all_that_it_ever_said() -> None:
+    ledger = Ledger().slicing("npu.example.com", [state(card(0, uuid="U0"), "U0")])
+    ledger = ledger.slicing("npu.example.com", [state(card(0, serial="S0"), "U0")])
+    assert ledger.in_slices("x", card(0, uuid="U0"))
+    assert ledger.in_slices("x", card(0, serial="S0"))
+    assert ledger.slicing("npu.example.com", [state(card(0, serial="S0"), "U0")]) is ledger
+
+
 def test_no_record_means_that_nothing_was_handed_out() -> None:
     assert Ledger().recovered(None, 0.0) == Ledger()
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent import files
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.offer import Resource, advertise
+from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.core.places import Place
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
@@ -46,8 +48,19 @@ class Publisher:
         pod_resources: PodResources,
         keeper: LedgerKeeper,
         cdi_root: Path | None,
+        places: Places | None = None,
     ) -> None:
-        """With a `cdi_root` the devices are written there as CDI specs before they are offered."""
+        """A publisher of nothing yet.
+
+        Args:
+            snapshots: the cards.
+            wanted: what the config says.
+            pod_resources: who holds what.
+            keeper: the ledger.
+            cdi_root: where the devices are written as CDI specs before they are offered; None: they
+                are not.
+            places: which cards are offered here; all of them without it.
+        """
         self.devices: Mapping[str, Feed[Devices]] = {
             resource.name: Feed(()) for resource in wanted.value.resources
         }
@@ -55,6 +68,7 @@ class Publisher:
         self._wanted = wanted
         self._pod_resources = pod_resources
         self._keeper = keeper
+        self._places = places
         self._missing: set[tuple[str, str]] = set()
         self._cdi_root = cdi_root
         self._specs: Mapping[str, bytes | None] = {}
@@ -66,7 +80,11 @@ class Publisher:
     async def run(self) -> None:
         """Follows hardware, config and the ledger until cancelled."""
         async for _ in changes_of(
-            self._snapshots, self._wanted, self._pod_resources.holdings, self._keeper.prepared
+            self._snapshots,
+            self._wanted,
+            self._pod_resources.holdings,
+            self._keeper.prepared,
+            *(self._places.feeds if self._places else ()),
         ):
             await self.publish()
 
@@ -102,9 +120,11 @@ class Publisher:
         if not snapshot.complete or not self._keeper.asked.value:
             return None  # never an empty list, or a list of doubts, before the real one
         offered = {
-            resource.name: advertise(snapshot, resource, wanted.disabled)
+            resource.name: self._placed(advertise(snapshot, resource, wanted.disabled))
             for resource in wanted.resources
         }
+        if self._places:
+            self._places.listing(offered)
         self._keeper.offering(offered)
         return {
             resource: tuple(
@@ -115,6 +135,22 @@ class Publisher:
             )
             for resource, devices in offered.items()
         }
+
+    def _placed(self, devices: Devices) -> Devices:
+        """Those whose cards are the device plugin's."""
+        if not self._places:
+            return devices
+        places = self._places.now()
+
+        def placed(device: Device) -> Iterator[Device]:
+            match places.get(device.card_id):
+                case Place.PLUGIN:
+                    yield device
+                case Place.WITHHELD:
+                    reason = "its card moves to DRA when its Pods have ended"
+                    yield replace(device, healthy=False, reason=reason)
+
+        return tuple(each for device in devices for each in placed(device))
 
     def _put(self, lists: Mapping[str, Devices]) -> None:
         """Publishes; there must be no await between the last use of the ledger and this."""

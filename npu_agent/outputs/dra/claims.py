@@ -77,6 +77,7 @@ class Claims:
         cdi_root: Path,
         counts: DraCounts,
         patience: float = _HOLDER_ENDS,
+        moved: Callable[[Device], str | None] = lambda _: None,
     ) -> None:
         """Nothing is written yet.
 
@@ -89,6 +90,7 @@ class Claims:
             cdi_root: where container runtimes read CDI specs.
             counts: where to count what is done.
             patience: seconds to wait for whoever still holds a device.
+            moved: why a device that nobody holds is not for claims any more; None: it is.
         """
         self._fetch = fetch
         self._dra = dra
@@ -98,6 +100,7 @@ class Claims:
         self._cdi_root = cdi_root
         self._counts = counts
         self._patience = patience
+        self._moved = moved
         self._changing = asyncio.Lock()
         self._reading = asyncio.Semaphore(_AT_ONCE)
         self._changes: set[asyncio.Task[Any]] = set()
@@ -322,6 +325,7 @@ class Claims:
             if before is None:
                 for result, device in found:
                     self._check_health(result, device)
+                    self._check_place(result, device)
             _check_overlap(claim, found)
             own = [device for result, device in found if not result.admin]
             self._keeper.prepare(_prepared(claim, found, self._dra.driver, joined=joined), own)
@@ -384,6 +388,13 @@ class Claims:
         raise RefusalError(
             Refusal.UNFIT, f"device {result.device} ({device.name}) is unhealthy: {device.reason}"
         )
+
+    def _check_place(self, result: Result, device: Device) -> None:
+        """Raises RefusalError if the device is the device plugin's by now."""
+        if not result.admin and (reason := self._moved(device)):
+            raise RefusalError(
+                Refusal.UNFIT, f"device {result.device} ({device.name}) is not for claims: {reason}"
+            )
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
         """Makes a change to its end, even if the kubelet, or the agent, gives up waiting for it."""

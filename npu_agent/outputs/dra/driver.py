@@ -1,7 +1,8 @@
 """A vendor's DRA driver on this node: own the node, serve the kubelet, publish the pool.
 
 Start reading at `Driver.run`. The kubelet is served as long as DRA offers cards here, and also as
-long as a claim is prepared: a Pod whose claim nobody unprepares stays Terminating for ever.
+long as a claim is prepared: a Pod whose claim nobody unprepares stays Terminating for ever. It is
+served, too, until the last card that goes to the device plugin has left the slices.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from npu_agent.backoff import Backoff
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import PreparedClaim
-from npu_agent.core.pool import DraNames, PoolDevice, pool
+from npu_agent.core.places import Place
+from npu_agent.core.pool import DraNames, Effect, PoolDevice, Taint, pool
 from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, resourceclaims
 from npu_agent.kubelet.ledger import LedgerKeeper
 from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.places import Places
 from npu_agent.logs import logger
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.endpoint import Endpoint, instance_of, sweep
@@ -42,6 +45,14 @@ _SWEEP_EVERY = 600.0
 """Seconds between two searches for claims that ended without our being asked."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 2.0
 """Seconds between attempts to serve while the kubelet's directories cannot be used."""
+_GRACE = 5.0
+"""Seconds from the API server's word that the slices are without a card until the device plugin may
+list it: a claim that the scheduler has allocated just before that is prepared."""
+_CONFIRM_EVERY = 0.2
+"""Seconds between two checks meanwhile."""
+_WIPED = 60.0
+"""Seconds after which there are no slices on a node whose driver may not, or cannot, list them: a
+kubelet deletes those of a driver that has not been registered for 30 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +61,6 @@ class Wanted:
 
     families: frozenset[str]
     """Whose cards DRA offers on this node; none: it only serves the claims that there are."""
-    disabled: frozenset[str] = frozenset()
-    """Names of cards that are not offered, as `pool` takes them."""
     by_index: bool = False
     partitions: bool = False
     """Whether cards are offered in all of their widths, as `pool` takes it."""
@@ -75,6 +84,7 @@ class Driver:
         keeper: LedgerKeeper,
         snapshots: Feed[Snapshot],
         wanted: Feed[Wanted],
+        places: Places,
         api: Api,
         cdi_root: Path,
     ) -> None:
@@ -91,6 +101,7 @@ class Driver:
             keeper: the ledger.
             snapshots: the cards.
             wanted: what to offer.
+            places: which cards are offered here.
             api: for claims and slices.
             cdi_root: where container runtimes read CDI specs.
         """
@@ -111,7 +122,10 @@ class Driver:
         self._keeper = keeper
         self._snapshots = snapshots
         self._wanted = wanted
+        self._places = places
         self._registrations = 0
+        self._unsaved = False
+        """Whether the disk does not know yet of cards that are about to be in slices."""
         self._beside: list[asyncio.Task[None]] = []
         """What runs beside the serving; none of it ends by itself."""
         self._logged = ""
@@ -125,6 +139,7 @@ class Driver:
             keeper=keeper,
             cdi_root=cdi_root,
             counts=self.counts,
+            moved=places.refusal,
         )
         self.slices = SlicePublisher(
             api=api, node_name=pool_name, driver=dra.driver, devices=self.offered
@@ -140,12 +155,24 @@ class Driver:
     @property
     def needed(self) -> bool:
         """Whether there is anything to serve."""
-        return bool(self._wanted.value.families) or bool(self.prepared())
+        return bool(self._wanted.value.families) or self._in_use
+
+    @property
+    def _in_use(self) -> bool:
+        """Whether there is anything to serve although the config does not ask for DRA."""
+        if self._wanted.value.families:
+            return bool(self.prepared())
+        return bool(self.prepared()) or bool(self._sliced())
 
     @property
     def _serves(self) -> bool:
         """Whether there is anything to serve, and somebody to serve it to."""
-        return self.needed and not (self._wanted.value.impossible and not self.prepared())
+        return self._in_use or (self.needed and not self._wanted.value.impossible)
+
+    def _sliced(self) -> set[str]:
+        """The IDs of the cards that our slices may have."""
+        sliced = self._keeper.sliced.value
+        return {id_ for id_, one in sliced.items() if one.driver == self._dra.driver}
 
     async def run(self) -> None:
         """Serves until cancelled."""
@@ -159,11 +186,18 @@ class Driver:
                     async with self._ownership.held(self._standby) as still_ours:
                         sweep(self._dra.driver, self._kubelet_root)
                         await self._keeper.renew()
+                        await self._keeper.saved()  # what is about to be in slices
                         await self.claims.rebuild()  # before anything is swept or prepared
                         async with self._publishing():
                             while still_ours() and self._serves:
-                                await self._serve(still_ours)
-                                pause.reset()  # those sockets were made
+                                try:
+                                    await self._serve(still_ours)
+                                    pause.reset()  # those sockets were made
+                                except OSError as error:
+                                    if self._wanted.value.families or self.prepared():
+                                        raise
+                                    self._trouble(str(error))  # the slices are left all the same
+                                    await asyncio.sleep(pause.next())
                 except OSError as error:
                     self._trouble(str(error))
                     await asyncio.sleep(pause.next())
@@ -172,7 +206,7 @@ class Driver:
             self._say(SessionPhase.ENDED)
 
     async def _until_it_serves(self) -> None:
-        async for _ in changes_of(self._wanted, self._keeper.prepared):
+        async for _ in changes_of(self._wanted, self._keeper.prepared, self._keeper.sliced):
             if not self.needed:
                 self._say(SessionPhase.NO_CARDS)
             elif self._node_name is None:
@@ -190,6 +224,7 @@ class Driver:
         async for _ in changes_of(
             *(self._snapshots, self._wanted, self._uncounted),
             *(keeper.holds, keeper.prepared, keeper.asked),
+            *self._places.feeds,
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
             if not self.needed or not snapshot.complete or not keeper.asked.value:
@@ -206,18 +241,92 @@ class Driver:
                         partitions=True,  # a claim can hold a part of a card that is whole now
                     )
                 )
-            offered = partial(
-                pool,
-                snapshot,
-                dra=self._dra,
-                families=wanted.families,
-                disabled=wanted.disabled,
-                by_index=wanted.by_index,
-                partitions=wanted.partitions and not self._uncounted.value,
-                evict=wanted.evict,
-            )
-            listed = {one.name for one in offered()}
-            self.offered.publish(offered(held=keeper.held_by_containers(listed)))
+            while await self._notes():
+                pass
+            self.offered.publish(self._placed())
+
+    async def _notes(self) -> bool:
+        """Has the disk know of the cards that are about to be in slices.
+
+        Returns whether it did not, so that all is to be decided again.
+        """
+        places = self._places.now()
+        self._unsaved |= self._keeper.slicing(
+            self._dra.driver,
+            (
+                state
+                for state in self._snapshots.value.cards
+                if state.card.family in self._vendor_families and places[state.id].sliced
+            ),
+        )
+        if not self._unsaved:
+            return False
+        try:
+            await self._keeper.saved()
+            self._unsaved = False
+        except OSError as error:  # the next agent would not know of them
+            self._trouble(str(error))
+            await asyncio.sleep(_RETRY_LONGEST)
+        return True
+
+    def _placed(self) -> tuple[PoolDevice, ...]:
+        """The devices whose cards are to be in slices."""
+        places, wanted = self._places.now(), self._wanted.value
+        devices = partial(
+            pool,
+            self._snapshots.value,
+            dra=self._dra,
+            families=self._vendor_families,
+            by_index=wanted.by_index,
+            partitions=wanted.partitions and not self._uncounted.value,
+            evict=wanted.evict,
+        )
+        here = {id_ for id_, place in places.items() if place.sliced}
+        names = {one.name for one in devices() if one.device.card_id in here}
+        leaving = Taint(key=f"{self._dra.driver}/moving", effect=Effect.NO_SCHEDULE)
+        return tuple(
+            replace(one, taints=(*one.taints, leaving))
+            if places[one.device.card_id] is Place.LEAVING
+            else one
+            for one in devices(held=self._keeper.held_by_containers(names))
+            if one.device.card_id in here
+        )
+
+    async def _confirm(self) -> None:
+        """Notes which cards have left the slices, some seconds after the API server said so."""
+        since: dict[str, float] = {}
+        async for _ in changes_of(self.slices.in_place, self.offered, self._keeper.sliced):
+            while leaving := self._leaving():
+                left, now = leaving if self._in_place() else set(), time.monotonic()
+                since = {id_: since.get(id_, now) for id_ in leaving if id_ in since or id_ in left}
+                self._keeper.unsliced({id_ for id_ in left if now - since[id_] >= _GRACE})
+                if not since:
+                    break
+                await asyncio.sleep(_CONFIRM_EVERY)
+
+    def _leaving(self) -> set[str]:
+        """The cards that are not to be in slices any more."""
+        stay = {one.device.card_id for one in self.offered.value or ()}
+        stay |= {id_ for id_, place in self._places.now().items() if place.sliced}
+        return self._sliced() - stay
+
+    def _in_place(self) -> bool:
+        """Whether the API server has confirmed what is offered, and nothing else."""
+        return self.offered.value is not None and self.slices.in_place.value == self.offered.value
+
+    async def _give_up(self) -> None:
+        """Takes the slices for deleted where they cannot be seen, if no card is to be in one.
+
+        So it is where the component of DRA was removed: the right to see them goes with it.
+        """
+        while True:
+            await asyncio.sleep(_WIPED)
+            if self.slices.no_access and not (self._wanted.value.families or self.prepared()):
+                log.warning(
+                    "the ResourceSlices cannot be listed: the kubelet has deleted them by now",
+                    driver=self._dra.driver,
+                )
+                self._keeper.unsliced(self._sliced())
 
     @contextlib.asynccontextmanager
     async def _publishing(self) -> AsyncIterator[None]:
@@ -225,6 +334,8 @@ class Driver:
         tasks = [
             asyncio.create_task(self.slices.run()),
             asyncio.create_task(self._sweep_claims()),
+            asyncio.create_task(self._confirm()),
+            asyncio.create_task(self._give_up()),
         ]
         self._beside += tasks
         try:

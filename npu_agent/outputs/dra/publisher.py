@@ -56,6 +56,9 @@ class SlicePublisher:
     ) -> None:
         """Starts nothing yet."""
         self.state: Feed[SlicesState] = Feed(SlicesState())
+        self.in_place: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
+        """The devices that the API server has confirmed, and no others; None while that is not
+        known."""
         self._api = api
         self._node_name = node_name
         self._driver = driver
@@ -82,8 +85,15 @@ class SlicePublisher:
         """Has the slices listed now: the kubelet was restarted and may have deleted them."""
         self._asked.publish(self._asked.value + 1)
 
+    @property
+    def no_access(self) -> bool:
+        """Whether the API server lists no slices for us: it has none, or we have no right to."""
+        error = self._troubles.get("list")
+        return error is not None and error.kind in (Kind.FORBIDDEN, Kind.NOT_FOUND)
+
     async def run(self) -> None:
         """Follows the devices and the API server until cancelled."""
+        self.in_place.publish(None)
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._follow())
             parts.create_task(self._write())
@@ -228,9 +238,11 @@ class SlicePublisher:
             self._uid = (await node.read(self._api, self._node_name)).uid
         plan = await self._tried_plan()
         while plan.delete or plan.apply:
+            self.in_place.publish(None)
             await self._execute(plan)
             plan = await self._tried_plan()  # without what the API server has dropped
         live = self._live.value or {}
+        self.in_place.publish(self._devices.value)
         self.state.publish(
             replace(
                 self.state.value,

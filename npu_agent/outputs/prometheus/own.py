@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Mapping
 
 from npu_agent.core.counts import Counts, Histogram
+from npu_agent.core.places import Wish
 from npu_agent.core.state import AgentState, DraState, SessionPhase
 from npu_agent.outputs.prometheus.text import NONE, Definition, Labels, Samples
 
@@ -92,6 +93,12 @@ def _one(value: Callable[[AgentState], float | Histogram]) -> Callable[[AgentSta
     return lambda state: [(NONE, value(state))]
 
 
+def _moving(state: AgentState) -> Samples:
+    for to in (Wish.DRA, Wish.PLUGIN) if state.dra else ():
+        count = sum(wish is to for wish in state.moving.values())
+        yield Labels(to=to.value), count
+
+
 DEFINITIONS: tuple[Definition[AgentState], ...] = (
     Definition(
         name="npu_agent_build_info",
@@ -159,6 +166,11 @@ DEFINITIONS: tuple[Definition[AgentState], ...] = (
         name="npu_agent_dra_claims",
         help="Claims that are prepared now.",
         samples=_of_driver(lambda one: len(one.claims)),
+    ),
+    Definition(
+        name="npu_agent_dra_moving_cards",
+        help="Cards on their way from one API to the other, which their Pods still hold.",
+        samples=_moving,
     ),
     Definition(
         name="npu_agent_dra_prepares_total",

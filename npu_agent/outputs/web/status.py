@@ -21,7 +21,8 @@ def as_json(state: AgentState) -> dict[str, Any]:
     ``problems``, ``notes``: lists of ``subject`` (card, resource, dra, assignments, config, labels,
     hardware), ``card`` (an ``id``), ``text``;
     ``cards``: ``id, name, family, product, uuid, serial, pci_bus_id, numa_node, driver_version,
-    firmware_version, core_count, disabled, health {state, reason, since}, holders``, and
+    firmware_version, core_count, disabled, moving_to`` (``dra`` or ``device-plugin``, for a card on
+    its way there from the other one; else null), ``health {state, reason, since}, holders``, and
     ``reading``, null or ``at, late`` (stale), ``alive, uptime`` (s), ``temperature`` (°C, the
     hottest sensor), ``power`` (W, the total), ``errors`` (counts by name), ``sensors`` (``kind,
     label, value, unit``), ``cores`` (``core, utilization`` (%), ``frequency`` (MHz), ``dram_total,
@@ -145,6 +146,7 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
         "firmware_version": card.firmware_version,
         "core_count": card.core_count,
         "disabled": agent.is_disabled(state),
+        "moving_to": (to := agent.moving.get(state.id)) and to.value,
         "health": {
             "state": health.state.value,
             "reason": health.reason,

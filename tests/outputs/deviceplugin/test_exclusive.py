@@ -1,7 +1,8 @@
 """No core, and no device node, to two living holders: whatever happens, in whatever order.
 
-A state machine plays hardware, kubelet, config and the agent's own restarts against the real ledger
-and the real publisher. It knows which physical cores each container was given, and by which nodes.
+A state machine plays hardware, kubelet, config, claims and the agent's own restarts against the
+real ledger, the real places and the real publisher. It knows which physical cores each container
+was given, and by which nodes. Slices it plays as well, as `outputs/dra/driver.py` writes them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from hypothesis.stateful import (
 
 from npu_agent.core.grant import RefusalError, requested
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot, identify
-from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.ledger import Assignment, Ledger, PreparedClaim, PreparedDevice, footprint
+from npu_agent.core.offer import Device, cut
+from npu_agent.core.places import Wish, Wishes
 from npu_agent.feed import Feed
 from npu_agent.kubelet.ledger import RECORD, LedgerKeeper, left_behind
+from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -36,6 +40,7 @@ from tests.outputs.deviceplugin.helpers import resources
 
 pytestmark = pytest.mark.timeout(300)
 
+CLAIM, DRIVER = "claim", "npu.furiosa.ai"
 NAMES = ("beta.furiosa.ai/npu", "furiosa.ai/npu")
 WIDTHS = (None, 1, 2, 4)
 """Of a resource's devices; what a family has no nodes for falls back to the whole card."""
@@ -102,6 +107,7 @@ class Agent:
     publisher: Publisher
     pod_resources: Kubelet
     wanted: Feed[Wanted]
+    places: Places
     name: str
     known: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -121,6 +127,9 @@ class Machine(RuleBasedStateMachine):
         """Until then the kubelet may leave out as many as it likes: it was just restarted."""
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self.standby: Agent | None = None
+        self.wish = Wish.PLUGIN
+        self.slices: set[str] = set()
+        """The cards that the API server has in slices, by ID."""
 
     def teardown(self) -> None:
         self.runner.close()
@@ -225,14 +234,16 @@ class Machine(RuleBasedStateMachine):
             ledger=Ledger().recovered(left_behind(self.directory), self.now),
             clock=lambda: self.now,
         )
+        places = Places(snapshots=self.snapshots, wanted=Feed(self.wishes()), keeper=keeper)
         publisher = Publisher(
             snapshots=self.snapshots,
             wanted=feed,
             pod_resources=kubelet,
             keeper=keeper,
             cdi_root=None,
+            places=places,
         )
-        return Agent(keeper, publisher, kubelet, feed, name)
+        return Agent(keeper, publisher, kubelet, feed, places, name)
 
     def own(self, agent: Agent) -> None:
         self.agent, self.standby = agent, None
@@ -266,9 +277,12 @@ class Machine(RuleBasedStateMachine):
         self.own(self.start(self.agent.name, None))
 
     @precondition(
-        lambda self: all(
-            name == self.agent.name and self.cards[one.slot].index == one.index
-            for (name, _), one in self.containers.items()
+        lambda self: (
+            not self.slices
+            and all(
+                name == self.agent.name and self.cards[one.slot].index == one.index
+                for (name, _), one in self.containers.items()
+            )
         )
     )
     @rule(what=st.sampled_from(("", "{", '{"version": 3}')))
@@ -282,11 +296,73 @@ class Machine(RuleBasedStateMachine):
         (self.directory / RECORD).write_text(what)
         self.own(self.start(self.agent.name, None))
 
+    # The two APIs
+
+    def wishes(self) -> Wishes:
+        return Wishes(families=dict.fromkeys(FAMILIES, self.wish))
+
+    @rule(wish=st.sampled_from((Wish.PLUGIN, Wish.DRA, Wish.DRA, Wish.STAY)))
+    def turned(self, wish: Wish) -> None:
+        self.wish = wish
+        self.agent.places.wishes.publish(self.wishes())
+
+    @rule()
+    def kubelet_offers_no_more(self) -> None:
+        """What it is no longer told of; here it takes a list at once."""
+        places, devices = self.agent.places, self.agent.publisher.devices.values()
+        told = {device.card_id for each in devices for device in each.value}
+        leaving = places._leaving()
+        places._forget(leaving, leaving.keys() - told)
+
+    @rule(lost=st.booleans(), killed=st.booleans())
+    def slices_written(self, lost: bool, killed: bool) -> None:
+        """As the driver does it; the answer may be lost, and the agent be killed meanwhile."""
+        keeper, places = self.agent.keeper, self.agent.places
+        if not keeper.asked.value:
+            return
+        cards = self.snapshots.value.cards
+        keeper.slicing(DRIVER, [one for one in cards if places.now()[one.id].sliced])
+        self.runner.run(keeper.saved())
+        pool = {one.id for one in cards if places.now()[one.id].sliced}
+        self.slices = pool
+        if killed:
+            self.own(self.start(self.agent.name, None))
+        elif not lost:
+            keeper.unsliced(keeper.sliced.value.keys() - pool)
+
+    @rule(data=st.data())
+    def prepare(self, data: st.DataObject) -> None:
+        """The scheduler may have allocated a card that has left the slices by now."""
+        cards = self.snapshots.value.cards
+        if not cards:
+            return
+        state = data.draw(st.sampled_from(cards), "claimed")
+        (device,) = cut(state, state.card.core_count)
+        here = footprint(device)
+        self.count += 1
+        uid = f"uid-{self.count}"
+        named = PreparedDevice(request="npu", pool="n1", device=state.id, footprint=here)
+        claim = PreparedClaim(
+            driver=DRIVER, uid=uid, namespace="team", name=uid, pods=("p",), devices=(named,)
+        )
+        if self.agent.places.refusal(device):
+            return
+        try:
+            self.agent.keeper.prepare(claim, [device])
+        except RefusalError:
+            return
+        self.runner.run(self.agent.keeper.saved())
+        self.given((CLAIM, uid), device)
+
     # The kubelet
 
     def answer(self, kubelet: Kubelet, without: frozenset[tuple[str, str]] = frozenset()) -> None:
         error = None if self.up else "kubelet.sock is missing"
-        held = tuple(one.assignment for name, one in self.containers.items() if name not in without)
+        held = tuple(
+            one.assignment
+            for name, one in self.containers.items()
+            if name not in without and name[0] != CLAIM
+        )
         if error:
             held = kubelet.holdings.value.assignments
         kubelet.holdings.publish(
@@ -304,7 +380,9 @@ class Machine(RuleBasedStateMachine):
     def answers_late(self, seconds: float, data: st.DataObject) -> None:
         """What it says is of the moment when it was asked."""
         pod_resources = self.agent.pod_resources
-        held = tuple(sorted(one.assignment for one in self.containers.values()))
+        held = tuple(
+            sorted(one.assignment for name, one in self.containers.items() if name[0] != CLAIM)
+        )
         asked_at = self.now
         self.now += seconds
         if data.draw(st.booleans(), "grant meanwhile"):
@@ -353,6 +431,9 @@ class Machine(RuleBasedStateMachine):
             self.agent.keeper.grant(resource, [device])
         except RefusalError:
             return
+        self.given((resource, id_), device)
+
+    def given(self, name: tuple[str, str], device: Device) -> None:
         self.count += 1
         # The nodes are opened now: whose they are is decided by the number of now.
         (physical,) = [
@@ -361,8 +442,8 @@ class Machine(RuleBasedStateMachine):
             if card.present and (card.family, card.index) == device.card.key
         ]
         shared = device.card.access.shared_nodes
-        self.containers[resource, id_] = Container(
-            Assignment("team", f"pod-{self.count}", "main", resource, id_),
+        self.containers[name] = Container(
+            Assignment("team", f"pod-{self.count}", "main", *name),
             frozenset((physical.slot, core) for core in device.cores),
             frozenset((node, physical.slot if node in shared else -1) for node in device.nodes),
             physical.slot,
@@ -378,7 +459,18 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.containers)
     @rule(data=st.data())
     def pod_ends(self, data: st.DataObject) -> None:
-        self.containers.pop(data.draw(st.sampled_from(sorted(self.containers)), "Pod"))
+        name = data.draw(st.sampled_from(sorted(self.containers)), "Pod")
+        del self.containers[name]
+        if name[0] == CLAIM:
+            self.agent.keeper.unprepare(name[1])
+            self.runner.run(self.agent.keeper.saved())
+
+    @invariant()
+    def no_card_is_offered_by_both(self) -> None:
+        for each in self.agent.publisher.devices.values():
+            for device in each.value:
+                assert not (device.healthy and device.card_id in self.slices), device
+        assert self.slices <= self.agent.keeper.sliced.value.keys()
 
     @invariant()
     def no_core_and_no_node_twice(self) -> None:

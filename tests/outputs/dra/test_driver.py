@@ -12,10 +12,12 @@ import pytest
 
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Ledger
+from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
 from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.dra.driver import Driver, Wanted
 from npu_agent.simulator.pluginmanager import StandInPluginManager
@@ -66,6 +68,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             ledger=Ledger().recovered(left_behind(directory), 0.0),
         )
         wanted = Feed(Wanted(families=families))
+        wishes = wanted.map(lambda now: Wishes(families=dict.fromkeys(now.families, Wish.DRA)))
         driver = Driver(
             dra=NAMES,
             vendor_families=frozenset(FAMILIES),
@@ -76,6 +79,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             keeper=keeper,
             snapshots=snapshots,
             wanted=wanted,
+            places=Places(snapshots=snapshots, wanted=wishes, keeper=keeper),
             api=api,
             cdi_root=root / "cdi",
         )

@@ -22,7 +22,8 @@ def test_the_json_is_made_of_plain_values_with_the_keys_that_are_promised() -> N
     card = found["cards"][2]
     assert set(card) == {
         *("id", "name", "family", "product", "uuid", "serial", "pci_bus_id", "numa_node"),
-        *("driver_version", "firmware_version", "core_count", "disabled", "health", "reading"),
+        *("driver_version", "firmware_version", "core_count", "disabled", "moving_to"),
+        *("health", "reading"),
         "holders",
     }
     assert card["health"]["state"] == "unhealthy"

@@ -1,0 +1,240 @@
+"""Where each card of this node is offered: the one answer for the device plugin and for DRA.
+
+Start reading at `Places.now`; the decision itself is `npu_agent.core.places`. Both outputs ask it
+immediately before they publish, and note what they publish in the same moment, so that no card can
+be taken by both. What it needs to know of acknowledgements it asks the kubelet and the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npu_agent.backoff import Backoff
+from npu_agent.core.hardware import Card, CardState, Snapshot
+from npu_agent.core.ledger import Name, keys_of
+from npu_agent.core.offer import Device, cut, names
+from npu_agent.core.places import Place, Situation, Wish, Wishes, moves_to, place, turns
+from npu_agent.feed import Feed, changes_of
+from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.logs import logger
+
+log = logger(__name__)
+
+_FIRST, _LONGEST = 0.2, 2.0
+"""Seconds between two questions whether a card has left the kubelet's list."""
+_TURN_FIRST, _TURN_LONGEST = 2.0, 60.0
+"""Seconds between two turns of a config that sends cards to and fro, longer each time: each one
+writes slices. The first turn is followed immediately."""
+_CALM = 120.0
+"""Seconds without a turn after which the next one is followed immediately again."""
+
+Offered = Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]]
+"""Asks the kubelet for the IDs that it can hand out of each resource; None if it does not say."""
+Allocatable = Callable[[], Awaitable[Mapping[str, int] | None]]
+"""Asks for the counts that the scheduler has for this node; None if nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A card as the device plugin has listed it."""
+
+    keys: frozenset[str]
+    """Of the card: see `keys_of`."""
+    names: frozenset[Name]
+    """Of its devices."""
+
+
+async def _unknown() -> None:
+    return None
+
+
+class Places:
+    """Decides where cards are offered, and notes where they are."""
+
+    def __init__(
+        self,
+        *,
+        snapshots: Feed[Snapshot],
+        wanted: Feed[Wishes],
+        keeper: LedgerKeeper,
+        offered: Offered = _unknown,
+        allocatable: Allocatable = _unknown,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is asked before `run`.
+
+        Args:
+            snapshots: the cards.
+            wanted: what the config says.
+            keeper: the ledger.
+            offered: see `Offered`.
+            allocatable: see `Allocatable`.
+            clock: in seconds.
+        """
+        self.wishes: Feed[Wishes] = Feed(wanted.value)
+        """What is followed of `wanted`: the same, but not at any speed."""
+        self.listed: Feed[Mapping[str, Listing]] = Feed({})
+        """By ID, the cards that the kubelet may be able to hand out. Those that an agent before
+        this one has listed are not among them: its stream has ended."""
+        self._snapshots = snapshots
+        self._wanted = wanted
+        self._keeper = keeper
+        self._offered = offered
+        self._allocatable = allocatable
+        self._clock = clock
+        self._lists: Mapping[str, Collection[Device]] = {}
+        """What the device plugin lists now."""
+
+    @property
+    def feeds(self) -> tuple[Feed[Any], ...]:
+        """What to follow beside hardware and ledger for the answers of `now`."""
+        return self.wishes, self.listed, self._keeper.sliced
+
+    def now(self) -> Mapping[str, Place]:
+        """Where each card is to be offered, by its ID; holds until the next await."""
+        return {id_: place(situation) for id_, situation in self._situations().items()}
+
+    def moving(self) -> Mapping[str, Wish]:
+        """The cards that are on their way, by ID, and to which API."""
+        found = {
+            id_: moves_to(situation.wish, place(situation))
+            for id_, situation in self._situations().items()
+        }
+        return {id_: to for id_, to in found.items() if to}
+
+    def listing(self, lists: Mapping[str, Collection[Device]]) -> None:
+        """Notes what the device plugin is about to list, by resource: what `now` allows."""
+        self._lists = lists
+        found: dict[str, tuple[frozenset[str], set[Name]]] = {}
+        for resource, devices in lists.items():
+            for device in devices:
+                _, ids = found.setdefault(device.card_id, (keys_of(device.card), set()))
+                ids.add((resource, device.id))
+        known = dict(self.listed.value)
+        for id_, (keys, ids) in found.items():
+            before = known.get(id_)
+            if before is None or not (keys <= before.keys and ids <= before.names):
+                known[id_] = Listing(
+                    keys | (before.keys if before else frozenset()),
+                    frozenset(ids) | (before.names if before else frozenset()),
+                )
+        self.listed.publish(known)
+
+    def refusal(self, device: Device) -> str | None:
+        """Why a claim is not given this device, although nobody holds it; None: it may be."""
+        here = self._is_listed(device.card_id, device.card)
+        if not here or self.now().get(device.card_id) is Place.WITHHELD:
+            return None  # the ledger names who holds it
+        return (
+            "its card has moved to the device plugin (allocation.api), and the scheduler did not "
+            "know that yet: delete the Pod, so that another card is allocated"
+        )
+
+    async def run(self) -> None:
+        """Follows the config, and asks for what is missing, until cancelled."""
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._follow())
+            parts.create_task(self._acknowledge())
+
+    async def _follow(self) -> None:
+        pause, turned = Backoff(first=_TURN_FIRST, longest=_TURN_LONGEST), None
+        async for wanted in self._wanted.watch():
+            if turns(self.wishes.value, wanted):
+                self.wishes.publish(replace(self.wishes.value, disabled=wanted.disabled))
+                if turned is not None and self._clock() - turned < _CALM:
+                    wait = pause.next()
+                    log.warning("allocation.api goes to and fro: waiting", seconds=round(wait, 1))
+                    await asyncio.sleep(wait)
+                else:
+                    pause.reset()
+                turned = self._clock()
+            now = self._wanted.value
+            if turns(self.wishes.value, now):
+                log.info("cards move to the other API", to=_ends(now))
+            self.wishes.publish(now)
+
+    async def _acknowledge(self) -> None:
+        """Finds out which cards the kubelet no longer offers, while any are to be in slices."""
+        async for _ in changes_of(self.listed, self.wishes, self._snapshots, self._keeper.holds):
+            pause = Backoff(first=_FIRST, longest=_LONGEST)
+            while leaving := self._leaving():
+                if not self._forget(leaving, await self._gone(leaving)):
+                    await asyncio.sleep(pause.next())
+
+    def _leaving(self) -> dict[str, Listing]:
+        """The cards that were listed and are no longer, if that keeps any from its slice."""
+        if Wish.DRA not in self.wishes.value.families.values():
+            return {}
+        listed_now = {device.card_id for each in self._lists.values() for device in each}
+        return {id_: one for id_, one in self.listed.value.items() if id_ not in listed_now}
+
+    async def _gone(self, leaving: Mapping[str, Listing]) -> set[str]:
+        """Those of them that neither the kubelet nor the scheduler counts any more."""
+        offered = await self._offered()
+        if offered is None:
+            return set()
+        gone = {
+            id_: one
+            for id_, one in leaving.items()
+            if not any(device in offered.get(resource, ()) for resource, device in one.names)
+        }
+        if not gone or (counts := await self._allocatable()) is None:
+            return set()
+        over = {
+            resource
+            for resource, devices in self._lists.items()
+            if counts.get(resource, 0) > sum(device.healthy for device in devices)
+        }
+        return {id_ for id_, one in gone.items() if not any(name[0] in over for name in one.names)}
+
+    def _forget(self, asked: Mapping[str, Listing], gone: Collection[str]) -> bool:
+        """Takes note that cards have left the list; not of those that were listed meanwhile."""
+        still, known = self._leaving(), dict(self.listed.value)
+        left = [id_ for id_ in gone if still.get(id_) is asked[id_]]
+        for id_ in left:
+            del known[id_]
+        self.listed.publish(known)
+        return bool(left)
+
+    def _is_listed(self, id_: str, card: Card) -> bool:
+        listed = self.listed.value
+        if not listed:
+            return False
+        keys = keys_of(card)
+        return id_ in listed or any(keys & one.keys for one in listed.values())
+
+    def _situations(self) -> dict[str, Situation]:
+        wishes, cards = self.wishes.value, self._snapshots.value.cards
+        ledger = self._keeper.states.value
+        if not (ledger.sliced or ledger.prepared) and set(wishes.families.values()) <= {
+            Wish.PLUGIN
+        }:  # a node without DRA: what the device plugin asks before each list costs nothing
+            return {state.id: Situation(wish=_wish(wishes, state)) for state in cards}
+        present = [state.card for state in cards]
+        containers = ledger.conflicts(present, prepared=False)
+        claims = ledger.conflicts(present, held=False)
+        found = {}
+        for state in cards:
+            (whole,) = cut(state, state.card.core_count)
+            found[state.id] = Situation(
+                wish=_wish(wishes, state),
+                listed=self._is_listed(state.id, state.card),
+                sliced=ledger.in_slices(state.id, state.card),
+                by_container=containers.against(("", ""), whole) is not None,
+                by_claim=claims.against(("", ""), whole) is not None,
+            )
+        return found
+
+
+def _wish(wishes: Wishes, state: CardState) -> Wish:
+    if wishes.disabled and not wishes.disabled.isdisjoint(names(state)):
+        return Wish.NEITHER
+    return wishes.families.get(state.card.family, Wish.PLUGIN)
+
+
+def _ends(wishes: Wishes) -> str:
+    return ",".join(f"{family}:{wish.value}" for family, wish in sorted(wishes.families.items()))

@@ -1,0 +1,281 @@
+"""A node that moves from the device plugin to DRA and back, while old Pods run, end and start.
+
+The Pods ask for `beta.furiosa.ai/npu` and nothing else, and are never edited.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster import ClusterError
+from tests.e2e.dra.claims import Thing, devices, inside, prepared, run, running, seen
+from tests.e2e.dra.conftest import CARDS, published
+from tests.e2e.dra.test_churn import AUDIT
+from tests.e2e.dra.test_resource_names import CLASSES, NPU, old
+from tests.e2e.node import IMAGE, SOON, Node
+
+DRA, PLUGIN = "dra", "device-plugin"
+LONG = (pytest.mark.long, pytest.mark.timeout(1500))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def classes(node: Node) -> Iterator[None]:
+    """The component's DeviceClasses are there."""
+    made = list(yaml.safe_load_all(CLASSES.read_text()))
+    node.cluster.apply(made)
+    yield
+    for one in made:
+        node.cluster.kubectl("delete", "deviceclass", one["metadata"]["name"])
+
+
+@pytest.fixture(autouse=True)
+def back(clean: None, node: Node) -> Iterator[None]:  # noqa: ARG001 (it is to end after this)
+    """The node offers its cards by DRA again, whatever happened."""
+    yield
+    node.cluster.kubectl("uncordon", node.name)
+    node.cluster.kubectl("delete", "deployments", "--all", "--namespace", "default")
+    node.delete_pods()
+    node.configure("allocation: {api: auto}\n")
+    published(node)
+
+
+def moves(node: Node, api: str) -> None:
+    """Edits the key as an administrator does."""
+    node.configure(f"allocation: {{api: {api}}}\n")
+
+
+def everything_is(node: Node, api: str, timeout: float = 2 * SOON) -> None:
+    """Waits until all cards are offered by one API, and none by the other one."""
+
+    def there() -> bool:
+        in_slices = devices(node)
+        free = [card for card, one in in_slices.items() if not one.get("taints")]
+        counts = (node.allocatable() or 0, len(in_slices), len(free))
+        assert counts == ((0, CARDS, CARDS) if api == DRA else (CARDS, 0, 0)), counts
+        return True
+
+    node.cluster.wait_for(f"all cards to be offered by {api}", there, timeout)
+
+
+class Watch(threading.Thread):
+    """Looks all the while whether a card is offered by both APIs, or a Pod has failed."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(daemon=True)
+        self.node = node
+        self.over = threading.Event()
+        self.wrong: list[str] = []
+        self.looks = 0
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            try:
+                before = len(devices(self.node))
+                listed = self.node.allocatable() or 0
+                after = len(devices(self.node))
+                pods = self.node.cluster.objects("pod", "default")
+            except (ClusterError, OSError):
+                continue
+            self.looks += 1
+            # A card leaves one before it enters the other: slices of one moment before and one
+            # after the count were both there only if the smaller of them was there with it.
+            if listed + min(before, after) > CARDS:
+                self.wrong.append(f"{listed} listed, {before} and {after} in slices")
+            self.wrong += [
+                f"{pod['metadata']['name']}: {pod['status'].get('message')}"
+                for pod in pods
+                if pod["status"]["phase"] == "Failed" and "deletionTimestamp" not in pod["metadata"]
+            ]
+
+
+@contextmanager
+def watched(node: Node) -> Iterator[None]:
+    """Nothing of what `Watch` looks for happens meanwhile."""
+    watch = Watch(node)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.over.set()
+        watch.join(SOON)
+    assert watch.looks
+    assert not watch.wrong, watch.wrong[:5]
+
+
+@contextmanager
+def cordoned(node: Node) -> Iterator[None]:
+    """As the documentation says for this one step: no Pod is sent here by an old count."""
+    node.cluster.kubectl("cordon", node.name)
+    yield
+    node.cluster.kubectl("uncordon", node.name)
+
+
+def deployment(audit: Path, replicas: int) -> Thing:
+    """Old Pods, each with one card, which check that nobody else has it."""
+    container = {
+        "name": "main",
+        "image": IMAGE,  # which has flock
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", AUDIT.replace("SECONDS", "100000")],
+        "resources": {"limits": {NPU: "1"}},
+        "volumeMounts": [{"name": "audit", "mountPath": "/audit"}],
+    }
+    labels = {"app": "old"}
+    spec = {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        "volumes": [{"name": "audit", "hostPath": {"path": str(audit)}}],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "old", "namespace": "default"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def pods(node: Node) -> list[Thing]:
+    """Those that are not being deleted."""
+    found = node.cluster.objects("pod", "default")
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def by_claims(found: list[Thing]) -> list[bool]:
+    """For each Pod that runs, whether it has its cards by a claim."""
+    return [
+        "extendedResourceClaimStatus" in pod["status"]
+        for pod in found
+        if pod["status"]["phase"] == "Running"
+    ]
+
+
+def all_run_by(node: Node, api: str, replicas: int) -> None:
+    """Waits until so many Pods run, by this API."""
+
+    def there() -> bool:
+        found = by_claims(pods(node))
+        assert found == [api == DRA] * replicas, found
+        return True
+
+    node.cluster.wait_for("the Pods to run", there, 2 * SOON)
+
+
+def churned_until_all_are(node: Node, api: str, replicas: int, chosen: random.Random) -> None:
+    """Deletes Pods one after the other until all of them, and all cards, are the other API's."""
+    started, deleted = time.monotonic(), 0
+    while True:
+        assert time.monotonic() - started < 240, (by_claims(pods(node)), devices(node))
+        there = pods(node)
+        run = [pod for pod in there if pod["status"]["phase"] == "Running"]
+        moved = [new == (api == DRA) for new in by_claims(run)]
+        if deleted > replicas and moved == [True] * replicas:
+            break
+        others = [pod for pod, done in zip(run, moved, strict=True) if not done]
+        # On the way back a scheduler counts the Pods with claims against the device plugin's
+        # cards: the next one may have to wait until a second one has ended.
+        if others or len(run) == replicas:
+            name = chosen.choice(others or run)["metadata"]["name"]
+            node.cluster.kubectl("delete", "pod", name, "--wait=false", "--namespace", "default")
+            deleted += 1
+        time.sleep(0.3)  # between two looks
+    everything_is(node, api)
+    print(f"moved to {api} in {time.monotonic() - started:.0f} s, while {deleted} Pods ended")
+
+
+@pytest.mark.parametrize(("replicas", "times"), [(4, 1), pytest.param(6, 4, marks=LONG)])
+def test_old_pods_churn_while_their_node_moves_and_comes_back(
+    node: Node, replicas: int, times: int
+) -> None:
+    chosen = random.Random(replicas)
+    audit = node.cluster.workdir / f"moves-{replicas}"
+    audit.mkdir()
+    moves(node, PLUGIN)
+    everything_is(node, PLUGIN)
+    with watched(node):
+        node.cluster.apply(deployment(audit, replicas))
+        for turn in range(times):
+            all_run_by(node, PLUGIN, replicas)
+            with cordoned(node):
+                moves(node, DRA)
+                node.wait_allocatable(0)
+            node.cluster.wait_for(
+                "the free cards", lambda: len(devices(node)) == CARDS - replicas, SOON
+            )
+            if turn % 2 == 0:
+                node.kill_agent()  # it goes on where it was
+            else:
+                node.cluster.stop_kubelet()
+                node.cluster.start_kubelet()
+            churned_until_all_are(node, DRA, replicas, chosen)
+            # It is an empty list that the kubelet has: it remembers no cards.
+            assert node.capacity() == 0
+            moves(node, PLUGIN)
+            churned_until_all_are(node, PLUGIN, replicas, chosen)
+    assert not (audit / "twice").exists(), (audit / "twice").read_text()
+    assert len((audit / "seen").read_text().splitlines()) > 2 * replicas * times
+    assert not prepared(node)
+
+
+def test_who_holds_a_card_keeps_it_over_both_moves(node: Node) -> None:
+    run(node, old("claims", {NPU: "1"}))
+    by_claim = seen(node, "claims", "c0")
+    with watched(node):
+        moves(node, PLUGIN)
+        node.wait_allocatable(CARDS - 1)
+        (card,) = devices(node)
+        assert {card} == by_claim.cards
+        run(node, old("plugin", {NPU: "1"}))
+        by_plugin = seen(node, "plugin", "c0")
+        moves(node, DRA)
+        node.wait_allocatable(0)
+        others = set(range(CARDS)) - by_plugin.cards
+        node.cluster.wait_for("the others", lambda: devices(node).keys() == others, SOON)
+        run(node, old("next", {NPU: "1"}))
+        assert not seen(node, "next", "c0").cards & (by_claim.cards | by_plugin.cards)
+        assert seen(node, "claims", "c0") == by_claim
+        assert seen(node, "plugin", "c0") == by_plugin
+        # A kubelet that restarts takes none of them for a Pod that does not fit.
+        node.cluster.stop_kubelet()
+        node.cluster.start_kubelet()
+        for name in ("claims", "plugin", "next"):
+            running(node, name)
+        assert set(node.restarts().values()) == {0}
+        node.delete_pods("plugin")
+        everything_is(node, DRA)
+    assert inside(node.cluster, "claims", "true", container="c0") == ""
+
+
+def test_cards_that_are_all_sick_do_not_open_the_way_for_claims(node: Node) -> None:
+    moves(node, PLUGIN)
+    everything_is(node, PLUGIN)
+    try:
+        for card in range(CARDS):
+            node.fault(f"npu{card}", "dead")
+        node.wait_allocatable(0)
+        node.cluster.apply(old("waits", {NPU: "1"}))
+
+        def waits() -> bool:
+            status = node.pod("waits")["status"]
+            conditions = {one["type"]: one for one in status.get("conditions", ())}
+            assert conditions["PodScheduled"]["status"] == "False"
+            return True
+
+        node.cluster.wait_for("the Pod to wait", waits, SOON)
+        assert devices(node) == {}
+    finally:
+        for card in range(CARDS):
+            node.fault(f"npu{card}", "ok")
+    running(node, "waits", timeout=2 * SOON)
+    assert by_claims([node.pod("waits")]) == [False]
