@@ -259,6 +259,32 @@ FAULTS = [
         ),
     ),
     *of(
+        "npu_agent/files.py",
+        "tests/test_files.py",
+        ("files: what was given up is put in place", "if not abandoned.is_set():", "if True:"),
+        (
+            "files: written though it is so already",
+            "    if content(path, len(new) + 1) == new:\n        return\n",
+            "",
+        ),
+        (
+            "files: what is not put in place is left",
+            "        beside.unlink(missing_ok=True)\n",
+            "        pass\n",
+        ),
+        ("files: no directory is made", "    if directory:\n", "    if False:\n"),
+        ("files: a directory is made where none may be", "    if directory:\n", "    if True:\n"),
+    ),
+    *of(
+        "npu_agent/kube/client.py",
+        "tests/kube/test_apart.py",
+        (
+            "API: what is gone cannot be deleted",
+            "            if error.kind is Kind.NOT_FOUND:\n                return False\n            raise\n        return True\n",
+            "            raise\n        return True\n",
+        ),
+    ),
+    *of(
         "npu_agent/kubelet/ledger.py",
         f"tests/kubelet/test_ledger.py {DRA}/test_claims.py {DEVICEPLUGIN}/test_publisher.py "
         f"{DEVICEPLUGIN}/test_exclusive.py",
@@ -269,8 +295,8 @@ FAULTS = [
         ),
         (
             "keeper: a grant does not ask the ledger",
-            "        reason = self._conflicts.against(itself, device)\n",
-            "        reason = None\n",
+            "kind, reason = Refusal.HELD, self._conflicts.against(itself, device)",
+            "kind, reason = Refusal.HELD, None",
         ),
         (
             "keeper: two grants before an answer",
@@ -284,7 +310,7 @@ FAULTS = [
         ),
         (
             "keeper: the record is not read again at a takeover",
-            "        self.states.publish(self._ledger.recovered(self._on_disk, self._clock()))\n",
+            "        self.states.publish(ledger.recovered(self._on_disk, self._clock()))\n",
             "",
         ),
         ("keeper: a new owner does not ask", "        await self._answer(_ANSWER)\n", ""),
@@ -867,6 +893,18 @@ FAULTS = [
             "                admin=result.admin,\n                footprint",
             "                footprint",
         ),
+        (
+            "claims: the holder is not waited for",
+            "if error.kind is not Refusal.HELD:",
+            "if True:",
+        ),
+        (
+            "claims: what no holder changes is waited for",
+            "if error.kind is not Refusal.HELD:",
+            "if False:",
+        ),
+        ("claims: waits without asking the kubelet", "                self._keeper.ask()\n", ""),
+        ("claims: waits for ever", "asyncio.timeout_at(until)", "asyncio.timeout_at(None)"),
         ("claims: the UID is not compared", "if claim.uid != ref.uid:", "if False:"),
         ("claims: not allocated", "if not claim.allocated:", "if False:"),
         ("claims: no device of ours", "if not claim.results:", "if False:"),
@@ -960,7 +998,7 @@ FAULTS = [
         ),
         (
             "claims: a lost record is never rebuilt",
-            "        if not self._keeper.lost:\n            return\n",
+            "        if not self._keeper.lost or in_use is None:\n            return\n",
             "        return\n",
         ),
         (
@@ -970,8 +1008,8 @@ FAULTS = [
         ),
         (
             "claims: what the record has is rebuilt as well",
-            "        if not self._keeper.lost:\n            return\n",
-            "",
+            "        if not self._keeper.lost or in_use is None:\n            return\n",
+            "        if in_use is None:\n            return\n",
         ),
         (
             "claims: swept after the first look",
@@ -1640,11 +1678,6 @@ FAULTS = [
             "slices API: those of other nodes",
             'return {"fieldSelector": f"spec.nodeName={node},spec.driver={driver}"}',
             'return {"fieldSelector": f"spec.driver={driver}"}',
-        ),
-        (
-            "slices API: one that is gone cannot be deleted",
-            "        if error.kind is Kind.NOT_FOUND:\n            return False\n",
-            "",
         ),
         (
             "slices API: another's field stays another's",

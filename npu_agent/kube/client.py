@@ -149,6 +149,20 @@ class Api:
         except TimeoutError:
             raise self._silent(request, seconds) from None
 
+    async def ask_for(self, request: Request) -> bool:
+        """As `ask_apart`; returns whether there is what it asks for.
+
+        Raises:
+            ApiError: as `ask`, of any kind but NOT_FOUND.
+        """
+        try:
+            await self.ask_apart(request)
+        except ApiError as error:
+            if error.kind is Kind.NOT_FOUND:
+                return False
+            raise
+        return True
+
     async def watch(
         self, request: Request, *, silence: float
     ) -> AsyncGenerator[dict[str, Any], None]:

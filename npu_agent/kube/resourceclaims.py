@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from npu_agent.kube.client import Api, Request, path
-from npu_agent.kube.errors import ApiError, Attempt, Kind
+from npu_agent.kube.errors import Attempt
 
 _GROUP = path("apis", "resource.k8s.io", "v1")
 
@@ -61,16 +61,11 @@ async def served(api: Api) -> bool:
     Raises:
         ApiError: of any kind but NOT_FOUND.
     """
-    request = Request(
-        attempt=Attempt(doing="read what resource.k8s.io/v1 has", verb="get", resource=_GROUP),
-        method="GET",
-        path=_GROUP,
-        kind="APIResourceList",
+    return await api.ask_for(
+        Request(
+            attempt=Attempt(doing="read what resource.k8s.io/v1 has", verb="get", resource=_GROUP),
+            method="GET",
+            path=_GROUP,
+            kind="APIResourceList",
+        )
     )
-    try:
-        await api.ask_apart(request)
-    except ApiError as error:
-        if error.kind is Kind.NOT_FOUND:
-            return False
-        raise
-    return True

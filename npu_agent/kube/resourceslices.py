@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from npu_agent.kube.client import Api, Request, path
-from npu_agent.kube.errors import ApiError, Attempt, Kind
+from npu_agent.kube.errors import Attempt, Kind
 from npu_agent.kube.node import FIELD_MANAGER
 
 _ALL = path("apis", "resource.k8s.io", "v1", "resourceslices")
@@ -131,19 +131,14 @@ async def delete(api: Api, name: str) -> bool:
     Raises:
         ApiError: of any kind but NOT_FOUND.
     """
-    request = Request(
-        attempt=_attempt(f"delete ResourceSlice {name}", "delete"),
-        method="DELETE",
-        path=_ALL + path(name),
-        kind="ResourceSlice",  # the API server answers with what it has deleted
+    return await api.ask_for(
+        Request(
+            attempt=_attempt(f"delete ResourceSlice {name}", "delete"),
+            method="DELETE",
+            path=_ALL + path(name),
+            kind="ResourceSlice",  # the API server answers with what it has deleted
+        )
     )
-    try:
-        await api.ask_apart(request)
-    except ApiError as error:
-        if error.kind is Kind.NOT_FOUND:
-            return False
-        raise
-    return True
 
 
 def _of(node: str, driver: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
-"""Who holds what, as the ledger finds it."""
+"""Who holds what: as the ledger finds it, and as a kubelet says it."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import CardState, Snapshot
@@ -13,10 +14,27 @@ from npu_agent.core.ledger import (
     PreparedDevice,
     keys_of,
 )
+from npu_agent.feed import Feed
+from npu_agent.kubelet.podresources import PodResources
 
 RESOURCE = "beta.furiosa.ai/npu"
 DRIVER = "npu.furiosa.ai"
 NODE = "node-1"
+
+
+class Kubelet(PodResources):
+    """Its pod-resources API: answers when a test publishes `holdings`."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), Feed(1e9))
+        self.asked = 0
+        self.asked_soon = 0
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def ask_soon(self) -> None:
+        self.asked_soon += 1
 
 
 def holdings(

@@ -18,30 +18,16 @@ from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, advertise
 from npu_agent.feed import Feed
 from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, LedgerKeeper, left_behind
-from npu_agent.kubelet.podresources import Holdings, PodResources
+from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from tests.outputs.deviceplugin.helpers import resources, state
+from tests.outputs.helpers import Kubelet
 from tests.until import first
 
 NPU = "beta.furiosa.ai/npu"
 SPEC = "furiosa.ai-npu.json"
 FUSION = Wanted(resources(NPU, None), frozenset())
 SINGLE = Wanted(resources(NPU, 1), frozenset())
-
-
-class Kubelet(PodResources):
-    """Its pod-resources API: answers when the room has it answer."""
-
-    def __init__(self) -> None:
-        super().__init__(Path("/nowhere"), Feed(1e9))
-        self.asked = 0
-        self.asked_soon = 0
-
-    def ask(self) -> None:
-        self.asked += 1
-
-    def ask_soon(self) -> None:
-        self.asked_soon += 1
 
 
 class Room:

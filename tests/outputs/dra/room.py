@@ -15,9 +15,10 @@ from npu_agent.core.pool import Description, DraNames, PoolDevice, pool
 from npu_agent.feed import Feed
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
-from npu_agent.kubelet.podresources import Holdings, PodResources
+from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.dra.claims import Claims
 from tests.outputs.deviceplugin.helpers import state
+from tests.outputs.helpers import Kubelet
 
 DRIVER = "npu.furiosa.ai"
 NODE = "node-1"
@@ -37,20 +38,6 @@ def ref(name: str = "c", uid: str | None = None) -> ClaimRef:
 
 def result(device: str, request: str = "npu", **more: Any) -> dict[str, Any]:
     return {"request": request, "driver": DRIVER, "pool": NODE, "device": device, **more}
-
-
-class Kubelet(PodResources):
-    """Its pod-resources API: answers when the room has it answer."""
-
-    def __init__(self) -> None:
-        super().__init__(Path("/nowhere"), Feed(1e9))
-        self.asked = 0
-
-    def ask(self) -> None:
-        self.asked += 1
-
-    def ask_soon(self) -> None:
-        pass
 
 
 class Room:

@@ -26,7 +26,8 @@ from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.dra.api import NODE, SlicesApi, cluster
 from tests.outputs.dra.cards import card
 from tests.outputs.dra.helpers import kubelet_root
-from tests.outputs.dra.room import NPU, Kubelet
+from tests.outputs.dra.room import NPU
+from tests.outputs.helpers import Kubelet
 from tests.until import first, until
 
 FAMILY = frozenset({"rngd"})
