@@ -25,7 +25,11 @@ COMPONENTS = sorted(K8S.glob("components/*/"))
 MANIFESTS = [K8S / "npu-agent.yaml", *BASE, *sorted(K8S.glob("components/**/*.yaml"))]
 SCHEDULER = "npu-binpack-scheduler"
 KUBELETS = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
-POLICY = K8S / "components" / "own-node-policy"
+POLICIES = {
+    "own-node": K8S / "own-node-policy.yaml",
+    "own-events": K8S / "own-events-policy.yaml",
+    "clear-labels": K8S / "components/clear-labels/account/policy.yaml",
+}
 ACCOUNT = "npu-agent"
 
 
@@ -99,9 +103,9 @@ def test_only_the_daemonset_gets_a_token_and_that_one_ends() -> None:
     assert namespace["downwardAPI"]["items"][0]["path"] == "namespace"
 
 
-@pytest.mark.parametrize("name", ["nodes", "events"])
+@pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_fails_closed_and_is_in_force(name: str) -> None:
-    policy, binding = load(POLICY / f"{name}.yaml")
+    policy, binding = load(POLICIES[name])
     assert policy["spec"]["failurePolicy"] == "Fail"
     assert binding["spec"] == {
         "policyName": policy["metadata"]["name"],
@@ -112,9 +116,9 @@ def test_a_policy_fails_closed_and_is_in_force(name: str) -> None:
         assert rule.keys() & {"message", "messageExpression"}
 
 
-@pytest.mark.parametrize("name", ["nodes", "events"])
+@pytest.mark.parametrize("name", ["own-node", "own-events"])
 def test_a_policy_is_about_the_agents_account_in_any_namespace(name: str) -> None:
-    policy, _ = load(POLICY / f"{name}.yaml")
+    policy, _ = load(POLICIES[name])
     (condition,) = policy["spec"]["matchConditions"]
     found = re.fullmatch(r"request\.userInfo\.username\.matches\('(.*)'\)", condition["expression"])
     assert found
@@ -131,8 +135,9 @@ def test_a_policy_is_about_the_agents_account_in_any_namespace(name: str) -> Non
         assert bool(re.search(found[1], user)) is meant, user
 
 
-def test_the_policy_knows_the_labels_that_the_agent_writes() -> None:
-    policy, _ = load(POLICY / "nodes.yaml")
+@pytest.mark.parametrize("name", ["own-node", "clear-labels"])
+def test_the_policy_knows_the_labels_that_the_agent_writes(name: str) -> None:
+    policy, _ = load(POLICIES[name])
     (foreign,) = (v for v in policy["spec"]["variables"] if v["name"] == "foreign")
     prefixes = re.findall(r"key\.startsWith\('(.*?)'\)", foreign["expression"])
     assert prefixes == ["alpha.furiosa.ai/npu.", "beta.furiosa.ai/", "furiosa.ai/"]
@@ -187,19 +192,50 @@ def test_every_container_has_no_more_than_it_needs() -> None:
 def test_only_the_agent_sees_the_host() -> None:
     for name, pod in pods():
         paths = {v["hostPath"]["path"] for v in pod.get("volumes", ()) if "hostPath" in v}
-        wanted = {"/dev", "/sys", *KUBELETS}
+        wanted = {"/dev", "/sys/bus", "/sys/class", "/sys/devices", *KUBELETS}
         assert paths == (wanted if name == "npu-agent" else set()), name
+
+
+def test_what_is_mounted_below_the_hosts_folders_is_not_writable_either() -> None:
+    """`readOnly` is about the mount itself: cgroups and /dev/shm are mounts of their own."""
+    pod = one("DaemonSet")["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {
+        mount["mountPath"]: mount
+        for mount in pod["containers"][0]["volumeMounts"]
+        if mount["mountPath"].startswith("/host/")
+    }
+    assert all(mount["readOnly"] is True for mount in mounts.values())
+    assert not any("recursiveReadOnly" in mount for mount in mounts.values())
+    # Of /sys only what has no mounts below it: not fs, kernel or firmware.
+    assert {path for path in mounts if path.startswith("/host/sys")} == {
+        "/host/sys/bus",
+        "/host/sys/class",
+        "/host/sys/devices",
+    }
+    for path in ("/host/dev/pts", "/host/dev/shm"):
+        assert volumes[mounts[path]["name"]]["emptyDir"] == {}
 
 
 def test_clearing_needs_no_more_rights_than_labelling() -> None:
     account, role, binding = load(K8S / "components/clear-labels/account/rbac.yaml")
+    jobs, jobs_binding = load(K8S / "components/clear-labels-job/account.yaml")
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
-    assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert binding["subjects"][0]["name"] == account["metadata"]["name"] != ACCOUNT
-    for file in ("clear-labels/daemonset.yaml", "clear-labels-job/job.yaml"):
+    policy, _ = load(POLICIES["clear-labels"])
+    (condition,) = policy["spec"]["matchConditions"]
+    found = re.search(r"matches\(\s*'(.*)'\)", condition["expression"])
+    assert found
+    for file, whose, bound in (
+        ("clear-labels/daemonset.yaml", account, binding),
+        ("clear-labels-job/job.yaml", jobs, jobs_binding),
+    ):
+        name = whose["metadata"]["name"]
+        assert re.search(found[1], f"system:serviceaccount:anywhere:{name}")
+        assert bound["roleRef"]["name"] == role["metadata"]["name"]
+        assert bound["subjects"][0]["name"] == name != ACCOUNT
         (thing,) = load(K8S / "components" / file)
         pod = thing["spec"]["template"]["spec"]
-        assert pod["serviceAccountName"] == account["metadata"]["name"]
+        assert pod["serviceAccountName"] == name
         (container,) = pod.get("initContainers", pod["containers"])
         assert container["args"] == ["labels", "clear"]
         assert container["env"][0]["name"] == "NODE_NAME"

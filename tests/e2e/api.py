@@ -21,10 +21,11 @@ Asked = tuple[str, str, Any, str]
 """Method, path, body and content type of a request."""
 
 
-def overlay(node: Node, directory: Path, component: str, **fields: Any) -> list[dict[str, Any]]:
-    """What kustomize makes of k8s/ and a component in an overlay with these fields."""
+def overlay(node: Node, directory: Path, *components: str, **fields: Any) -> list[dict[str, Any]]:
+    """What kustomize makes of k8s/ and components in an overlay with these fields."""
     base = os.path.relpath(PROJECT / "k8s", directory.resolve())
-    kustomization = {"resources": [base], "components": [f"{base}/components/{component}"]}
+    parts = [f"{base}/components/{component}" for component in components]
+    kustomization = {"resources": [base], "components": parts}
     (directory / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, **fields}))
     return list(yaml.safe_load_all(node.cluster.kubectl("kustomize", str(directory))))
 

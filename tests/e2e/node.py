@@ -60,8 +60,9 @@ class Node:
                 pod = thing["spec"]["template"]["spec"]
                 pod["containers"][0] |= {"image": IMAGE, "imagePullPolicy": "Never"}
                 for volume in pod["volumes"]:
-                    if volume["name"] in ("sys", "dev"):
-                        volume["hostPath"]["path"] = str(self.cluster.host_root / volume["name"])
+                    host = volume.get("hostPath", {}).get("path", "")
+                    if host.startswith(("/sys/", "/dev")):
+                        volume["hostPath"]["path"] = f"{self.cluster.host_root}{host}"
         self.cluster.apply(objects)
         self.restart()
 

@@ -1,4 +1,7 @@
-"""What the agent's own token may do, by k8s/rbac.yaml and by k8s/components/own-node-policy."""
+"""What the agent's own token may do, by k8s/rbac.yaml and the policies that are installed with it.
+
+And that of clear-labels, which comes with a policy of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.api import (
     ACCOUNT,
@@ -23,10 +27,10 @@ from tests.e2e.api import (
     refusal,
     rights,
 )
-from tests.e2e.node import NAMESPACE, SOON, WORKLOAD, Node
+from tests.e2e.node import NAMESPACE, PROJECT, SOON, WORKLOAD, Node
 
 pytestmark = pytest.mark.one_kubelet
-COMPONENT = "own-node-policy"
+CLEAR = "npu-agent-clear-labels"
 OTHER = "other-node"
 ELSEWHERE = "npu-elsewhere"
 EVENTS = "/api/v1/namespaces/default/events"
@@ -47,13 +51,9 @@ def other(node: Node) -> Iterator[str]:
     node.cluster.kubectl("delete", "node", OTHER)
 
 
-@pytest.fixture(scope="module")
-def policy(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The component is installed, as an overlay without a namespace of its own has it."""
-    with_policy = [
-        p for p in overlay(node, tmp_path_factory.mktemp("overlay"), COMPONENT) if is_policy(p)
-    ]
-    node.cluster.apply(with_policy)
+@pytest.fixture(scope="module", autouse=True)
+def policies(node: Node) -> None:
+    """The policies, which are installed with the agent, are in force."""
     unbound = node.cluster.token_for(ACCOUNT, NAMESPACE)
 
     def in_force() -> bool:
@@ -63,9 +63,6 @@ def policy(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         return True
 
     node.cluster.wait_for("the policies to be in force", in_force, SOON)
-    yield
-    for thing in with_policy:
-        node.cluster.kubectl("delete", thing["kind"], thing["metadata"]["name"])
 
 
 def patch(name: str, body: Any, kind: str = MERGE, path: str = "") -> Asked:
@@ -136,20 +133,16 @@ def test_rbac_refuses(node: Node, token: str, asked: Any, words: str) -> None:
     assert words in refusal(ask(node, token, *asked))
 
 
-def test_rbac_lets_it_read_and_label_nodes_and_write_events(
-    node: Node, token: str, other: str
-) -> None:
-    # Any Node: that is what the component is for.
+def test_what_rbac_cannot_say_is_left_to_the_policies(node: Node, token: str, other: str) -> None:
     for name in (node.name, other):
         assert ask(node, token, "GET", f"/api/v1/nodes/{name}").status == 200
-        assert ask(node, token, *label(name, {"example.com/a": "b"})).status == 200
-    assert ask(node, token, *event("some", "Node", node.name)).status == 201
+    for asked in (label(other, {"furiosa.ai/a": "b"}), event("some", "Node", other)):
+        assert "ValidatingAdmissionPolicy" in refusal(ask(node, token, *asked))
 
 
-# --- the component ---------------------------------------------------------------------------
+# --- the policies ---------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("policy")
 def test_the_policies_have_no_doubtful_expression(node: Node) -> None:
     for name in ("npu-agent-own-node", "npu-agent-own-events"):
 
@@ -161,7 +154,6 @@ def test_the_policies_have_no_doubtful_expression(node: Node) -> None:
         node.cluster.wait_for(f"{name} to be type-checked", checked, SOON)
 
 
-@pytest.mark.usefixtures("policy")
 def test_its_labels_on_its_node_are_accepted(node: Node, token: str) -> None:
     ours = {
         "alpha.furiosa.ai/npu.policy-test": "1",
@@ -188,7 +180,6 @@ def test_its_labels_on_its_node_are_accepted(node: Node, token: str) -> None:
     assert applied({}) == {}
 
 
-@pytest.mark.usefixtures("policy")
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -225,13 +216,11 @@ def test_anything_else_of_its_node_is_refused(
     assert "may change" in message
 
 
-@pytest.mark.usefixtures("policy")
 def test_another_node_is_refused(node: Node, token: str, other: str) -> None:
     message = refusal(ask(node, token, *label(other, {"furiosa.ai/x": "x"})))
     assert f"npu-agent on node {node.name} may change that Node only, not {other}" in message
 
 
-@pytest.mark.usefixtures("policy")
 def test_a_token_that_names_no_node_is_refused(node: Node) -> None:
     unbound = node.cluster.token_for(ACCOUNT, NAMESPACE)
     for asked in (label(node.name, {"furiosa.ai/x": "x"}), event("some", "Node", node.name)):
@@ -239,7 +228,6 @@ def test_a_token_that_names_no_node_is_refused(node: Node) -> None:
         assert "does not say on which node its Pod runs" in message
 
 
-@pytest.mark.usefixtures("policy")
 def test_even_an_administrators_rights_do_not_help(node: Node, token: str) -> None:
     node.cluster.kubectl(
         *("create", "clusterrolebinding", "policy-test", "--clusterrole=cluster-admin"),
@@ -261,7 +249,6 @@ def test_even_an_administrators_rights_do_not_help(node: Node, token: str) -> No
         node.cluster.kubectl("delete", "clusterrolebinding", "policy-test")
 
 
-@pytest.mark.usefixtures("policy")
 def test_others_are_not_affected(node: Node, other: str) -> None:
     node.cluster.kubectl("create", "serviceaccount", "not-npu-agent", "-n", NAMESPACE)
     node.cluster.kubectl(
@@ -287,7 +274,6 @@ def test_others_are_not_affected(node: Node, other: str) -> None:
         node.cluster.kubectl("delete", "serviceaccount", "not-npu-agent", "-n", NAMESPACE)
 
 
-@pytest.mark.usefixtures("policy")
 def test_events_about_its_own_node_only(node: Node, token: str, other: str) -> None:
     node.cluster.kubectl("delete", "events", "mine", "theirs", "-n", "default", check=False)
     created = ask(node, token, *event("mine", "Node", node.name), real=True)
@@ -309,11 +295,10 @@ def test_events_about_its_own_node_only(node: Node, token: str, other: str) -> N
     node.cluster.kubectl("delete", "events", "mine", "theirs", "-n", "default")
 
 
-@pytest.mark.usefixtures("policy")
 def test_the_policies_hold_in_another_namespace_too(node: Node, other: str, tmp_path: Path) -> None:
-    rendered = overlay(node, tmp_path, COMPONENT, namespace=ELSEWHERE)
+    rendered = overlay(node, tmp_path, namespace=ELSEWHERE)
     assert {t["metadata"]["name"]: t["spec"] for t in rendered if is_policy(t)} == {
-        t["metadata"]["name"]: t["spec"] for t in overlay(node, tmp_path, COMPONENT) if is_policy(t)
+        t["metadata"]["name"]: t["spec"] for t in overlay(node, tmp_path) if is_policy(t)
     }
     (account,) = (t for t in rendered if t["kind"] == "ServiceAccount")
     (binding,) = (t for t in rendered if t["kind"] == "ClusterRoleBinding")
@@ -356,7 +341,6 @@ def test_the_policies_hold_in_another_namespace_too(node: Node, other: str, tmp_
         node.cluster.kubectl("delete", "namespace", ELSEWHERE)
 
 
-@pytest.mark.usefixtures("policy")
 def test_the_agent_does_its_work_under_the_policy(node: Node) -> None:
     def seen() -> tuple[str | None, set[str]]:
         labels = node.cluster.get("node", node.name)["metadata"]["labels"]
@@ -375,3 +359,84 @@ def test_the_agent_does_its_work_under_the_policy(node: Node) -> None:
     node.cluster.wait_for("label and Event", lambda: so("1", "NPURemoved"), SOON)
     node.fault("npu1", "back")
     node.cluster.wait_for("label and Event", lambda: so("2", "NPUAdded"), SOON)
+
+
+# --- clear-labels ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clearing(node: Node) -> Iterator[dict[str, str]]:
+    """The tokens of Pods of clear-labels, and of its Job, on this node; by account."""
+    job = PROJECT / "k8s" / "components" / "clear-labels-job"
+    rendered = yaml.safe_load_all(node.cluster.kubectl("kustomize", str(job)))
+    things = [thing for thing in rendered if thing["kind"] != "Job"]
+    accounts = [thing["metadata"]["name"] for thing in things if thing["kind"] == "ServiceAccount"]
+    pods = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": account, "namespace": NAMESPACE},
+            "spec": {
+                "serviceAccountName": account,
+                "nodeName": node.name,
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "main", "image": WORKLOAD, "imagePullPolicy": "Never"}],
+            },
+        }
+        for account in accounts
+    ]
+    node.cluster.apply([*things, *pods])
+    try:
+        tokens = {name: node.cluster.token_for(name, NAMESPACE, pod=name) for name in accounts}
+        assert tokens.keys() == {CLEAR, f"{CLEAR}-job"}
+
+        def in_force() -> bool:
+            for token in tokens.values():
+                refused = ask(node, token, *label(node.name, {"example.com/a": "b"}))
+                assert "ValidatingAdmissionPolicy" in refused.body.get("message", ""), refused
+            return True
+
+        node.cluster.wait_for("the policy to be in force", in_force, SOON)
+        yield tokens
+    finally:
+        for thing in [*pods, *things]:
+            meta = thing["metadata"]
+            where = ("--namespace", meta["namespace"]) if "namespace" in meta else ()
+            node.cluster.kubectl("delete", thing["kind"], meta["name"], *where)
+
+
+@pytest.fixture
+def labelled(node: Node, other: str) -> Iterator[list[str]]:
+    """Two Nodes, the own one first, with one label of ours and one of somebody else's."""
+    names = [node.name, other]
+    given = {"furiosa.ai/policy-test": "1", "example.com/policy-test": "1"}
+    for name in names:
+        answer = ask(node, ADMIN, *label(name, dict(given)), real=True)
+        assert answer.status == 200, answer
+    yield names
+    for name in names:
+        ask(node, ADMIN, *label(name, dict.fromkeys(given)), real=True)
+
+
+def test_clear_labels_takes_away_labels_of_ours_and_does_nothing_else(
+    node: Node, clearing: dict[str, str], labelled: list[str]
+) -> None:
+    own, other = labelled
+    ours: dict[str, str | None] = {"furiosa.ai/policy-test": None}
+    for account, token in clearing.items():
+        assert ask(node, token, *label(own, ours)).status == 200, account
+        for asked, words in (
+            (label(own, {"furiosa.ai/policy-test": "2"}), "and write none: not furiosa.ai/pol"),
+            (label(own, {"furiosa.ai/new": "1"}), "and write none: not furiosa.ai/new"),
+            (label(own, {"example.com/policy-test": None}), "none: not example.com/policy-test"),
+            (patch(own, {"spec": {"unschedulable": True}}), "not change spec"),
+            (patch(own, {"metadata": {"annotations": {"a": "b"}}}), "not change annotations"),
+        ):
+            assert words in refusal(ask(node, token, *asked)), account
+    # Pods of the DaemonSet clear the Node they are on; the Job's, any, also one that is down.
+    refused = refusal(ask(node, clearing[CLEAR], *label(other, ours)))
+    assert f"Node of its Pod only, which is {own}; not {other}" in refused
+    assert ask(node, clearing[f"{CLEAR}-job"], *label(other, ours)).status == 200
+    unbound = node.cluster.token_for(CLEAR, NAMESPACE)
+    refused = refusal(ask(node, unbound, *label(own, ours)))
+    assert f"this token does not say which that is; not {own}" in refused

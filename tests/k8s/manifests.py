@@ -23,8 +23,8 @@ HEADER = """\
 # installs npu-agent {tag} into namespace kube-system. Another namespace or image: docs/install.md.
 """
 COPIES = {
-    "own-node-policy-nodes.yaml": "own-node-policy/nodes.yaml",
-    "own-node-policy-events.yaml": "own-node-policy/events.yaml",
+    "own-node-policy.yaml": "../own-node-policy.yaml",
+    "own-events-policy.yaml": "../own-events-policy.yaml",
     "dra-deviceclass.yaml": "dra/deviceclass.yaml",
     "dra-policy.yaml": "dra/policy.yaml",
     "dra-classes.yaml": "dra-classes/deviceclasses.yaml",

@@ -26,7 +26,8 @@ VALUES: dict[str, Object] = {
     "cdi": {"cdi": True},
     "dra": {"dra": {"enabled": True}},
     "nfd-output": {"nfdOutput": True},
-    "own-node-policy": {"ownNodePolicy": True},
+    "recursive-read-only": {"recursiveReadOnly": True},
+    "selinux": {"seLinuxOptions": {"type": "container_device_plugin_t"}},
     "network-policy": {"networkPolicy": True},
     "podmonitor": {"podMonitor": True},
     "alerts": {"alerts": True},
@@ -298,6 +299,14 @@ def test_every_value_is_described() -> None:
     assert undescribed(schema, "") == []
     known = set(schema["properties"]) - {"global"}
     assert known == set(yaml.safe_load((CHART / "values.yaml").read_text()))
+
+
+def test_the_policies_can_be_left_out(overlay: Overlay) -> None:
+    made = comparable(template({"ownNodePolicy": False}))
+    base = comparable(overlay())
+    left_out = {key for key in base if key[0].startswith("ValidatingAdmissionPolicy")}
+    assert len(left_out) == 4
+    assert made == {key: base[key] for key in base if key not in left_out}
 
 
 def test_helm_is_content() -> None:

@@ -214,6 +214,14 @@ def test_no_component_is_found_by_the_agents_selectors(overlay: Overlay) -> None
                 assert not selector.items() <= pod["metadata"]["labels"].items(), name
 
 
+def test_the_rendered_policies_have_no_namespace() -> None:
+    """kustomize gives them one, as it does not know that they have none (its issue 6051)."""
+    rendered = objects((K8S / "npu-agent.yaml").read_text())
+    policies = [t for t in rendered if t["kind"].startswith("ValidatingAdmissionPolicy")]
+    assert len(policies) == 4
+    assert not any("namespace" in policy["metadata"] for policy in policies)
+
+
 def test_deleting_the_rendered_file_deletes_all_that_the_base_makes() -> None:
     def names(things: list[Object]) -> set[tuple[str, str, str]]:
         return {

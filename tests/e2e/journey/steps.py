@@ -49,7 +49,13 @@ class Journey(Node):
         """Whoever mounts the host's /sys gets the simulated one."""
         name = "simulated-sys"
         volumes = "object.spec.?volumes.orValue([])"
-        path = str(self.cluster.host_root / "sys")
+        folders = [f"sys-{folder}" for folder in ("bus", "class", "devices")]
+        path = f"{self.cluster.host_root}/sys/"
+        led = ", ".join(
+            f"Object.spec.volumes{{name: '{name}', hostPath: "
+            f"Object.spec.volumes.hostPath{{path: '{path}{name[4:]}'}}}}"
+            for name in folders
+        )
         api = "admissionregistration.k8s.io/v1"
         rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
         self.cluster.apply(
@@ -65,17 +71,15 @@ class Journey(Node):
                         "matchConditions": [
                             {
                                 "name": "mounts-sys",
-                                "expression": f"{volumes}.exists(v, v.name == 'sys' "
-                                "&& v.?hostPath.path.orValue('') == '/sys')",
+                                "expression": f"{volumes}.exists(v, v.name == 'sys-class' "
+                                "&& v.?hostPath.path.orValue('') == '/sys/class')",
                             }
                         ],
                         "mutations": [
                             {
                                 "patchType": "ApplyConfiguration",
                                 "applyConfiguration": {
-                                    "expression": "Object{spec: Object.spec{volumes: ["
-                                    "Object.spec.volumes{name: 'sys', hostPath: "
-                                    f"Object.spec.volumes.hostPath{{path: '{path}'}}}}]}}}}"
+                                    "expression": f"Object{{spec: Object.spec{{volumes: [{led}]}}}}"
                                 },
                             }
                         ],
@@ -89,11 +93,14 @@ class Journey(Node):
                 },
             ]
         )
-        trial = pod_spec(volumes=[{"name": "sys", "hostPath": {"path": "/sys"}}])
+        trial = pod_spec(
+            volumes=[{"name": n, "hostPath": {"path": f"/sys/{n[4:]}"}} for n in folders]
+        )
 
         def in_force() -> bool:
-            (found, *_) = self.admitted("trial", trial)["volumes"]
-            return bool(found["hostPath"]["path"] == path)
+            found = self.admitted("trial", trial)["volumes"]
+            wanted = [f"{path}{name[4:]}" for name in folders]
+            return [v["hostPath"]["path"] for v in found if v["name"] in folders] == wanted
 
         self.cluster.wait_for("the policy to be in force", in_force, SOON)
 

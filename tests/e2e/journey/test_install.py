@@ -17,7 +17,7 @@ COUNT = "beta.furiosa.ai/npu.count"
 CHART = str(K8S / "chart")
 RELEASED = ("npu-agent", "--namespace", "kube-system")
 PARTS = (
-    *("own-namespace", "nodes-label", "cdi", "nfd-output", "own-node-policy"),
+    *("own-namespace", "nodes-label", "cdi", "nfd-output", "recursive-read-only", "selinux"),
     *("network-policy", "podmonitor", "alerts", "dashboard"),
 )
 SCHEDULING = (

@@ -1,0 +1,124 @@
+"""What the agent's container may write of the host, tried in a Pod that has its mounts.
+
+Not in the agent's own Pod: its /sys is the simulated one here, and has no mounts below it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import ClusterError
+from tests.e2e.api import overlay
+from tests.e2e.node import IMAGE, NAMESPACE, SOON, Node
+
+PYTHON = "/opt/npu-agent/bin/python"
+ATTEMPTS = """
+import json, os, pathlib
+mounts = [line.split() for line in open("/proc/self/mountinfo")]
+places = {m[4] for m in mounts if m[4].startswith("/host/")}
+# The cgroups wherever they can be seen, each a folder in which making a folder makes a cgroup.
+places |= {str(p.parent) for p in pathlib.Path("/host/sys").glob("fs/cgroup/**/cgroup.procs")}
+places |= {"/host", "/host/sys", "/host/sys/class/dmi", "/host/dev/shm"}
+written = []
+for place in sorted(places):
+    try:
+        os.mkdir(place + "/npu-agent-attack")
+        os.rmdir(place + "/npu-agent-attack")
+        written.append(place)
+    except OSError:
+        pass
+print(json.dumps({"tried": sorted(places), "written": written, "dev": os.listdir("/host/dev/shm"),
+                  "classes": os.listdir("/host/sys/class")}))
+"""
+
+
+@pytest.fixture
+def directory(node: Node, tmp_path: Path) -> Iterator[Path]:
+    """For an overlay; the Pods are gone at the end."""
+    yield tmp_path
+    where = ("--namespace", NAMESPACE, "--timeout=60s")
+    node.cluster.kubectl("delete", "pod", "--selector=of=least-privilege", *where)
+
+
+def create(node: Node, directory: Path, *components: str) -> str:
+    """A Pod like the agent's, with the node's own /sys and /dev, that does nothing; its name.
+
+    Another one each time: `exec` finds a container by its Pod's name, also one that is ending.
+    """
+    (daemonset,) = (t for t in overlay(node, directory, *components) if t["kind"] == "DaemonSet")
+    spec: dict[str, Any] = daemonset["spec"]["template"]["spec"]
+    spec |= {"nodeName": node.name, "terminationGracePeriodSeconds": 0, "restartPolicy": "Never"}
+    (container,) = spec["containers"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        del container[probe]
+    container |= {
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": [PYTHON, "-c", "import signal; signal.pause()"],
+        "args": [],
+    }
+    name = f"same-mounts-{uuid.uuid4()}"
+    meta = {"name": name, "namespace": NAMESPACE, "labels": {"of": "least-privilege"}}
+    node.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    return name
+
+
+def attempts(node: Node, directory: Path, *components: str) -> dict[str, list[str]]:
+    """What the Pod could write below /host."""
+    name = create(node, directory, *components)
+
+    def tried() -> dict[str, list[str]]:
+        try:
+            said = node.cluster.exec(name, PYTHON, "-c", ATTEMPTS, namespace=NAMESPACE)
+        except ClusterError as error:  # not running yet
+            raise AssertionError(str(error)) from None
+        found: dict[str, list[str]] = json.loads(said)
+        return found
+
+    return node.cluster.wait_for("the Pod's attempts", tried, SOON)
+
+
+def test_nothing_of_the_hosts_sys_and_dev_is_writable(node: Node, directory: Path) -> None:
+    found = attempts(node, directory)
+    assert found["written"] == []
+    # It does see the host's classes; and of /dev/shm neither what is there nor what comes.
+    assert "net" in found["classes"]
+    assert found["dev"] == []
+    assert {"/host/dev", "/host/dev/pts", "/host/dev/shm", "/host/sys/class"} < set(found["tried"])
+
+
+@pytest.mark.one_kubelet
+def test_other_mounts_below_dev_are_closed_by_the_component(node: Node, directory: Path) -> None:
+    """Some hosts have /dev/mqueue and /dev/hugepages; who mounts over what is not there fails."""
+    (node.cluster.host_root / "dev" / "mqueue").mkdir()
+    node.cluster.enter("mount", "-t", "tmpfs", "tmpfs", "/dev/mqueue")
+    try:
+        open_to_it = attempts(node, directory)
+        found = attempts(node, directory, "recursive-read-only")
+    finally:
+        node.cluster.enter("umount", "--lazy", "/dev/mqueue")
+        (node.cluster.host_root / "dev" / "mqueue").rmdir()
+    assert open_to_it["written"] == ["/host/dev/mqueue"]
+    assert "/host/dev/mqueue" in found["tried"]
+    assert found["written"] == []
+
+
+@pytest.mark.oldest_kubelet
+def test_a_kubelet_1_30_takes_no_recursive_mount(node: Node, directory: Path) -> None:
+    """Why the component is no default: it looks at the API server's version no more than we can."""
+    name = create(node, directory, "recursive-read-only")
+
+    def refused() -> bool:
+        pod = node.cluster.get("pod", name, NAMESPACE)
+        (status,) = pod["status"].get("containerStatuses", ({"state": {}},))
+        message = status["state"].get("waiting", {}).get("message", "")
+        assert "recursive read-only mount needs feature gate" in message, status
+        return True
+
+    node.cluster.wait_for("the refusal", refused, SOON)
