@@ -21,6 +21,7 @@ from npu_agent.config.schema import (
     LogConfig,
     MetricsConfig,
     ResourceSpec,
+    TlsConfig,
     default_config,
     disabled_for,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Poller",
     "Problem",
     "ResourceSpec",
+    "TlsConfig",
     "add_options",
     "changes",
     "default_config",

@@ -41,6 +41,7 @@ def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Ite
     yield from _socket_path(config)
     yield from _label_sets(config)
     yield from _resources(config, families)
+    yield from _tls(config)
 
 
 def _socket_path(config: Config) -> Iterator[Broken]:
@@ -65,6 +66,17 @@ def _label_sets(config: Config) -> Iterator[Broken]:
             ("labels.sets", "labels.output"),
             "no set of labels: name one, or set labels.output to none",
         )
+
+
+def _tls(config: Config) -> Iterator[Broken]:
+    tls = config.metrics.tls
+    cert, key, ca = (f"metrics.tls.{each}" for each in ("certFile", "keyFile", "clientCAFile"))
+    if (tls.cert_file is None) != (tls.key_file is None):
+        there, missing = (cert, key) if tls.key_file is None else (key, cert)
+        yield Broken((there,), f"{missing} is missing: a certificate and its key go together")
+    elif tls.client_ca_file is not None and tls.cert_file is None:
+        message = "clients' certificates need TLS: give metrics.tls.certFile and keyFile as well"
+        yield Broken((ca,), message)
 
 
 def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Iterator[Broken]:

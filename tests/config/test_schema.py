@@ -45,6 +45,9 @@ def test_keys_and_options_as_the_specification_names_them() -> None:
         "metrics.schema": "--metrics-schema",
         "metrics.podLabels": "--metrics-pod-labels",
         "metrics.interval": "--metrics-interval",
+        "metrics.tls.certFile": "--metrics-tls-cert-file",
+        "metrics.tls.keyFile": "--metrics-tls-key-file",
+        "metrics.tls.clientCAFile": "--metrics-tls-client-ca-file",
         "events": "--events",
         "log.level": "--log-level",
         "log.format": "--log-format",
@@ -76,6 +79,9 @@ def test_defaults() -> None:
         "metrics.schema": "0.8",
         "metrics.podLabels": True,
         "metrics.interval": 5.0,
+        "metrics.tls.certFile": None,
+        "metrics.tls.keyFile": None,
+        "metrics.tls.clientCAFile": None,
         "events": True,
         "log.level": "info",
         "log.format": "text",
@@ -95,6 +101,9 @@ def test_keys_that_wait_for_a_restart() -> None:
         "labels.output",
         "metrics.listen",
         "metrics.probes",
+        "metrics.tls.certFile",
+        "metrics.tls.keyFile",
+        "metrics.tls.clientCAFile",
     }
 
 

@@ -55,6 +55,10 @@ metrics:
   schema: "2025"                            # c.yaml:4
   podLabels: true                           # default
   interval: 5                               # default
+  tls:
+    certFile: null                          # default
+    keyFile: null                           # default
+    clientCAFile: null                      # default
 events: true                                # default
 log:
   level: info                               # default

@@ -21,7 +21,10 @@ from aiohttp.web_server import Server
 from npu_agent.outputs.web.gate import Gate
 from npu_agent.outputs.web.listener import Listener, reset
 from npu_agent.outputs.web.pages import Answering
+from npu_agent.outputs.web.tls import Certificates
 
+_HANDSHAKE = 5.0
+"""Seconds for a client's TLS handshake."""
 _TAKE = 10.0
 """Seconds a client may take to read its answer."""
 _LINGER = 1.0
@@ -34,8 +37,8 @@ bound the memory that clients with unfinished heads can take: some 20 MB for eac
 class Connections(Server):
     """The server's open connections; asyncio's factory for the protocol of each new one."""
 
-    def __init__(self, answering: Answering, gate: Gate) -> None:
-        """Answers by `answering`, on the connections that `gate` lets in."""
+    def __init__(self, answering: Answering, gate: Gate, certificates: Certificates | None) -> None:
+        """Answers by `answering`, on the connections that `gate` lets in; None: without TLS."""
         super().__init__(
             self._handle,
             access_log=None,
@@ -49,6 +52,7 @@ class Connections(Server):
         )
         self._answering = answering
         self._gate = gate
+        self._certificates = certificates
         self._addresses: dict[RequestHandler, str] = {}
         """Of the connections that the gate counts."""
         self._open: dict[RequestHandler, asyncio.Transport] = {}
@@ -64,7 +68,16 @@ class Connections(Server):
         handler = self()
         self._addresses[handler] = address
         try:
-            await self._loop.connect_accepted_socket(lambda: handler, connection)
+            if self._certificates is None:
+                await self._loop.connect_accepted_socket(lambda: handler, connection)
+            else:
+                await self._loop.connect_accepted_socket(
+                    lambda: handler,
+                    connection,
+                    ssl=self._certificates.context,
+                    ssl_handshake_timeout=_HANDSHAKE,
+                    ssl_shutdown_timeout=_LINGER,
+                )
         except OSError:  # the client has gone
             connection.close()
             self._left(handler)
@@ -107,6 +120,11 @@ class Connections(Server):
             body=answer.body,
             headers={**answer.headers, "Server": "npu-agent"},
         )
+        if self._certificates is not None and request.transport is not None:
+            # Under another certificate, or other authorities of clients, than those in force now.
+            began_with = request.transport.get_extra_info("sslcontext")
+            if began_with is not self._certificates.context:
+                response.force_close()
         # Written here and not after the return, where aiohttp would wait without a deadline.
         try:
             async with asyncio.timeout(_TAKE):
@@ -138,7 +156,12 @@ _ERRORS.addFilter(_ours)
 
 @contextlib.asynccontextmanager
 async def serving(
-    answering: Answering, sockets: Sequence[socket.socket], gate: Gate, *, ending: float
+    answering: Answering,
+    sockets: Sequence[socket.socket],
+    gate: Gate,
+    *,
+    certificates: Certificates | None,
+    ending: float,
 ) -> AsyncIterator[None]:
     """Answers on listening `sockets`; at the end accepts no more, and closes all connections.
 
@@ -146,9 +169,10 @@ async def serving(
         answering: gives the answers.
         sockets: are closed by their owner.
         gate: of these sockets together.
+        certificates: with a good one; None: without TLS.
         ending: how many seconds the end may take, whatever the clients do.
     """
-    connections = Connections(answering, gate)
+    connections = Connections(answering, gate, certificates)
     listeners = [Listener(each, gate, connections.admit) for each in sockets]
     try:
         yield
