@@ -44,6 +44,7 @@ from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.prometheus import page
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.page import Page
+from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.gate import PROBES
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, Probes
@@ -200,7 +201,15 @@ class Agent:
         files = tls_files(config.metrics.tls)
         self.certificates = Certificates(files) if files else None
         """None where the config wants no TLS."""
-        self.server = Server(config.metrics.address, pages, certificates=self.certificates)
+        by_cluster = config.metrics.authorization == "kubernetes"
+        self.authorizer = Authorizer(self._api) if by_cluster else None
+        """None where everybody may read the pages."""
+        self.server = Server(
+            config.metrics.address,
+            pages,
+            certificates=self.certificates,
+            authorizer=self.authorizer,
+        )
         self.probes = Server(
             config.metrics.probes_address,
             Probes(pages),
@@ -369,6 +378,7 @@ class Agent:
             page_failures=self._page.failures,
             cdi_error=self.host_cdi.error if self.host_cdi else None,
             tls=self.certificates.state.value if self.certificates else None,
+            authorizations=self.authorizer.results if self.authorizer else {},
             refused={
                 (name, reason): count
                 for name, server in (("metrics", self.server), ("probes", self.probes))

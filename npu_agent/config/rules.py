@@ -77,6 +77,12 @@ def _tls(config: Config) -> Iterator[Broken]:
     elif tls.client_ca_file is not None and tls.cert_file is None:
         message = "clients' certificates need TLS: give metrics.tls.certFile and keyFile as well"
         yield Broken((ca,), message)
+    elif config.metrics.authorization != "none" and tls.cert_file is None:
+        yield Broken(
+            ("metrics.authorization",),
+            "without TLS clients' tokens could be read on the way: give metrics.tls.certFile and "
+            "keyFile as well",
+        )
 
 
 def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Iterator[Broken]:

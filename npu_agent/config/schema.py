@@ -227,6 +227,11 @@ class MetricsConfig:
     interval: float = _live(
         5.0, "Seconds between two readings of telemetry and of assignments.", _seconds(1, 3600)
     )
+    authorization: Literal["none", "kubernetes"] = _restart(
+        "none",
+        "none: whoever reaches metrics.listen may read its pages; kubernetes: who has a token of "
+        "the cluster, and may get the path by its RBAC.",
+    )
     tls: TlsConfig = TlsConfig()
 
     @property

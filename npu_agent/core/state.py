@@ -189,6 +189,8 @@ class AgentState:
     """Why the CDI specs of a host without a kubelet cannot be written; None while they can."""
     tls: TlsState | None = None
     """None: the public port is without TLS."""
+    authorizations: Mapping[str, int] = field(default_factory=dict)
+    """Requests for pages, by what became of them; empty where everybody may read them."""
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Connections refused, by listener (``metrics``, ``probes``) and reason."""
 

@@ -45,6 +45,7 @@ OTHER = {
     "metrics.schema": '"2025"',
     "metrics.podLabels": "false",
     "metrics.interval": "1",
+    "metrics.authorization": "kubernetes",
     "metrics.tls.certFile": "/x",
     "metrics.tls.keyFile": "/x",
     "metrics.tls.clientCAFile": "/x",
@@ -73,7 +74,7 @@ def written(values: Mapping[str, str]) -> bytes:
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
 def test_each_key_alone(key: Key) -> None:
     name = key.name
-    beside = CERTIFICATE if key.group == "metrics.tls" else {}
+    beside = CERTIFICATE if name.startswith(("metrics.tls", "metrics.auth")) else {}
     old, new = written(beside), written({**beside, name: OTHER[name]})
     [change] = changes(parse(old, "f", WORDS).config, parse(new, "f", WORDS).config)
     assert change.key == name

@@ -55,6 +55,7 @@ metrics:
   schema: "2025"                            # c.yaml:4
   podLabels: true                           # default
   interval: 5                               # default
+  authorization: none                       # default
   tls:
     certFile: null                          # default
     keyFile: null                           # default

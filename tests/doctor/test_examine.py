@@ -420,6 +420,17 @@ BREAKS: dict[str, Break] = {
         "/none/tls.crt is missing",
         "mount the Secret",
     ),
+    "no right to ask about clients' tokens": Break(
+        lambda node: node.reconfigure(
+            metrics=replace(node.situation.config.metrics, authorization="kubernetes")
+        ),
+        {
+            "right to create tokenreviews": Verdict.WRONG,
+            "right to create subjectaccessreviews": Verdict.WRONG,
+        },
+        "metrics.authorization asks who a client is",
+        "k8s/components/metrics-authorization",
+    ),
     "an agent that is not ready": Break(
         lambda node: node.port.reasons.append("config: config.yaml:3: unknown key"),
         {"readiness": Verdict.WRONG},

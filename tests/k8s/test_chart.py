@@ -30,6 +30,7 @@ VALUES: dict[str, Object] = {
     "network-policy": {"networkPolicy": True},
     "podmonitor": {"podMonitor": True},
     "metrics-tls": {"metricsTLS": True},
+    "metrics-authorization": {"metricsAuthorization": True},
     "alerts": {"alerts": True},
     "dashboard": {"dashboard": True},
 }
@@ -162,6 +163,10 @@ def test_the_port_follows_the_config() -> None:
 def test_a_pod_monitor_scrapes_by_https_where_that_is_served(overlay: Overlay) -> None:
     made = comparable(template({"podMonitor": True, "metricsTLS": True}))
     assert made == comparable(overlay(["podmonitor", "metrics-tls"]))
+    both = {"podMonitor": True, "metricsTLS": True, "metricsAuthorization": True}
+    assert comparable(template(both)) == comparable(
+        overlay(["podmonitor", "metrics-tls", "metrics-authorization"])
+    )
     refused = run(
         *("helm", "template", "any-name", CHART, "--values", "-"),
         stdin=json.dumps({"config": {"metrics": {"tls": {"certFile": "/a", "keyFile": "/b"}}}}),

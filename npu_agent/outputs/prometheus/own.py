@@ -256,6 +256,12 @@ DEFINITIONS: tuple[Definition[AgentState], ...] = (
         samples=_refused,
     ),
     Definition(
+        name="npu_agent_authorizations_total",
+        kind="counter",
+        help="Requests for pages that needed a token, by what became of them.",
+        samples=_by("result", lambda state: state.authorizations),
+    ),
+    Definition(
         name="npu_agent_tls_certificate_expires_timestamp_seconds",
         help="When the certificate in force expires, in seconds since 1970.",
         samples=_certificate_expires,

@@ -18,9 +18,10 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server
 
+from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.gate import Gate
 from npu_agent.outputs.web.listener import Listener, reset
-from npu_agent.outputs.web.pages import Answering
+from npu_agent.outputs.web.pages import Answer, Answering
 from npu_agent.outputs.web.tls import Certificates
 
 _HANDSHAKE = 5.0
@@ -37,8 +38,14 @@ bound the memory that clients with unfinished heads can take: some 20 MB for eac
 class Connections(Server):
     """The server's open connections; asyncio's factory for the protocol of each new one."""
 
-    def __init__(self, answering: Answering, gate: Gate, certificates: Certificates | None) -> None:
-        """Answers by `answering`, on the connections that `gate` lets in; None: without TLS."""
+    def __init__(
+        self,
+        answering: Answering,
+        gate: Gate,
+        certificates: Certificates | None,
+        authorizer: Authorizer | None,
+    ) -> None:
+        """Answers by `answering`, on the connections that `gate` lets in: see `serving`."""
         super().__init__(
             self._handle,
             access_log=None,
@@ -53,6 +60,7 @@ class Connections(Server):
         self._answering = answering
         self._gate = gate
         self._certificates = certificates
+        self._authorizer = authorizer
         self._addresses: dict[RequestHandler, str] = {}
         """Of the connections that the gate counts."""
         self._open: dict[RequestHandler, asyncio.Transport] = {}
@@ -108,13 +116,22 @@ class Connections(Server):
         for transport in self._open.values():
             _drop(transport)
 
-    async def _handle(self, request: BaseRequest) -> Response:
-        answer = await self._answering.answer(
+    async def _answer(self, request: BaseRequest) -> Answer:
+        if self._authorizer is not None:
+            refused = await self._authorizer.refusal(
+                request.headers.get("Authorization", ""), request.path, request.remote or ""
+            )
+            if refused is not None:
+                return refused
+        return await self._answering.answer(
             request.method,
             request.path,
             accept=request.headers.get("Accept", ""),
             encodings=request.headers.get("Accept-Encoding", ""),
         )
+
+    async def _handle(self, request: BaseRequest) -> Response:
+        answer = await self._answer(request)
         response = Response(
             status=answer.status,
             body=answer.body,
@@ -161,6 +178,7 @@ async def serving(
     gate: Gate,
     *,
     certificates: Certificates | None,
+    authorizer: Authorizer | None,
     ending: float,
 ) -> AsyncIterator[None]:
     """Answers on listening `sockets`; at the end accepts no more, and closes all connections.
@@ -170,9 +188,10 @@ async def serving(
         sockets: are closed by their owner.
         gate: of these sockets together.
         certificates: with a good one; None: without TLS.
+        authorizer: asked about each request; None: everybody may have every page.
         ending: how many seconds the end may take, whatever the clients do.
     """
-    connections = Connections(answering, gate, certificates)
+    connections = Connections(answering, gate, certificates, authorizer)
     listeners = [Listener(each, gate, connections.admit) for each in sockets]
     try:
         yield

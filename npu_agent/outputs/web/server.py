@@ -17,6 +17,7 @@ from npu_agent.outputs.web.gate import PUBLIC, Bounds, Gate
 from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
+    from npu_agent.outputs.web.authorization import Authorizer
     from npu_agent.outputs.web.pages import Answering
     from npu_agent.outputs.web.tls import Certificates
 
@@ -45,6 +46,7 @@ class Server:
         what: str = "metrics and status",
         key: str = "metrics.listen",
         certificates: Certificates | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -55,6 +57,7 @@ class Server:
             what: is served there, for the log.
             key: where the config has the address.
             certificates: for TLS, which `run` waits for; None: without TLS.
+            authorizer: asked about each request; None: everybody may have every page.
         """
         self.listening: Feed[tuple[str, int] | None] = Feed(None)
         """Host and port; None while it does not listen."""
@@ -62,6 +65,7 @@ class Server:
         self._address = address
         self._answering = answering
         self._certificates = certificates
+        self._authorizer = authorizer
         self._what = what
         self._key = key
 
@@ -82,6 +86,7 @@ class Server:
                 sockets,
                 self.gate,
                 certificates=self._certificates,
+                authorizer=self._authorizer,
                 ending=_ENDING,
             ):
                 host, port = sockets[0].getsockname()[:2]

@@ -151,6 +151,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool, d
             reading_failures={("warboy", "npu0", "hung"): 1},
             restarts=Counter(inventory=0),
             page_failures=Counter(cards=0),
+            authorizations=Counter(allowed=7, forbidden=1),
             tls=TlsState(expires_at=2_000_000_000.0),
             refused={("metrics", "address_rate"): 2, ("probes", "open"): 0},
         ),
