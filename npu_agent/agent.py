@@ -47,10 +47,12 @@ from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.prometheus import page
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.page import Page
+from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.gate import PROBES
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, Probes
 from npu_agent.outputs.web.server import Server
+from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.supervise import keep_running
 from npu_agent.vendors import VENDORS, VOCABULARIES, WORDS
 
@@ -209,7 +211,18 @@ class Agent:
         )
         self._history = History(self.inventory.snapshots)
         pages = Pages(metrics=self._page.body, state=self.state, history=self._history)
-        self.server = Server(config.metrics.address, pages)
+        files = tls_files(config.metrics.tls)
+        self.certificates = Certificates(files) if files else None
+        """None where the config wants no TLS."""
+        by_cluster = config.metrics.authorization == "kubernetes"
+        self.authorizer = Authorizer(self._api) if by_cluster else None
+        """None where everybody may read the pages."""
+        self.server = Server(
+            config.metrics.address,
+            pages,
+            certificates=self.certificates,
+            authorizer=self.authorizer,
+        )
         self.probes = Server(
             config.metrics.probes_address,
             Probes(pages),
@@ -247,6 +260,7 @@ class Agent:
                     ("metrics", self._page.run),
                     ("history", self._history.run),
                     ("loop lag", self._lag.run),
+                    *((("certificates", self.certificates.run),) if self.certificates else ()),
                 )
             ]
             sessions = [
@@ -386,6 +400,8 @@ class Agent:
             reading_failures=self.inventory.failures,
             page_failures=self._page.failures,
             cdi_error=self.host_cdi.error if self.host_cdi else None,
+            tls=self.certificates.state.value if self.certificates else None,
+            authorizations=self.authorizer.results if self.authorizer else {},
             refused={
                 (name, reason): count
                 for name, server in (("metrics", self.server), ("probes", self.probes))

@@ -2196,17 +2196,17 @@ FAULTS = [
         "tests/outputs/web/test_gate.py",
         (
             "web: any number of connections",
-            "        if self._open.total() >= bounds.most:\n",
-            "        if False:\n",
+            'return "open" if self._open.total() >= self.bounds.most else ""',
+            'return ""',
         ),
         (
             "web: any number of connections of one address",
-            "        if self._open[address] >= bounds.most_each:\n",
+            "        if self._open[address] >= self.bounds.most_each:\n",
             "        if False:\n",
         ),
         (
             "web: one address uses up the rate of all",
-            "        if self._each.get(address, now) - now > bounds.seconds:\n",
+            "        if self._each.get(address, now) - now > self._seconds:\n",
             "        if False:\n",
         ),
     ),

@@ -22,6 +22,7 @@ from npu_agent.config.schema import (
     MetricsConfig,
     NodeApi,
     ResourceSpec,
+    TlsConfig,
     default_config,
     disabled_for,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Poller",
     "Problem",
     "ResourceSpec",
+    "TlsConfig",
     "add_options",
     "changes",
     "default_config",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.kinds import Group, Items, Kind
 from npu_agent.config.load import Effective, build, load
-from npu_agent.config.schema import KEYS, Key, keys_of, schema_of
+from npu_agent.config.schema import KEYS, Key, group_of, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.config.tree import List, Map, Node, Scalar
 from npu_agent.text import shown
@@ -51,8 +51,8 @@ def add_options(
     for key in keys_of(schema):
         if group not in (None, key.group):
             continue
-        about = schema.keys[key.group].kind if key.group else None
-        heading = f"{key.group}: {about.about}" if isinstance(about, Group) else "configuration"
+        about = group_of(schema, key.group).about if key.group else ""
+        heading = f"{key.group}: {about}" if about else "configuration"
         if heading not in sections:
             sections[heading] = parser.add_argument_group(heading)
         default = "" if key.default in (None, ()) else f" (default: {_default(key)})"
@@ -93,15 +93,22 @@ def from_args(args: argparse.Namespace, words: Vocabulary) -> Effective:
 
 def _tree(given: list[tuple[Key, str]]) -> Map:
     """The options as a file would say it, each at the place that is the option."""
+    return _group([(key.name.split("."), key, text) for key, text in given])
+
+
+def _group(given: list[tuple[list[str], Key, str]]) -> Map:
+    """A group of keys, each with the way to it from here."""
     nowhere = Place("command line")
-    groups: dict[str, list[tuple[Scalar, Node]]] = {"": []}
-    for key, text in given:
-        place = Place(key.option)
-        name = Scalar(place, key.name.rpartition(".")[2])
-        groups.setdefault(key.group, []).append((name, _node(key.kind, text, place)))
-    top = groups.pop("")
-    top += [(Scalar(nowhere, name), Map(nowhere, tuple(each))) for name, each in groups.items()]
-    return Map(nowhere, tuple(top))
+    entries: list[tuple[Scalar, Node]] = []
+    inner: dict[str, list[tuple[list[str], Key, str]]] = {}
+    for (name, *rest), key, text in given:
+        if rest:
+            inner.setdefault(name, []).append((rest, key, text))
+        else:
+            place = Place(key.option)
+            entries.append((Scalar(place, name), _node(key.kind, text, place)))
+    entries += [(Scalar(nowhere, name), _group(each)) for name, each in inner.items()]
+    return Map(nowhere, tuple(entries))
 
 
 def _node(kind: Kind, text: str, place: Place) -> Node:

@@ -42,6 +42,7 @@ def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Ite
     yield from _label_sets(config)
     yield from _resources(config, families)
     yield from _nodes(config)
+    yield from _tls(config)
 
 
 def _socket_path(config: Config) -> Iterator[Broken]:
@@ -77,6 +78,23 @@ def _nodes(config: Config) -> Iterator[Broken]:
                 f"{one.node_name} is there twice: take one out",
             )
         seen.add(one.node_name)
+
+
+def _tls(config: Config) -> Iterator[Broken]:
+    tls = config.metrics.tls
+    cert, key, ca = (f"metrics.tls.{each}" for each in ("certFile", "keyFile", "clientCAFile"))
+    if (tls.cert_file is None) != (tls.key_file is None):
+        there, missing = (cert, key) if tls.key_file is None else (key, cert)
+        yield Broken((there,), f"{missing} is missing: a certificate and its key go together")
+    elif tls.client_ca_file is not None and tls.cert_file is None:
+        message = "clients' certificates need TLS: give metrics.tls.certFile and keyFile as well"
+        yield Broken((ca,), message)
+    elif config.metrics.authorization != "none" and tls.cert_file is None:
+        yield Broken(
+            ("metrics.authorization",),
+            "without TLS clients' tokens could be read on the way: give metrics.tls.certFile and "
+            "keyFile as well",
+        )
 
 
 def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Iterator[Broken]:

@@ -201,6 +201,23 @@ class LabelsConfig:
     )
 
 
+def _file(about: str) -> Any:
+    return _restart(None, about, text("an absolute path", "^/.*$"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsConfig:
+    """TLS at metrics.listen. The files are followed while the agent runs."""
+
+    cert_file: str | None = _file(
+        "The server's certificate, PEM, and those that lead to its authority; without it, no TLS."
+    )
+    key_file: str | None = _file("Its private key, PEM, without a passphrase.")
+    client_ca_file: str | None = _file(
+        "Authorities of clients, PEM: whoever has no certificate by one of them is refused."
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
     """The page for Prometheus."""
@@ -228,6 +245,12 @@ class MetricsConfig:
     interval: float = _live(
         5.0, "Seconds between two readings of telemetry and of assignments.", _seconds(1, 3600)
     )
+    authorization: Literal["none", "kubernetes"] = _restart(
+        "none",
+        "none: whoever reaches metrics.listen may read its pages; kubernetes: who has a token of "
+        "the cluster, and may get the path by its RBAC.",
+    )
+    tls: TlsConfig = TlsConfig()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -374,6 +397,15 @@ def default_config(words: Vocabulary) -> Config:
     """The configuration in which nobody set anything."""
     found: Config = _default(schema_of(words))
     return found
+
+
+def group_of(schema: Group, name: str) -> Group:
+    """The group of this dotted name; "" is the schema itself."""
+    for part in name.split(".") if name else ():
+        inner = schema.keys[part].kind
+        assert isinstance(inner, Group)  # noqa: S101  (the name is a key's)
+        schema = inner
+    return schema
 
 
 def keys_of(group: Group) -> Iterator[Key]:

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 def show(effective: Effective) -> str:
     """The configuration as a file of the same meaning, with each value's origin as a comment."""
     lines: list[tuple[str, str]] = []
-    group = ""
+    groups: list[str] = []
     for key in KEYS:
-        if key.group != group:
-            group = key.group
-            if group:
-                lines.append((f"{group}:", ""))
+        *here, last = key.name.split(".")
+        for depth, group in enumerate(here):
+            if here[: depth + 1] != groups[: depth + 1]:
+                lines.append((f"{'  ' * depth}{group}:", ""))
+        groups = here
         value, origin = key.of(effective.config), effective.origins[key.name]
-        name = "  " * bool(group) + key.name.rpartition(".")[2] + ":"
+        name = f"{'  ' * len(here)}{last}:"
         if isinstance(value, tuple) and value and is_dataclass(value[0]):
             lines += [(name, origin), *((f"  - {as_yaml(item)}", "") for item in value)]
         else:
@@ -65,6 +66,13 @@ def _definitions(group: Group) -> dict[str, Any]:
     return found
 
 
+def _defaults(group: Group) -> dict[str, object]:
+    return {
+        name: _defaults(key.kind) if isinstance(key.kind, Group) else key.default
+        for name, key in group.keys.items()
+    }
+
+
 def _property(key: Key) -> dict[str, Any]:
     kind = dict(key.kind.json)
     if key.optional:
@@ -72,7 +80,7 @@ def _property(key: Key) -> dict[str, Any]:
     if key.description:
         kind = {"description": key.description, **kind}
     if isinstance(key.kind, Group):
-        kind["default"] = {name: each.default for name, each in key.kind.keys.items()}
+        kind["default"] = _defaults(key.kind)
     elif key.default is not MISSING:
         kind["default"] = key.default
     return kind

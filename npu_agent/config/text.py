@@ -34,7 +34,7 @@ def as_yaml(value: object) -> str:
 
 def camel(name: str) -> str:
     """An attribute's name as files spell it."""
-    return re.sub("_(.)", lambda found: found[1].upper(), name)
+    return re.sub("_(ca(?=_)|.)", lambda found: found[1].upper(), name)
 
 
 def any_of(words: Iterable[str]) -> str:

@@ -38,6 +38,9 @@ def unready(state: AgentState) -> tuple[Trouble, ...]:
     found += [_unserved_claims(one) for one in state.dra]
     if state.config.error is not None:
         found.append(Trouble(what="config", cause=state.config.error, kind=TroubleKind.CONFIG))
+    if state.tls is not None and state.tls.expires_at is None:
+        cause = state.tls.error or "the certificate is not read yet"
+        found.append(Trouble(what="metrics.tls", cause=cause, kind=TroubleKind.CONFIG))
     if state.cdi_error is not None:
         found.append(Trouble(what="the CDI specs cannot be written", cause=state.cdi_error))
     return tuple(filter(None, found))
@@ -126,6 +129,7 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
         first = state.config.error.partition("\n")[0]
         text = f"the config file is refused, the last good one stays in force: {first}"
         yield Note(subject="config", text=text)
+    yield from _of_tls(state)
     if state.assignments_error is not None:
         text = f"the assignments of devices to Pods are unknown: {state.assignments_error}"
         yield Note(subject="assignments", text=text)
@@ -138,6 +142,18 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     for odd in state.snapshot.odd:
         if odd.unread:
             yield Note(subject="hardware", text=f"{odd.entry} cannot be read: {odd.reason}")
+
+
+def _of_tls(state: AgentState) -> Iterator[Note]:
+    if state.tls is None:
+        return
+    expires_at, error = state.tls.expires_at, state.tls.error
+    if error is not None:
+        kept = "metrics are not served" if expires_at is None else "the last good one is kept"
+        text = f"the certificate of metrics.tls is refused, {kept}: {error}"
+        yield Note(subject="config", text=text)
+    if expires_at is not None and expires_at < state.now:
+        yield Note(subject="config", text="the certificate of metrics.tls has expired: renew it")
 
 
 def notes(state: AgentState) -> Iterator[Note]:

@@ -143,6 +143,16 @@ class LabelState:
     """When they were last written. None: not by this process."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsState:
+    """The certificate of the public port."""
+
+    expires_at: float | None = None
+    """Of the one in force; None: there was no good one yet, and the port is closed."""
+    error: str | None = None
+    """Why the files that are there now are refused; None if they are not."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentState:
     """How everything stands. What it counts may go on counting."""
@@ -195,6 +205,10 @@ class AgentState:
     """Families left out of the metrics page, by name."""
     cdi_error: str | None = None
     """Why the CDI specs of a host without a kubelet cannot be written; None while they can."""
+    tls: TlsState | None = None
+    """None: the public port is without TLS."""
+    authorizations: Mapping[str, int] = field(default_factory=dict)
+    """Requests for pages, by what became of them; empty where everybody may read them."""
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Connections refused, by listener (``metrics``, ``probes``) and reason."""
 

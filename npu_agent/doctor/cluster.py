@@ -27,6 +27,12 @@ from npu_agent.outputs.labels.machine import read_machine
 _LARGEST = 1 << 20
 """Bytes of a feature file."""
 
+_GROUPS = {
+    "tokenreviews": "authentication.k8s.io",
+    "subjectaccessreviews": "authorization.k8s.io",
+}
+"""The API group of a resource that is not of the core group."""
+
 Right = tuple[str, str]
 """A verb and a resource that the agent has to be allowed."""
 
@@ -59,6 +65,9 @@ def wanted(here: Situation) -> dict[Right, str]:
     if config.events:
         rights["create", "events"] = "Events report what becomes of its cards"
         rights["patch", "events"] = "one that happens again is counted up"
+    if config.metrics.authorization == "kubernetes":
+        rights["create", "tokenreviews"] = "metrics.authorization asks who a client is"
+        rights["create", "subjectaccessreviews"] = "and what it may read"
     return rights
 
 
@@ -111,6 +120,8 @@ async def _allowed(api: Api, here: Situation) -> Mapping[Right, bool] | None:
         where = {"namespace": NAMESPACE}
         if resource == "nodes":
             where = {"name": here.node_name or ""}
+        elif group := _GROUPS.get(resource):
+            where = {"group": group}
         try:
             allowed[verb, resource] = await access.allowed(api, verb, resource, **where)
         except ApiError as error:
@@ -157,6 +168,12 @@ async def _right(here: Situation, right: Right, why: str) -> Finding:
     if allowed[right]:
         return ok("allowed")
     verb, resource = right
+    if resource in _GROUPS:
+        return wrong(
+            f"missing: {why}",
+            "add the component k8s/components/metrics-authorization, which binds the ClusterRole "
+            "system:auth-delegator to this ServiceAccount",
+        )
     rule = f'{{apiGroups: [""], resources: [{resource}], verbs: [{verb}]}}'
     return wrong(
         f"missing: {why}",

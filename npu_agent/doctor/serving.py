@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from npu_agent.doctor.probe import Process, probe, process
 from npu_agent.doctor.situation import Situation
 from npu_agent.files import content
 from npu_agent.outputs.web.server import explained, listen
+from npu_agent.outputs.web.tls import RefusedError, TlsFiles, check, tls_files
+from npu_agent.text import reason
 
 _ANSWER = 3.0
 """Seconds for an agent to answer; its own probes give it two."""
@@ -25,8 +28,10 @@ _LISTENS = b"0A"
 async def lines(here: Situation) -> Lines:
     """Of this subject."""
     yield "metrics.listen", _listen(here)
-    for reason in (await here.see(answer)).unready or ("",):
-        yield "readiness", _readiness(here, reason)
+    if files := tls_files(here.config.metrics.tls):
+        yield "metrics.tls", _certificate(here, files)
+    for why in (await here.see(answer)).unready or ("",):
+        yield "readiness", _readiness(here, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,9 @@ class Answer:
 
 async def answer(here: Situation) -> Answer:
     """Asks for /healthz, and an npu-agent for /readyz."""
-    host, port = here.config.metrics.address
+    # The probes are answered without TLS and without a token.
+    metrics = here.config.metrics
+    host, port = metrics.probes_address if tls_files(metrics.tls) else metrics.address
     if not port:
         return Answer(somebody=False)
     status, body = await _get(host or "127.0.0.1", port, "/healthz")
@@ -101,6 +108,21 @@ async def _listen(here: Situation) -> Finding:
     )
 
 
+async def _certificate(here: Situation, files: TlsFiles) -> Finding:
+    try:
+        expires = await probe(lambda: check(files))
+    except (RefusedError, OSError) as error:
+        if isinstance(error, RefusedError):
+            what, remedy = error.what, error.remedy
+        else:
+            what, remedy = reason(error), "may the agent read it?"
+        if here.in_pod:
+            return wrong(what, remedy)
+        return note(what, f"no matter for an agent in a Pod, which has its own Secret: {remedy}")
+    days = (expires - time.time()) / 86_400
+    return ok(f"{files.cert} is good for {days:.0f} days more")
+
+
 async def _taken(host: str, port: int) -> str:
     """Takes the address for an instant. Why it cannot be had, and what to do; empty: it can."""
     try:
@@ -141,10 +163,10 @@ def _open_files(directory: Path) -> Iterator[str]:
                 yield str(each.readlink())
 
 
-async def _readiness(here: Situation, reason: str) -> Finding:
+async def _readiness(here: Situation, why: str) -> Finding:
     if not (await here.see(answer)).agent:
         beside = "" if here.in_pod else ": it may have a network of its own; ask in its Pod"
         return unused(f"no npu-agent answers on {here.config.metrics.listen}{beside}")
-    if not reason:
+    if not why:
         return ok("the agent that answers is ready")
-    return wrong(reason, "reported by the agent itself (/readyz); see its log and the lines above")
+    return wrong(why, "reported by the agent itself (/readyz); see its log and the lines above")

@@ -22,6 +22,7 @@ LONGEST_WAIT = 300.0
 
 
 _DRA = ("resourceslices", "resourceclaims")
+_REVIEWS = ("tokenreviews", "subjectaccessreviews")
 
 
 class Kind(enum.Enum):
@@ -213,10 +214,13 @@ def _forbidden(attempt: Attempt, said: str) -> str:
         who = "the service account " + "/".join(found.groups())
     elif found := re.search(r'User "([^"]+)"', said):
         who = f"the user {found[1]}"
-    if attempt.resource in _DRA:
+    component = "dra" if attempt.resource in _DRA else ""
+    if attempt.resource in _REVIEWS:
+        component = "metrics-authorization"
+    if component:
         return (
             f"{who} has no right to {attempt.verb} {attempt.resource}: the component "
-            "k8s/components/dra gives it"
+            f"k8s/components/{component} gives it"
         )
     return (
         f"{who} has no right to {attempt.verb} {attempt.resource}: the ClusterRole in k8s/ gives "

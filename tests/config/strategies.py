@@ -17,6 +17,7 @@ from npu_agent.config import (
     MetricsConfig,
     NodeApi,
     ResourceSpec,
+    TlsConfig,
 )
 from npu_agent.vendors import WORDS
 
@@ -86,6 +87,13 @@ CONFIGS = st.builds(
     metrics=st.builds(
         MetricsConfig,
         listen=st.sampled_from([":9100", "127.0.0.1:0", "[::1]:65535", "localhost:80"]),
+        tls=st.sampled_from(
+            [
+                TlsConfig(),
+                TlsConfig(cert_file="/c", key_file="/k"),
+                TlsConfig(cert_file="/c", key_file="/k", client_ca_file="/ca"),
+            ]
+        ),
         probes=st.none() | st.sampled_from([":9101", "127.0.0.1:0"]),
         schema=st.sampled_from(["0.8", "2025"]),
         pod_labels=st.booleans(),

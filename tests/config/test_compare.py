@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 
 from npu_agent.config import (
@@ -14,7 +17,6 @@ from npu_agent.config import (
     Key,
     ResourceSpec,
     changes,
-    default_config,
     parse,
 )
 from npu_agent.config.compare import in_force
@@ -48,18 +50,38 @@ OTHER = {
     "metrics.schema": '"2025"',
     "metrics.podLabels": "false",
     "metrics.interval": "1",
+    "metrics.authorization": "kubernetes",
+    "metrics.tls.certFile": "/x",
+    "metrics.tls.keyFile": "/x",
+    "metrics.tls.clientCAFile": "/x",
     "events": "false",
     "log.level": "debug",
     "log.format": "json",
 }
 
 
+CERTIFICATE = {"metrics.tls.certFile": "/c", "metrics.tls.keyFile": "/k"}
+"""Which go together."""
+
+
+def written(values: Mapping[str, str]) -> bytes:
+    """A file that has these values."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *groups, last = name.split(".")
+        within = tree
+        for each in groups:
+            within = within.setdefault(each, {})
+        within[last] = yaml.safe_load(value)
+    return yaml.safe_dump(tree).encode()
+
+
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
 def test_each_key_alone(key: Key) -> None:
     name = key.name
-    group, _, leaf = name.rpartition(".")
-    text = f"{group}: {{{leaf}: {OTHER[name]}}}" if group else f"{name}: {OTHER[name]}"
-    [change] = changes(default_config(WORDS), parse(text.encode(), "f", WORDS).config)
+    beside = CERTIFICATE if name.startswith(("metrics.tls", "metrics.auth")) else {}
+    old, new = written(beside), written({**beside, name: OTHER[name]})
+    [change] = changes(parse(old, "f", WORDS).config, parse(new, "f", WORDS).config)
     assert change.key == name
     assert str(change).startswith(f"{name}: ")
     assert str(change).endswith(f" -> {OTHER[name]}")

@@ -17,6 +17,7 @@ from npu_agent.config import (
     Key,
     NodeApi,
     ResourceSpec,
+    TlsConfig,
     add_options,
     default_config,
     from_args,
@@ -52,6 +53,21 @@ def test_no_option_is_the_defaults() -> None:
     effective = effective_of()
     assert effective.config == default_config(WORDS)
     assert effective.origins == {key.name: "default" for key in KEYS}
+
+
+def test_an_option_of_a_group_within_a_group() -> None:
+    effective = effective_of(
+        "--metrics-tls-cert-file", "/c", "--metrics-tls-key-file", "/k", "--metrics-interval", "2"
+    )
+    assert effective.config.metrics == replace(
+        default_config(WORDS).metrics,
+        interval=2.0,
+        tls=TlsConfig(cert_file="/c", key_file="/k"),
+    )
+    assert effective.origins["metrics.tls.keyFile"] == "--metrics-tls-key-file"
+    assert "--metrics-tls-cert-file: metrics.tls.keyFile is missing" in error_of(
+        "--metrics-tls-cert-file", "/c"
+    )
 
 
 def test_values_and_origins() -> None:

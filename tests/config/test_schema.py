@@ -47,6 +47,10 @@ def test_keys_and_options_as_the_specification_names_them() -> None:
         "metrics.schema": "--metrics-schema",
         "metrics.podLabels": "--metrics-pod-labels",
         "metrics.interval": "--metrics-interval",
+        "metrics.authorization": "--metrics-authorization",
+        "metrics.tls.certFile": "--metrics-tls-cert-file",
+        "metrics.tls.keyFile": "--metrics-tls-key-file",
+        "metrics.tls.clientCAFile": "--metrics-tls-client-ca-file",
         "events": "--events",
         "log.level": "--log-level",
         "log.format": "--log-format",
@@ -80,6 +84,10 @@ def test_defaults() -> None:
         "metrics.schema": "0.8",
         "metrics.podLabels": True,
         "metrics.interval": 5.0,
+        "metrics.authorization": "none",
+        "metrics.tls.certFile": None,
+        "metrics.tls.keyFile": None,
+        "metrics.tls.clientCAFile": None,
         "events": True,
         "log.level": "info",
         "log.format": "text",
@@ -98,6 +106,10 @@ def test_keys_that_wait_for_a_restart() -> None:
         "labels.output",
         "metrics.listen",
         "metrics.probes",
+        "metrics.authorization",
+        "metrics.tls.certFile",
+        "metrics.tls.keyFile",
+        "metrics.tls.clientCAFile",
     }
 
 

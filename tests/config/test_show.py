@@ -57,6 +57,11 @@ metrics:
   schema: "2025"                            # c.yaml:4
   podLabels: true                           # default
   interval: 5                               # default
+  authorization: none                       # default
+  tls:
+    certFile: null                          # default
+    keyFile: null                           # default
+    clientCAFile: null                      # default
 events: true                                # default
 log:
   level: info                               # default

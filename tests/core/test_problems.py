@@ -1,5 +1,6 @@
 """Readiness, problems and notes."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from npu_agent.core.hardware import CoreRange, HealthState, Oddity
 from npu_agent.core.problems import notes, problems, unready
-from npu_agent.core.state import LabelState, SessionPhase, SlicesState
+from npu_agent.core.state import LabelState, SessionPhase, SlicesState, TlsState
 from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
@@ -223,3 +224,24 @@ def test_a_claim_whose_card_is_gone_is_a_problem() -> None:
     assert texts == [f"ml/train-pod holds {held.devices[1].device}, whose card is gone"]
     unknown = replace(found, snapshot=replace(found.snapshot, cards=(), complete=False))
     assert unknown.gone == ()
+
+
+def test_a_certificate_that_is_refused_is_a_problem_and_without_one_the_agent_is_unready() -> None:
+    def said(tls: TlsState) -> tuple[bool, list[str]]:
+        found = replace(scene(SessionPhase.REGISTERED).state(), tls=tls)
+        return bool(unready(found)), [note.text for note in problems(found)]
+
+    later, refused = time.time() + 60, "is not valid"
+    assert said(TlsState(expires_at=later)) == (False, [])
+    assert said(TlsState(expires_at=later, error=refused)) == (
+        False,
+        ["the certificate of metrics.tls is refused, the last good one is kept: is not valid"],
+    )
+    assert said(TlsState(error=refused)) == (
+        True,
+        ["the certificate of metrics.tls is refused, metrics are not served: is not valid"],
+    )
+    assert said(TlsState(expires_at=1.0)) == (
+        False,
+        ["the certificate of metrics.tls has expired: renew it"],
+    )

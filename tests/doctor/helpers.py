@@ -121,7 +121,11 @@ class ApiServer:
             if asked["group"] == "resource.k8s.io":
                 allowed = (asked["verb"], asked["resource"]) not in self.dra.denied
                 return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
-            assert asked["group"] == ""
+            groups = {
+                "tokenreviews": "authentication.k8s.io",
+                "subjectaccessreviews": "authorization.k8s.io",
+            }
+            assert asked["group"] == groups.get(asked["resource"], "")
             assert asked.get("namespace", "") == {"events": "default"}.get(asked["resource"], "")
             allowed = (asked["verb"], asked["resource"]) in self.rights
             return web.json_response({**review, "status": {"allowed": allowed}}, status=201)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from npu_agent import simulator
-from npu_agent.config import AllocationConfig, LabelsConfig, MetricsConfig
+from npu_agent.config import AllocationConfig, LabelsConfig, MetricsConfig, TlsConfig
 from npu_agent.doctor import examine, kubelet, probe
 from npu_agent.doctor.check import Verdict
 from npu_agent.simulator.tree import STATE_DIR
@@ -407,6 +407,29 @@ BREAKS: dict[str, Break] = {
         {"metrics.listen": Verdict.WRONG, "readiness": Verdict.UNUSED},
         "192.0.2.1:9100",
         "no such address",
+    ),
+    "no certificate": Break(
+        lambda node: node.reconfigure(
+            metrics=replace(
+                node.situation.config.metrics,
+                probes=f"127.0.0.1:{node.port.number}",
+                tls=TlsConfig(cert_file="/none/tls.crt", key_file="/none/tls.key"),
+            )
+        ),
+        {"metrics.tls": Verdict.WRONG},
+        "/none/tls.crt is missing",
+        "mount the Secret",
+    ),
+    "no right to ask about clients' tokens": Break(
+        lambda node: node.reconfigure(
+            metrics=replace(node.situation.config.metrics, authorization="kubernetes")
+        ),
+        {
+            "right to create tokenreviews": Verdict.WRONG,
+            "right to create subjectaccessreviews": Verdict.WRONG,
+        },
+        "metrics.authorization asks who a client is",
+        "k8s/components/metrics-authorization",
     ),
     "an agent that is not ready": Break(
         lambda node: node.port.reasons.append("config: config.yaml:3: unknown key"),

@@ -30,6 +30,8 @@ VALUES: dict[str, Object] = {
     "selinux": {"seLinuxOptions": {"type": "container_device_plugin_t"}},
     "network-policy": {"networkPolicy": True},
     "podmonitor": {"podMonitor": True},
+    "metrics-tls": {"metricsTLS": True},
+    "metrics-authorization": {"metricsAuthorization": True},
     "alerts": {"alerts": True},
     "dashboard": {"dashboard": True},
 }
@@ -157,6 +159,20 @@ def test_the_port_follows_the_config() -> None:
     (service,) = (thing for thing in made if thing["kind"] == "Service")
     assert service["spec"]["ports"][0]["port"] == 9200
     assert service["metadata"]["annotations"]["prometheus.io/port"] == "9200"
+
+
+def test_a_pod_monitor_scrapes_by_https_where_that_is_served(overlay: Overlay) -> None:
+    made = comparable(template({"podMonitor": True, "metricsTLS": True}))
+    assert made == comparable(overlay(["podmonitor", "metrics-tls"]))
+    both = {"podMonitor": True, "metricsTLS": True, "metricsAuthorization": True}
+    assert comparable(template(both)) == comparable(
+        overlay(["podmonitor", "metrics-tls", "metrics-authorization"])
+    )
+    refused = run(
+        *("helm", "template", "any-name", CHART, "--values", "-"),
+        stdin=json.dumps({"config": {"metrics": {"tls": {"certFile": "/a", "keyFile": "/b"}}}}),
+    )
+    assert "set metricsTLS to true" in refused.stderr
 
 
 def test_the_port_of_the_probes_follows_the_config() -> None:

@@ -45,6 +45,16 @@ def _reading_failures(state: AgentState) -> Samples:
         yield Labels(arch=family, device=card, reason=reason), count
 
 
+def _certificate_expires(state: AgentState) -> Samples:
+    if state.tls is not None and state.tls.expires_at is not None:
+        yield NONE, state.tls.expires_at
+
+
+def _certificate_good(state: AgentState) -> Samples:
+    if state.tls is not None:
+        yield NONE, state.tls.error is None and (state.tls.expires_at or 0) > state.now
+
+
 def _refused(state: AgentState) -> Samples:
     for (listener, reason), count in state.refused.items():
         yield Labels(listener=listener, reason=reason), count
@@ -262,6 +272,22 @@ DEFINITIONS: tuple[Definition[AgentState], ...] = (
         kind="counter",
         help="Connections to the agent's ports that were refused, by listener and reason.",
         samples=_refused,
+    ),
+    Definition(
+        name="npu_agent_authorizations_total",
+        kind="counter",
+        help="Requests for pages that needed a token, by what became of them.",
+        samples=_by("result", lambda state: state.authorizations),
+    ),
+    Definition(
+        name="npu_agent_tls_certificate_expires_timestamp_seconds",
+        help="When the certificate in force expires, in seconds since 1970.",
+        samples=_certificate_expires,
+    ),
+    Definition(
+        name="npu_agent_tls_certificate_good",
+        help="Whether the certificate files are good, and the one in force is not expired: 1 or 0.",
+        samples=_certificate_good,
     ),
 )
 """The families, in the order of the page."""

@@ -18,10 +18,14 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server
 
+from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.gate import Gate
 from npu_agent.outputs.web.listener import Listener, reset
-from npu_agent.outputs.web.pages import Answering
+from npu_agent.outputs.web.pages import Answer, Answering
+from npu_agent.outputs.web.tls import Certificates
 
+_HANDSHAKE = 5.0
+"""Seconds for a client's TLS handshake."""
 _TAKE = 10.0
 """Seconds a client may take to read its answer."""
 _LINGER = 1.0
@@ -34,8 +38,14 @@ bound the memory that clients with unfinished heads can take: some 20 MB for eac
 class Connections(Server):
     """The server's open connections; asyncio's factory for the protocol of each new one."""
 
-    def __init__(self, answering: Answering, gate: Gate) -> None:
-        """Answers by `answering`, on the connections that `gate` lets in."""
+    def __init__(
+        self,
+        answering: Answering,
+        gate: Gate,
+        certificates: Certificates | None,
+        authorizer: Authorizer | None,
+    ) -> None:
+        """Answers by `answering`, on the connections that `gate` lets in: see `serving`."""
         super().__init__(
             self._handle,
             access_log=None,
@@ -49,6 +59,8 @@ class Connections(Server):
         )
         self._answering = answering
         self._gate = gate
+        self._certificates = certificates
+        self._authorizer = authorizer
         self._addresses: dict[RequestHandler, str] = {}
         """Of the connections that the gate counts."""
         self._open: dict[RequestHandler, asyncio.Transport] = {}
@@ -64,7 +76,16 @@ class Connections(Server):
         handler = self()
         self._addresses[handler] = address
         try:
-            await self._loop.connect_accepted_socket(lambda: handler, connection)
+            if self._certificates is None:
+                await self._loop.connect_accepted_socket(lambda: handler, connection)
+            else:
+                await self._loop.connect_accepted_socket(
+                    lambda: handler,
+                    connection,
+                    ssl=self._certificates.context,
+                    ssl_handshake_timeout=_HANDSHAKE,
+                    ssl_shutdown_timeout=_LINGER,
+                )
         except OSError:  # the client has gone
             connection.close()
             self._left(handler)
@@ -95,18 +116,32 @@ class Connections(Server):
         for transport in self._open.values():
             _drop(transport)
 
-    async def _handle(self, request: BaseRequest) -> Response:
-        answer = await self._answering.answer(
+    async def _answer(self, request: BaseRequest) -> Answer:
+        if self._authorizer is not None:
+            refused = await self._authorizer.refusal(
+                request.headers.get("Authorization", ""), request.path, request.remote or ""
+            )
+            if refused is not None:
+                return refused
+        return await self._answering.answer(
             request.method,
             request.path,
             accept=request.headers.get("Accept", ""),
             encodings=request.headers.get("Accept-Encoding", ""),
         )
+
+    async def _handle(self, request: BaseRequest) -> Response:
+        answer = await self._answer(request)
         response = Response(
             status=answer.status,
             body=answer.body,
             headers={**answer.headers, "Server": "npu-agent"},
         )
+        if self._certificates is not None and request.transport is not None:
+            # Under another certificate, or other authorities of clients, than those in force now.
+            began_with = request.transport.get_extra_info("sslcontext")
+            if began_with is not self._certificates.context:
+                response.force_close()
         # Written here and not after the return, where aiohttp would wait without a deadline.
         try:
             async with asyncio.timeout(_TAKE):
@@ -138,7 +173,13 @@ _ERRORS.addFilter(_ours)
 
 @contextlib.asynccontextmanager
 async def serving(
-    answering: Answering, sockets: Sequence[socket.socket], gate: Gate, *, ending: float
+    answering: Answering,
+    sockets: Sequence[socket.socket],
+    gate: Gate,
+    *,
+    certificates: Certificates | None,
+    authorizer: Authorizer | None,
+    ending: float,
 ) -> AsyncIterator[None]:
     """Answers on listening `sockets`; at the end accepts no more, and closes all connections.
 
@@ -146,9 +187,11 @@ async def serving(
         answering: gives the answers.
         sockets: are closed by their owner.
         gate: of these sockets together.
+        certificates: with a good one; None: without TLS.
+        authorizer: asked about each request; None: everybody may have every page.
         ending: how many seconds the end may take, whatever the clients do.
     """
-    connections = Connections(answering, gate)
+    connections = Connections(answering, gate, certificates, authorizer)
     listeners = [Listener(each, gate, connections.admit) for each in sockets]
     try:
         yield

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 _ADDRESSES = 1024
-"""Remote addresses whose rate is remembered. Those that pass by beyond share `Bounds.rate`."""
+"""Remote addresses whose rate is remembered; beyond, those that came first are forgotten."""
 
 
 REASONS = ("address_rate", "address_open", "rate", "open")
@@ -41,6 +41,36 @@ PROBES = Bounds(most=64, most_each=4, rate=200.0, rate_each=10.0, silence=2.0)
 """Of the port that the kubelet asks, on a new connection for each probe."""
 
 
+class Pace:
+    """How fast clients come: so many a second, of all addresses and of each."""
+
+    def __init__(self, *, rate: float, rate_each: float, seconds: float) -> None:
+        """As `Bounds` has it. Nobody has come yet."""
+        self._rate = rate
+        self._rate_each = rate_each
+        self._seconds = seconds
+        # What is used up is kept as the time until which it is, so that no clock has to tick.
+        self._all = 0.0
+        self._each: dict[str, float] = {}
+        """Who came last is last."""
+
+    def against(self, address: str, now: float) -> str:
+        """Why one more from `address` is too many, or ""; `now` never goes back."""
+        if self._each.get(address, now) - now > self._seconds:
+            return "address_rate"
+        return "rate" if self._all - now > self._seconds else ""
+
+    def take(self, address: str, now: float) -> bool:
+        """Counts one from `address`, unless that is too many."""
+        if self.against(address, now):
+            return False
+        self._all = max(now, self._all) + 1 / self._rate
+        self._each[address] = max(now, self._each.pop(address, now)) + 1 / self._rate_each
+        if len(self._each) > _ADDRESSES:
+            del self._each[next(iter(self._each))]
+        return True
+
+
 class Gate:
     """Counts the connections of one listener. `refused` is by reason."""
 
@@ -49,10 +79,7 @@ class Gate:
         self.bounds = bounds
         self.refused = Counter(dict.fromkeys(REASONS, 0))
         self._open: Counter[str] = Counter()
-        self._all = 0.0
-        """When the rate of all addresses together is used up to: the clock of `enter`."""
-        self._each: dict[str, float] = {}
-        """The same for each address; who came last is last."""
+        self._pace = Pace(rate=bounds.rate, rate_each=bounds.rate_each, seconds=bounds.seconds)
 
     def enter(self, address: str, now: float) -> bool:
         """Whether a new connection from `address` is taken; if so, `leave` has to follow.
@@ -61,16 +88,12 @@ class Gate:
             address: the remote one, without its port.
             now: seconds of a clock that never goes back.
         """
-        reason = self._against(address, now)
+        reason = self._pace.against(address, now) or self._full(address)
         if reason:
             self.refused[reason] += 1
             return False
-        bounds = self.bounds
+        self._pace.take(address, now)
         self._open[address] += 1
-        self._all = max(now, self._all) + 1 / bounds.rate
-        self._each[address] = max(now, self._each.pop(address, now)) + 1 / bounds.rate_each
-        if len(self._each) > _ADDRESSES:
-            del self._each[next(iter(self._each))]
         return True
 
     def leave(self, address: str) -> None:
@@ -79,15 +102,7 @@ class Gate:
         if not self._open[address]:
             del self._open[address]
 
-    def _against(self, address: str, now: float) -> str:
-        # What is used up is counted in seconds that lie ahead: no clock has to tick for it.
-        bounds = self.bounds
-        if self._each.get(address, now) - now > bounds.seconds:
-            return "address_rate"
-        if self._open[address] >= bounds.most_each:
+    def _full(self, address: str) -> str:
+        if self._open[address] >= self.bounds.most_each:
             return "address_open"
-        if self._all - now > bounds.seconds:
-            return "rate"
-        if self._open.total() >= bounds.most:
-            return "open"
-        return ""
+        return "open" if self._open.total() >= self.bounds.most else ""

@@ -193,6 +193,11 @@ def _packed(answer: Answer) -> Answer:
     return replace(answer, body=body, headers={**answer.headers, "Content-Encoding": "gzip"})
 
 
+def refusal(text: str, status: HTTPStatus, **headers: str) -> Answer:
+    """An answer of one line, with these headers beside the usual ones."""
+    return _answer(text, _PLAIN, status, **headers)
+
+
 def _answer(
     body: str | bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, **more: str
 ) -> Answer:

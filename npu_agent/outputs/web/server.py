@@ -17,7 +17,9 @@ from npu_agent.outputs.web.gate import PUBLIC, Bounds, Gate
 from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
+    from npu_agent.outputs.web.authorization import Authorizer
     from npu_agent.outputs.web.pages import Answering
+    from npu_agent.outputs.web.tls import Certificates
 
 log = logger(__name__)
 
@@ -43,6 +45,8 @@ class Server:
         *,
         what: str = "metrics and status",
         key: str = "metrics.listen",
+        certificates: Certificates | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -52,12 +56,16 @@ class Server:
             bounds: of the connections.
             what: is served there, for the log.
             key: where the config has the address.
+            certificates: for TLS, which `run` waits for; None: without TLS.
+            authorizer: asked about each request; None: everybody may have every page.
         """
         self.listening: Feed[tuple[str, int] | None] = Feed(None)
         """Host and port; None while it does not listen."""
         self.gate = Gate(bounds)
         self._address = address
         self._answering = answering
+        self._certificates = certificates
+        self._authorizer = authorizer
         self._what = what
         self._key = key
 
@@ -67,9 +75,20 @@ class Server:
         await asyncio.to_thread(import_module, "npu_agent.outputs.web.connections")
         from npu_agent.outputs.web.connections import serving
 
+        if self._certificates is not None:
+            async for state in self._certificates.state.watch():
+                if state.expires_at is not None:
+                    break
         sockets = await self._bound()
         try:
-            async with serving(self._answering, sockets, self.gate, ending=_ENDING):
+            async with serving(
+                self._answering,
+                sockets,
+                self.gate,
+                certificates=self._certificates,
+                authorizer=self._authorizer,
+                ending=_ENDING,
+            ):
                 host, port = sockets[0].getsockname()[:2]
                 log.info("serving %s", self._what, address=_shown((host, port)))
                 self.listening.publish((host, port))

@@ -19,7 +19,7 @@ from npu_agent.core.claim import ClaimUse
 from npu_agent.core.counts import Counts, DraCounts
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Assignment, PreparedClaim
-from npu_agent.core.state import DraState, SessionPhase, SessionStatus, SlicesState
+from npu_agent.core.state import DraState, SessionPhase, SessionStatus, SlicesState, TlsState
 from npu_agent.inventory.inventory import read_once
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
@@ -151,6 +151,8 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool, d
             reading_failures={("warboy", "npu0", "hung"): 1},
             restarts=Counter(inventory=0),
             page_failures=Counter(cards=0),
+            authorizations=Counter(allowed=7, forbidden=1),
+            tls=TlsState(expires_at=2_000_000_000.0),
             refused={("metrics", "address_rate"): 2, ("probes", "open"): 0},
         ),
         openmetrics=openmetrics,

@@ -67,5 +67,5 @@ def test_what_is_remembered_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPa
     ours = Gate(replace(BOUNDS, rate=1e6))
     for at in range(100):
         assert let_in(ours, f"address {at}", 1) == 1
-    assert len(ours._each) == 3
+    assert len(ours._pace._each) == 3
     assert not ours._open

@@ -1,0 +1,220 @@
+"""The certificate of the public port, followed while the agent runs: the last good one stays.
+
+A certificate is tried out before clients see it: by a handshake in memory with one that trusts that
+very certificate. It fails for what a client would refuse as well: an expired one, one that is not a
+server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from npu_agent import files
+from npu_agent.config import TlsConfig
+from npu_agent.core.state import TlsState
+from npu_agent.feed import Feed
+from npu_agent.logs import logger
+from npu_agent.text import one_line, reason
+from npu_agent.threads import DaemonThread
+
+log = logger(__name__)
+
+_EVERY = 5.0
+"""Seconds between two readings of the files."""
+_READING = 5.0
+"""Seconds that one may take: a file system may hang."""
+_LARGEST = 1 << 20
+"""Bytes of a file: a bundle of authorities may be large."""
+_EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26
+"""X509_V_ERR_CERT_HAS_EXPIRED, _CERT_NOT_YET_VALID and _INVALID_PURPOSE (openssl/x509_vfy.h)."""
+_REMEDIES = {
+    _EXPIRED: "renew it, and check this host's clock",
+    _NOT_YET: "check this host's clock",
+    _PURPOSE: "it is for clients: take one whose extended key usage has serverAuth, or none",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Where the certificate is."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None
+    """Authorities of the clients; None: clients need no certificate."""
+
+
+def tls_files(config: TlsConfig) -> TlsFiles | None:
+    """As the config has them; None: no TLS."""
+    if config.cert_file is None or config.key_file is None:
+        return None
+    ca = config.client_ca_file
+    return TlsFiles(
+        cert=Path(config.cert_file), key=Path(config.key_file), client_ca=Path(ca) if ca else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What was in the files, and the context made of it."""
+
+    contents: tuple[bytes, ...]
+    context: ssl.SSLContext
+    expires_at: float
+
+
+class RefusedError(Exception):
+    """The files cannot be used: what is wrong, and the remedy."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what = what
+        self.remedy = remedy
+
+
+class Certificates:
+    """The TLS context for new connections; `state` is how it stands."""
+
+    def __init__(self, where: TlsFiles) -> None:
+        """Nothing is read yet."""
+        self.state: Feed[TlsState] = Feed(TlsState())
+        self._where = where
+        self._thread = DaemonThread("npu-tls")
+        self._contents: tuple[bytes, ...] = ()
+        self._context: ssl.SSLContext | None = None
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """For the next connection; None as long as there was no good certificate."""
+        return self._context
+
+    async def run(self) -> None:
+        """Follows the files until cancelled."""
+        while True:
+            await self._look()
+            await asyncio.sleep(_EVERY)
+
+    async def _look(self) -> None:
+        known, state = self._contents, self.state.value
+        try:
+            # What was refused is tried again: a clock may have been put right.
+            found = await self._thread.call(
+                partial(_load, self._where, () if state.error else known), deadline=_READING
+            )
+        except (RefusedError, OSError, ValueError) as error:
+            why = str(error) if isinstance(error, RefusedError) else one_line(reason(error))
+            if why != state.error:
+                kept = "there is none" if self._context is None else "the last good one is kept"
+                log.error("the certificate of metrics.tls is refused", reason=why, kept=kept)
+            self.state.publish(replace(state, error=why))
+            return
+        if found is None or found.contents == known:
+            if state.error is not None:
+                log.info("the certificate of metrics.tls is good again")
+                self.state.publish(replace(state, error=None))
+            return
+        self._contents, self._context = found.contents, found.context
+        expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.expires_at))
+        log.info("the certificate of metrics.tls is in force", expires=expires)
+        self.state.publish(TlsState(expires_at=found.expires_at))
+
+
+def _load(where: TlsFiles, known: tuple[bytes, ...]) -> _Loaded | None:
+    """What is in the files now; None if that is `known`, or just being replaced.
+
+    Raises:
+        RefusedError: it cannot be used.
+        OSError: a file cannot be read.
+    """
+    contents = _contents(where)
+    if contents == known:
+        return None
+    try:
+        loaded = _Loaded(contents, *_context(where, contents[0]))
+    except RefusedError:
+        if _contents(where) != contents:
+            return None  # a new certificate, and the old key: both are there the next time
+        raise
+    # OpenSSL has read the files by itself.
+    return loaded if _contents(where) == contents else None
+
+
+def check(where: TlsFiles) -> float:
+    """When the certificate expires: seconds since 1970. May block.
+
+    Raises:
+        RefusedError: it cannot be used.
+        OSError: a file cannot be read.
+    """
+    return _context(where, _contents(where)[0])[1]
+
+
+def _contents(where: TlsFiles) -> tuple[bytes, ...]:
+    found = []
+    for path in filter(None, (where.cert, where.key, where.client_ca)):
+        content = files.content(path, _LARGEST + 1)
+        if content is None:
+            raise RefusedError(f"{path} is missing", "mount the Secret there")
+        if len(content) > _LARGEST:
+            raise RefusedError(f"{path} is larger than 1 MiB", "that is no certificate")
+        found.append(content)
+    return tuple(found)
+
+
+def _context(where: TlsFiles, cert: bytes) -> tuple[ssl.SSLContext, float]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    try:
+        # A passphrase would be asked for at a terminal.
+        context.load_cert_chain(where.cert, where.key, password=lambda: "")
+    except ssl.SSLError as error:
+        raise RefusedError(
+            f"{where.cert} and {where.key} cannot be used ({_why(error)})",
+            "both have to be PEM, the key that of the first certificate, and without a passphrase",
+        ) from error
+    expires_at = _tried(context, where.cert, cert)
+    if where.client_ca is not None:
+        try:
+            context.load_verify_locations(where.client_ca)
+        except ssl.SSLError as error:
+            why = f"{where.client_ca} has no certificate of an authority ({_why(error)})"
+            raise RefusedError(why, "it has to be PEM") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context, expires_at
+
+
+def _tried(server: ssl.SSLContext, path: Path, cert: bytes) -> float:
+    """When a client that trusts this certificate says that it expires."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False  # clients know it by names of their own
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        client.load_verify_locations(cadata=cert.decode("ascii", errors="replace"))
+        ends = (
+            client.wrap_bio(to_client, to_server),
+            server.wrap_bio(to_server, to_client, server_side=True),
+        )
+        for _ in range(3):
+            for end in ends:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+        found = ends[0].getpeercert() or {}
+        return float(ssl.cert_time_to_seconds(str(found["notAfter"])))
+    except ssl.SSLCertVerificationError as error:
+        remedy = _REMEDIES.get(error.verify_code, "clients would refuse it")
+        why = one_line(error.verify_message)
+        raise RefusedError(f"{path} is not valid ({why})", remedy) from error
+    except (ssl.SSLError, KeyError, ValueError) as error:
+        raise RefusedError(f"{path} cannot be used", _why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    """OpenSSL's words without Python's file and line."""
+    return one_line(getattr(error, "reason", None) or str(error).partition(" (_ssl")[0])

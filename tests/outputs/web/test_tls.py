@@ -1,0 +1,184 @@
+"""TLS at the public port: real certificates, replaced while the server runs."""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from npu_agent.core.state import TlsState
+from npu_agent.outputs.web import connections, tls
+from npu_agent.outputs.web.server import Server
+from npu_agent.outputs.web.tls import Certificates, TlsFiles
+from tests.outputs.web.certificates import Authority, authority, placed
+from tests.outputs.web.helpers import PROMETHEUS, Scene, listening
+from tests.outputs.web.test_server import LIMIT, Address
+from tests.until import first, until
+
+DAY = 86_400
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("other"), "other")
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "_EVERY", 0.01)
+
+
+@contextlib.asynccontextmanager
+async def serving(files: TlsFiles) -> AsyncIterator[tuple[Certificates, Server]]:
+    certificates = Certificates(files)
+    server = Server(("127.0.0.1", 0), Scene().pages(), certificates=certificates)
+    running = [asyncio.create_task(part.run()) for part in (certificates, server)]
+    try:
+        yield certificates, server
+        assert not any(task.done() for task in running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def scrape(address: Address, trusting: ssl.SSLContext) -> bytes:
+    url = f"https://{address[0]}:{address[1]}/metrics"
+    timeout = aiohttp.ClientTimeout(total=LIMIT)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.get(url, ssl=trusting) as answer,
+    ):
+        return await answer.read()
+
+
+async def shown(address: Address) -> bytes:
+    """The certificate that a new connection is shown."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with asyncio.timeout(LIMIT):
+        _, writer = await asyncio.open_connection(*address, ssl=context)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        await writer.wait_closed()
+    return bytes(found)
+
+
+def der(path: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(path.read_text())
+
+
+async def test_pages_by_https_and_by_nothing_else(ours: Authority, tmp_path: Path) -> None:
+    async with serving(placed(tmp_path, ours.sign("server"))) as (_, server):
+        address = await listening(server)
+        assert await scrape(address, ours.trusting()) == PROMETHEUS
+        url = f"http://{address[0]}:{address[1]}/metrics"
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(url)
+        assert await scrape(address, ours.trusting()) == PROMETHEUS
+
+
+async def test_only_clients_with_a_certificate_of_the_authority(
+    ours: Authority, other: Authority, tmp_path: Path
+) -> None:
+    files = placed(tmp_path, ours.sign("server"), other.ca)
+    async with serving(files) as (_, server):
+        address = await listening(server)
+        client = other.sign("client", usage="clientAuth")
+        assert await scrape(address, ours.trusting(client)) == PROMETHEUS
+        stranger = ours.sign("stranger", usage="clientAuth")
+        for refused in (ours.trusting(), ours.trusting(stranger)):
+            with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+                await scrape(address, refused)
+
+
+async def test_a_new_certificate_is_in_force_for_new_requests(
+    ours: Authority, tmp_path: Path
+) -> None:
+    old, new = ours.sign("old", days=2), ours.sign("new", days=5)
+    async with serving(placed(tmp_path, old)) as (certificates, server):
+        address = await listening(server)
+        assert await shown(address) == der(old[0])
+        expires_at = certificates.state.value.expires_at
+        assert expires_at == pytest.approx(time.time() + 2 * DAY, abs=600)
+        # One that stays connected is asked to come again, and finds the new one.
+        connector = aiohttp.TCPConnector(ssl=ours.trusting())
+        base = f"https://{address[0]}:{address[1]}"
+        async with aiohttp.ClientSession(base, connector=connector) as session:
+            async with session.get("/metrics") as answer:
+                assert answer.headers.get("Connection") != "close"
+                await answer.read()
+            placed(tmp_path, new)
+            await first(certificates.state, lambda state: state.expires_at != expires_at)
+            async with session.get("/metrics") as answer:
+                assert answer.headers["Connection"] == "close"
+                assert await answer.read() == PROMETHEUS
+        assert await shown(address) == der(new[0])
+
+
+async def test_a_bad_one_keeps_the_last_good_one_and_is_told_once(
+    ours: Authority, other: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = ours.sign("good")
+    bad: dict[str, tuple[Path, Path]] = {
+        "has expired": ours.sign("expired", days=-1),
+        "is for clients": ours.sign("client", usage="clientAuth"),
+        "KEY_VALUES_MISMATCH": (good[0], other.sign("key")[1]),
+        "PEM lib": (ours.directory / "extensions", good[1]),
+    }
+    async with serving(placed(tmp_path, good)) as (certificates, server):
+        address = await listening(server)
+        force = certificates.state.value
+        for words, files in bad.items():
+            caplog.clear()
+            placed(tmp_path, files)
+            state = await first(certificates.state, lambda s, w=words: w in (s.error or ""))  # type: ignore[misc]
+            assert state.expires_at == force.expires_at
+            assert await shown(address) == der(good[0])
+            assert len([each for each in caplog.records if each.levelname == "ERROR"]) == 1
+        (tmp_path / "tls.key").unlink()
+        await first(certificates.state, lambda state: "is missing" in (state.error or ""))
+        placed(tmp_path, good)
+        await first(certificates.state, lambda state: state == force)
+        assert await scrape(address, ours.trusting()) == PROMETHEUS
+
+
+async def test_without_a_good_one_nothing_is_served_until_there_is(
+    ours: Authority, tmp_path: Path
+) -> None:
+    files = placed(tmp_path, ours.sign("expired", days=-1))
+    async with serving(files) as (certificates, server):
+        state = await first(certificates.state, lambda state: state.error)
+        assert "check this host's clock" in str(state.error)
+        assert state == TlsState(error=state.error)
+        assert server.listening.value is None
+        placed(tmp_path, ours.sign("good"))
+        address = await listening(server)
+        assert await scrape(address, ours.trusting()) == PROMETHEUS
+
+
+async def test_a_handshake_that_never_ends_is_ended_and_counted_no_more(
+    ours: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_HANDSHAKE", 0.2)
+    async with serving(placed(tmp_path, ours.sign("server"))) as (_, server):
+        address = await listening(server)
+        silent = [await asyncio.open_connection(*address) for _ in range(8)]
+        for reader, writer in silent:
+            async with asyncio.timeout(LIMIT):
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            writer.close()
+        await until(lambda: not server.gate._open)
+        assert await scrape(address, ours.trusting()) == PROMETHEUS
