@@ -24,8 +24,11 @@ from npu_agent.text import reason, shown
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that `arguments` (default: the process's) name; returns the exit code."""
-    args = parse(sys.argv[1:] if arguments is None else arguments)
     try:
+        try:
+            args = parse(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()  # of help, too: whoever should read it may have gone
         _check_host_root(args)
         code: int = import_module(COMMANDS[args.command].module).main(args)
         sys.stdout.flush()
@@ -54,7 +57,8 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     if name in GROUPS:
         name, rest = _below(group(name), name, rest)
     elif name not in COMMANDS:
-        first.error(f"{shown(name)}: no such command{did_you_mean(name, below(''))}")
+        hint = did_you_mean(name, (*below(""), "--help", "--version"))
+        first.error(f"{shown(name)}: no such command{hint}")
     return COMMANDS[name].parser().parse(rest, args)
 
 

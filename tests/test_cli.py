@@ -58,6 +58,8 @@ Called = tuple[int, str, str]
     [
         ((), "COMMAND is missing: one of run, info, "),
         (("rum",), "rum: no such command: did you mean run?"),
+        (("help",), "help: no such command: did you mean --help?"),
+        (("--host-root",), "--host-root: expected one argument; see `npu-agent --help`"),
         (("--hots-root", "/", "info"), "--hots-root: no such option: did you mean --host-root?"),
         (("info", "--format", "xml"), "must be table, wide, json or yaml, not xml; see `npu-agent"),
         (("info", "-o", "jsno"), "not jsno: did you mean json?"),
@@ -387,7 +389,16 @@ def test_allocations_without_a_kubelet(
 
 
 @pytest.mark.parametrize(
-    "command", ["info --format json", "info", "config schema", "info --watch --format json"]
+    "command",
+    [
+        "info --format json",
+        "info",
+        "config schema",
+        "info --watch --format json",
+        "--help",
+        "run --help-all",
+        "completion zsh",
+    ],
 )
 def test_reader_that_goes_away_is_no_reason_to_complain(root: Path, command: str) -> None:
     """As in `npu-agent info | head -0`: the pipe is closed before anything is written."""

@@ -11,6 +11,7 @@ import pytest
 from npu_agent import simulator
 from npu_agent.commands import view
 from tests.commands.test_view import CARD
+from tests.processes import started
 from tests.terminal import npu_agent
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
@@ -93,10 +94,22 @@ def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
     assert "Traceback" not in process.output
 
 
-def test_watch_goes_on_with_the_time_while_nothing_changes(root: Path) -> None:
-    with npu_agent("info", "-w", "--host-root", root) as process:
+def test_watch_goes_on_with_the_time_while_nothing_changes(tmp_path: Path) -> None:
+    """On a host without cards there is nothing that could change."""
+    with npu_agent("info", "-w", "--host-root", tmp_path) as process:
         shown = process.until(r"(\d\d:\d\d:\d\d)   Ctrl-C ends")[1]
-        process.until(rf"(?!{shown})\d\d:\d\d:\d\d   Ctrl-C ends.*healthy")
+        process.until(rf"(?!{shown})\d\d:\d\d:\d\d   Ctrl-C ends.*no NPUs found below")
+
+
+def test_columns_go_one_by_one() -> None:
+    cells = {**view._cells(CARD, ()), "Pod": "ml/train"}
+    columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health", "Pod"]
+    gone = []
+    for width in range(140, 20, -1):
+        left = view._fitting(columns, [cells], width)
+        gone += [name for name in columns if name not in left and name not in gone]
+        assert {"NPU", "Name", "Health"} <= set(left)
+    assert gone == ["PCI-DEV", "PCI-BDF", "Cores", "Power", "Temp.", "Pod"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -115,3 +128,26 @@ def test_watch_on_a_low_terminal_says_what_is_missing(tmp_path: Path) -> None:
         process.until("[.]{3} 11 more lines")
         process.type("\x03")
         assert process.ended() == 130
+
+
+def test_watch_on_a_terminal_that_can_do_nothing_prints_one_table_after_the_other(
+    root: Path,
+) -> None:
+    with npu_agent("info", "-w", "--host-root", root, env={"TERM": "dumb"}) as process:
+        process.until("unhealthy: alive says 0")
+        before = len(process.output)
+        simulator.apply_fault(root, "npu1", "ok")
+        process.until(r"npu1[^\n]*\| healthy", before)
+        process.type("\x03")
+        assert process.ended() == 130
+    assert "\x1b[?" not in process.output
+
+
+def test_watch_for_programs_prints_a_document_at_every_change(root: Path) -> None:
+    with started("info", "-w", "-o", "yaml", "--host-root", root) as process:
+        assert process.printed("---") == "---\n"
+        process.printed("health: unhealthy")
+        simulator.apply_fault(root, "npu1", "ok")
+        process.printed("---")
+        _, out, err = process.end(signal.SIGTERM)
+    assert (err, "\x1b" in out) == ("", False)
