@@ -9,7 +9,7 @@ import pytest
 
 from npu_agent import files, simulator
 from npu_agent.commands.demo_claims import ClaimsNode
-from npu_agent.core.ledger import Conflicts
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.kubelet.ledger import LedgerKeeper
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.simulator.pluginmanager import PrepareError
@@ -102,9 +102,12 @@ async def test_a_step_that_does_not_happen_says_so(
             await node.steps[steps][1]()
 
 
-async def test_cores_that_two_claims_have_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_parts_that_are_not_handed_out_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise RefusalError(Refusal.INVALID, "out of order")
+
     async with chapter() as node:
-        await walked(node, 5)
-        monkeypatch.setattr(Conflicts, "against", lambda *_: None)
-        with pytest.raises(OSError, match="two claims have the same cores"):
+        await walked(node, 1)
+        monkeypatch.setattr(LedgerKeeper, "prepare", refuses)
+        with pytest.raises(PrepareError, match="half: out of order"):
             await node.steps[5][1]()
