@@ -7,6 +7,7 @@ import pytest
 from npu_agent import simulator
 from npu_agent.config.schema import DraConfig
 from npu_agent.core.problems import notes
+from npu_agent.outputs.dra import publisher
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import COUNTERS, DRIVER
@@ -18,7 +19,8 @@ __all__ = ["room"]  # the fixture
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for holders: they stay."""
+    """Nobody waits for holders: they stay. Nor between two rounds of writes."""
+    monkeypatch.setattr(publisher, "_GAP_LONGEST", publisher._GAP_FIRST)
     defaults = Claims.__init__.__kwdefaults__
     assert defaults
     assert "patience" in defaults
