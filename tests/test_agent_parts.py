@@ -7,12 +7,25 @@ import pytest
 from npu_agent import simulator
 from npu_agent.config.schema import DraConfig
 from npu_agent.core.problems import notes
+from npu_agent.outputs.dra import publisher
+from npu_agent.outputs.dra.claims import Claims
 from npu_agent.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import COUNTERS, DRIVER
 from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room
 from tests.until import first, until
 
 __all__ = ["room"]  # the fixture
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for holders: they stay. Nor between two rounds of writes."""
+    monkeypatch.setattr(publisher, "_GAP_LONGEST", publisher._GAP_FIRST)
+    defaults = Claims.__init__.__kwdefaults__
+    assert defaults
+    assert "patience" in defaults
+    monkeypatch.setitem(defaults, "patience", 0.0)
+
 
 CARD = f"npu-{simulator.card('rngd', 0).uuid.lower()}"
 PART = f"{CARD}-cores-0-3"
@@ -42,13 +55,18 @@ async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: R
 
     write("true")
     async with room.node.agent(config_file=file) as agent:
+
+        def change(partitions: str) -> None:
+            write(partitions)
+            agent.poller.read_now()
+
         await until(lambda: len(room.cluster.devices) == 15)
         await room.registered()
         claim = room.cluster.claim("c", PART)
         before = await room.prepared(claim)
         assert not room.cluster.taints  # the scheduler knows, by the counters
 
-        write("false")
+        change("false")
         await room.offered(CARD)
         await until(lambda: tainted(room) == {CARD: ["held"]})
         # The kubelet hears of the health of what is held, whether it is offered or not.
@@ -61,13 +79,13 @@ async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: R
         with pytest.raises(PrepareError, match=r"Pod team/pod-c .* still holds its cores"):
             await room.prepared(room.cluster.claim("whole", CARD))
 
-        write("true")
+        change("true")
         await until(lambda: len(room.cluster.devices) == 15 and not room.cluster.taints)
         with pytest.raises(PrepareError, match=r"Pod team/pod-c .* still holds its cores"):
             await room.prepared(room.cluster.claim("overlaps", f"{CARD}-cores-2"))
         await room.prepared(room.cluster.claim("beside", f"{CARD}-cores-4-7"))
 
-        write("false")
+        change("false")
         await until(lambda: tainted(room) == {CARD: ["held"]})
         for name in ("c", "beside"):
             await room.manager.unprepare(DRIVER, room.cluster.claim(name, PART))

@@ -37,7 +37,10 @@ health: {{interval: 0.1}}
 metrics: {{listen: '127.0.0.1:0'}}
 labels: {{output: none}}
 events: false
+dra: {{partitions: {partitions}}}
 """
+_WIDEST = max(WORDS.core_counts, key=WORDS.core_counts.__getitem__)
+"""The family whose cards have the most cores."""
 
 Step = tuple[str, Callable[[], Coroutine[Any, Any, Iterable[str]]]]
 """A title, and what proves it: its lines, or what it raises."""
@@ -47,7 +50,10 @@ class ClaimsNode:
     """A node with an agent of its own; `steps` are the chapter, the first of which starts it."""
 
     def __init__(self, directory: Path, specs: Sequence[simulator.CardSpec]) -> None:
-        """Nothing runs yet; `directory` is for all of its files, `specs` are its cards."""
+        """Nothing runs yet; `directory` is for all of its files.
+
+        `specs` are its cards, and a last one that has enough cores for several Pods.
+        """
         self.steps: tuple[Step, ...] = (
             ("DRA: the agent of another node offers its cards to claims", self._publishes),
             ("A Pod claims one NPU, and the agent prepares the claim", self._prepares),
@@ -57,13 +63,15 @@ class ClaimsNode:
                 self._refuses,
             ),
             ("Its container has ended, and the next Pod gets the card", self._ends),
+            ("Cards are cut on demand: one card for three Pods", self._cuts),
         )
         self._root = directory / "host"
         self._directory = directory
-        self._specs = specs
+        self._specs = (*specs, simulator.card(_WIDEST, len(specs)))
         self._api_server = StandInApiServer(_NODE)
         self._kubelet = StandInKubelet(directory / _PLUGINS, directory / "pod-resources")
         self._manager = StandInPluginManager(directory)
+        self._agent: Agent | None = None
         self._stop = asyncio.Event()
         self._running: list[asyncio.Task[None]] = []
         self._driver = ""
@@ -96,15 +104,14 @@ class ClaimsNode:
                 break
         self._driver = instances[-1].driver
         slices = self._api_server.slices.value
-        for each in slices.values():
-            for device in each["spec"]["devices"]:
-                uuid = device["attributes"]["uuid"]["string"]
-                (self._names[device["name"]],) = (s.name for s in self._specs if s.uuid == uuid)
+        for device in self._devices():
+            uuid = device["attributes"]["uuid"]["string"]
+            (self._names[device["name"]],) = (s.name for s in self._specs if s.uuid == uuid)
         self._device = next(iter(devices))
         return [
             f"the driver {self._driver} is registered with the kubelet",
             f"the API server has the ResourceSlice {', '.join(slices)}:",
-            *(f"{_described(one)}" for each in slices.values() for one in each["spec"]["devices"]),
+            *map(_described, self._devices()),
         ]
 
     async def _prepares(self) -> list[str]:
@@ -156,20 +163,66 @@ class ClaimsNode:
             f"the kubelet asks again, and {second} is prepared",
         ]
 
-    async def _start(self) -> None:
+    async def _cuts(self) -> list[str]:
+        assert self._agent  # noqa: S101  (for the type checker)
+        await self._configure("true")
+        self._agent.poller.read_now()
+        devices = await self._api_server.until(
+            lambda found: len(found) > len(self._specs), _DEADLINE
+        )
+        slices = self._api_server.slices.value
+        said = [
+            f"with dra.partitions there are {len(slices)} ResourceSlices, {len(devices)} devices:",
+            "each card in every width, with a counter for each core",
+        ]
+        cores, taken = WORDS.core_counts[_WIDEST], set[str]()
+        for pod, width in (("half", cores // 2), ("quarter", cores // 4), ("core", 1)):
+            device = self._first_fit(width, taken)
+            claim = self._api_server.allocate(self._driver, pod, [device], pod=pod)
+            await self._manager.prepare(self._driver, claim)
+            spec = json.loads(await asyncio.to_thread(self._spec(claim).read_text))
+            said.append(f"Pod {pod:8} {_spec_lines(spec)[0]}")
+        return said
+
+    def _first_fit(self, width: int, taken: set[str]) -> str:
+        """The first part of the last card that has so many cores, none of them taken; it is now.
+
+        As the scheduler counts.
+        """
+        for device in self._devices():
+            (consumed,) = device["consumesCounters"]
+            cores = consumed["counters"].keys()
+            mine = device["attributes"]["uuid"]["string"] == self._specs[-1].uuid
+            if mine and len(cores) == width and taken.isdisjoint(cores):
+                taken.update(cores)
+                return str(device["name"])
+        raise OSError(f"no {width} cores are free")
+
+    def _devices(self) -> list[Mapping[str, Any]]:
+        """All devices that are published, in the order of their slices."""
+        slices = sorted(self._api_server.slices.value.items())
+        return [one for _, each in slices for one in each["spec"].get("devices", ())]
+
+    async def _configure(self, partitions: str) -> Path:
         plugins, file = self._directory / _PLUGINS, self._directory / "config.yaml"
-        await asyncio.to_thread(plugins.mkdir, parents=True)
+        text = _CONFIG.format(plugins=plugins, partitions=partitions)
+        await asyncio.to_thread(file.write_text, text)
+        return file
+
+    async def _start(self) -> None:
+        await asyncio.to_thread((self._directory / _PLUGINS).mkdir, parents=True)
         await asyncio.to_thread(simulator.make, self._root, self._specs)
-        await asyncio.to_thread(file.write_text, _CONFIG.format(plugins=plugins))
+        file = await self._configure("false")
         for part in (self._api_server, self._kubelet, self._manager):
             await part.start()
         # This agent is in no Pod, and a Pod's UID would make the paths of its sockets too long.
         os.environ.pop("POD_UID", None)
         here = Credentials(server=self._api_server.url, source="the demo")
-        agent = Agent(
-            load(file, WORDS), host_root=self._root, node_name=_NODE, api=Api(credentials=here)
+        config, api = load(file, WORDS), Api(credentials=here)
+        self._agent = Agent(
+            config, host_root=self._root, node_name=_NODE, config_file=file, api=api
         )
-        parts = (agent.run(self._stop), simulator.Simulation(self._root).run())
+        parts = (self._agent.run(self._stop), simulator.Simulation(self._root).run())
         self._running = [asyncio.create_task(part) for part in parts]
 
     def _claim(self, name: str) -> ClaimRef:

@@ -148,6 +148,10 @@ class StandInApiServer:
                 meta = {"resourceVersion": str(self._version.value)}
                 items = list(self.slices.value.values())
                 return _says({"kind": "ResourceSliceList", "metadata": meta, "items": items})
+            case "POST", "apis", "resource.k8s.io", "v1", "resourceslices" if (
+                request.query.get("dryRun") == "All"
+            ):
+                return _says(await request.json())
             case "PATCH", "apis", "resource.k8s.io", "v1", "resourceslices", name:
                 return _says(self._apply(name, await request.json()))
             case "DELETE", "apis", "resource.k8s.io", "v1", "resourceslices", name:

@@ -9,12 +9,20 @@ import pytest
 
 from npu_agent import files, simulator
 from npu_agent.commands.demo_claims import ClaimsNode
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.kubelet.ledger import LedgerKeeper
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.simulator.pluginmanager import PrepareError
 from tests.outputs.deviceplugin.helpers import short_directory
 
-TITLES = ("DRA:", "A Pod claims", "The claimed card dies", "The Pod is deleted", "Its container")
+TITLES = (
+    "DRA:",
+    "A Pod claims",
+    "The claimed card dies",
+    "The Pod is deleted",
+    "Its container",
+    "Cards are cut",
+)
 
 
 @asynccontextmanager
@@ -35,12 +43,14 @@ async def walked(node: ClaimsNode, count: int) -> list[str]:
 
 async def test_each_step_says_what_happened() -> None:
     async with chapter() as node:
-        said = await walked(node, 5)
+        said = await walked(node, 6)
     assert all(
         title.startswith(start) for (title, _), start in zip(node.steps, TITLES, strict=True)
     )
     assert any("unhealthy:NoSchedule" in line for line in said)
     assert any("still holds its cores" in line for line in said)
+    cores = [line.partition("npu2pe")[2] for line in said if line.startswith("Pod ")]
+    assert cores == ["0-3", "4-5", "6"]
 
 
 async def test_an_agent_in_a_pod_of_a_cluster_is_none_of_it(
@@ -90,3 +100,14 @@ async def test_a_step_that_does_not_happen_says_so(
         await walked(node, steps)
         with pytest.raises(error, match=reason):
             await node.steps[steps][1]()
+
+
+async def test_parts_that_are_not_handed_out_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise RefusalError(Refusal.INVALID, "out of order")
+
+    async with chapter() as node:
+        await walked(node, 1)
+        monkeypatch.setattr(LedgerKeeper, "prepare", refuses)
+        with pytest.raises(PrepareError, match="half: out of order"):
+            await node.steps[5][1]()

@@ -177,6 +177,15 @@ def test_names_of_parts_are_dns_labels_and_each_device_has_its_own(
     assert whole == names(*cards, by_index=by_index)
 
 
+@pytest.mark.parametrize("length", [49, 50, 58, 59, 80])
+def test_parts_of_cards_with_long_names_are_told_apart(length: int) -> None:
+    cards = [state("rngd", 0, id_="x" * length + "1"), state("rngd", 1, id_="x" * length + "2")]
+    found = [one.name for one in pool_of(*cards, partitions=True)]
+    assert len(set(found)) == 30
+    assert max(map(len, found)) <= 63
+    assert all(name.endswith("-cores-7") for name in found[14::15])
+
+
 def test_no_card_is_called_like_a_part_of_another_one() -> None:
     cards = [state("rngd", 0, id_="X"), state("rngd", 1, id_="X-cores-0-3")]
     found = pool_of(*cards, partitions=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.dra.claims import (
+    CONFIG,
     devices,
     pod,
     request,
@@ -18,7 +19,8 @@ from tests.e2e.dra.claims import (
     verified,
     waits,
 )
-from tests.e2e.dra.conftest import published
+from tests.e2e.dra.conftest import OVERLAY, published
+from tests.e2e.dra.test_partitions import ALL, CUT, configure, offered
 from tests.e2e.node import SOON, Node
 
 GATES = (
@@ -31,7 +33,8 @@ GATES = (
 
 @pytest.fixture(autouse=True)
 def gates_off(node: Node) -> Iterator[None]:
-    """The API server runs without them, until the test has ended."""
+    """The API server runs without them, until the test has ended; cards have been cut before."""
+    configure(node, CUT, ALL)
     off = ",".join(f"{gate}=false" for gate in GATES)
     node.cluster.stop_api_server()
     node.cluster.start_api_server(options=[f"--feature-gates={off}"])
@@ -39,11 +42,18 @@ def gates_off(node: Node) -> Iterator[None]:
     node.delete_pods()
     node.cluster.stop_api_server()
     node.cluster.start_api_server()
-    published(node)
+    node.cluster.wait_for("parts of cards", lambda: len(offered(node)) == ALL, 2 * SOON)
+    node.deploy(CONFIG, OVERLAY)  # an edit takes a minute after an outage
+    node.cluster.wait_for("whole cards", lambda: len(offered(node)) == 8, 2 * SOON)
 
 
 def test_no_card_twice_and_none_that_is_unhealthy(node: Node, kill: Callable[[int], None]) -> None:
+    node.cluster.wait_for("whole cards", lambda: len(offered(node)) == 8, 2 * SOON)
     published(node)
+    assert not any("consumesCounters" in one for one in offered(node).values())
+    where = "--config-file=/etc/npu-agent/config.yaml --host-root=/host"
+    doctor = node.in_agent("sh", "-c", f"npu-agent doctor {where}; true")
+    assert "dra.partitions has no effect" in doctor, doctor
     run(node, pod("victim"))
     (card,) = verified(node, "victim", 1).cards
     kill(card)

@@ -22,7 +22,7 @@ async def room_with_a_card(directory: Path, *held: str) -> Room:
 async def prepared(room: Room, name: str, *cores: str) -> Any:
     """What the kubelet is answered for a claim of these parts of the card; "" is all of it."""
     devices = [f"{CARD}-cores-{each}" if each else CARD for each in cores]
-    room.claim(name, *(result(each, f"r{at}") for at, each in enumerate(devices)))
+    room.claim(name, *map(result, devices))
     return await room.prepared(name)
 
 
@@ -67,7 +67,7 @@ async def test_one_claim_may_not_have_a_core_twice(tmp_path: Path) -> None:
     assert "has the same cores twice" in refused
     assert room.keeper.prepared.value == {}
     (first, second) = await prepared(room, "a", "0-1", "2")
-    assert (first.requests, second.requests) == (("r0",), ("r1",))
+    assert (first.device, second.device) == (f"{CARD}-cores-0-1", f"{CARD}-cores-2")
 
 
 async def test_what_the_device_plugin_has_given_away_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+"""Cards that are cut on demand: the scheduler counts, and nobody is given a core twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.api import ADMIN, MERGE, ask
+from tests.e2e.dra.claims import (
+    CONFIG,
+    DRIVER,
+    Thing,
+    allocated,
+    claim,
+    run,
+    running,
+    said,
+    seen,
+    slices,
+    small,
+    template,
+    waits,
+)
+from tests.e2e.dra.test_resource_names import CLASSES
+from tests.e2e.node import SOON, Node
+
+CUT: dict[str, Any] = {**CONFIG, "dra": {"partitions": True}}
+CARD = 2
+"""The first RNGD."""
+WIDTHS = {8: DRIVER, **{n: f"furiosa.ai-rngd-{n}core.{6 * n}gb" for n in (4, 2, 1)}}
+"""The class for each number of cores."""
+ALL = 2 * 3 + 6 * 15
+"""Devices of two Warboys and six RNGD in all widths."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def classes(node: Node) -> Iterator[None]:
+    """The component's DeviceClasses are there."""
+    made = list(yaml.safe_load_all(CLASSES.read_text()))
+    node.cluster.apply(made)
+    yield
+    node.cluster.kubectl("delete", "deviceclass", *(one["metadata"]["name"] for one in made))
+
+
+@pytest.fixture(autouse=True)
+def cut(node: Node) -> Iterator[None]:
+    """Cards are offered in all widths, until the test has ended."""
+    configure(node, CUT, ALL)
+    yield
+    node.delete_pods()
+    configure(node, CONFIG, 8)
+
+
+def configure(node: Node, config: Thing, count: int) -> None:
+    """Edits the config of the agent, which follows it; so many devices are offered then."""
+    node.configure(yaml.safe_dump(config))
+    node.cluster.wait_for(f"{count} devices", lambda: len(offered(node)) == count, 2 * SOON)
+
+
+def offered(node: Node) -> dict[str, Thing]:
+    """All devices of a complete pool, by name."""
+    found = slices(node)
+    pools = [each["spec"]["pool"] for each in found]
+    assert {pool["resourceSliceCount"] for pool in pools} == {len(pools)}, pools
+    assert len({pool["generation"] for pool in pools}) == 1, pools
+    devices = [one for each in found for one in each["spec"].get("devices") or ()]
+    return {one["name"]: one for one in devices}
+
+
+def of_card(node: Node) -> dict[str, Thing]:
+    """The devices of the one card, by their cores: ``0-3``, and "" for all."""
+    mine = {
+        name: one
+        for name, one in offered(node).items()
+        if one["attributes"]["index"]["int"] == CARD
+    }
+    return {name.partition("-cores-")[2]: one for name, one in mine.items()}
+
+
+def tainted(node: Node) -> dict[str, str]:
+    """The taint of each device of the one card that has one, without the driver's name."""
+    return {
+        cores: taint["key"].removeprefix(f"{DRIVER}/")
+        for cores, one in of_card(node).items()
+        for taint in one.get("taints") or ()
+    }
+
+
+def part(cores: int) -> Thing:
+    """A request for so many cores of the one card."""
+    expression = f'device.attributes["{DRIVER}"].index == {CARD}'
+    chosen = {"selectors": [{"cel": {"expression": expression}}]}
+    return {"name": "npu", "exactly": {"deviceClassName": WIDTHS[cores], **chosen}}
+
+
+def pods(*widths: int) -> list[Thing]:
+    """A Pod for each, with its template; they are called as they come."""
+    return [
+        thing
+        for at, cores in enumerate(widths)
+        for thing in (
+            template(f"part-{at}-of-{cores}", part(cores)),
+            small(f"part-{at}-of-{cores}", of_template=f"part-{at}-of-{cores}"),
+        )
+    ]
+
+
+def cores_in(node: Node, name: str) -> set[int]:
+    """The cores whose nodes a container has; its variable names exactly those."""
+    found = seen(node, name)
+    pattern = rf"npu{CARD}pe(\d+)(?:-(\d+))?"
+
+    def cores(text: str) -> set[int]:
+        spans = re.findall(pattern, text)
+        return {core for a, b in spans for core in range(int(a), int(b or a) + 1)}
+
+    given = cores(" ".join(found.nodes))
+    assert given == cores(found.environment["NPU_DEVNAME"]), found
+    assert found.cards == {CARD}
+    return given
+
+
+def test_one_card_for_four_pods_and_then_for_one(node: Node) -> None:
+    things = pods(4, 2, 1, 1)
+    run(node, *things)
+    names = [thing["metadata"]["name"] for thing in things if thing["kind"] == "Pod"]
+    cores = [cores_in(node, name) for name in names]
+    assert sorted(map(len, cores)) == [1, 1, 2, 4]
+    assert set.union(*cores) == set(range(8))
+    node.cluster.apply([template("whole", part(8)), small("whole", of_template="whole")])
+    waits(node, "whole")
+    # Who has which cores, on the node.
+    info = node.in_agent("npu-agent", "--host-root=/host", "info")
+    (row,) = (line for line in info.splitlines() if f"npu{CARD} " in line)
+    for name, mine in zip(names, cores, strict=True):
+        span = "-".join(str(core) for core in dict.fromkeys((min(mine), max(mine))))
+        assert f"{span} default/{name}" in row, info
+    node.delete_pods(*names[1:])
+    waits(node, "whole")
+    node.delete_pods(names[0])
+    running(node, "whole")
+    assert cores_in(node, "whole") == set(range(8))
+
+
+def test_an_allocation_written_by_hand_that_overlaps_is_refused(node: Node) -> None:
+    run(node, *pods(4))
+    (device,) = allocated(node, "part-0-of-4")
+    overlaps = re.sub(r"-cores-(\d)-\d$", r"-cores-\1", device)
+    # A Pod that no scheduler looks at, and what one could have written for it.
+    late = small("late", of_claim="by-hand", schedulerName="nobody")
+    node.cluster.apply([claim("by-hand", part(1)), late])
+    uid = node.pod("late")["metadata"]["uid"]
+    result = {"request": "npu", "driver": DRIVER, "pool": node.name, "device": overlaps}
+    status = {
+        "allocation": {"devices": {"results": [result]}},
+        "reservedFor": [{"resource": "pods", "name": "late", "uid": uid}],
+    }
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/by-hand/status"
+    answer = ask(node, ADMIN, "PATCH", path, {"status": status}, MERGE, real=True)
+    assert answer.status == 200, answer
+    target = {"target": {"apiVersion": "v1", "kind": "Node", "name": node.name}}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "late"}, **target}
+    path = "/api/v1/namespaces/default/pods/late/binding"
+    answer = ask(node, ADMIN, "POST", path, binding, real=True)
+    assert answer.status == 201, answer
+    assert "Pod default/part-0-of-4" in said(node, "late", "is not free")
+    assert len(cores_in(node, "part-0-of-4")) == 4
+    # Its turn comes when the holder has gone.
+    node.delete_pods("part-0-of-4")
+    running(node, "late", timeout=2 * SOON)
+    assert len(cores_in(node, "late")) == 1
+
+
+def test_a_card_dies_with_all_of_its_parts(node: Node, kill: Callable[[int], None]) -> None:
+    generation = slices(node)[0]["spec"]["pool"]["generation"]
+    kill(CARD)
+    node.cluster.wait_for("15 taints", lambda: len(tainted(node)) == 15, SOON)
+    assert set(tainted(node).values()) == {"unhealthy"}
+    # In one write: the pool was complete all the while.
+    assert slices(node)[0]["spec"]["pool"]["generation"] == generation
+    node.cluster.apply(pods(1))
+    waits(node, "part-0-of-1")
+    node.fault(f"npu{CARD}", "ok")
+    running(node, "part-0-of-1")
+
+
+def test_parts_are_kept_while_cards_are_cut_and_whole_by_turns(node: Node) -> None:
+    run(node, *pods(2))
+    mine = cores_in(node, "part-0-of-2")
+    node.cluster.apply(template("whole", part(8)))
+    configure(node, CONFIG, 8)
+    node.cluster.wait_for("the card to be held", lambda: tainted(node) == {"": "held"}, SOON)
+    node.cluster.apply(small("whole", of_template="whole"))
+    waits(node, "whole")
+    configure(node, CUT, ALL)
+    node.cluster.wait_for("no taint", lambda: not tainted(node), SOON)
+    waits(node, "whole")
+    run(node, template("other", part(4)), small("other", of_template="other"))
+    assert not mine & cores_in(node, "other")
+    configure(node, CONFIG, 8)
+    node.delete_pods("part-0-of-2", "other")
+    running(node, "whole", timeout=2 * SOON)
+    assert cores_in(node, "whole") == set(range(8))
+    # A whole card has the same name either way: the scheduler counts it, and nothing is tainted.
+    configure(node, CUT, ALL)
+    assert not tainted(node)
+    node.cluster.apply(pods(1))
+    waits(node, "part-0-of-1")
