@@ -264,6 +264,9 @@ def test_the_schedulers_policies_mean_the_same_pods_and_the_same_scheduler() -> 
     assert default_config(WORDS).resource_name in packed
     for name in packed:
         assert re.search(pattern, name), name
+    # A cluster that moves to DRA packs as before.
+    classes = load(K8S / "components/dra-classes/deviceclasses.yaml")
+    assert {one["spec"]["extendedResourceName"] for one in classes} <= packed
     for name in ("cpu", "example.com/npu", "notfuriosa.ai/npu", "beta.furiosa.ai.example.com/npu"):
         assert not re.search(pattern, name), name
 

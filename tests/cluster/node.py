@@ -35,9 +35,11 @@ ADMIN = "admin-token"
 RESOURCES = {
     "deployment": ("apis/apps/v1", "deployments"),
     "event": ("api/v1", "events"),
+    "job": ("apis/batch/v1", "jobs"),
     "node": ("api/v1", "nodes"),
     "pod": ("api/v1", "pods"),
     "resourceclaim": ("apis/resource.k8s.io/v1", "resourceclaims"),
+    "resourcequota": ("api/v1", "resourcequotas"),
     "resourceslice": ("apis/resource.k8s.io/v1", "resourceslices"),
     "validatingadmissionpolicy": (
         "apis/admissionregistration.k8s.io/v1",

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cluster import Cluster, agent, workload
 from tests.e2e.conftest import REPORT
 from tests.e2e.dra.claims import CONFIG, ONE, devices, prepared, specs, template
-from tests.e2e.node import SOON, Node, simulated
+from tests.e2e.node import PROJECT, SOON, Node, simulated
 
 OVERLAY = "tests/e2e/dra"
+CLASSES = PROJECT / "k8s" / "components" / "dra-classes" / "deviceclasses.yaml"
 CARDS = 8
 
 
@@ -51,6 +53,15 @@ def published(node: Node) -> None:
         return not any(one.get("taints") for one in found.values())
 
     node.cluster.wait_for("all cards to be published", untainted, 2 * SOON)
+
+
+@pytest.fixture(scope="module")
+def classes(node: Node) -> Iterator[None]:
+    """The DeviceClasses of the component dra-classes are there."""
+    made = list(yaml.safe_load_all(CLASSES.read_text()))
+    node.cluster.apply(made)
+    yield
+    node.cluster.kubectl("delete", "deviceclass", *(one["metadata"]["name"] for one in made))
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ import yaml
 
 from tests.cluster import ClusterError
 from tests.e2e.dra.claims import Thing, devices, inside, prepared, run, running, seen
-from tests.e2e.dra.conftest import CARDS, published
+from tests.e2e.dra.conftest import CARDS, CLASSES, published
 from tests.e2e.dra.test_churn import AUDIT
-from tests.e2e.dra.test_resource_names import CLASSES, NPU, old
+from tests.e2e.dra.test_resource_names import NPU, old
 from tests.e2e.node import IMAGE, SOON, Node
 
 DRA, PLUGIN = "dra", "device-plugin"

@@ -6,27 +6,58 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.e2e.dra.claims import Thing, devices, inside, run, seen, small, template, verified, waits
+from tests.cluster.images import scheduler
+from tests.e2e.dra.claims import (
+    API,
+    DRIVER,
+    Thing,
+    devices,
+    inside,
+    run,
+    seen,
+    small,
+    template,
+    verified,
+    waits,
+)
 from tests.e2e.dra.claims import request as wanted
-from tests.e2e.node import IMAGE, PROJECT, Node
+from tests.e2e.fakes import FAKES, fakes, placed
+from tests.e2e.journey.steps import BUSYBOX, Journey, pod_spec
+from tests.e2e.node import IMAGE, SOON, WORKLOAD, Node
 
-CLASSES = PROJECT / "k8s" / "components" / "dra-classes" / "deviceclasses.yaml"
+pytestmark = pytest.mark.usefixtures("classes")
+
 NPU = "beta.furiosa.ai/npu"
+BINPACK = "npu-binpack-scheduler"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def classes(node: Node) -> Iterator[None]:
-    """The component's DeviceClasses are there."""
-    made = list(yaml.safe_load_all(CLASSES.read_text()))
-    node.cluster.apply(made)
-    yield
-    for one in made:
-        node.cluster.kubectl("delete", "deviceclass", one["metadata"]["name"])
+KINDS = {
+    "furiosa.ai/warboy": {"warboy"},
+    "furiosa.ai/rngd": {"rngd"},
+    NPU: {"warboy", "rngd"},
+    "alpha.furiosa.ai/npu": {"warboy", "rngd"},
+    "furiosa.ai/npu": {"warboy", "rngd"},
+}
+"""The cards that each name stands for."""
 
 
-def old(name: str, *containers: dict[str, str], initial: dict[str, str] | None = None) -> Thing:
+@pytest.fixture(scope="module")
+def binpack(node: Node) -> Iterator[Journey]:
+    """The second scheduler runs, as the component has it."""
+    user = Journey(node.cluster)
+    node.cluster.import_image(scheduler().archive)
+    with user.components("binpack-scheduler"):
+        user.rolled_out(f"deployment/{BINPACK}")
+        yield user
+
+
+def old(
+    name: str,
+    *containers: dict[str, str],
+    initial: dict[str, str] | None = None,
+    **spec: Any,
+) -> Thing:
     """A Pod without a claim; each container asks for these resources."""
 
     def container(title: str, resources: dict[str, str], command: str) -> dict[str, Any]:
@@ -51,24 +82,31 @@ def old(name: str, *containers: dict[str, str], initial: dict[str, str] | None =
                 container(f"c{index}", each, "exec sleep 100000")
                 for index, each in enumerate(containers)
             ],
+            **spec,
         },
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        (NPU, {"warboy", "rngd"}),
-        ("alpha.furiosa.ai/npu", {"warboy", "rngd"}),
-        ("furiosa.ai/npu", {"warboy", "rngd"}),
-        ("furiosa.ai/warboy", {"warboy"}),
-        ("furiosa.ai/rngd", {"rngd"}),
-    ],
-)
-def test_each_name_gives_a_card(node: Node, name: str, kinds: set[str]) -> None:
-    run(node, old("train", {name: "1"}))
-    (card,) = verified(node, "train", 1, "c0").cards
-    assert devices(node)[card]["attributes"]["arch"]["string"] in kinds
+def test_each_name_gives_a_card(node: Node) -> None:
+    pods = {f"train-{number}": name for number, name in enumerate(KINDS)}
+    first, second, *others = (old(pod, {name: "1"}) for pod, name in pods.items())
+    run(node, first, second)  # before those who take any card
+    run(node, *others)
+    cards = {pod: verified(node, pod, 1, "c0").cards for pod in pods}
+    assert len(frozenset.union(*cards.values())) == len(pods)
+    published = devices(node)
+    for pod, (card,) in cards.items():
+        assert published[card]["attributes"]["arch"]["string"] in KINDS[pods[pod]]
+
+
+def test_the_example_pod_runs_unchanged(node: Node) -> None:
+    user = Journey(node.cluster)
+    user.tag(WORKLOAD, BUSYBOX)
+    with user.components("example-pod"):
+        printed = user.finished("npu-example")
+    assert "NPU_DEVNAME=npu0pe0-1" in printed
+    assert "FURIOSA_DEVICES=npu:0:0-1" in printed
+    assert {line.split()[-1] for line in printed.splitlines()} >= {"npu0_mgmt", "npu0pe0-1"}
 
 
 def test_each_container_has_its_own_cards(node: Node) -> None:
@@ -100,3 +138,117 @@ def test_claims_and_names_share_the_cards(node: Node) -> None:
     node.cluster.apply(small("late"))
     waits(node, "late")
     assert inside(node.cluster, "names", "true", container="c0") == ""
+
+
+def test_deployments_and_jobs_under_a_quota_of_the_name(node: Node) -> None:
+    most = {f"requests.{NPU}": "2"}
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "npus", "namespace": "default"},
+        "spec": {"hard": most},
+    }
+    three = {"replicas": 3, **controlled("serve", {NPU: "1"})}
+    once = {"completions": 1, "backoffLimit": 0, **controlled("check", {"furiosa.ai/rngd": "1"})}
+    del once["selector"]
+    (only,) = once["template"]["spec"]["containers"]
+    only["command"] = ["npu-agent", "verify", "--expect", "1"]
+    once["template"]["spec"]["restartPolicy"] = "Never"
+    meta = {"metadata": {"name": "train", "namespace": "default"}}
+    node.cluster.apply(quota)
+
+    def counted() -> bool:
+        found = node.cluster.get("resourcequota", "npus", "default")["status"]
+        return bool(found["hard"] == most)
+
+    def refused() -> str:
+        status = node.cluster.get("deployment", "train", "default")["status"]
+        assert status.get("readyReplicas") == 2, status
+        (why,) = [c["message"] for c in status["conditions"] if c["type"] == "ReplicaFailure"]
+        return str(why)
+
+    def complete() -> bool:
+        return bool(node.cluster.get("job", "train", "default")["status"]["succeeded"] == 1)
+
+    try:
+        node.cluster.wait_for("the quota to be in force", counted, SOON)
+        node.cluster.apply(
+            [
+                {"apiVersion": "apps/v1", "kind": "Deployment", **meta, "spec": three},
+                {"apiVersion": "batch/v1", "kind": "Job", **meta, "spec": once},
+            ]
+        )
+        why = node.cluster.wait_for("two replicas, and a third refused", refused, 2 * SOON)
+        assert f"exceeded quota: npus, requested: requests.{NPU}=1, used: requests.{NPU}=2" in why
+        one, two = (
+            verified(node, found["metadata"]["name"], 1, "c0").cards
+            for found in node.cluster.objects("pod", "default", labelSelector="app=serve")
+        )
+        assert not one & two
+        node.cluster.wait_for("the Job to find its card", complete, 2 * SOON)
+    finally:
+        how = ("--namespace=default", "--ignore-not-found", "--cascade=foreground")
+        for what in ("deployment/train", "job/train", "resourcequota/npus"):
+            node.cluster.kubectl("delete", what, *how)
+
+
+def controlled(app: str, resources: dict[str, str]) -> dict[str, Any]:
+    """What a Deployment's or Job's spec says of its Pods: one container with these resources."""
+    labels = {"app": app}
+    spec = old(app, resources)["spec"]
+    del spec["restartPolicy"]
+    return {
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": spec},
+    }
+
+
+def test_the_binpack_scheduler_fills_nodes(node: Node, binpack: Journey) -> None:
+    names = [f"small-{number}" for number in range(4)]
+    with fakes(binpack):
+        node.cluster.apply([two_cards(name) for name in FAKES])
+        try:
+            for name in names:
+                node.cluster.apply(old(name, {NPU: "1"}, schedulerName=BINPACK))
+            used = placed(node, names)
+            # The node with eight cards is the one that would be the least full.
+            assert sorted(used.count(name) for name in set(used)) == [2, 2]
+            assert node.name not in used
+            node.cluster.apply(old("large", {NPU: "2"}, schedulerName=BINPACK))
+            assert {*used, *placed(node, ["large"])} == set(FAKES)
+        finally:
+            made = [two_cards(name)["metadata"]["name"] for name in FAKES]
+            node.cluster.kubectl("delete", "resourceslice", *made)
+
+
+def two_cards(name: str) -> Thing:
+    """A slice as an agent on a node of this name would have it: two RNGD."""
+    attributes = {"type": {"string": "card"}, "arch": {"string": "rngd"}, "cores": {"int": 8}}
+    return {
+        "apiVersion": API,
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"00000-{DRIVER}-{name}"},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": name,
+            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": f"npu-{at}", "attributes": attributes} for at in range(2)],
+        },
+    }
+
+
+def test_the_policies_of_the_schedulers_name(node: Node, binpack: Journey) -> None:
+    with binpack.components("scheduler-name-fill", "scheduler-name-refuse"):
+
+        def filled() -> bool:
+            return bool(binpack.admitted("trial", pod_spec(NPU))["schedulerName"] == BINPACK)
+
+        third = pod_spec(NPU, schedulerName="third")
+        node.cluster.wait_for("the name to be filled in", filled, SOON)
+        why = node.cluster.wait_for(
+            "another name to be refused", lambda: binpack.refused("trial", third), SOON
+        )
+        assert f"write schedulerName: {BINPACK} into the spec of the Pod" in why
+        run(node, old("filled", {NPU: "1"}))
+    assert node.pod("filled")["spec"]["schedulerName"] == BINPACK
+    verified(node, "filled", 1, "c0")

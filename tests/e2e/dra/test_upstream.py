@@ -7,7 +7,6 @@ They are not part of this repository: $DRA_EXAMPLES is the directory demo/exampl
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import yaml
 
 from tests.e2e.dra.claims import inside
 from tests.e2e.dra.conftest import CARDS as EVERY_CARD
-from tests.e2e.dra.test_resource_names import CLASSES
 from tests.e2e.node import SOON, WORKLOAD, Node
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("classes")]
 
 CARDS = {
     "basic-resourceclaimtemplate": 2,
@@ -74,16 +72,6 @@ def example(name: str) -> list[dict[str, Any]]:
             container |= {"image": WORKLOAD, "imagePullPolicy": "Never", "args": []}
             container["command"] = ["sh", "-c", "ls /dev/npu* /dev/rngd/* | grep -q npu"]
     return things
-
-
-@pytest.fixture(scope="module", autouse=True)
-def classes(node: Node) -> Iterator[None]:
-    """beta.furiosa.ai/npu is served by claims."""
-    made = list(yaml.safe_load_all(CLASSES.read_text()))
-    node.cluster.apply(made)
-    yield
-    for one in made:
-        node.cluster.kubectl("delete", "deviceclass", one["metadata"]["name"])
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -15,11 +15,8 @@ import pytest
 
 from tests.cluster import Cluster, agent, workload
 from tests.cluster.images import scheduler
-from tests.e2e.journey.steps import RELEASE, Journey
+from tests.e2e.journey.steps import BUSYBOX, RELEASE, Journey
 from tests.e2e.node import IMAGE, WORKLOAD, simulated
-
-BUSYBOX = "docker.io/library/busybox:1.37.0"
-"""What the example Pods run; the workload's image stands in for it."""
 
 
 @pytest.fixture(scope="package")

@@ -18,6 +18,8 @@ RENDERED = K8S / "npu-agent.yaml"
 AGENT = "docker.io/library/npu-agent"
 RELEASE = f"{AGENT}:{__version__}"
 """The image that the files ask for, by its full name."""
+BUSYBOX = "docker.io/library/busybox:1.37.0"
+"""What the example Pods run; the workload's image stands in for it."""
 LEFT_ON_DISK = (
     "/var/lib/kubelet/device-plugins/.npu-agent.ledger.json",
     "/var/run/cdi/furiosa.ai-npu.json",

@@ -5,20 +5,16 @@ One Node is real. The others exist for schedulers only: nobody runs what is plac
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from tests.e2e.fakes import beat, fakes, placed
 from tests.e2e.journey.steps import Journey, container, pod_spec
 from tests.e2e.node import NAMESPACE, RESOURCE, SOON
 
 BINPACK = "npu-binpack-scheduler"
 DEFAULT = "default-scheduler"
-FAKES = ("fake-1", "fake-2", "fake-3")
 
 
 # --- bin packing -------------------------------------------------------------------------------
@@ -38,46 +34,6 @@ def four_nodes(installed: Journey) -> Iterator[Journey]:
     node = installed
     with fakes(node):
         yield node
-        # Nobody confirms the end of what was placed on the fake ones.
-        node.cluster.kubectl("delete", "pod", "--all", "-n=default", "--force", "--grace-period=0")
-
-
-@contextlib.contextmanager
-def fakes(node: Journey) -> Iterator[None]:
-    """Makes the other Nodes and takes them away."""
-    made = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in FAKES]
-    status = node.cluster.get("node", node.name)["status"]
-    node.cluster.apply(made)
-    try:
-        beat(node, capacity=status["capacity"], allocatable=status["allocatable"])
-
-        def ready() -> bool:
-            found = [node.cluster.get("node", name) for name in FAKES]
-            assert not [one["spec"]["taints"] for one in found if "taints" in one["spec"]]
-            return all(one["status"]["allocatable"][RESOURCE] == "2" for one in found)
-
-        node.cluster.wait_for("the fake Nodes to take Pods", ready, SOON)
-        yield
-    finally:
-        node.cluster.kubectl("delete", "node", *FAKES)
-
-
-def beat(node: Journey, **status: Any) -> None:
-    """Says of the fake Nodes that they are ready, which holds for some 40 s."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now, "reason": "Test"}
-    patch = json.dumps({"status": {"conditions": [ready], **status}})
-    node.cluster.kubectl("patch", "node", *FAKES, "--subresource=status", "--patch", patch)
-
-
-def placed(node: Journey, names: list[str]) -> list[str]:
-    """Waits until each Pod has its Node; returns these."""
-
-    def nodes() -> list[str]:
-        beat(node)
-        return [node.pod(name)["spec"]["nodeName"] for name in names]
-
-    return node.cluster.wait_for("the Pods to be placed", nodes, SOON)
 
 
 def place_four(node: Journey, scheduler: str) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent import __version__
+from tests.e2e.doctor import wait_well, wrong
 from tests.e2e.journey.steps import AGENT, RELEASE, RENDERED, Journey, pod_spec
 from tests.e2e.node import NAMESPACE, PROJECT, RESOURCE, SOON
 from tests.e2e.test_it_keeps_working import watched
@@ -71,38 +72,6 @@ def test_the_verify_job_says_what_is_wrong_with_a_node(installed: Journey) -> No
 
 
 # --- doctor ------------------------------------------------------------------------------------
-
-DOCTOR = (
-    *("npu-agent", "doctor", "--format=json"),
-    *("--config-file=/etc/npu-agent/config.yaml", "--host-root=/host"),
-)
-
-
-def wrong(node: Journey) -> dict[str, str]:
-    """What `npu-agent doctor` in the agent's Pod finds wrong: the remark by the check's name."""
-    asked = ("kubectl", "exec", f"--namespace={NAMESPACE}", "daemonset/npu-agent", "--", *DOCTOR)
-    done = node.cluster.enter(*asked, check=False)
-    assert done.stdout, done.stderr  # of a Pod that is going, while a new one comes
-    checks: list[dict[str, str]] = json.loads(done.stdout)
-    found = {
-        check["name"]: f"{check['detail']} -> {check['remedy']}"
-        for check in checks
-        if check["state"] == "wrong"
-    }
-    assert done.returncode == (1 if found else 0), done.stderr
-    assert len(checks) > 20
-    return found
-
-
-def wait_well(node: Journey) -> None:
-    """Waits until the doctor finds nothing wrong."""
-
-    def well() -> bool:
-        found = wrong(node)
-        assert not found, found
-        return True
-
-    node.cluster.wait_for("the doctor to find nothing wrong", well, SOON)
 
 
 def test_the_doctor_finds_nothing_wrong_on_a_good_node(installed: Journey) -> None:

@@ -1,0 +1,59 @@
+"""What `npu-agent doctor` says of DRA, in the agent's Pod."""
+
+from __future__ import annotations
+
+import json
+
+from tests.e2e.doctor import checks, wait_well, wrong
+from tests.e2e.dra.claims import DRIVER, pod, run
+from tests.e2e.node import SOON, Node
+
+
+def test_on_a_good_node_all_of_dra_is_well(node: Node) -> None:
+    run(node, pod("claims"))
+    wait_well(node)
+    found = {check["name"]: check for check in checks(node) if DRIVER in check["name"]}
+    assert found[f"DRA slices of {DRIVER}"]["detail"] == "1, with 8 device(s)"
+    assert found[f"DRA features for {DRIVER}"]["detail"] == "the API server keeps taints of devices"
+    assert found[f"DRA registry of {DRIVER}"]["detail"].endswith("; 1 of our sockets")
+    # It reads no DeviceClass: the agent has no right to, and needs none.
+    states = {name: check["state"] for name, check in found.items()}
+    assert states.pop(f"DeviceClass {DRIVER}") == "n/a"
+    assert set(states.values()) == {"ok"}, states
+    by_name = {check["name"]: check for check in checks(node)}
+    assert by_name["DRA rights"]["state"] == "ok"
+    refused = by_name["policy npu-agent-own-slices"]
+    assert refused["detail"] == "this account may not write slices of other nodes"
+
+
+def test_a_second_driver_of_our_name_is_named(node: Node) -> None:
+    socket = node.cluster.kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+    socket.touch()  # no socket, so that the kubelet leaves it alone
+    try:
+        found = wrong(node)
+        assert list(found) == [f"DRA registry of {DRIVER}"]
+        said = found[f"DRA registry of {DRIVER}"]
+        assert f"{socket.name} in /var/lib/kubelet/plugins_registry: a second driver" in said
+        assert "delete the vendor's DRA driver" in said
+    finally:
+        socket.unlink()
+    wait_well(node)
+
+
+def test_a_right_that_is_missing_is_named(node: Node) -> None:
+    role = ("clusterrole", "npu-agent")
+    rules = json.loads(node.cluster.kubectl("get", *role, "--output=json"))["rules"]
+    (ours,) = [number for number, rule in enumerate(rules) if "resourceslices" in rule["resources"]]
+    patch = {"op": "replace", "path": f"/rules/{ours}/verbs"}
+    less = [{**patch, "value": ["get", "list", "watch"]}]
+    node.cluster.kubectl("patch", *role, "--type=json", "--patch", json.dumps(less))
+    try:
+        said = node.cluster.wait_for("a finding", lambda: wrong(node)["DRA rights"], SOON)
+        assert said.startswith(
+            "missing: create resourceslices, patch resourceslices, delete resourceslices -> "
+            "install the component k8s/components/dra"
+        )
+    finally:
+        back = [{**patch, "value": rules[ours]["verbs"]}]
+        node.cluster.kubectl("patch", *role, "--type=json", "--patch", json.dumps(back))
+    wait_well(node)
