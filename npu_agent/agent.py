@@ -24,6 +24,7 @@ from npu_agent.core.ledger import Ledger
 from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
 from npu_agent.core.vocabulary import Vocabulary, label_sets, metric_schemas
+from npu_agent.ending import Ending
 from npu_agent.feed import Feed
 from npu_agent.inventory import watch
 from npu_agent.inventory.inventory import Inventory
@@ -511,6 +512,7 @@ async def run(
     host_root: Path,
     node_name: str | None,
     config_file: Path | None,
+    ending: Ending,
     kubelet: bool = True,
 ) -> None:
     """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP reads the config now."""
@@ -539,8 +541,7 @@ async def run(
         log.info("ending", signal=received.name)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, partial(end, number))
+    ending.begin(end)
     loop.add_signal_handler(signal.SIGHUP, agent.poller.read_now)
     await agent.run(stop)
     log.info("ended")

@@ -40,6 +40,10 @@ class IrregularError(OSError):
     """A directory, a pipe or a device where a regular file should be."""
 
 
+class LinkError(IrregularError):
+    """A symbolic link where none is followed: what it leads to is somebody else's."""
+
+
 class _Turns(DaemonThread):
     """The thread of a file, and whose turn it is to use it."""
 
@@ -54,14 +58,14 @@ _turns = WeakKeyDictionary()
 there are any number of them in an agent's life."""
 
 
-async def read(path: Path, most: int, *, deadline: float = _DEADLINE) -> bytes:
-    """The first `most` bytes of a regular file.
+async def read(path: Path, most: int, *, follow: bool = True, deadline: float = _DEADLINE) -> bytes:
+    """The first `most` bytes of a regular file; with `follow` also of one that a link leads to.
 
     Raises:
         OSError: it cannot be read, or is no regular file; a TimeoutError after `deadline` seconds.
         ValueError: there can be no file of this name.
     """
-    async with _turn(path, deadline) as thread, _opened(path, thread) as descriptor:
+    async with _turn(path, deadline) as thread, _opened(path, thread, _flags(follow)) as descriptor:
         file = await aiofiles.open(descriptor, "rb", closefd=False, executor=thread)
         return await file.read(most)
 
@@ -105,10 +109,16 @@ def regular(path: Path, flags: int) -> int:
     """Opens a regular file; a new one is for everybody to read. Returns its descriptor.
 
     Raises:
-        OSError: it cannot be opened; an IrregularError if it is something else.
+        OSError: it cannot be opened; an IrregularError if it is something else, a LinkError for a
+            symbolic link with O_NOFOLLOW.
     """
-    # A named pipe without a writer would block a plain open() for ever.
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        # A named pipe without a writer would block a plain open() for ever.
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if flags & os.O_NOFOLLOW and error.errno == errno.ELOOP:
+            raise LinkError(errno.EINVAL, "this is a symbolic link", str(path)) from error
+        raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -119,18 +129,22 @@ def regular(path: Path, flags: int) -> int:
     return descriptor
 
 
-def content(path: Path, most: int) -> bytes | None:
-    """The first `most` bytes of a regular file; None if there is no such file. May block.
+def content(path: Path, most: int, *, follow: bool = True) -> bytes | None:
+    """As `read`; None if there is no such file. May block.
 
     Raises:
         OSError: it cannot be read; an IrregularError if it is something else.
     """
     try:
-        descriptor = regular(path, os.O_RDONLY)
+        descriptor = regular(path, _flags(follow))
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most)
+
+
+def _flags(follow: bool) -> int:
+    return os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW
 
 
 @contextlib.asynccontextmanager
@@ -142,12 +156,12 @@ async def _turn(path: Path, deadline: float) -> AsyncIterator[DaemonThread]:
 
 
 @contextlib.asynccontextmanager
-async def _opened(path: Path, thread: DaemonThread) -> AsyncIterator[int]:
+async def _opened(path: Path, thread: DaemonThread, flags: int) -> AsyncIterator[int]:
     """A descriptor to read from."""
     opened: list[int] = []
     try:
         await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: opened.append(regular(path, os.O_RDONLY))
+            thread, lambda: opened.append(regular(path, flags))
         )
         yield opened[0]
     finally:
@@ -188,8 +202,9 @@ def _replace(
     path: Path, new: bytes, abandoned: threading.Event, *, directory: bool, durable: bool
 ) -> None:
     """As `replace`, unless it is abandoned before the file takes the old one's place. May block."""
-    if content(path, len(new) + 1) == new:
-        return
+    with contextlib.suppress(LinkError):  # which is replaced, and not what it leads to
+        if content(path, len(new) + 1, follow=False) == new:
+            return
     if directory:
         path.parent.mkdir(parents=True, exist_ok=True)
     # Hidden, and with an ending of its own: some readers take every *.json of a directory. Random,

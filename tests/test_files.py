@@ -38,6 +38,18 @@ async def test_what_is_so_already_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == b"content"
 
 
+async def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -> None:
+    foreign, path = tmp_path / "foreign", tmp_path / "file"
+    foreign.write_bytes(b"content")
+    path.symlink_to(foreign)
+    with pytest.raises(files.LinkError, match="a symbolic link"):
+        await files.read(path, 10, follow=False)
+    assert await files.read(path, 10) == b"content"  # as ConfigMaps and tokens are
+    await files.replace(path, b"content")
+    assert not path.is_symlink()
+    assert path.read_bytes() == foreign.read_bytes() == b"content"
+
+
 async def test_none_removes_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     await files.replace(path, b"content")
@@ -78,7 +90,7 @@ async def test_nothing_is_left_of_a_write_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").mkdir()  # a file cannot take its place
-    monkeypatch.setattr(files, "content", lambda *_: None)
+    monkeypatch.setattr(files, "content", lambda *_, **__: None)
     with pytest.raises(OSError, match="directory"):
         await files.replace(tmp_path / "file", b"content")
     await _until(lambda: len(list(tmp_path.iterdir())) == 1)

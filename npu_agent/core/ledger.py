@@ -314,7 +314,7 @@ class Ledger:
             return self
         try:
             found = _decoded(record)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             by = "whoever was given devices before (the agent's record of that cannot be read)"
             return replace(
                 self, holds={**self.holds, _UNKNOWN: Hold(footprints=(), by=by, since=now)}

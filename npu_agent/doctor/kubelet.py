@@ -27,7 +27,7 @@ from npu_agent.doctor.host import by_device_plugin, doubtful, offered, snapshot
 from npu_agent.doctor.probe import probe
 from npu_agent.doctor.situation import Situation
 from npu_agent.doctor.sockets import candidates, delete_plugin, list_plugins
-from npu_agent.files import content
+from npu_agent.files import content, regular
 from npu_agent.kubelet.ownership import Owner, lock_path, owner_of
 from npu_agent.kubelet.podresources import UnavailableError, fetch, socket_beside
 
@@ -54,7 +54,7 @@ async def owner(here: Situation) -> Owner | None:
 def _owner_of(path: Path) -> Owner | None:
     """Who holds the lock. A shared one is asked for, for an instant, which nobody notices."""
     try:
-        descriptor = os.open(lock_path(path), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = regular(lock_path(path), os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:

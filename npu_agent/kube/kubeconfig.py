@@ -7,9 +7,13 @@ there is a kubeconfig to load; in the agent's Pod there is none.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
+from npu_agent import files
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
 from npu_agent.kube.proxy import proxy_for
 from npu_agent.text import one_line
@@ -17,6 +21,8 @@ from npu_agent.threads import DaemonThread
 
 _DEADLINE = 5.0
 """Seconds for reading the files."""
+_LONGEST = 1 << 16
+"""Bytes of a token."""
 
 
 async def load(paths: str) -> Credentials:
@@ -34,8 +40,10 @@ async def load(paths: str) -> Credentials:
     try:
         thread = DaemonThread("npu-kubeconfig")
         merged = await thread.call(lambda: KubeConfigMerger(paths).config, deadline=_DEADLINE)
+        loader = KubeConfigLoader(config_dict=merged, config_base_path=None)
+        await _read_token(merged)
         # Not on a thread: it may run a login program, whose wait has to be cancellable.
-        await KubeConfigLoader(config_dict=merged, config_base_path=None).load_and_set(made)
+        await loader.load_and_set(made)
     except Exception as error:  # the library has no error of its own for a malformed file
         raise CredentialsError(
             f"{source} cannot be used: {one_line(error)}", "does kubectl work with it?"
@@ -54,3 +62,22 @@ async def load(paths: str) -> Credentials:
         server_name=made.tls_server_name,
         proxy=made.proxy or proxy_for(made.host),
     )
+
+
+async def _read_token(config: Any) -> None:
+    """Puts the token of the current user in place of its file's name.
+
+    The library would read the file on the event loop, for as long as that takes.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no token.
+        ConfigException: there is no such user or context.
+    """
+    context = config["contexts"].get_with_name(config["current-context"])["context"]
+    if "user" not in context:
+        return
+    user = config["users"].get_with_name(context["user"])["user"]
+    if "tokenFile" in user and "token" not in user:
+        file = Path(user.path).parent / user["tokenFile"]
+        content = await files.read(file, _LONGEST, deadline=_DEADLINE)
+        user.value["token"] = content.decode("ascii").strip()

@@ -41,6 +41,8 @@ RECORD = ".npu-agent.ledger.json"
 OLD_RECORD = ".npu-agent.shapes.json"
 """What versions before 0.9 wrote. It does not say which cores were handed out."""
 
+_LARGEST = 16 << 20
+"""Bytes that are read of it: it has some 600 for each device. A longer one was not written by an agent."""
 _READING = 5.0
 """Seconds to wait for the record on disk."""
 _ANSWER = 11.0
@@ -353,9 +355,9 @@ def left_behind(directory: Path) -> bytes | None:
     """
     for name in (RECORD, OLD_RECORD):
         try:
-            return (directory / name).read_bytes()
-        except FileNotFoundError:
-            continue
+            found = files.content(directory / name, _LARGEST, follow=False)
         except OSError:
             return b""
+        if found is not None:
+            return found
     return None

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from npu_agent import __version__, files
 from npu_agent.logs import logger
+from npu_agent.text import one_line
 
 log = logger(__name__)
 
@@ -146,6 +147,9 @@ def _sign(descriptor: int) -> None:
         os.pwrite(descriptor, json.dumps(who).encode() + b"\n", 0)
 
 
+_SIGNED = ("version", "host", "pid", "since")
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The agent that holds the lock, as it signed the file; for people by ``str``."""
@@ -162,7 +166,7 @@ def owner_of(descriptor: int) -> Owner:
     """Who signed the lock file; `descriptor` is the file's, open for reading."""
     try:
         who = json.loads(os.pread(descriptor, 4096, 0))
-        words = f"npu-agent {who['version']} on {who['host']}, pid {who['pid']}"
-        return Owner(str(who["host"]), f"{words}, since {who['since']}")
-    except (OSError, ValueError, KeyError, TypeError):
+        version, host, pid, since = (one_line(who[key], 64) for key in _SIGNED)
+        return Owner(host, f"npu-agent {version} on {host}, pid {pid}, since {since}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return Owner()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from npu_agent.core.ledger import UNSEEN
+import pytest
+
+from npu_agent.core.ledger import UNSEEN, Ledger
+from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, left_behind
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
 
@@ -35,3 +38,24 @@ async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler
     claimed, used = devices(*room.cards)
     assert held(claimed) is None
     assert "Pod team/train still holds its cores" in str(held(used))
+
+
+@pytest.mark.parametrize("name", [RECORD, OLD_RECORD])
+def test_no_more_of_a_record_is_read_than_one_can_have(tmp_path: Path, name: str) -> None:
+    """A sparse file of 1 TiB takes no room on the disk."""
+    with (tmp_path / name).open("wb") as record:
+        record.truncate(1 << 40)
+    found = left_behind(tmp_path)
+    assert found is not None
+    assert len(found) < 1 << 25
+
+
+def test_a_link_in_place_of_the_record_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_text("{}")
+    (tmp_path / RECORD).symlink_to(tmp_path / "foreign")
+    assert left_behind(tmp_path) == b""
+
+
+@pytest.mark.parametrize("record", [b"[" * 100_000, b'{"a":' * 100_000, b"\0" * 1000])
+def test_a_record_that_is_none_has_everything_held(record: bytes) -> None:
+    assert Ledger().recovered(record, 0.0).unsure

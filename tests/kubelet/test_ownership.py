@@ -11,7 +11,7 @@ import pytest
 
 from npu_agent.feed import Feed
 from npu_agent.kubelet import ownership
-from npu_agent.kubelet.ownership import Ownership, lock_path
+from npu_agent.kubelet.ownership import Owner, Ownership, lock_path, owner_of
 
 DEADLINE = 20.0
 
@@ -213,3 +213,16 @@ async def test_the_lock_is_known_by_its_device_too(
             for call in ("stat", "lstat"):
                 patched.setattr(Path, call, lambda _path, **_: elsewhere)
             assert not still_ours()
+
+
+async def test_what_a_foreign_lock_says_reaches_nobody_as_it_is(tmp_path: Path) -> None:
+    who = {"version": "\x1b[31m1", "host": "h" * 3000, "pid": "\n2", "since": ["\u202e"]}
+    lock_path(tmp_path).write_text(json.dumps(who))
+    with lock_path(tmp_path).open() as lock:
+        found = owner_of(lock.fileno())
+    assert str(found).isprintable()
+    assert len(str(found)) < 400
+    assert len(found.host or "") < 100
+    lock_path(tmp_path).write_text("[" * 4000)
+    with lock_path(tmp_path).open() as lock:
+        assert owner_of(lock.fileno()) == Owner()

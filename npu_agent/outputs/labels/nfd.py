@@ -65,7 +65,9 @@ class NfdOutput:
         if careful and before:
             return Counter(left=len(wrong | gone))
         try:
-            await files.replace(self.path, wanted, make_directory=False, deadline=_DEADLINE)
+            await files.replace(
+                self.path, wanted, make_directory=False, durable=True, deadline=_DEADLINE
+            )
         except FileNotFoundError:
             raise UnavailableError(
                 f"{self.path.parent} is missing: install Node Feature Discovery on this node and "
@@ -79,8 +81,8 @@ class NfdOutput:
 
     async def _content(self) -> bytes | None:
         try:
-            return await files.read(self.path, _LARGEST, deadline=_DEADLINE)
-        except FileNotFoundError:
+            return await files.read(self.path, _LARGEST, follow=False, deadline=_DEADLINE)
+        except (FileNotFoundError, files.LinkError):
             return None
 
     @asynccontextmanager

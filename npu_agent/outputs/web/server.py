@@ -72,7 +72,10 @@ class Server:
     async def run(self) -> None:
         """Serves until cancelled; a port that is taken is tried again and again."""
         # On a thread: aiohttp takes long to import, and the kubelet waits for the loop.
-        await asyncio.to_thread(import_module, "npu_agent.outputs.web.connections")
+        # A daemon thread, as it may have to wait for another one that imports, and hangs.
+        await asyncio.get_running_loop().run_in_executor(
+            DaemonThread("npu-import"), import_module, "npu_agent.outputs.web.connections"
+        )
         from npu_agent.outputs.web.connections import serving
 
         if self._certificates is not None:

@@ -48,6 +48,25 @@ async def test_the_file_has_a_line_a_label_and_nothing_beside_it(output: NfdOutp
     assert str(output.path).endswith("/etc/kubernetes/node-feature-discovery/features.d/npu-agent")
 
 
+async def test_the_file_is_on_the_disk_before_it_takes_the_old_ones_place(
+    output: NfdOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut an empty one would have the Node without labels."""
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(output.path.exists()))
+    await output.put({"a": "b"}, careful=False)
+    assert synced == [False]
+
+
+async def test_a_link_in_the_files_place_is_replaced(output: NfdOutput) -> None:
+    foreign = output.path.with_name("foreign")
+    foreign.write_text("secret=1\n")
+    output.path.symlink_to(foreign)
+    await output.put({"a": "b"}, careful=False)
+    assert output.path.read_text() == "a=b\n"
+    assert foreign.read_text() == "secret=1\n"
+
+
 async def test_nothing_is_written_without_a_change(output: NfdOutput) -> None:
     await output.put(ONE, careful=False)
     before = output.path.stat()

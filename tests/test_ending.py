@@ -1,0 +1,190 @@
+"""The agent as a process, which ends at SIGTERM whatever hangs."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from npu_agent import simulator
+from npu_agent.simulator.kubelet import StandInKubelet
+from tests.kube.helpers import kubeconfig
+from tests.outputs.deviceplugin.helpers import short_directory
+from tests.processes import environment
+from tests.until import until
+
+NPU = "beta.furiosa.ai/npu"
+LONG = 12.0
+"""Seconds: far more than an end takes, and less than what hangs would have taken (16 s, or for
+ever)."""
+
+NAMES_HANG = """
+import socket, threading
+known = socket.getaddrinfo
+def getaddrinfo(host, *rest, **options):
+    if host == "kubernetes.example.com":
+        open({asked!r}, "w").close()
+        threading.Event().wait()
+    return known(host, *rest, **options)
+socket.getaddrinfo = getaddrinfo
+"""
+
+
+class Node:
+    """A simulated tree with a card, a kubelet's stand-in, and room for what an agent needs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.plugins = directory / "plugins"
+        self.plugins.mkdir()
+        self.root = directory / "host"
+        simulator.make(self.root, simulator.parse_cards("warboy=1"), plain_nodes=True)
+
+    @contextmanager
+    def kubelet(self) -> Iterator[subprocess.Popen[str]]:
+        """The stand-in as a process of its own."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", KUBELET, self.plugins, self.directory / "pod-resources"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    @contextmanager
+    def agent(self, **env: str) -> Iterator[subprocess.Popen[str]]:
+        where = ("--host-root", self.root, "--plugin-dir", self.plugins)
+        quick = ("--health-interval=0.05", "--metrics-listen=127.0.0.1:0")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "npu_agent", "run", *where, *quick],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(env),
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    with short_directory() as directory:
+        yield Node(directory)
+
+
+@pytest.fixture
+async def kubelet(node: Node) -> AsyncIterator[StandInKubelet]:
+    one = StandInKubelet(node.plugins, node.directory / "pod-resources")
+    await one.start()
+    yield one
+    await one.stop()
+
+
+async def registered(kubelet: StandInKubelet) -> None:
+    await kubelet.until(NPU, lambda plugin: plugin.messages > 0, 30.0)
+
+
+async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Sends SIGTERM; returns the exit code and the log."""
+    process.send_signal(signal.SIGTERM)
+    _, log = await asyncio.to_thread(process.communicate, timeout=LONG)
+    return process.returncode, log
+
+
+async def test_with_a_name_that_is_never_resolved(node: Node, kubelet: StandInKubelet) -> None:
+    asked = node.directory / "asked"
+    (node.directory / "sitecustomize.py").write_text(NAMES_HANG.format(asked=str(asked)))
+    config = kubeconfig(node.directory, "https://kubernetes.example.com:6443")
+    path = f"{node.directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with node.agent(PYTHONPATH=path, KUBECONFIG=str(config), NODE_NAME="n1") as agent:
+        await registered(kubelet)
+        await until(asked.exists)
+        code, log = await ended(agent)
+    assert (code, "ended" in log) == (0, True)
+
+
+async def test_with_a_token_that_blocks(node: Node, kubelet: StandInKubelet) -> None:
+    """A named pipe without a writer, as a file on a mount that hangs."""
+    os.mkfifo(node.directory / "token")
+    config = kubeconfig(node.directory, "https://127.0.0.1:1", user={"tokenFile": "token"})
+    with node.agent(KUBECONFIG=str(config), NODE_NAME="n1") as agent:
+        await registered(kubelet)
+        assert agent.stderr
+        said = ""
+        while "regular file" not in said:
+            said = await asyncio.to_thread(agent.stderr.readline)
+            assert said, "it is not reported"
+        assert (await ended(agent))[0] == 0
+
+
+KUBELET = """
+import asyncio, pathlib, sys
+from npu_agent.simulator.kubelet import StandInKubelet
+
+async def main():
+    kubelet = StandInKubelet(*map(pathlib.Path, sys.argv[1:]))
+    await kubelet.start()
+    await kubelet.until("beta.furiosa.ai/npu", lambda plugin: plugin.messages > 0, 60.0)
+    print("registered", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_with_a_kubelet_that_is_stopped(node: Node) -> None:
+    with node.kubelet() as kubelet, node.agent() as agent:
+        assert kubelet.stdout
+        assert await asyncio.to_thread(kubelet.stdout.readline) == "registered\n"
+        kubelet.send_signal(signal.SIGSTOP)
+        code, log = await ended(agent)
+    assert (code, "ended" in log) == (0, True)
+
+
+async def test_with_an_event_loop_that_hangs(node: Node, kubelet: StandInKubelet) -> None:
+    """In a write to a log that nobody reads any more."""
+    with node.agent() as agent:
+        await registered(kubelet)
+        assert agent.stderr
+        # Through /proc it is another description of the same pipe, which may not block here.
+        full = os.open(f"/proc/{agent.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            assert _is_full(full)
+            agent.send_signal(signal.SIGTERM)  # which it logs
+            assert await asyncio.to_thread(agent.wait, LONG) == 1
+        finally:
+            os.close(full)
+
+
+def _is_full(descriptor: int) -> bool:
+    try:
+        while True:
+            os.write(descriptor, b"-" * 512)
+    except BlockingIOError:
+        return True
+
+
+async def test_before_it_has_begun(node: Node) -> None:
+    with node.agent() as agent:
+        await until(lambda: _signals(agent.pid))
+        code, _ = await ended(agent)
+        assert code == 0
+
+
+def _signals(pid: int) -> bool:
+    """Whether the process takes care of its signals: SIGTERM is blocked (proc(5))."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigBlk:"):
+            return bool(int(line.split()[1], 16) & 1 << (signal.SIGTERM - 1))
+    return False
