@@ -10,9 +10,16 @@ from npu_agent import logs
 from npu_agent.commands import FAILED, view
 from npu_agent.commands.common import host_root, vendors
 from npu_agent.doctor import report
-from npu_agent.doctor.examine import examine
+from npu_agent.doctor.check import Verdict
+from npu_agent.doctor.examine import examine, no_node
 from npu_agent.doctor.situation import Situation, configuration, forgotten
 from npu_agent.vendors import WORDS
+
+NO_NODE = (
+    "this host is no NPU node: no NPU, no driver for one, and no kubelet ({directory} is missing); "
+    "on the node itself run `npu-agent doctor` as root, or ask in the agent's Pod (npu-agent "
+    "doctor --help); `npu-agent demo` needs neither"
+)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -24,12 +31,20 @@ def main(args: argparse.Namespace) -> int:
     situation = Situation.here(wanted, host_root(args), vendors(args))
 
     async def act() -> int:
+        people = args.output not in view.DATA
+        if people and not args.all and good.state is Verdict.OK and await no_node(situation):
+            view.show(NO_NODE.format(directory=situation.directory))
+            sys.stdout.flush()
+            return FAILED
         checks = (forgotten(args, situation, good), *await examine(situation))
         # Shown here: what hangs after all, such as a name that is resolved, may delay the end.
-        if args.output in view.DATA:
-            print(view.data([check.as_json() for check in checks], args.output))
+        if people:
+            wide = args.output == "wide"
+            columns = None if wide else view.terminal_width()
+            parts = report.parts(checks, everything=wide or args.all, columns=columns)
+            view.show(*parts, wide=wide)
         else:
-            view.show(report.table(checks, narrow=sys.stdout.isatty()), report.summary(checks))
+            print(view.data([check.as_json() for check in checks], args.output))
         sys.stdout.flush()
         return FAILED if report.failed(checks) else 0
 

@@ -23,7 +23,7 @@ from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthSt
 from npu_agent.core.offer import Device, Resource, advertise, cover
 from npu_agent.core.vendor import Vendor
 from npu_agent.doctor import report
-from npu_agent.doctor.check import Check, Verdict, ok, wrong
+from npu_agent.doctor.check import Check, Verdict, ok
 from npu_agent.files import is_device
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import VENDORS, WORDS
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     if args.output in view.DATA:
         print(view.data([check.as_json() for check in checks], args.output))
     else:
-        print(text(checks))
+        print(report.lines(checks))
     return FAILED if report.failed(checks) else 0
 
 
@@ -294,13 +294,4 @@ def _others(there: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Chec
 
 
 def _wrong(name: str, detail: str, remedy: str) -> Check:
-    return Check(name, *wrong(detail, remedy))
-
-
-def text(checks: Iterable[Check]) -> str:
-    """A line for each, as `npu-agent verify` prints them."""
-    return "\n".join(
-        f"{'ok  ' if one.state is Verdict.OK else 'FAIL'}  {one.name}: {one.detail}"
-        + (f"; {one.remedy}" if one.remedy else "")
-        for one in checks
-    )
+    return Check(name, Verdict.WRONG, detail, remedy)

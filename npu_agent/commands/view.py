@@ -255,4 +255,5 @@ def drawn(*parts: object, wide: bool = False) -> str:
     with console.capture() as capture:
         for part in parts:
             console.print(part, crop=False, soft_wrap=isinstance(part, str))
-    return capture.get().removesuffix("\n")
+    # What pads a table to the right says nothing.
+    return "\n".join(line.rstrip(" ") for line in capture.get().removesuffix("\n").split("\n"))

@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 
 from npu_agent.core.trouble import TroubleKind
 
+CONFIGURATION = "Configuration and this process"
+"""The heading of the lines on them."""
 SUDO = "run this as root: sudo npu-agent doctor"
+AGENT_LOG = "kubectl -n kube-system logs -l app.kubernetes.io/name=npu-agent --prefix --tail=50"
+DRIVER_LOG = "dmesg | tail -n 50"
+KUBELET = "systemctl status kubelet"
 
 
 class Verdict(enum.Enum):
@@ -34,6 +39,8 @@ class Finding(NamedTuple):
     """What was found."""
     remedy: str = ""
     """What to do about it; empty where there is nothing to do."""
+    command: str = ""
+    """What to type for it, or to see more of it; empty where there is no command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,11 @@ class Check:
     state: Verdict
     detail: str
     remedy: str = ""
+    command: str = ""
+    section: str = ""
+    """The heading that it stands under: ``Kubelet``."""
+    follows: str = ""
+    """The line that it is a consequence of; empty: it stands for itself."""
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -58,7 +70,11 @@ ok = partial(Finding, Verdict.OK)
 note = partial(Finding, Verdict.NOTE)
 unused = partial(Finding, Verdict.UNUSED)
 unknown = partial(Finding, Verdict.UNKNOWN)
-wrong = partial(Finding, Verdict.WRONG)
+
+
+def wrong(detail: str, remedy: str, command: str) -> Finding:
+    """What has to be fixed: what was found, how to fix it, and the first thing to type for it."""
+    return Finding(Verdict.WRONG, detail, remedy, command)
 
 
 class Unseen(Exception):  # noqa: N818 (no error: the line says that it is unknown)

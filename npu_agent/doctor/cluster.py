@@ -78,6 +78,7 @@ def _node_name(here: Situation) -> Finding:
         return wrong(
             "not set: no Node can be labelled, and Events are about none",
             "set it from spec.nodeName by the downward API, as k8s/daemonset.yaml does",
+            "kubectl apply -k k8s/",
         )
     return unknown(
         "not set here, so that this host's Node cannot be read",
@@ -144,7 +145,7 @@ async def _server(here: Situation) -> Finding:
     except ApiError as error:
         if error.kind is Kind.CREDENTIALS and not await here.see_or(credentials_expected, True):
             return unknown("no credentials here", "ask in the agent's Pod, or set KUBECONFIG")
-        return wrong(error.what, error.remedy)
+        return wrong(error.what, error.remedy, "kubectl cluster-info")
 
 
 async def credentials_expected(here: Situation) -> bool:
@@ -179,6 +180,7 @@ async def _right(here: Situation, right: Right, why: str) -> Finding:
         f"missing: {why}",
         f"kubectl apply -k k8s/, or add this rule to the ClusterRole npu-agent: {rule}; and its "
         "ClusterRoleBinding has to name this ServiceAccount",
+        "kubectl apply -k k8s/",
     )
 
 
@@ -188,8 +190,9 @@ async def _node(here: Situation) -> Finding:
         return unknown("NODE_NAME is not set")
     if isinstance(node, ApiError):
         # That right has a line of its own.
-        judge = unknown if node.kind is Kind.FORBIDDEN else wrong
-        return judge(node.what, node.remedy)
+        if node.kind is Kind.FORBIDDEN:
+            return unknown(node.what, node.remedy)
+        return wrong(node.what, node.remedy, "kubectl get nodes")
     status = part(node, "status")
     conditions = status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
@@ -236,7 +239,11 @@ async def _allocatable(here: Situation, resource: Resource) -> Finding:
     )
     if await here.see_or(owner, Owner()) is None:
         remedy = "no npu-agent serves this node: is its Pod running here?"
-    return wrong(f"{count} on the Node, {healthy} healthy device(s) here", remedy)
+    return wrong(
+        f"{count} on the Node, {healthy} healthy device(s) here",
+        remedy,
+        f"kubectl -n kube-system get pods -o wide --field-selector spec.nodeName={here.node_name}",
+    )
 
 
 async def machine(here: Situation) -> Machine:
@@ -286,6 +293,7 @@ def _compared(
         f"{where}: {differences[0]}{more}",
         "the agent corrects them within labels.resync; if not, readiness and its log say why. "
         "`npu-agent labels apply` does it now",
+        "npu-agent labels apply",
     )
 
 

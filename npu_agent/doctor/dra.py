@@ -9,7 +9,17 @@ from typing import Any
 
 from npu_agent.config.resources import asks_for
 from npu_agent.core.pool import Effect
-from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, unused, wrong
+from npu_agent.doctor.check import (
+    AGENT_LOG,
+    Finding,
+    Lines,
+    Unseen,
+    note,
+    ok,
+    unknown,
+    unused,
+    wrong,
+)
 from npu_agent.doctor.host import dra_support
 from npu_agent.doctor.kubelet import owner
 from npu_agent.doctor.places import existing, writable
@@ -27,6 +37,9 @@ _RIGHTS = (
 )
 _POLICY = "npu-agent-own-slices"
 _MOST_SLICES = 64
+_INSTALL = (
+    "helm upgrade npu-agent k8s/chart --namespace kube-system --reuse-values --set dra.enabled=true"
+)
 _COMPONENT = "install the component k8s/components/dra (with Helm: dra.enabled)"
 
 
@@ -67,6 +80,7 @@ async def _support(here: Situation) -> Finding:
             f"impossible: {support.reason}",
             "update it, or set allocation.api to auto: the node then offers its cards by the "
             "device plugin",
+            "npu-agent config show",
         )
     return ok(f"allocation.api is auto, and that is the device plugin: {support.reason}")
 
@@ -95,7 +109,9 @@ async def _rights() -> Finding:
             if not await access.allowed(api, verb, resource, group=_GROUP)
         ]
     if missing:
-        return wrong(f"missing: {', '.join(missing)}", f"{_COMPONENT}: its ClusterRole has them")
+        return wrong(
+            f"missing: {', '.join(missing)}", f"{_COMPONENT}: its ClusterRole has them", _INSTALL
+        )
     return ok("claims may be read, and slices written")
 
 
@@ -103,7 +119,7 @@ async def _registry(here: Situation, driver: str) -> Finding:
     """Whether the agent can register there, and whether another driver of its name does."""
     path = here.directory.parent / REGISTRY
     remedy = "the kubelet makes it: is it running? In a Pod mount the host's there; " + _COMPONENT
-    found = writable(here, await probe(lambda: directory(path)), remedy)
+    found = writable(here, await probe(lambda: directory(path)), remedy, f"ls -ld {path}")
     if found.remedy:
         return found
     names = await probe(lambda: sorted(each.name for each in path.iterdir()))
@@ -118,6 +134,7 @@ async def _registry(here: Situation, driver: str) -> Finding:
             "the kubelet asks the one that came last: delete the vendor's DRA driver "
             "(kubectl get daemonsets -A | grep -i -e dra -e npu), or remove the socket if "
             "nobody serves it",
+            "kubectl get daemonsets -A | grep -i -e dra -e npu",
         )
     ours = sum(made_by_us(name, driver) for name in names)
     return ok(f"{found.detail}; {ours} of our sockets")
@@ -126,7 +143,8 @@ async def _registry(here: Situation, driver: str) -> Finding:
 async def _directory(here: Situation, driver: str) -> Finding:
     path = here.directory.parent / PLUGINS / driver
     remedy = f"let the agent write the host's {path}, by the same path: {_COMPONENT}"
-    return writable(here, await probe(lambda: directory(existing(path))), remedy)
+    place = await probe(lambda: directory(existing(path)))
+    return writable(here, place, remedy, f"ls -ld {place.path}")
 
 
 async def _slices(here: Situation, driver: str) -> Finding:
@@ -139,6 +157,7 @@ async def _slices(here: Situation, driver: str) -> Finding:
         return wrong(
             f"{theirs[0]} is not npu-agent's: a second driver publishes as {driver} on this node",
             f"delete that driver, and then: kubectl delete resourceslice {' '.join(theirs)}",
+            "kubectl get daemonsets -A | grep -i -e dra -e npu",
         )
     if not found:
         if await here.see_or(owner, Owner()) is None:
@@ -146,6 +165,7 @@ async def _slices(here: Situation, driver: str) -> Finding:
         return wrong(
             "none, though an agent serves this node",
             "it may have another configuration; else readiness and its log have the reason",
+            AGENT_LOG,
         )
     devices = sum(len(each.get("spec", {}).get("devices") or ()) for each in found.values())
     return ok(f"{len(found)}, with {devices} device(s)")
@@ -205,7 +225,7 @@ async def _device_class(driver: str) -> Finding:
     except Unseen as unseen:
         match unseen.__cause__:
             case ApiError(kind=Kind.NOT_FOUND):
-                return wrong("missing: a claim that names it stays Pending", _COMPONENT)
+                return wrong("missing: a claim that names it stays Pending", _COMPONENT, _INSTALL)
             case ApiError(kind=Kind.FORBIDDEN):
                 return unused(
                     f"the agent does not read it; an administrator may: kubectl get deviceclass "

@@ -17,7 +17,7 @@ from npu_agent.core.places import Wish
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.core.vendor import Driver
 from npu_agent.core.vocabulary import merged
-from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unused, wrong
+from npu_agent.doctor.check import DRIVER_LOG, Finding, Lines, Unseen, note, ok, unused, wrong
 from npu_agent.doctor.probe import DEADLINE, directory, probe, unseen
 from npu_agent.doctor.situation import Situation
 from npu_agent.files import content, is_device
@@ -33,7 +33,8 @@ async def lines(here: Situation) -> Lines:
     """Of this subject."""
     if await here.see_or(root_forgotten, False):
         what = "this is the container's own /, and not the host's"
-        yield "host root", wrong(what, "npu-agent doctor --host-root=/host")
+        remedy = "name where the host's / is mounted: --host-root=/host"
+        yield "host root", wrong(what, remedy, "npu-agent doctor --host-root=/host")
     yield "/sys", _mounted(here, "/sys", "sys/class")
     yield "/dev", _mounted(here, "/dev", "dev")
     for vendor in here.vendors:
@@ -63,6 +64,7 @@ async def _mounted(here: Situation, name: str, below: str) -> Finding:
             f"{found.path} is missing",
             f"mount the host's {name} at {path} (hostPath, readOnly), and name the directory "
             "above it by --host-root",
+            "kubectl apply -k k8s/" if here.in_pod else f"ls -ld {path}",
         )
     if not found.readable:
         raise Unseen(
@@ -119,12 +121,14 @@ async def _pci(here: Situation) -> Finding:
             f"no driver is bound to {', '.join(map(str, unbound))}",
             "install and load the vendor's driver for this kernel, and read dmesg; one that "
             "was drained on purpose: echo ADDRESS > /sys/bus/pci/drivers_probe",
+            DRIVER_LOG,
         )
     if silent:
         return wrong(
             f"{', '.join(map(str, silent))} has a driver ({silent[0].driver}), which shows no card "
             "of that address in /sys/class",
             "dmesg: why did the driver give up on it? Then reload it",
+            DRIVER_LOG,
         )
     makers = " and ".join(sorted({titles[card.vendor] for card in cards}))
     count = f"{len(cards)} {makers} device{'s' * (len(cards) > 1)}"
@@ -161,6 +165,19 @@ async def snapshot(here: Situation) -> Snapshot:
         return await asyncio.wait_for(read_once(here.vendors), DEADLINE)
 
 
+async def any_sign_of_cards(here: Situation) -> bool:
+    """Whether there is a card, an entry that may be one, a driver, or a device on the bus."""
+    found = await here.see(snapshot)
+    drivers = [each.directory for one in here.vendors for each in one.profile.drivers]
+    ids = [one.profile.pci for one in here.vendors if one.profile.pci]
+    return bool(
+        found.cards
+        or found.odd
+        or await probe(lambda: any((here.host_root / each).is_dir() for each in drivers))
+        or await probe(lambda: any(True for _ in _on_the_bus(here.host_root, ids)))
+    )
+
+
 async def _cards(here: Situation) -> Finding:
     try:
         cards = (await here.see(snapshot)).cards
@@ -179,6 +196,7 @@ async def _card(here: Situation, state: CardState) -> Finding:
             f"unhealthy: {health.reason}",
             "it is not handed out until it has recovered: dmesg, then drain it, reload its driver "
             "or power-cycle the host",
+            DRIVER_LOG,
         )
     if bad := await probe(lambda: tuple(_bad_nodes(here.host_root, card))):
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
@@ -186,6 +204,7 @@ async def _card(here: Situation, state: CardState) -> Finding:
             f"{', '.join(bad[:3])}{more}",
             "the driver and udev make its nodes: reload the driver; in a container, mount the "
             "host's /dev",
+            f"ls -l /dev/{card.name}*",
         )
     disabled = disabled_for(here.config, here.node_name)
     if names(state) & {word.lower() for word in disabled}:
@@ -211,6 +230,7 @@ def _oddity(odd: Oddity) -> Finding:
         return wrong(
             f"{odd.entry}: {odd.reason}",
             "it may be a card, and cannot be read: dmesg, then reload its driver",
+            DRIVER_LOG,
         )
     return note(
         f"{odd.entry} is not served: {odd.reason}",

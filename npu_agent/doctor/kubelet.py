@@ -12,11 +12,21 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger, footprints_of
 from npu_agent.core.offer import Device, Resource
 from npu_agent.core.trouble import TroubleKind, kind_of
-from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, wrong
+from npu_agent.doctor.check import (
+    AGENT_LOG,
+    KUBELET,
+    Finding,
+    Lines,
+    Unseen,
+    note,
+    ok,
+    unknown,
+    wrong,
+)
 from npu_agent.doctor.host import by_device_plugin, doubtful, offered, snapshot
 from npu_agent.doctor.probe import probe
 from npu_agent.doctor.situation import Situation
-from npu_agent.doctor.sockets import candidates, delete_plugin
+from npu_agent.doctor.sockets import candidates, delete_plugin, list_plugins
 from npu_agent.files import content
 from npu_agent.kubelet.ownership import Owner, lock_path, owner_of
 from npu_agent.kubelet.podresources import UnavailableError, fetch, socket_beside
@@ -92,6 +102,7 @@ async def _pod_resources(here: Situation) -> Finding:
             unseen.why,
             f"in a Pod, mount the host's {socket_beside(here.directory).parent} there "
             "(hostPath, readOnly); on the host, systemctl status kubelet",
+            KUBELET,
         )
     ours = {resource.name for resource in here.resources}
     mine = [one for one in assignments if one.resource in ours]
@@ -159,6 +170,7 @@ async def _resource(here: Situation, resource: Resource) -> Finding:
                 detail,
                 "the agent runs and is not registered, or follows another configuration: see "
                 "readiness, and its log",
+                AGENT_LOG,
             )
         return note(f"{detail}: no agent serves them")
     if not ids:
@@ -183,6 +195,7 @@ async def _strange(here: Situation, ids: list[str], seen: Snapshot) -> Finding:
             here,
             "Or these are of an agent with another configuration: name its --config-file",
         ),
+        list_plugins(here),
     )
 
 
@@ -196,4 +209,5 @@ async def _doubled(here: Situation, id_: str, resource: str) -> Finding:
             "For five minutes after it has ended the kubelet remembers a plugin, as after a change "
             "of resourceName",
         ),
+        list_plugins(here),
     )

@@ -28,7 +28,7 @@ async def _cdi(here: Situation) -> Finding:
     else:
         return unused("allocation.method is deviceNodes")
     place = await probe(lambda: directory(existing(here.host_root / cdi.DIRECTORY)))
-    return writable(here, place, remedy)
+    return writable(here, place, remedy, f"ls -ld {place.path}")
 
 
 def existing(path: Path) -> Path:
@@ -41,27 +41,29 @@ def existing(path: Path) -> Path:
 async def _nfd(here: Situation) -> Finding:
     if here.config.labels.output != "nfd":
         return unused(f"labels.output is {here.config.labels.output}")
+    path = (here.host_root / nfd.FILE).parent
     return writable(
         here,
-        await probe(lambda: directory((here.host_root / nfd.FILE).parent)),
+        await probe(lambda: directory(path)),
         "install Node Feature Discovery here and let the agent write its features.d "
         "(component k8s/components/nfd-output), or set labels.output to api",
+        f"ls -ld {path}",
     )
 
 
-def writable(here: Situation, place: Directory, remedy: str) -> Finding:
+def writable(here: Situation, place: Directory, remedy: str, command: str) -> Finding:
     """Whether this process may write to a directory.
 
     Raises:
         Unseen: root may, perhaps.
     """
     if not place.there:
-        return wrong(f"{place.path} is missing", remedy)
+        return wrong(f"{place.path} is missing", remedy, command)
     if place.read_only:
-        return wrong(f"{place.path} is mounted read-only", remedy)
+        return wrong(f"{place.path} is mounted read-only", remedy, command)
     if place.writable:
         return ok(f"{place.path} ({place.owner}) can be written")
     detail = f"{place.path} ({place.owner}) may not be written by uid {here.uid}"
     if not here.in_pod and here.uid:
         raise Unseen(detail, TroubleKind.DENIED)
-    return wrong(detail, remedy)
+    return wrong(detail, remedy, command)

@@ -1,9 +1,9 @@
-"""The doctor's lines for people, as a table, and for programs."""
+"""The lines of `doctor` and `verify` for people: first what to fix, then each subject."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from npu_agent.doctor.check import Check, Verdict
@@ -17,27 +17,97 @@ _NAME = 22
 """Columns for names in a terminal; nearly all are shorter."""
 
 
-def table(checks: Iterable[Check], *, narrow: bool) -> Table:
-    """One row for each check; what to do about it is a line of its own in its last cell.
+def to_fix(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """What is wrong and no consequence of something else, in the order in which to fix it."""
+    return tuple(one for one in checks if one.state is Verdict.WRONG and not one.follows)
 
-    Nothing is ever cut: words that are longer than the terminal is wide are folded. With `narrow`
-    long names are folded too, so that 80 columns have room for what was found.
+
+def parts(checks: Sequence[Check], *, everything: bool, columns: int | None) -> Iterator[object]:
+    """What the report consists of: tables of rich, and lines.
+
+    Nothing is ever cut: words that are longer than the terminal is wide are folded.
+
+    Args:
+        checks: all lines, in their order.
+        everything: with those that follow from others, or do not apply.
+        columns: of the terminal: long names are folded, so that there is room for what was
+            found; None: there are as many as it takes.
     """
-    from rich import box
+    if first := to_fix(checks):
+        yield f"{len(first)} thing{'s' * (len(first) > 1)} to fix, in this order:"
+        yield ""
+        yield _fixes(first)
+    numbers = {one: at for at, one in enumerate(first, 1)}
+    shown = [one for one in checks if everything or not _folded(one)]
+    longest = max((len(one.name) for one in shown), default=0)
+    width = longest if columns is None else min(longest, _NAME, columns // 3)
+    for section in dict.fromkeys(one.section for one in shown):
+        yield section
+        yield _section([one for one in shown if one.section == section], numbers, width)
+    yield summary(checks)
+    if len(shown) < len(checks):
+        yield _left_out(checks)
+
+
+def _folded(check: Check) -> bool:
+    return check.state is Verdict.UNUSED or bool(check.follows)
+
+
+def _left_out(checks: Sequence[Check]) -> str:
+    follow = sum(bool(one.follows) for one in checks)
+    unused = sum(one.state is Verdict.UNUSED for one in checks)
+    words = [f"lines that follow from others ({follow})"] * bool(follow)
+    words += [f"lines that do not apply here ({unused})"] * bool(unused)
+    return f"Not shown: {', '.join(words)}; --all shows them"
+
+
+def _fixes(checks: Sequence[Check]) -> Table:
+    table = _table(2)
+    for at, check in enumerate(checks, 1):
+        table.add_row(f"{at}.", f"{check.name}: {check.detail}", style="red")
+        table.add_row("", f"-> {check.remedy}")
+        if check.command:
+            table.add_row("", f"$ {check.command}")
+        table.add_row("", "")
+    return table
+
+
+def _section(checks: Sequence[Check], numbers: Mapping[Check, int], width: int) -> Table:
+    """The lines of one subject; names take `width` columns."""
+    table = _table(len(Verdict.UNKNOWN.value), width)
+    for check in checks:
+        found = check.detail
+        if check in numbers:
+            found += f" (see {numbers[check]}.)"
+        else:
+            found += f" (follows from: {check.follows})" if check.follows else ""
+            found += f"\n-> {check.remedy}" if check.remedy else ""
+        table.add_row(check.state.value, check.name, found, style=_STYLES.get(check.state))
+    table.add_row("", "", "")
+    return table
+
+
+def _table(*widths: int) -> Table:
+    """Without lines: columns of these widths, and one for texts. All fold what is longer."""
     from rich.table import Table
 
-    made = Table(box=box.ASCII2, header_style="")
-    made.add_column("State", no_wrap=True)
-    made.add_column("Check", overflow="fold", max_width=_NAME if narrow else None)
-    made.add_column("Found, and what to do", overflow="fold")
-    for check in checks:
-        found = f"{check.detail}\n-> {check.remedy}" if check.remedy else check.detail
-        made.add_row(check.state.value, check.name, found, style=_STYLES.get(check.state))
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
+    for width in widths:
+        made.add_column(width=width, overflow="fold")
+    made.add_column(overflow="fold")
     return made
 
 
+def lines(checks: Iterable[Check]) -> str:
+    """A line for each, as `verify` prints them: in a log they are found one by one."""
+    return "\n".join(
+        f"{one.state.value:5}  {one.name}: {one.detail}" + (f"; {one.remedy}" if one.remedy else "")
+        for one in checks
+    )
+
+
 def summary(checks: Iterable[Check]) -> str:
-    """The last line: whether anything is wrong."""
+    """How many lines there are of each state."""
     states = [check.state for check in checks]
     counts = {state: states.count(state) for state in Verdict if state is not Verdict.UNUSED}
     return ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unused, wrong
+from npu_agent.doctor.check import AGENT_LOG, Finding, Lines, Unseen, note, ok, unused, wrong
 from npu_agent.doctor.kubelet import owner
 from npu_agent.doctor.probe import Process, probe, process
 from npu_agent.doctor.situation import Situation
@@ -94,13 +94,14 @@ async def _listen(here: Situation) -> Finding:
             f"{holder} has {address} and does not answer within {_ANSWER:g} s",
             "its event loop is stuck: its log says where it stood; in a Pod the liveness probe "
             "restarts it after half a minute, elsewhere restart it yourself",
+            AGENT_LOG,
         )
     by = f" by {holder}" if holder else ""
     held = f": it is held{by}" if found.somebody or holder else ""
     detail = f"{address} cannot be had{held}"
     agent = await here.see_or(owner, None)
     if here.in_pod or (agent is not None and agent.host == here.hostname):
-        return wrong(detail, remedy)
+        return wrong(detail, remedy, f"ss -ltnp 'sport = :{port}'")
     return note(
         detail,
         "no matter for an agent in a Pod, which has ports of its own; for one on this host "
@@ -169,4 +170,5 @@ async def _readiness(here: Situation, why: str) -> Finding:
         return unused(f"no npu-agent answers on {here.config.metrics.listen}{beside}")
     if not why:
         return ok("the agent that answers is ready")
-    return wrong(why, "reported by the agent itself (/readyz); see its log and the lines above")
+    remedy = "reported by the agent itself (/readyz); see its log, and what else is wrong here"
+    return wrong(why, remedy, AGENT_LOG)

@@ -15,7 +15,7 @@ from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import Resource
 from npu_agent.core.vendor import Vendor
 from npu_agent.core.vocabulary import Vocabulary, merged
-from npu_agent.doctor.check import Check, Unseen, Verdict
+from npu_agent.doctor.check import CONFIGURATION, Check, Unseen, Verdict
 
 if TYPE_CHECKING:
     import argparse
@@ -121,27 +121,27 @@ def configuration(args: argparse.Namespace, words: Vocabulary) -> tuple[Config, 
         defaults = default_config(words)
         good = error.good or defaults
         rest = "the defaults" if good == defaults else "what is good in it"
-        return good, Check(
-            "config",
+        return good, _line(
             Verdict.WRONG,
             "; ".join(map(str, error.problems)),
-            f"fix it (`npu-agent config check` verifies it); all else below was checked with "
-            f"{rest}",
+            f"fix it (`npu-agent config check` verifies it); all else was checked with {rest}",
+            f"npu-agent config check {file}",
         )
     if file is not None:
-        return effective.config, Check("config", Verdict.OK, f"{file} is good")
+        return effective.config, _line(Verdict.OK, f"{file} is good")
     given = sorted({origin for origin in effective.origins.values() if origin != "default"})
     sources = ", ".join(given) + " and the defaults" if given else "the defaults"
-    return effective.config, Check("config", Verdict.OK, f"no file; {sources}")
+    return effective.config, _line(Verdict.OK, f"no file; {sources}")
+
+
+def _line(state: Verdict, detail: str, remedy: str = "", command: str = "") -> Check:
+    return Check("config", state, detail, remedy, command, section=CONFIGURATION)
 
 
 def forgotten(args: argparse.Namespace, situation: Situation, check: Check) -> Check:
     """The line on the configuration, if the agent of this Pod has a file that was not named."""
     if "config_file" in args or not (situation.in_pod and situation.agent_config.exists()):
         return check
-    return Check(
-        check.name,
-        Verdict.NOTE,
-        f"{check.detail}, while this Pod has {situation.agent_config}",
-        f"npu-agent doctor --config-file={situation.agent_config}",
-    )
+    command = f"npu-agent doctor --config-file={situation.agent_config}"
+    detail = f"{check.detail}, while this Pod has {situation.agent_config}"
+    return _line(Verdict.NOTE, detail, command, command)

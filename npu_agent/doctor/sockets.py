@@ -17,7 +17,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.core.trouble import Trouble, TroubleKind, kind_of
-from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, wrong
+from npu_agent.doctor.check import KUBELET, Finding, Lines, Unseen, note, ok, wrong
 from npu_agent.doctor.places import writable
 from npu_agent.doctor.probe import Directory, Process, directory, probe, process
 from npu_agent.doctor.situation import Situation
@@ -55,20 +55,22 @@ async def _plugin_directory(here: Situation) -> Finding:
         found = await here.see(plugin_directory)
     except Unseen as unseen:
         if unseen.kind is TroubleKind.DENIED and here.in_pod:
-            return wrong(unseen.why, _AS_ROOT)
+            return wrong(unseen.why, _AS_ROOT, "kubectl apply -k k8s/")
         raise
     if not found.there:
         return wrong(
             f"{found.path} is missing, or no directory",
             "is that the kubelet's (--root-dir)/device-plugins? Name the right one by pluginDir "
             "(--plugin-dir), and in a Pod mount it there (hostPath)",
+            KUBELET,
         )
     if found.read_only:
         return wrong(
             f"{found.path} is mounted read-only",
             "mount it without readOnly: the agent makes its socket there",
+            "kubectl apply -k k8s/",
         )
-    return writable(here, found, _AS_ROOT)
+    return writable(here, found, _AS_ROOT, f"ls -ld {found.path}")
 
 
 def _socket_path(here: Situation) -> Finding:
@@ -78,6 +80,7 @@ def _socket_path(here: Situation) -> Finding:
         return wrong(
             f"that of our socket has {length} bytes, and Linux takes {SOCKET_PATH_MAX}",
             f"shorten pluginDir or socketName by {length - SOCKET_PATH_MAX}",
+            "npu-agent config show",
         )
     return ok(f"{length} bytes of at most {SOCKET_PATH_MAX}")
 
@@ -155,6 +158,7 @@ async def _kubelet_socket(here: Situation) -> Finding:
             f"{path} is missing",
             "is the kubelet running (systemctl status kubelet), and is that its directory "
             "(pluginDir)?",
+            KUBELET,
         )
     if found.trouble is None:
         return ok(f"{path} takes connections")
@@ -163,6 +167,7 @@ async def _kubelet_socket(here: Situation) -> Finding:
     return wrong(
         f"{path}: {found.trouble}",
         "the kubelet has ended or hangs: systemctl status kubelet, journalctl -u kubelet",
+        KUBELET,
     )
 
 
@@ -187,6 +192,7 @@ async def _other_plugins(here: Situation) -> Finding:
             f"{_joined(rivals)} answers as a device plugin and is not npu-agent's: by its name "
             "one for the same cards, which both would hand out",
             delete_plugin(here),
+            list_plugins(here),
         )
     return ok(f"{_joined(others)}: by the name for other devices" if others else "none")
 
@@ -197,12 +203,17 @@ def _plugin_words(here: Situation) -> tuple[str, ...]:
 
 def delete_plugin(here: Situation, unless: str = "") -> str:
     """The remedy for a second plugin; `unless` is what else it may be."""
-    words = " -e ".join((*_plugin_words(here), "npu"))
     return (
-        f"delete the vendor's DaemonSet: kubectl get daemonsets -A | grep -i -e {words}; two "
+        f"delete the vendor's DaemonSet: {list_plugins(here)}; two "
         "plugins take a resource from each other, and the kubelet reports it to neither"
         f"{unless and f'. ({unless})'}"
     )
+
+
+def list_plugins(here: Situation) -> str:
+    """The command that shows other device plugins of the cluster."""
+    words = " -e ".join((*_plugin_words(here), "npu"))
+    return f"kubectl get daemonsets -A | grep -i -e {words}"
 
 
 def _joined(sockets: Iterable[Socket]) -> str:

@@ -300,14 +300,14 @@ def test_real_character_devices(warboy: Container) -> None:
 def test_the_command(warboy: Container) -> None:
     code, out, err = ran("verify", "--host-root", warboy.root, **warboy.environ)
     assert (code, err) == (0, "")
-    assert [line[:12] for line in out.splitlines()] == [
-        "ok    enviro",
-        "ok    npu0: ",
-        "ok    /dev: ",
+    assert [line[:13] for line in out.splitlines()] == [
+        "ok     enviro",
+        "ok     npu0: ",
+        "ok     /dev: ",
     ]
     code, out, _ = ran("verify", "--host-root", warboy.root, "--expect=2", **warboy.environ)
     assert code == 1
-    assert "FAIL  devices: 1 given, 2 expected; does the Pod's" in out
+    assert "wrong  devices: 1 given, 2 expected; does the Pod's" in out
 
 
 def test_the_command_as_json(warboy: Container) -> None:

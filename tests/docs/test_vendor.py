@@ -204,10 +204,10 @@ def test_doctor_and_verify_know_both(package: Path, tmp_path: Path) -> None:
     granted = {**os.environ, "ANVIL_CORES": "1:0,1:1"}
     done = run(package, "-m", "npu_agent", "verify", "--host-root", host, environ=granted)
     assert done.returncode == 0, done.stdout
-    assert "ok    npu1: Acme Anvil: 3 device nodes" in done.stdout
+    assert "ok     npu1: Acme Anvil: 3 device nodes" in done.stdout
     granted["ANVIL_CORES"] = "1:x"
     done = run(package, "-m", "npu_agent", "verify", "--host-root", host, environ=granted)
-    assert "FAIL  ANVIL_CORES: '1:x' in '1:x' has not the form 0:0-1" in done.stdout
+    assert "wrong  ANVIL_CORES: '1:x' in '1:x' has not the form 0:0-1" in done.stdout
     assert "NPU_DEVNAME" not in done.stdout
 
 

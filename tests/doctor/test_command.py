@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from npu_agent import cli, simulator
 from npu_agent.simulator.kubelet import StandInKubelet
@@ -129,9 +131,50 @@ def test_the_table(base: Path) -> None:
     file = config_file(base)
     code, out, err = ran("doctor", f"--config-file={file}", f"--host-root={base}/host")
     assert (code, err) == (1, "")
-    assert "| wrong | kubelet.sock " in out
-    assert f"| resource {RESOURCE} " in out
-    assert out.splitlines()[-1].endswith(", 2 wrong")
+    lines = out.splitlines()
+    assert lines[0] == "1 thing to fix, in this order:"
+    assert lines[2].startswith("1.  kubelet.sock: ")
+    assert lines[4].strip() == "$ systemctl status kubelet"
+    assert any(re.match(r"wrong +kubelet.sock .* \(see 1.\)$", line) for line in lines)
+    assert f"resource {RESOURCE} " not in out  # folded: without a kubelet nobody serves it
+    assert lines[-2].endswith(", 2 wrong")
+    assert re.match(r"Not shown: lines that follow from others \(\d\), lines that do", lines[-1])
+    _, out, _ = ran("doctor", "--all", f"--config-file={file}", f"--host-root={base}/host")
+    assert re.search(rf"note +resource {RESOURCE} .*\(follows from: kubelet.sock\)\n", out)
+    assert "Not shown" not in out
+
+
+def test_a_host_that_is_no_node_is_one_line(tmp_path: Path) -> None:
+    options = (f"--host-root={tmp_path}", f"--plugin-dir={tmp_path}/device-plugins")
+    for directory in ("sys/class", "dev"):
+        (tmp_path / directory).mkdir(parents=True)
+    code, out, err = ran("doctor", *options)
+    assert (code, err) == (1, "")
+    (line,) = out.splitlines()
+    assert line.startswith("this host is no NPU node: no NPU, no driver for one, and no kubelet")
+    assert "`npu-agent demo`" in line
+    # Everything is there for whoever wants it, and for programs.
+    code, out, _ = ran("doctor", "--all", *options)
+    assert (code, out.splitlines()[0]) == (1, "1 thing to fix, in this order:")
+    code, out, _ = ran("doctor", "-o", "yaml", *options)
+    assert code == 1
+    assert {"plugin directory", "cards"} < {line["name"] for line in yaml.safe_load(out)}
+
+
+@pytest.mark.parametrize("sign", ["device-plugins", "sys/class/npu_mgmt"])
+def test_a_host_with_any_sign_of_a_node_is_examined(tmp_path: Path, sign: str) -> None:
+    for directory in ("sys/class", "dev", sign):
+        (tmp_path / directory).mkdir(parents=True, exist_ok=True)
+    _, out, _ = ran("doctor", f"--host-root={tmp_path}", f"--plugin-dir={tmp_path}/device-plugins")
+    assert "to fix, in this order" in out
+
+
+def test_a_bad_file_is_said_on_any_host(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"pluginDir: {tmp_path}/none\nintervall: 5\n")
+    _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={tmp_path}")
+    assert f"{file}:2: intervall: unknown key" in out
+    assert f"$ npu-agent config check {file}" in out
 
 
 @pytest.mark.parametrize(

@@ -564,3 +564,8 @@ async def test_one_break_turns_one_line(name: str, node: Node) -> None:
     assert broken.detail in line.detail
     assert broken.remedy in line.remedy
     assert line.remedy or line.state is not Verdict.WRONG
+    # It is what to fix, and there is something to type for it.
+    assert line.follows == ""
+    assert bool(line.command) is (line.state is Verdict.WRONG)
+    follow = {key for key in changed if after[key].follows}
+    assert {after[key].follows for key in follow} <= {line.name, *broken.lines}

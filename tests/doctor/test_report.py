@@ -22,21 +22,25 @@ LONG = Check(
     Verdict.WRONG,
     "detail " * 40 + "D" * 120,
     "remedy " * 40 + "[bold]R[/]",
+    "see --this",
+    section="Kubelet",
 )
 
 
-def drawn(checks: tuple[Check, ...], width: int, *, narrow: bool = True) -> str:
+def drawn(
+    checks: tuple[Check, ...], width: int, *, narrow: bool = True, everything: bool = False
+) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, highlight=False, markup=False, emoji=False).print(
-        report.table(checks, narrow=narrow)
-    )
-    return out.getvalue()
+    console = Console(file=out, width=width, highlight=False, markup=False, emoji=False)
+    for part in report.parts(checks, everything=everything, columns=width if narrow else None):
+        console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
-async def test_the_table_of_a_good_node(node: Node) -> None:
+async def examined(node: Node) -> tuple[Check, ...]:
     """Without what is another one each time: the temporary directory, the ports, the owner."""
     base = str(node.root.parent)
-    checks = tuple(
+    return tuple(
         replace(
             check,
             detail=re.sub(
@@ -47,22 +51,47 @@ async def test_the_table_of_a_good_node(node: Node) -> None:
         )
         for check in await examine(node.situation)
     )
-    found = drawn(checks, 80)
+
+
+async def test_the_report_of_a_good_node(node: Node) -> None:
+    checks = await examined(node)
+    found = drawn(checks, 80, everything=True)
     assert found == golden(GOLDEN / "good.txt", found)
     assert report.summary(checks) == "29 ok"
+    # Without anything to fix it begins with the first subject.
+    assert drawn(checks, 80).startswith("Configuration and this process\nok ")
+    assert drawn(checks, 80).endswith(
+        "29 ok\nNot shown: lines that do not apply here (3); --all shows them\n"
+    )
+
+
+async def test_the_report_of_a_node_with_several_faults(node: Node) -> None:
+    """First what to fix, in its order; what follows from it is folded."""
+    await node.kubelet.stop()
+    (node.directory / "kubelet.sock").unlink(missing_ok=True)
+    node.api.rights.discard(("patch", "nodes"))
+    checks = await examined(node)
+    found = drawn(checks, 80)
+    assert found == golden(GOLDEN / "faults.txt", found)
+    assert [one.name for one in report.to_fix(checks)] == ["kubelet.sock", "right to patch nodes"]
+    assert {one.name: one.follows for one in checks if one.follows} == {
+        "pod-resources": "kubelet.sock"
+    }
+    unfolded = drawn(checks, 80, everything=True)
+    assert "pod-resources" in unfolded
+    assert "pod-resources" not in found.partition("Configuration")[2]
 
 
 def test_nothing_is_cut_and_nothing_is_wider_than_the_terminal() -> None:
     for width in (40, 80, 400):
         found = drawn((LONG,), width)
         assert max(map(len, found.splitlines())) <= width
-        text = "".join(
-            "".join(cell.strip() for cell in line.split("|")[3:4]) for line in found.splitlines()
-        )
-        assert text.count("D") == 120
-        assert text.count("remedy") == 40 or width < 80
-        assert "[bold]R[/]" in text
-        assert found.count("x") == 60
+        first, _, section = found.partition("Kubelet\n")
+        for part in (first, section):
+            assert part.count("D") == 120
+            assert part.replace("fix", "").count("x") == 60
+        assert first.count("remedy") == 40
+        assert "[bold]R[/]" in first
         assert "…" not in found
 
 
@@ -72,5 +101,13 @@ def test_in_a_pipe_a_name_is_on_one_line() -> None:
 
 def test_json_has_every_field() -> None:
     assert json.loads(report.as_json((LONG,))) == [
-        {"name": LONG.name, "state": "wrong", "detail": LONG.detail, "remedy": LONG.remedy}
+        {
+            "name": LONG.name,
+            "state": "wrong",
+            "detail": LONG.detail,
+            "remedy": LONG.remedy,
+            "command": "see --this",
+            "section": "Kubelet",
+            "follows": "",
+        }
     ]

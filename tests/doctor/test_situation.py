@@ -24,21 +24,23 @@ def given(*arguments: str | Path) -> tuple[Config, Check]:
     return configuration(parsed(*arguments), WORDS)
 
 
+def line(detail: str) -> Check:
+    return Check("config", Verdict.OK, detail, section="Configuration and this process")
+
+
 def test_a_good_file(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("socketName: x\n")
     found, check = given("--config-file", file)
     assert found.socket_name == "x"
-    assert check == Check("config", Verdict.OK, f"{file} is good")
+    assert check == line(f"{file} is good")
 
 
 def test_options_and_defaults() -> None:
     found, check = given("--socket-name", "x", "--interval", "5")
     assert found.socket_name == "x"
-    assert check == Check(
-        "config", Verdict.OK, "no file; --interval, --socket-name and the defaults"
-    )
-    assert given() == (default_config(WORDS), Check("config", Verdict.OK, "no file; the defaults"))
+    assert check == line("no file; --interval, --socket-name and the defaults")
+    assert given() == (default_config(WORDS), line("no file; the defaults"))
 
 
 def test_of_a_bad_file_what_is_good_in_it(tmp_path: Path) -> None:
@@ -59,6 +61,7 @@ def test_of_a_bad_file_what_is_good_in_it(tmp_path: Path) -> None:
     assert f"{file}:3: interval: must be" in check.detail
     assert f"{file}:4: metrics.shema" in check.detail
     assert "what is good in it" in check.remedy
+    assert check.command == f"npu-agent config check {file}"
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"\xff", b"- x\n", None])

@@ -148,7 +148,7 @@ def verified(
     """What a container has, once `npu-agent verify` has found exactly that many cards in it."""
     command = ("npu-agent", "verify", "--expect", str(expect))
     said = inside(node.cluster, name, *command, container=container, namespace=namespace)
-    assert "FAIL" not in said, said
+    assert "wrong" not in said, said
     assert said.count("each one opens for reading and writing") == expect, said
     found = seen(node, name, container, namespace)
     assert found.cards == found.named, found

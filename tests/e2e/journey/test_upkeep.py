@@ -56,15 +56,15 @@ def nothing_behind(node: Journey, name: str) -> Iterator[None]:
 def test_the_verify_job_completes_on_a_good_node(installed: Journey) -> None:
     with installed.components("verify-job"):
         printed = verified(installed, "complete")
-    assert "FAIL" not in printed
+    assert "wrong" not in printed
     assert "9 device nodes, each one opens for reading and writing" in printed
 
 
 def test_the_verify_job_says_what_is_wrong_with_a_node(installed: Journey) -> None:
     with nothing_behind(installed, "pe0"), installed.components("verify-job"):
         printed = verified(installed, "failed")
-    (failure,) = [line for line in printed.splitlines() if line.startswith("FAIL")]
-    assert failure.startswith("FAIL  /dev/npu")
+    (failure,) = [line for line in printed.splitlines() if line.startswith("wrong")]
+    assert failure.startswith("wrong  /dev/npu")
     assert "pe0: no device is behind it (ENXIO)" in failure
     with installed.components("verify-job"):
         verified(installed, "complete")
