@@ -54,7 +54,8 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     if name in GROUPS:
         name, rest = _below(group(name), name, rest)
     elif name not in COMMANDS:
-        first.error(f"{shown(name)}: no such command{did_you_mean(name, below(''))}")
+        hint = did_you_mean(name, (*below(""), "--help", "--version"))
+        first.error(f"{shown(name)}: no such command{hint}")
     return COMMANDS[name].parser().parse(rest, args)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -18,6 +19,12 @@ from contextlib import contextmanager
 
 from tests.processes import DEADLINE
 
+_OWN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # its controlling terminal, at which Ctrl-C is typed
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
 
 class Terminal:
     """The other end of a terminal; its methods block."""
@@ -25,6 +32,8 @@ class Terminal:
     def __init__(self, popen: subprocess.Popen[bytes], end: int) -> None:
         self._popen = popen
         self._end = end
+        # A read may end within a letter of several bytes.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.output = ""
         """All that was written to it."""
 
@@ -45,8 +54,9 @@ class Terminal:
 
     def ended(self) -> int:
         """Waits for its end; the exit code."""
-        while self._read(DEADLINE):
-            pass
+        deadline = time.monotonic() + DEADLINE
+        while self._read(0.2):
+            assert time.monotonic() < deadline, f"goes on: ...{self.output[-800:]!r}"
         return self._popen.wait(DEADLINE)
 
     def _read(self, seconds: float) -> bool:
@@ -57,7 +67,7 @@ class Terminal:
             found = os.read(self._end, 1 << 16)
         except OSError:  # EIO: nobody has the other end any more
             return False
-        self.output += found.decode()
+        self.output += self._decoder.decode(found)
         return bool(found)
 
 
@@ -71,13 +81,11 @@ def terminal(
     sizes = ("COLUMNS", "LINES")
     environ = {name: value for name, value in os.environ.items() if name not in sizes}
     popen = subprocess.Popen(
-        [str(word) for word in command],
+        [sys.executable, "-S", "-E", "-c", _OWN_TERMINAL, *map(str, command)],
         stdin=there,
         stdout=there,
         stderr=there,
         start_new_session=True,
-        # Its controlling terminal, to which Ctrl-C is typed.
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
         env={**environ, "TERM": "xterm", "LANG": "C.UTF-8", **(env or {})},
     )
     os.close(there)
@@ -90,8 +98,10 @@ def terminal(
 
 
 @contextmanager
-def npu_agent(*arguments: object, columns: int = 80, lines: int = 24) -> Iterator[Terminal]:
+def npu_agent(
+    *arguments: object, columns: int = 80, lines: int = 24, env: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
     """`npu-agent` on a terminal of this size."""
     command = (sys.executable, "-m", "npu_agent", *arguments)
-    with terminal(*command, columns=columns, lines=lines) as running:
+    with terminal(*command, columns=columns, lines=lines, env=env) as running:
         yield running

@@ -58,6 +58,8 @@ Called = tuple[int, str, str]
     [
         ((), "COMMAND is missing: one of run, info, "),
         (("rum",), "rum: no such command: did you mean run?"),
+        (("help",), "help: no such command: did you mean --help?"),
+        (("--host-root",), "--host-root: expected one argument; see `npu-agent --help`"),
         (("--hots-root", "/", "info"), "--hots-root: no such option: did you mean --host-root?"),
         (("info", "--format", "xml"), "must be table, wide, json or yaml, not xml; see `npu-agent"),
         (("info", "-o", "jsno"), "not jsno: did you mean json?"),

@@ -70,6 +70,16 @@ async def test_the_agent_loads_nothing_heavy_that_it_has_no_use_for(
         assert len(server.asked) == 2
 
 
+async def test_the_command_line_of_the_agent_loads_no_help_and_no_other_command() -> None:
+    code = (
+        "from npu_agent import cli\ncli.parse(['run', '--interval=5', '--host-root', '/'])\n"
+        "heavy = ('difflib', 'npu_agent.simulator', 'rich', 'yaml')\n"
+        "print(*(name for name in heavy if name in sys.modules))\n"
+        "print(*(name for name in sys.modules if name.startswith('npu_agent.commands.')))"
+    )
+    assert await python(code) == ["npu_agent.commands.parser", "npu_agent.commands.catalogue"]
+
+
 async def test_a_kubeconfig_is_what_kubernetes_asyncio_is_for(tmp_path: Path) -> None:
     async with serving(says(NODE)) as server:
         path = kubeconfig(tmp_path, server.url)

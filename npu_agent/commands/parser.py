@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -208,8 +209,6 @@ def _columns(left: str, right: str, width: int) -> str:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> str:
-    import textwrap  # only for help
-
     return textwrap.fill(
         text,
         width,

@@ -11,6 +11,7 @@ import pytest
 from npu_agent import simulator
 from npu_agent.commands import view
 from tests.commands.test_view import CARD
+from tests.processes import started
 from tests.terminal import npu_agent
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
@@ -115,3 +116,26 @@ def test_watch_on_a_low_terminal_says_what_is_missing(tmp_path: Path) -> None:
         process.until("[.]{3} 11 more lines")
         process.type("\x03")
         assert process.ended() == 130
+
+
+def test_watch_on_a_terminal_that_can_do_nothing_prints_one_table_after_the_other(
+    root: Path,
+) -> None:
+    with npu_agent("info", "-w", "--host-root", root, env={"TERM": "dumb"}) as process:
+        process.until("unhealthy: alive says 0")
+        before = len(process.output)
+        simulator.apply_fault(root, "npu1", "ok")
+        process.until(r"npu1[^\n]*\| healthy", before)
+        process.type("\x03")
+        assert process.ended() == 130
+    assert "\x1b[?" not in process.output
+
+
+def test_watch_for_programs_prints_a_document_at_every_change(root: Path) -> None:
+    with started("info", "-w", "-o", "yaml", "--host-root", root) as process:
+        assert process.printed("---") == "---\n"
+        process.printed("health: unhealthy")
+        simulator.apply_fault(root, "npu1", "ok")
+        process.printed("---")
+        _, out, err = process.end(signal.SIGTERM)
+    assert (err, "\x1b" in out) == ("", False)
