@@ -24,8 +24,11 @@ from npu_agent.text import reason, shown
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that `arguments` (default: the process's) name; returns the exit code."""
-    args = parse(sys.argv[1:] if arguments is None else arguments)
     try:
+        try:
+            args = parse(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()  # of help, too: whoever should read it may have gone
         _check_host_root(args)
         code: int = import_module(COMMANDS[args.command].module).main(args)
         sys.stdout.flush()

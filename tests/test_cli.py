@@ -389,7 +389,16 @@ def test_allocations_without_a_kubelet(
 
 
 @pytest.mark.parametrize(
-    "command", ["info --format json", "info", "config schema", "info --watch --format json"]
+    "command",
+    [
+        "info --format json",
+        "info",
+        "config schema",
+        "info --watch --format json",
+        "--help",
+        "run --help-all",
+        "completion zsh",
+    ],
 )
 def test_reader_that_goes_away_is_no_reason_to_complain(root: Path, command: str) -> None:
     """As in `npu-agent info | head -0`: the pipe is closed before anything is written."""

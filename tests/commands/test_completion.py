@@ -91,6 +91,25 @@ def test_the_script_is_one_that_the_shell_takes(shell: str, tmp_path: Path) -> N
     subprocess.run([shell, "-n", str(file)], check=True, timeout=30)
 
 
+@needs("bash")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("info", "--output", "="), "table wide json yaml"),  # as bash takes --output= apart
+        (("config", ""), "check show schema"),
+        (("run", "--interval", ""), ""),
+        (("verify", "--e"), "--expect"),
+        (("info", "--inter"), ""),
+    ],
+)
+def test_what_bash_offers(words: tuple[str, ...], offered: str) -> None:
+    lines = "\n".join(completion.script("bash"))
+    ask = 'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _npu_agent; echo "${COMPREPLY[*]}"'
+    command = ("bash", "--norc", "-c", f"{lines}\n{ask}", "bash", "npu-agent", *words)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    assert (done.stdout, done.stderr) == (f"{offered}\n", "")
+
+
 def test_every_command_and_option_is_known() -> None:
     known = {place.name: place for place in completion.places()}
     for name, command in COMMANDS.items():

@@ -94,10 +94,22 @@ def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
     assert "Traceback" not in process.output
 
 
-def test_watch_goes_on_with_the_time_while_nothing_changes(root: Path) -> None:
-    with npu_agent("info", "-w", "--host-root", root) as process:
+def test_watch_goes_on_with_the_time_while_nothing_changes(tmp_path: Path) -> None:
+    """On a host without cards there is nothing that could change."""
+    with npu_agent("info", "-w", "--host-root", tmp_path) as process:
         shown = process.until(r"(\d\d:\d\d:\d\d)   Ctrl-C ends")[1]
-        process.until(rf"(?!{shown})\d\d:\d\d:\d\d   Ctrl-C ends.*healthy")
+        process.until(rf"(?!{shown})\d\d:\d\d:\d\d   Ctrl-C ends.*no NPUs found below")
+
+
+def test_columns_go_one_by_one() -> None:
+    cells = {**view._cells(CARD, ()), "Pod": "ml/train"}
+    columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health", "Pod"]
+    gone = []
+    for width in range(140, 20, -1):
+        left = view._fitting(columns, [cells], width)
+        gone += [name for name in columns if name not in left and name not in gone]
+        assert {"NPU", "Name", "Health"} <= set(left)
+    assert gone == ["PCI-DEV", "PCI-BDF", "Cores", "Power", "Temp.", "Pod"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
