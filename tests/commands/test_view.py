@@ -1,8 +1,10 @@
 """The tables for people; what they look like for whole hosts is in tests/inventory/golden."""
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from npu_agent.commands import view
 from npu_agent.core.hardware import (
@@ -124,6 +126,15 @@ def test_a_table_that_goes_to_a_program_is_not_cut(capsys: pytest.CaptureFixture
     long = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason="x" * 200, since=0.0))
     view.show(view.cards_table(Snapshot((long,))))
     assert rows(capsys)[1].endswith("unhealthy: " + "x" * 200)
+
+
+def test_a_long_word_on_a_narrow_terminal_is_folded() -> None:
+    long = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason="w" * 200, since=0.0))
+    out = io.StringIO()
+    table = view.cards_table(Snapshot((long,)), width=60)
+    Console(file=out, width=60).print(table)
+    assert max(map(len, out.getvalue().splitlines())) <= 60
+    assert out.getvalue().count("w") == 200
 
 
 def test_cards_as_json_for_programs() -> None:

@@ -170,6 +170,8 @@ def test_a_host_with_any_sign_of_a_node_is_examined(tmp_path: Path, sign: str) -
 
 
 def test_a_bad_file_is_said_on_any_host(tmp_path: Path) -> None:
+    for directory in ("sys/class", "dev"):
+        (tmp_path / directory).mkdir(parents=True)
     file = tmp_path / "config.yaml"
     file.write_text(f"pluginDir: {tmp_path}/none\nintervall: 5\n")
     _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={tmp_path}")
