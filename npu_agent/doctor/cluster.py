@@ -174,6 +174,7 @@ async def _right(here: Situation, right: Right, why: str) -> Finding:
             f"missing: {why}",
             "add the component k8s/components/metrics-authorization, which binds the ClusterRole "
             "system:auth-delegator to this ServiceAccount",
+            "kubectl get clusterrolebindings -o wide | grep npu-agent",
         )
     rule = f'{{apiGroups: [""], resources: [{resource}], verbs: [{verb}]}}'
     return wrong(

@@ -118,7 +118,7 @@ async def _certificate(here: Situation, files: TlsFiles) -> Finding:
         else:
             what, remedy = reason(error), "may the agent read it?"
         if here.in_pod:
-            return wrong(what, remedy)
+            return wrong(what, remedy, f"ls -l {files.cert}")
         return note(what, f"no matter for an agent in a Pod, which has its own Secret: {remedy}")
     days = (expires - time.time()) / 86_400
     return ok(f"{files.cert} is good for {days:.0f} days more")

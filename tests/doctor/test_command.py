@@ -144,10 +144,17 @@ def test_the_table(base: Path) -> None:
     assert "Not shown" not in out
 
 
-def test_a_host_that_is_no_node_is_one_line(tmp_path: Path) -> None:
-    options = (f"--host-root={tmp_path}", f"--plugin-dir={tmp_path}/device-plugins")
-    for directory in ("sys/class", "dev"):
-        (tmp_path / directory).mkdir(parents=True)
+@pytest.fixture
+def laptop() -> Iterator[Path]:
+    """The root of a host without NPUs and without a kubelet; short, as sockets need it."""
+    with short_directory() as root:
+        for directory in ("sys/class", "dev"):
+            (root / directory).mkdir(parents=True)
+        yield root
+
+
+def test_a_host_that_is_no_node_is_one_line(laptop: Path) -> None:
+    options = (f"--host-root={laptop}", f"--plugin-dir={laptop}/device-plugins")
     code, out, err = ran("doctor", *options)
     assert (code, err) == (1, "")
     (line,) = out.splitlines()
@@ -162,19 +169,17 @@ def test_a_host_that_is_no_node_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sign", ["device-plugins", "sys/class/npu_mgmt"])
-def test_a_host_with_any_sign_of_a_node_is_examined(tmp_path: Path, sign: str) -> None:
-    for directory in ("sys/class", "dev", sign):
-        (tmp_path / directory).mkdir(parents=True, exist_ok=True)
-    _, out, _ = ran("doctor", f"--host-root={tmp_path}", f"--plugin-dir={tmp_path}/device-plugins")
+def test_a_host_with_any_sign_of_a_node_is_examined(laptop: Path, sign: str) -> None:
+    (laptop / sign).mkdir()
+    _, out, err = ran("doctor", f"--host-root={laptop}", f"--plugin-dir={laptop}/device-plugins")
+    assert err == ""
     assert "to fix, in this order" in out
 
 
-def test_a_bad_file_is_said_on_any_host(tmp_path: Path) -> None:
-    for directory in ("sys/class", "dev"):
-        (tmp_path / directory).mkdir(parents=True)
-    file = tmp_path / "config.yaml"
-    file.write_text(f"pluginDir: {tmp_path}/none\nintervall: 5\n")
-    _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={tmp_path}")
+def test_a_bad_file_is_said_on_any_host(laptop: Path) -> None:
+    file = laptop / "config.yaml"
+    file.write_text(f"pluginDir: {laptop}/none\nintervall: 5\n")
+    _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={laptop}")
     assert f"{file}:2: intervall: unknown key" in out
     assert f"$ npu-agent config check {file}" in out
 
