@@ -331,6 +331,27 @@ def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> No
     assert {one["claim"] for one in found} == {None}
 
 
+def test_allocations_watch_prints_every_change(plugin_dir: Path) -> None:
+    async def watched() -> tuple[list[str], tuple[int, str, str]]:
+        kubelet = PodResources(HELD)
+        server = UnixServer([kubelet], assignments.socket_beside(plugin_dir))
+        await server.listen()
+        try:
+            options = ("allocations", "-w", "-o", "json", "--plugin-dir", plugin_dir)
+            with started(*options) as process:
+                first = await asyncio.to_thread(process.printed, "train")
+                kubelet.reply = answer(("ml", "next", {"main": {NPU: ["U2"]}}))
+                second = await asyncio.to_thread(process.printed, "next")
+                return [first, second], await asyncio.to_thread(process.end, signal.SIGINT)
+        finally:
+            await server.shutdown()
+
+    (first, second), ended = asyncio.run(watched())
+    assert len(json.loads(first)) == len(ASSIGNED)
+    assert [one["pod"] for one in json.loads(second)] == ["next"]
+    assert ended == (130, "", "")
+
+
 def test_allocations_by_claim(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> None:
     def used(name: str, driver: str, *devices: str) -> wire.DynamicResource:
         resources = [

@@ -115,7 +115,7 @@ def _watch(parser: Parser) -> None:
 
 
 def _allocations(parser: Parser) -> None:
-    _output(parser)
+    _watch(parser)
     parser.add(
         "options",
         "--plugin-dir",
@@ -262,6 +262,7 @@ COMMANDS = {
             "device plugin or by a ResourceClaim. It needs root.",
             examples=(
                 ("allocations", "a line for each device"),
+                ("allocations -w", "again and again, until Ctrl-C"),
                 ("allocations -o yaml", "for programs"),
             ),
             takes=_allocations,

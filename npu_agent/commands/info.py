@@ -25,7 +25,10 @@ _REFRESH = 2.0
 def main(args: argparse.Namespace) -> int:
     """Shows them once, or with --watch at every change."""
     quiet(args)
-    return run_until_signal(_watch(args) if args.watch else _once(args))
+    if args.watch:
+        return run_until_signal(_watch(args))
+    asyncio.run(_once(args))
+    return 0
 
 
 async def _once(args: argparse.Namespace) -> None:

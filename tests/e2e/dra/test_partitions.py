@@ -25,7 +25,6 @@ from tests.e2e.dra.claims import (
     template,
     waits,
 )
-from tests.e2e.dra.test_resource_names import CLASSES
 from tests.e2e.node import SOON, Node
 
 CUT: dict[str, Any] = {**CONFIG, "dra": {"partitions": True}}
@@ -37,13 +36,7 @@ ALL = 2 * 3 + 6 * 15
 """Devices of two Warboys and six RNGD in all widths."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def classes(node: Node) -> Iterator[None]:
-    """The component's DeviceClasses are there."""
-    made = list(yaml.safe_load_all(CLASSES.read_text()))
-    node.cluster.apply(made)
-    yield
-    node.cluster.kubectl("delete", "deviceclass", *(one["metadata"]["name"] for one in made))
+pytestmark = pytest.mark.usefixtures("classes")
 
 
 @pytest.fixture(autouse=True)
