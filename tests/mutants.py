@@ -1453,8 +1453,8 @@ FAULTS = [
         f"{DEVICEPLUGIN}/test_exclusive.py",
         (
             "ledger claims: claims conflict with nothing",
-            "        for claim in self.prepared.values():\n            if hold",
-            "        for claim in ():\n            if hold",
+            "        for claim in self.prepared.values() if prepared else ():\n",
+            "        for claim in ():\n",
         ),
         (
             "ledger claims: claims are held against the pool",

@@ -26,10 +26,10 @@ log = logger(__name__)
 
 _FIRST, _LONGEST = 0.2, 2.0
 """Seconds between two questions whether a card has left the kubelet's list."""
-_TURN_FIRST, _TURN_LONGEST = 2.0, 60.0
+_TURN_FIRST, _TURN_LONGEST = 1.0, 5.0
 """Seconds between two turns of a config that sends cards to and fro, longer each time: each one
 writes slices. The first turn is followed immediately."""
-_CALM = 120.0
+_CALM = 60.0
 """Seconds without a turn after which the next one is followed immediately again."""
 
 Offered = Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]]
@@ -86,7 +86,7 @@ class Places:
         self._offered = offered
         self._allocatable = allocatable
         self._clock = clock
-        self._lists: Mapping[str, Collection[Device]] = {}
+        self._lists: Feed[Mapping[str, Collection[Device]]] = Feed({})
         """What the device plugin lists now."""
 
     @property
@@ -108,7 +108,7 @@ class Places:
 
     def listing(self, lists: Mapping[str, Collection[Device]]) -> None:
         """Notes what the device plugin is about to list, by resource: what `now` allows."""
-        self._lists = lists
+        self._lists.publish(lists)
         found: dict[str, tuple[frozenset[str], set[Name]]] = {}
         for resource, devices in lists.items():
             for device in devices:
@@ -159,7 +159,7 @@ class Places:
 
     async def _acknowledge(self) -> None:
         """Finds out which cards the kubelet no longer offers, while any are to be in slices."""
-        async for _ in changes_of(self.listed, self.wishes, self._snapshots, self._keeper.holds):
+        async for _ in changes_of(self._lists, self.listed, self.wishes):
             pause = Backoff(first=_FIRST, longest=_LONGEST)
             while leaving := self._leaving():
                 if not self._forget(leaving, await self._gone(leaving)):
@@ -169,7 +169,7 @@ class Places:
         """The cards that were listed and are no longer, if that keeps any from its slice."""
         if Wish.DRA not in self.wishes.value.families.values():
             return {}
-        listed_now = {device.card_id for each in self._lists.values() for device in each}
+        listed_now = {device.card_id for each in self._lists.value.values() for device in each}
         return {id_: one for id_, one in self.listed.value.items() if id_ not in listed_now}
 
     async def _gone(self, leaving: Mapping[str, Listing]) -> set[str]:
@@ -186,7 +186,7 @@ class Places:
             return set()
         over = {
             resource
-            for resource, devices in self._lists.items()
+            for resource, devices in self._lists.value.items()
             if counts.get(resource, 0) > sum(device.healthy for device in devices)
         }
         return {id_ for id_, one in gone.items() if not any(name[0] in over for name in one.names)}

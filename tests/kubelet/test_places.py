@@ -1,0 +1,161 @@
+"""When a card counts as having left the device plugin's list, and how fast a config is followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from npu_agent.core.hardware import Snapshot
+from npu_agent.core.ledger import Ledger
+from npu_agent.core.offer import advertise
+from npu_agent.core.places import Place, Wish, Wishes
+from npu_agent.feed import Feed
+from npu_agent.kubelet import places as module
+from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.kubelet.places import Places
+from npu_agent.kubelet.podresources import PodResources
+from tests.outputs.deviceplugin.helpers import resources, state
+from tests.until import first, until
+
+NPU = "beta.furiosa.ai/npu"
+CARDS = (state(index=0), state(index=1))
+
+
+def wishes(wish: Wish) -> Wishes:
+    return Wishes(families={"warboy": wish})
+
+
+@dataclass
+class Room:
+    """Two cards, and what kubelet and API server say of them."""
+
+    wanted: Feed[Wishes] = field(default_factory=lambda: Feed(wishes(Wish.PLUGIN)))
+    offered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        snapshots = Feed(Snapshot(CARDS, complete=True))
+        keeper = LedgerKeeper(
+            snapshots=snapshots,
+            pod_resources=PodResources(Path("/nowhere"), Feed(1e9)),
+            resources=[NPU],
+            directory=Path("/nowhere"),
+            ledger=Ledger(),
+        )
+        self.places = Places(
+            snapshots=snapshots,
+            wanted=self.wanted,
+            keeper=keeper,
+            offered=self._offered,
+            allocatable=self._allocatable,
+        )
+        (resource,) = resources(NPU, None)
+        self.devices = advertise(snapshots.value, resource)
+
+    async def _offered(self) -> Mapping[str, frozenset[str]]:
+        self.asked += 1
+        return self.offered
+
+    async def _allocatable(self) -> Mapping[str, int]:
+        return self.counts
+
+    def where(self) -> list[Place]:
+        return list(self.places.now().values())
+
+
+@asynccontextmanager
+async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
+    monkeypatch.setattr(module, "_FIRST", 0.005)
+    monkeypatch.setattr(module, "_LONGEST", 0.01)
+    room = Room()
+    task = asyncio.create_task(room.places.run())
+    try:
+        yield room
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def turns_of_the_loop() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_list_that_comes_after_the_config_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(monkeypatch) as room:
+        room.places.listing({NPU: room.devices})
+        room.wanted.publish(wishes(Wish.DRA))
+        await turns_of_the_loop()  # it is found that nothing leaves yet
+        assert room.where() == [Place.NOWHERE] * 2
+        assert room.asked == 0
+        room.places.listing({NPU: ()})
+        await until(lambda: room.where() == [Place.SLICE] * 2)
+
+
+async def test_each_card_has_left_when_nobody_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (device.id for device in Room().devices)
+    async with running(monkeypatch) as room:
+        room.offered, room.counts = {NPU: frozenset({one, other})}, {NPU: 2}
+        room.places.listing({NPU: room.devices})
+        room.wanted.publish(wishes(Wish.DRA))
+        room.places.listing({NPU: ()})
+        await until(lambda: room.asked > 2)
+        assert room.where() == [Place.NOWHERE] * 2
+        room.offered = {NPU: frozenset({other})}
+        asked = room.asked
+        await until(lambda: room.asked > asked + 2)
+        assert room.where() == [Place.NOWHERE] * 2  # the scheduler would send Pods
+        room.counts = {}
+        await until(lambda: room.where() == [Place.SLICE, Place.NOWHERE])
+        room.offered = {}
+        await until(lambda: room.where() == [Place.SLICE] * 2)
+
+
+async def test_a_card_that_is_listed_again_has_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch) as room:
+        room.places.listing({NPU: room.devices})
+        room.offered = {NPU: frozenset(device.id for device in room.devices)}
+        room.wanted.publish(wishes(Wish.DRA))
+        room.places.listing({NPU: ()})
+        await until(lambda: room.asked)
+        room.wanted.publish(wishes(Wish.PLUGIN))
+        await first(room.places.wishes, lambda now: now == wishes(Wish.PLUGIN))
+        room.places.listing({NPU: room.devices})
+        room.offered = {}
+        await turns_of_the_loop()
+        assert room.places.listed.value.keys() == {device.card_id for device in room.devices}
+
+
+async def test_disabled_cards_do_not_wait_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TURN_FIRST", 600.0)
+    async with running(monkeypatch) as room:
+        room.wanted.publish(wishes(Wish.DRA))
+        await first(room.places.wishes, lambda now: now == wishes(Wish.DRA))
+        disabled = frozenset({CARDS[0].id.lower()})
+        room.wanted.publish(Wishes(families={"warboy": Wish.PLUGIN}, disabled=disabled))
+        await first(room.places.wishes, lambda now: now.disabled == disabled)
+        assert room.where() == [Place.NOWHERE, Place.SLICE]
+
+
+def followed(room: Room, wish: Wish) -> bool:
+    return room.places.wishes.value == wishes(wish)
+
+
+async def test_turns_are_followed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TURN_FIRST", 0.01)
+    monkeypatch.setattr(module, "_TURN_LONGEST", 0.02)
+    for last in (Wish.DRA, Wish.PLUGIN):
+        async with running(monkeypatch) as room:
+            for wish in (Wish.DRA, Wish.PLUGIN, Wish.DRA, Wish.PLUGIN, last):
+                room.wanted.publish(wishes(wish))
+                await turns_of_the_loop()
+            await until(partial(followed, room, last))
