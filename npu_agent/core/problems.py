@@ -19,6 +19,8 @@ HOT, VERY_HOT = 90.0, 100.0
 """°C above which a card is hot, and so hot that somebody should act now: as the alerts have it."""
 _RISING = 900.0
 """Seconds for which a counted error is a problem, as the alert has it; later it is a note."""
+_MISSED = 6 * 3600.0
+"""The same for a card that left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +135,18 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
                 remedy="ask whether the Pods that hold it are well; once is no reason to act",
                 runbook="npuerrorsrising",
             )
+    for left in state.timeline.gone:
+        if state.now - left.since < _MISSED:
+            yield Note(
+                subject="card",
+                text=f"{left.state.card.name} is gone: it was here while this agent ran",
+                remedy="unless somebody removed it on purpose, `lspci` on the node shows whether "
+                "the bus still has it, and `dmesg` why it left",
+                runbook="npucardmissing",
+            )
     for gone in state.gone:
         text = f"{_pod(gone)} holds {state.name_of_gone(gone)}, whose card is gone"
-        remedy = (
-            "delete that Pod if it hangs; unless somebody removed the card on purpose, `lspci` on "
-            "the node shows whether the bus still has it, and `dmesg` why it left"
-        )
+        remedy = "delete that Pod if it hangs: what it held is not there any more"
         yield Note(subject="assignments", text=text, remedy=remedy, runbook="npucardmissing")
 
 
@@ -302,8 +310,9 @@ def notes(state: AgentState) -> Iterator[Note]:
     """What is out of the ordinary and no fault."""
     lately = rising(state)
     for gone in state.timeline.gone:
-        text = f"{gone.state.card.name} is gone: it was here while this agent ran"
-        yield Note(subject="card", text=text, runbook="npucardmissing")
+        if state.now - gone.since >= _MISSED:
+            text = f"{gone.state.card.name} is gone"
+            yield Note(subject="card", text=text, runbook="npucardmissing")
     for card in state.snapshot.cards:
         name = card.card.name
         if card.health.state is HealthState.UNKNOWN:

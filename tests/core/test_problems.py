@@ -349,7 +349,12 @@ def test_errors_that_were_counted_now_are_a_problem_and_older_ones_a_note() -> N
         ]
 
 
-def test_a_card_that_is_gone_is_noted_by_its_name() -> None:
+def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note() -> None:
     left: CardState = state(index=3, uuid="LEFT")
-    scene = Scene(timeline=Timeline().left([left], [], Scene().state().now))
-    assert noted(scene) == ["npu3 is gone: it was here while this agent ran"]
+    now = Scene().state().now
+    scene = Scene(timeline=Timeline().left([left], [], now))
+    assert texts(scene) == ["npu3 is gone: it was here while this agent ran"]
+    assert noted(scene) == []
+    scene.timeline = Timeline().left([left], [], now - 7 * 3600)
+    assert texts(scene) == [], "the alert has ended too"
+    assert noted(scene) == ["npu3 is gone"]

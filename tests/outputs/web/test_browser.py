@@ -179,6 +179,11 @@ async def test_it_says_when_the_agent_does_not_answer_and_recovers() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await page.until("!document.getElementById('lost').hidden")
+        place = await page.run(
+            "(({top, bottom}) => [top >= 0, bottom <= innerHeight])"
+            "(document.getElementById('lost').getBoundingClientRect())"
+        )
+        assert place == [True, True], "it is seen wherever somebody has scrolled to"
         assert "Connection lost" in await page.run("document.getElementById('lost').innerText")
         assert await page.run("document.body.classList.contains('old')")
         # What was last known can still be read.

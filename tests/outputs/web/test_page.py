@@ -89,7 +89,7 @@ def test_the_first_line_says_whether_all_is_well() -> None:
         headline(Scene(complete=False, phase=SessionPhase.REGISTERED))
         == "Still searching for cards"
     )
-    assert headline(night()) == "4 problems: 2 of 8 cards unhealthy"
+    assert headline(night()) == "5 problems: 2 of 8 cards unhealthy"
 
 
 def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
