@@ -174,7 +174,10 @@ class Pages:
         return self._kept("/status.json", lambda: _answer(_json(as_json(self._state())), _JSON))
 
     async def _runbook(self, _: str) -> Answer:
-        return _answer(runbook(), _HTML, HTTPStatus.OK, **_PAGE_HEADERS)
+        def render() -> Answer:
+            return _answer(runbook(), _HTML, HTTPStatus.OK, **_PAGE_HEADERS)
+
+        return self._kept("/runbook", render)
 
     async def _page(self, _: str) -> Answer:
         def render() -> Answer:
