@@ -251,6 +251,14 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
                 remedy="" if published else _unserved_remedy(driver.session, trouble),
                 runbook="npudraslicesnotpublished" if published else "npudranotregistered",
             )
+        elif driver.slices.incomplete:
+            yield Note(
+                subject="dra",
+                text=f"DRA driver {driver.name}: its pool is incomplete: no card of it is used",
+                remedy="the agent publishes what is missing by itself; `npu-agent doctor` names "
+                "slices that are somebody else's",
+                runbook="npudrapoolincomplete",
+            )
     if state.config.error is not None:
         first = state.config.error.partition("\n")[0]
         text = f"the config file is refused, the last good one stays in force: {first}"

@@ -207,6 +207,16 @@ def test_not_ready_until_the_slices_are_published() -> None:
     )
 
 
+def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
+    def found(slices: SlicesState) -> list[str]:
+        state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()
+        return [note.runbook for note in problems(state)]
+
+    assert found(SlicesState(published=True, incomplete=True)) == ["npudrapoolincomplete"]
+    assert found(SlicesState(incomplete=True)) == ["npudraslicesnotpublished"]
+    assert found(SlicesState(published=True)) == []
+
+
 def test_fields_that_the_api_server_drops_are_a_note_and_no_problem() -> None:
     slices = SlicesState(published=True, dropped=("devices.taints",))
     state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()

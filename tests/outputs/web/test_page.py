@@ -273,6 +273,7 @@ def troubled() -> Scene:
         dra=(
             driver(phase=SessionPhase.BLOCKED, reason="why"),
             driver(slices=SlicesState(trouble=Trouble(what="forbidden"))),
+            driver(slices=SlicesState(published=True, incomplete=True)),
         ),
     )
 
@@ -284,7 +285,8 @@ def test_each_problem_has_its_steps_in_the_runbook() -> None:
     assert {
         *("npucardunhealthy", "nputemperaturehigh", "nputemperaturecritical", "npureadingsstale"),
         *("npuerrorsrising", "npucardmissing", "npuresourcenotregistered", "npuconfigrejected"),
-        *("npudranotregistered", "npudraslicesnotpublished", "npulabelsnotapplied"),
+        *("npudranotregistered", "npudraslicesnotpublished", "npudrapoolincomplete"),
+        "npulabelsnotapplied",
         *("npuconfigwaitsforrestart", "log-lines", "a-node-offers-no-npus-or-too-few"),
     } == steps
 
