@@ -170,6 +170,8 @@ def _anchor(note: Note, state: AgentState) -> str:
     for card in state.snapshot.cards:
         if note.card == card.id:
             return tiles.anchor_of(card)
+    if note.subject == "dra" and not state.dra:
+        return "resources"
     return {"card": "cards", "resource": "resources", "hardware": "not-served", "cdi": "cards"}.get(
         note.subject, note.subject
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState
 from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.places import Wish
 from npu_agent.core.problems import is_hot, plain_reason, rising
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.core.timeline import GoneCard
@@ -131,6 +132,8 @@ def _all_of(card: CardState, state: AgentState, track: Track) -> str:
     anchor = anchor_of(card)
     more = m.pill("warn", "hot") if is_hot(card, state) else ""
     more += m.pill("plain", "disabled", "off") if state.is_disabled(card) else ""
+    if api := _APIS.get(state.moving.get(card.id, Wish.STAY)):
+        more += m.pill("plain", f"moves to {api}", "wait")
     return (
         f'<header><h3 id="{anchor}-t">{m.text(card.card.name)}'
         f"<small>{m.text(card.card.title)}</small></h3>"
@@ -141,6 +144,9 @@ def _all_of(card: CardState, state: AgentState, track: Track) -> str:
         + _users(card, state.holdings_of(card))
         + _traits(card, anchor)
     )
+
+
+_APIS = {Wish.DRA: "DRA", Wish.PLUGIN: "the device plugin"}
 
 
 def _gone(one: GoneCard, state: AgentState) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from npu_agent.core.hardware import CoreRange, CoreReading, Oddity
 from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.places import Wish
 from npu_agent.core.state import LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Happening, Timeline
 from npu_agent.core.trouble import Trouble
@@ -324,6 +325,15 @@ def test_whether_it_is_ready_and_why_not() -> None:
 def order(scene: Scene) -> list[str]:
     found = shown(scene).elements
     return [str(attrs["id"]) for tag, attrs in found if tag == "article"]
+
+
+def test_a_card_on_its_way_to_the_other_api_says_so() -> None:
+    card, other = read(state(uuid="A")), read(state(index=1, uuid="B"))
+    scene = replace(Scene(cards=(card, other)).state(), moving={card.id: Wish.DRA})
+    found = Document(page(scene, lambda _: NOTHING))
+    assert found.text.count("moves to DRA") == 1
+    inside = {link[1:] for link in links_of(found) if link.startswith("#")}
+    assert inside <= anchors_of(found), "the note leads somewhere"
 
 
 def test_cards_with_a_problem_come_first() -> None:
