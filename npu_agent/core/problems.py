@@ -309,9 +309,11 @@ def _of_tls(state: AgentState) -> Iterator[Note]:
     if error is not None:
         kept = "metrics are not served" if expires_at is None else "the last good one is kept"
         text = f"the certificate of metrics.tls is refused, {kept}: {error}"
-        yield Note(subject="config", text=text)
+        remedy = "correct the Secret, or what renews it: the files are read again by themselves"
+        yield Note(subject="config", text=text, remedy=remedy, runbook="npucertificateinvalid")
     if expires_at is not None and expires_at < state.now:
-        yield Note(subject="config", text="the certificate of metrics.tls has expired: renew it")
+        text = "the certificate of metrics.tls has expired: renew it"
+        yield Note(subject="config", text=text, runbook="npucertificateinvalid")
 
 
 def notes(state: AgentState) -> Iterator[Note]:
