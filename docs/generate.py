@@ -1,6 +1,7 @@
-"""Writes what can be derived from the code into the pages of docs/: `make docs`.
+"""Writes what is derived: `make docs`.
 
-Today that is the reference of the configuration's keys in configuration.md, between two marks.
+From the code, the reference of the configuration's keys in configuration.md, between two marks.
+From docs/, the runbook that the agent serves (docs/runbook.py).
 With --check nothing is written; the exit code is 1 if a page is not what it would be.
 """
 
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import MISSING
 from pathlib import Path
+
+from runbook import FILE, runbook
 
 from npu_agent.config.kinds import Group, Items, Kind
 from npu_agent.config.schema import Key, keys_of, schema_of
@@ -97,15 +100,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args()
-    page = PAGE.read_text()
-    fresh = current(page)
-    if page == fresh:
-        return 0
-    if args.check:
-        print(f"{PAGE} is not what the schema says: run `make docs`", file=sys.stderr)
-        return 1
-    PAGE.write_text(fresh)
-    return 0
+    code = 0
+    for file, source, make in (
+        (PAGE, "the schema says", lambda: current(PAGE.read_text())),
+        (FILE, "its pages in docs/ say", runbook),
+    ):
+        fresh = make()
+        if file.exists() and file.read_text() == fresh:
+            continue
+        if args.check:
+            print(f"{file} is not what {source}: run `make docs`", file=sys.stderr)
+            code = 1
+        else:
+            file.write_text(fresh)
+    return code
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ from npu_agent.outputs.prometheus import page
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.page import Page
 from npu_agent.outputs.web.authorization import Authorizer
+from npu_agent.outputs.web.chronicle import Chronicle
 from npu_agent.outputs.web.gate import PROBES
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, Probes
@@ -247,6 +248,16 @@ class Agent:
             )
             for resource, devices in self.publisher.devices.items()
         )
+        self._chronicle = Chronicle(
+            version=__version__,
+            hardware=self.inventory.hardware,
+            snapshots=self.inventory.snapshots,
+            configs=self.poller.states,
+            sessions=[session.status for session in self.sessions],
+            drivers=[driver.status for driver in self.drivers],
+            holdings=self.keeper.holdings,
+            labels=self.labeller.state if self.labeller else None,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set, then ends within a second."""
@@ -260,6 +271,7 @@ class Agent:
                     *self._at_the_kubelet(),
                     ("metrics", self._page.run),
                     ("history", self._history.run),
+                    ("timeline", self._chronicle.run),
                     ("loop lag", self._lag.run),
                     *((("certificates", self.certificates.run),) if self.certificates else ()),
                 )
@@ -394,6 +406,7 @@ class Agent:
             stale_after=stale_after(config.metrics.interval),
             max_temperature=config.health.max_temperature,
             labels=self.labeller.state.value if self.labeller else None,
+            timeline=self._chronicle.timeline,
             restarts=self.restarts,
             lag=self._lag.seconds,
             labels_applied=self.labeller.results if self.labeller else {},

@@ -2148,6 +2148,63 @@ FAULTS = [
         ),
     ),
     *of(
+        "npu_agent/core/timeline.py",
+        "tests/core/test_timeline.py",
+        ("timeline: what repeats is not counted", "count=same.count + 1", "count=same.count"),
+        ("timeline: it grows without end", "[-MOST:]", "[:]"),
+        ("timeline: cards that left pile up", "[:GONE]", "[:]"),
+    ),
+    *of(
+        "npu_agent/core/happened.py",
+        "tests/core/test_happened.py",
+        ("timeline: a card that comes gives its holders news", "if card in names:", "if card:"),
+        ("timeline: old errors are news", '("", counters))', '("", ()))'),
+    ),
+    *of(
+        "npu_agent/core/problems.py",
+        "tests/core/test_problems.py",
+        (
+            "problems: health.maxTemperature hides heat",
+            "min(HOT, state.max_temperature)",
+            "state.max_temperature",
+        ),
+        ("problems: old errors never calm down", "state.now - one.at < _RISING", "True"),
+        (
+            "problems: a card that left is forgotten",
+            "if state.now - left.since < _MISSED:",
+            "if 0:",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/web/chronicle.py",
+        "tests/outputs/web/test_chronicle.py",
+        (
+            "timeline: who held a card before was given it now",
+            "if now - started > self._settle:",
+            "if True:",
+        ),
+        (
+            "timeline: cards that left are not kept",
+            "self.timeline = self.timeline.left(left, hardware.cards, now)",
+            "pass",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/web/tiles.py",
+        "tests/outputs/web/test_page.py",
+        ("page: sick cards wait their turn", "key=lambda card: _urgency(card, state)", "key=id"),
+        ("page: many cards are as large as few", "MANY = 12", "MANY = 1_000"),
+    ),
+    *of(
+        "npu_agent/outputs/web/history.py",
+        "tests/outputs/web/test_history.py",
+        (
+            "page: a peak is lost",
+            "self.temperature[-1] = hottest",
+            "self.temperature[-1] = now.temperature",
+        ),
+    ),
+    *of(
         "npu_agent/outputs/web/pages.py",
         "tests/outputs/web/test_pages.py tests/outputs/web/test_server.py",
         (
@@ -2182,8 +2239,8 @@ FAULTS = [
         ),
         (
             "web: the page is made once",
-            "if self._made is None or now - self._made_at > _FRESH:",
-            "if self._made is None:",
+            "if kept is None or now - kept.at > _FRESH:",
+            "if kept is None:",
         ),
         (
             "web: OpenMetrics under the name of text",

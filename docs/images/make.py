@@ -1,4 +1,4 @@
-"""Takes the picture of the status page in README.md: `python -m docs.images.make` at the root.
+"""Takes the pictures of the status page: `python -m docs.images.make` at the root.
 
 The page is the agent's own, shown by Chromium as in tests/outputs/web; the cards are made up. Needs
 Chromium (`make packages`).
@@ -10,12 +10,13 @@ import asyncio
 import base64
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent import __version__
-from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.hardware import CardState, Cause, Snapshot
 from npu_agent.core.state import LabelState
+from npu_agent.core.timeline import Happening, Subject, Timeline, Tone
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.history import History
@@ -23,42 +24,110 @@ from tests.outputs.deviceplugin.helpers import state as card
 from tests.outputs.web.browser import tab
 from tests.outputs.web.helpers import Scene, fenced, held, read, serving
 
-PICTURE = Path(__file__).with_name("status.png")
-_WIDTH = 1200
-"""Pixels."""
-_END = "document.getElementById('assignments').getBoundingClientRect().bottom"
-"""Where the picture ends: what follows on the page is small print."""
+HERE = Path(__file__).parent
+_END = "document.getElementById('{}').getBoundingClientRect().bottom"
+_PHONE = 390
+"""Pixels: a phone's picture ends where its screen would, twice."""
 _UP = 266_000
-"""Seconds that the agent and most cards have been well."""
+"""Seconds that most cards have been well."""
 
 
-def scene() -> Scene:
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the page."""
+
+    name: str
+    scene: Scene
+    width: int = 1200
+    dark: bool = False
+    end: str = "timeline"
+    """The section that is the last one in it: what follows on the page is small print."""
+
+
+def few() -> Scene:
     """Three RNGD cards: one that a Pod holds, one that died ten minutes ago, one that is free."""
-    loads = (82.0, 0.0, 0.0)
+    scene = _scene((82.0, 0.0, 0.0))
+    cards = list(scene.cards)
+    cards[1] = fenced(cards[1], "device_state says 0", 604, Cause.DEAD)
+    held_by = held(cards[0], "llama-decode-0", namespace="inference")
+    return replace(
+        scene,
+        cards=tuple(cards),
+        holdings=Holdings(asked_at=1.0, assignments=(held_by,)),
+        timeline=_timeline(
+            (71_000, "agent", "plain", f"npu-agent {__version__} started"),
+            (70_999, "resource", "good", "the kubelet registered beta.furiosa.ai/npu"),
+            (70_997, "labels", "good", "the Node's labels were applied"),
+            (
+                52_000,
+                "resource",
+                "warn",
+                "the kubelet dropped beta.furiosa.ai/npu: its stream ended",
+            ),
+            (51_998, "resource", "good", "the kubelet registered beta.furiosa.ai/npu again"),
+            (30_300, "config", "good", "a new config is in force"),
+            (7_100, "assignments", "plain", "inference/llama-decode-0 was given npu0"),
+            (604, "card", "bad", "npu1 became unhealthy: the driver reports the card dead"),
+        ),
+    )
+
+
+def many() -> Scene:
+    """64 cards: one is dead, one is hot, and two thirds are in use."""
+    scene = _scene(tuple(20 + 70 * (0.5 + math.sin(index) / 2) for index in range(64)))
+    cards = list(scene.cards)
+    cards[18] = fenced(cards[18], "device_state says 0", 604, Cause.DEAD)
+    cards[42] = read(cards[42], temperature=93.6, power=149, load=97)
+    held_by = tuple(
+        held(card, f"decode-{number}", namespace="inference")
+        for number, card in enumerate(cards)
+        if number % 3
+    )
+    return replace(
+        scene,
+        cards=tuple(cards),
+        holdings=Holdings(asked_at=1.0, assignments=held_by),
+        timeline=_timeline(
+            (71_000, "agent", "plain", f"npu-agent {__version__} started"),
+            (604, "card", "bad", "npu18 became unhealthy: the driver reports the card dead"),
+        ),
+    )
+
+
+def _timeline(*happened: tuple[float, Subject, Tone, str]) -> Timeline:
+    """Each with how many seconds ago it was."""
+    found = Timeline()
+    for ago, subject, tone, text in happened:
+        one = Happening(subject=subject, tone=tone, text=text)
+        found = found.noted([one], time.time() - ago)
+    return found
+
+
+def _scene(loads: tuple[float, ...]) -> Scene:
+    """Cards with these loads, and an hour of each."""
     cards = []
     for index in range(len(loads)):
         one = card(
             "rngd",
             index,
-            id_=f"0C5B1E0A-93A1-4C8B-9D2B-4F6E0A7B1C0{index}",
-            uuid=f"0C5B1E0A-93A1-4C8B-9D2B-4F6E0A7B1C0{index}",
-            serial=f"RNGD0{index}36FH505KREO",
-            pci_bus_id=f"0000:{0x17 + 0x10 * index:02x}:00.0",
+            id_=f"0C5B1E0A-93A1-4C8B-9D2B-4F6E0A7B1C{index:02X}",
+            uuid=f"0C5B1E0A-93A1-4C8B-9D2B-4F6E0A7B1C{index:02X}",
+            serial=f"RNGD{index:02}36FH505KREO",
+            pci_bus_id=f"0000:{0x17 + 3 * index:02x}:00.0",
             numa_node=0,
             driver_version="2025.4.0, 7e25130",
             firmware_version="2025.4.0, c1bebfd",
         )
         cards.append(replace(one, health=replace(one.health, since=time.time() - _UP)))
     history = History(Feed(Snapshot()))
-    for step in range(60, -1, -1):
+    for step in range(119, -1, -1):
         cards = [
             _at(one, load, step, index)
             for index, (one, load) in enumerate(zip(cards, loads, strict=True))
         ]
         history.add(Snapshot(cards=tuple(cards), complete=True))
-    cards[1] = fenced(cards[1], "device_state says 0", 604)
     labels = {
-        "beta.furiosa.ai/npu.count": "3",
+        "beta.furiosa.ai/npu.count": str(len(cards)),
         "beta.furiosa.ai/npu.family": "renegade",
         "beta.furiosa.ai/npu.product": "rngd",
         "beta.furiosa.ai/driver.version": "2025.4.0",
@@ -66,23 +135,20 @@ def scene() -> Scene:
     return Scene(
         version=__version__,
         cards=tuple(cards),
-        holdings=Holdings(
-            asked_at=1.0, assignments=(held(cards[0], "llama-decode-0", namespace="inference"),)
-        ),
         labels=LabelState(output="api", labels=labels, in_place=True, applied_at=time.time() - _UP),
         history=history,
-        started=time.time() - _UP,
+        started=time.time() - 71_000,
     )
 
 
 def _at(one: CardState, load: float, step: int, index: int) -> CardState:
-    """The card as it was `step` readings ago."""
+    """The card as it was `step` half minutes ago."""
     wave = math.sin(step / 7 + index) + math.sin(step / 3 + 2 * index) / 2
     now = read(
         one,
         temperature=41 + load / 3 + 0.8 * wave,
         power=53 + load + (0.6 + load / 20) * wave,
-        age=step * 5.0,
+        age=step * 30.0,
     )
     assert now.reading is not None  # noqa: S101  (for the type checker)
     cores = tuple(
@@ -93,16 +159,25 @@ def _at(one: CardState, load: float, step: int, index: int) -> CardState:
 
 
 async def main() -> None:
-    """Writes the picture."""
-    async with serving(scene()) as (host, port), tab() as page:
-        await page.screen(_WIDTH)
-        await page.say("Emulation.setScrollbarsHidden", hidden=True)
-        await page.open(f"http://{host}:{port}/")
-        await page.until("document.fonts.ready.then(() => true)")
-        height = await page.run(_END) + 20
-        clip = {"x": 0, "y": 0, "width": _WIDTH, "height": height, "scale": 1}
-        shot = await page.say("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-    PICTURE.write_bytes(base64.b64decode(shot["data"]))
+    """Writes the pictures."""
+    for picture in (
+        Picture("status.png", few(), end="cards"),
+        Picture("status-dark.png", few(), dark=True),
+        Picture("status-many.png", many()),
+        Picture("status-phone.png", few(), width=_PHONE),
+        Picture("status-phone-dark.png", few(), width=_PHONE, dark=True),
+    ):
+        async with serving(picture.scene) as (host, port), tab() as page:
+            await page.screen(picture.width, dark=picture.dark)
+            await page.say("Emulation.setScrollbarsHidden", hidden=True)
+            await page.open(f"http://{host}:{port}/")
+            await page.until("document.fonts.ready.then(() => true)")
+            height = await page.run(_END.format(picture.end)) + 20
+            if picture.width == _PHONE:
+                height = min(height, 1500)
+            clip = {"x": 0, "y": 0, "width": picture.width, "height": height, "scale": 1}
+            shot = await page.say("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        (HERE / picture.name).write_bytes(base64.b64decode(shot["data"]))
 
 
 if __name__ == "__main__":

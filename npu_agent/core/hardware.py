@@ -211,6 +211,21 @@ class HealthState(enum.Enum):
     UNKNOWN = "unknown"
 
 
+class Cause(enum.Enum):
+    """What sort of thing makes a card unhealthy: code decides on it, people read the reason."""
+
+    DEAD = "dead"
+    """The driver reports that the card does not work."""
+    NODES = "nodes"
+    """Device nodes are missing."""
+    HANGS = "hangs"
+    """A read does not return."""
+    NONSENSE = "nonsense"
+    """The driver answers with an error, or with nonsense."""
+    HOT = "hot"
+    """It is hotter than the config allows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """A card's health, why, and since when (seconds of the wall clock, `time.time`)."""
@@ -218,6 +233,8 @@ class Health:
     state: HealthState
     reason: str
     since: float
+    cause: Cause | None = None
+    """None: it is not unhealthy, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

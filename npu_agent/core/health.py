@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from npu_agent.core.hardware import Health, HealthState
+from npu_agent.core.hardware import Cause, Health, HealthState
 
 _COOL_DOWN = 5.0
 """°C below health.maxTemperature at which a card that was too hot is good again."""
@@ -42,6 +42,8 @@ class Verdict:
 
     outcome: Outcome
     reason: str
+    cause: Cause | None = None
+    """Of what is bad."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ _STATE = {
     Outcome.HOT: HealthState.UNHEALTHY,
     Outcome.SILENT: HealthState.UNKNOWN,
 }
+_CAUSE = {Outcome.DEAD: Cause.DEAD, Outcome.HOT: Cause.HOT}
 
 
 def begin(verdict: Verdict, now: float) -> Course:
@@ -81,7 +84,12 @@ def begin(verdict: Verdict, now: float) -> Course:
 
     So a card that is dead when the agent starts is never offered, not even for a moment.
     """
-    health = Health(state=_STATE[verdict.outcome], reason=verdict.reason, since=now)
+    health = Health(
+        state=_STATE[verdict.outcome],
+        reason=verdict.reason,
+        since=now,
+        cause=_CAUSE.get(verdict.outcome, verdict.cause),
+    )
     return Course(
         health=health,
         dead=verdict.outcome is Outcome.DEAD,

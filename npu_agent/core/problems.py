@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from npu_agent.core.hardware import HealthState
+from npu_agent.core.hardware import CardState, Cause, Health, HealthState
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
 from npu_agent.core.places import Place, Wish
@@ -14,6 +14,13 @@ from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStat
 from npu_agent.core.trouble import Trouble, TroubleKind
 
 Subject = Literal["card", "resource", "dra", "assignments", "config", "labels", "hardware", "cdi"]
+
+HOT, VERY_HOT = 90.0, 100.0
+"""°C above which a card is hot, and so hot that somebody should act now: as the alerts have it."""
+_RISING = 900.0
+"""Seconds for which a counted error is a problem, as the alert has it; later it is a note."""
+_MISSED = 6 * 3600.0
+"""The same for a card that left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +31,10 @@ class Note:
     text: str
     card: str | None = None
     """The ID of the card that it is about."""
+    remedy: str = ""
+    """What to do about it; empty where there is nothing to do, or the text has it."""
+    runbook: str = ""
+    """The section of the runbook that has the steps: ``npucardunhealthy``; may be empty."""
 
 
 def unready(state: AgentState) -> tuple[Trouble, ...]:
@@ -99,19 +110,123 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     stale = []
     for card in state.snapshot.cards:
         if is_fenced(card):
-            users = dict.fromkeys(_pod(holding.assignment) for holding in state.holdings_of(card))
-            used = f"; in use by {', '.join(users)}" if users else ""
-            text = f"{card.card.name} is unhealthy: {card.health.reason}{used}"
-            yield Note(subject="card", card=card.id, text=text)
+            yield _unhealthy(card, state)
         elif state.is_stale(card):
             stale.append(card)
+        elif is_hot(card, state):
+            yield _hot(card)
     if stale:
         cards = ", ".join(card.card.name for card in stale)
         text = f"{cards}: readings are stale, no new ones arrive"
-        yield Note(subject="card", card=stale[0].id, text=text)
+        remedy = (
+            "temperature, load and errors of it are unknown: see `dmesg` on the node; a read that "
+            "hangs in the kernel needs the driver reloaded, or a reboot"
+        )
+        yield Note(
+            subject="card", card=stale[0].id, text=text, remedy=remedy, runbook="npureadingsstale"
+        )
+    lately = rising(state)
+    for card in state.snapshot.cards:
+        if card.id in lately:
+            yield Note(
+                subject="card",
+                card=card.id,
+                text=f"{card.card.name} counted new errors: {_counted(card)}",
+                remedy="ask whether the Pods that hold it are well; once is no reason to act",
+                runbook="npuerrorsrising",
+            )
+    for left in state.timeline.gone:
+        if state.now - left.since < _MISSED:
+            yield Note(
+                subject="card",
+                text=f"{left.state.card.name} is gone: it was here while this agent ran",
+                remedy="unless somebody removed it on purpose, `lspci` on the node shows whether "
+                "the bus still has it, and `dmesg` why it left",
+                runbook="npucardmissing",
+            )
     for gone in state.gone:
-        text = f"{_pod(gone)} holds {gone.device}, whose card is gone"
-        yield Note(subject="assignments", text=text)
+        text = f"{_pod(gone)} holds {state.name_of_gone(gone)}, whose card is gone"
+        remedy = "delete that Pod if it hangs: what it held is not there any more"
+        yield Note(subject="assignments", text=text, remedy=remedy, runbook="npucardmissing")
+
+
+def _unhealthy(card: CardState, state: AgentState) -> Note:
+    users = dict.fromkeys(_pod(holding.assignment) for holding in state.holdings_of(card))
+    used = f"; in use by {', '.join(users)}" if users else ""
+    cause = card.health.cause
+    remedy = _REMEDIES.get(cause, _REMEDIES[Cause.DEAD])
+    if users:
+        remedy = f"delete the Pods that hold it, so that they get another card; {remedy}"
+    return Note(
+        subject="card",
+        card=card.id,
+        text=f"{card.card.name} is unhealthy: {plain_reason(card.health)}{used}",
+        remedy=remedy,
+        runbook="nputemperaturehigh" if cause is Cause.HOT else "npucardunhealthy",
+    )
+
+
+_REMEDIES: Mapping[Cause | None, str] = {
+    Cause.DEAD: "read what the driver says in `dmesg` on the node; then reset the card, reload the "
+    "driver, or reboot the node",
+    Cause.NODES: "the driver is half unloaded, or udev was stopped: load the driver again",
+    Cause.HANGS: "a read hangs in the kernel: see `dmesg` on the node; most likely it takes a "
+    "reboot",
+    Cause.NONSENSE: "reload the driver; if that does not help, reboot the node",
+    Cause.HOT: "see to its fan, its slot and the air around it: it comes back by itself when it "
+    "has cooled down",
+}
+_PLAIN = {
+    Cause.DEAD: "the driver reports the card dead",
+    Cause.NODES: "device nodes of it are missing",
+    Cause.HANGS: "it does not answer",
+    Cause.NONSENSE: "the driver does not give a sound answer",
+    Cause.HOT: "it is too hot",
+}
+
+
+def plain_reason(health: Health) -> str:
+    """Why a card is as it is, in plain words, then in the driver's or the probe's own."""
+    if health.cause is None:
+        return health.reason
+    return f"{_PLAIN[health.cause]} ({health.reason})"
+
+
+def is_hot(card: CardState, state: AgentState) -> bool:
+    """Whether the card's present temperature is a reason to act, fenced for it or not."""
+    temperature = card.reading.temperature() if card.reading else None
+    limit = HOT if state.max_temperature is None else min(HOT, state.max_temperature)
+    return temperature is not None and temperature > limit and not state.is_stale(card)
+
+
+def _hot(card: CardState) -> Note:
+    temperature = (card.reading and card.reading.temperature()) or 0.0
+    very = temperature > VERY_HOT
+    remedy = "see to its fan, its slot and the air around it"
+    if very:
+        remedy = f"take the load away now: delete the Pods that hold it; {remedy}"
+    return Note(
+        subject="card",
+        card=card.id,
+        text=f"{card.card.name} is {'very ' if very else ''}hot: {temperature:.1f} °C",
+        remedy=remedy,
+        runbook="nputemperaturecritical" if very else "nputemperaturehigh",
+    )
+
+
+def rising(state: AgentState) -> frozenset[str]:
+    """The IDs of the cards whose error counters rose a short time ago."""
+    return frozenset(
+        one.card
+        for one in state.timeline.entries(state.now)
+        if one.subject == "errors" and one.card and state.now - one.at < _RISING
+    )
+
+
+def _counted(card: CardState) -> str:
+    """The error counters that are not 0: ``pcie_post_error 17``."""
+    counters = card.reading.errors if card.reading else ()
+    return ", ".join(f"{label} {count}" for label, count in counters if count)
 
 
 def _pod(holder: Assignment) -> str:
@@ -121,27 +236,70 @@ def _pod(holder: Assignment) -> str:
 def _of_the_agent(state: AgentState) -> Iterator[Note]:
     for resource in state.resources:
         if trouble := _unserved(resource.session, state):
-            yield Note(subject="resource", text=str(trouble))
+            yield Note(
+                subject="resource",
+                text=str(trouble),
+                remedy=_unserved_remedy(resource.session, trouble),
+                runbook="npuresourcenotregistered",
+            )
     for driver in state.dra:
         if trouble := _unserved_claims(driver):
-            yield Note(subject="dra", text=str(trouble))
+            published = driver.session.phase is SessionPhase.REGISTERED
+            yield Note(
+                subject="dra",
+                text=str(trouble),
+                remedy="" if published else _unserved_remedy(driver.session, trouble),
+                runbook="npudraslicesnotpublished" if published else "npudranotregistered",
+            )
+        elif driver.slices.incomplete:
+            yield Note(
+                subject="dra",
+                text=f"DRA driver {driver.name}: its pool is incomplete: no card of it is used",
+                remedy="the agent publishes what is missing by itself; `npu-agent doctor` names "
+                "slices that are somebody else's",
+                runbook="npudrapoolincomplete",
+            )
     if state.config.error is not None:
         first = state.config.error.partition("\n")[0]
         text = f"the config file is refused, the last good one stays in force: {first}"
-        yield Note(subject="config", text=text)
+        remedy = (
+            "correct the file, and try it with `npu-agent config check FILE`: an agent that starts "
+            "now would not come up"
+        )
+        yield Note(subject="config", text=text, remedy=remedy, runbook="npuconfigrejected")
     yield from _of_tls(state)
     if state.assignments_error is not None:
         text = f"the assignments of devices to Pods are unknown: {state.assignments_error}"
-        yield Note(subject="assignments", text=text)
+        remedy = (
+            "cards are served all the same; is the kubelet's directory pod-resources mounted into "
+            "the agent's Pod? `npu-agent doctor` there checks it"
+        )
+        yield Note(subject="assignments", text=text, remedy=remedy, runbook="log-lines")
     if state.labels is not None and state.labels.error is not None:
         text = f"the Node's labels are not applied: {state.labels.error}"
-        yield Note(subject="labels", text=text)
+        yield Note(subject="labels", text=text, runbook="npulabelsnotapplied")
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
-        yield Note(subject="cdi", text=text)
+        yield Note(subject="cdi", text=text, runbook="log-lines")
     for odd in state.snapshot.odd:
         if odd.unread:
-            yield Note(subject="hardware", text=f"{odd.entry} cannot be read: {odd.reason}")
+            yield Note(
+                subject="hardware",
+                text=f"{odd.entry} cannot be read: {odd.reason}",
+                remedy="it may be a card: see `dmesg` on the node, and reload the driver",
+                runbook="a-node-offers-no-npus-or-too-few",
+            )
+
+
+def _unserved_remedy(session: SessionStatus, trouble: Trouble) -> str:
+    if trouble.remedy or trouble.kind is TroubleKind.STARTING:
+        return ""
+    if session.phase is SessionPhase.BLOCKED:
+        return "the agent tries again by itself; `npu-agent doctor` in its Pod checks all it needs"
+    return (
+        "is the kubelet running? `systemctl status kubelet` on the node: the agent registers by "
+        "itself as soon as it is back"
+    )
 
 
 def _of_tls(state: AgentState) -> Iterator[Note]:
@@ -151,18 +309,28 @@ def _of_tls(state: AgentState) -> Iterator[Note]:
     if error is not None:
         kept = "metrics are not served" if expires_at is None else "the last good one is kept"
         text = f"the certificate of metrics.tls is refused, {kept}: {error}"
-        yield Note(subject="config", text=text)
+        remedy = "correct the Secret, or what renews it: the files are read again by themselves"
+        yield Note(subject="config", text=text, remedy=remedy, runbook="npucertificateinvalid")
     if expires_at is not None and expires_at < state.now:
-        yield Note(subject="config", text="the certificate of metrics.tls has expired: renew it")
+        text = "the certificate of metrics.tls has expired: renew it"
+        yield Note(subject="config", text=text, runbook="npucertificateinvalid")
 
 
 def notes(state: AgentState) -> Iterator[Note]:
     """What is out of the ordinary and no fault."""
+    lately = rising(state)
+    for gone in state.timeline.gone:
+        if state.now - gone.since >= _MISSED:
+            text = f"{gone.state.card.name} is gone"
+            yield Note(subject="card", text=text, runbook="npucardmissing")
     for card in state.snapshot.cards:
         name = card.card.name
         if card.health.state is HealthState.UNKNOWN:
             text = f"{name}: its health is unknown: {card.health.reason}"
             yield Note(subject="card", card=card.id, text=text)
+        if card.id not in lately and (counted := _counted(card)):
+            text = f"{name} has counted errors, none of them lately: {counted}"
+            yield Note(subject="card", card=card.id, text=text, runbook="npuerrorsrising")
         if state.is_disabled(card):
             text = f"{name} is not offered: disabled in the config"
             yield Note(subject="card", card=card.id, text=text)
@@ -182,7 +350,11 @@ def notes(state: AgentState) -> Iterator[Note]:
         yield Note(subject="dra", text=_moving(moving, state))
     if state.config.waiting:
         keys = ", ".join(state.config.waiting)
-        yield Note(subject="config", text=f"waits for a restart of the agent: {keys}")
+        yield Note(
+            subject="config",
+            text=f"waits for a restart of the agent: {keys}",
+            runbook="npuconfigwaitsforrestart",
+        )
     labels = state.labels
     if labels is not None and not labels.in_place and labels.error is None and labels.labels:
         yield Note(subject="labels", text="the Node's labels are not applied yet")

@@ -16,10 +16,11 @@ from typing import Literal
 
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.ledger import Assignment, Holding, PreparedClaim, card_of
+from npu_agent.core.ledger import Assignment, Holding, PreparedClaim, card_of, footprints_of
 from npu_agent.core.offer import Device, Resource, names
 from npu_agent.core.places import Place, Wish
 from npu_agent.core.pool import PoolDevice
+from npu_agent.core.timeline import Timeline
 from npu_agent.core.trouble import Trouble
 
 
@@ -191,6 +192,8 @@ class AgentState:
     """°C above which a card is fenced; None: heat is no reason."""
     labels: LabelState | None = None
     """None: labels are switched off."""
+    timeline: Timeline = field(default_factory=Timeline)
+    """What has happened within a day, and which cards are gone."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """How often each part failed and was started again."""
     lag: Histogram
@@ -227,6 +230,23 @@ class AgentState:
             for pod in claim.pods
         )
         return (*by_plugin, *by_claim)
+
+    def name_of_gone(self, one: Assignment) -> str:
+        """What people called the card of an assignment whose card is gone; else its device."""
+        footprints = footprints_of(one.device, (gone.state.card for gone in self.timeline.gone))
+        if one.claim:
+            footprints = {
+                device.footprint
+                for driver in self.dra
+                for claim in driver.claims
+                if (claim.namespace, claim.name) == (one.namespace, one.claim)
+                for device in claim.devices
+                if device.device == one.device
+            }
+        for gone in self.timeline.gone:
+            if any(card_of(footprint, [gone.state]) for footprint in footprints):
+                return gone.state.card.name
+        return one.device
 
     @cached_property
     def _holdings_by_card(self) -> Mapping[str, tuple[Holding, ...]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from npu_agent.backoff import Backoff
 from npu_agent.core import health
-from npu_agent.core.hardware import Card, Health, HealthState, Oddity, Reading
+from npu_agent.core.hardware import Card, Cause, Health, HealthState, Oddity, Reading
 from npu_agent.core.health import Outcome, Verdict
 from npu_agent.core.utilization import LONGEST_PAUSE, Meter
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Vendor
@@ -140,7 +140,7 @@ class Watch(Task):
             if view.card is None or course is None:
                 identified = self._identified
                 if missed and identified and identified[0] is entry:  # its first probe hangs
-                    verdict = Verdict(Outcome.BAD, no_answer())
+                    verdict = Verdict(Outcome.BAD, no_answer(), Cause.HANGS)
                     self._course, self._new = health.begin(verdict, time.time()), False
                     self.view = View(identified[1], self._course.health, probed=True)
                 elif missed:
@@ -148,7 +148,7 @@ class Watch(Task):
                 due = due if not missed and not view.probed else math.inf
             else:
                 for _ in range(min(missed, settings.policy.failures)):
-                    verdict = Verdict(Outcome.BAD, no_answer())
+                    verdict = Verdict(Outcome.BAD, no_answer(), Cause.HANGS)
                     course = health.step(course, verdict, settings.policy, time.time())
                 self._course = course
                 if missed:
@@ -259,7 +259,7 @@ class Watch(Task):
         try:
             found = self._ask(entry, self._vendor.probe)
         except (OSError, ValueError) as error:
-            return Verdict(Outcome.BAD, said(error))
+            return Verdict(Outcome.BAD, said(error), Cause.NONSENSE)
         if now < self._read_at and self._meter.due(now, settings.health_interval):
             self._count(entry)
         if not found.nodes <= card.nodes:  # udev was still at work
@@ -268,11 +268,11 @@ class Watch(Task):
         if found.alive is False:
             return Verdict(Outcome.DEAD, found.reason)
         if trouble:
-            return Verdict(Outcome.BAD, said(trouble))
+            return Verdict(Outcome.BAD, said(trouble), Cause.NONSENSE)
         if missing:
             shown = ", ".join(f"/dev/{node}" for node in missing[:3])
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            return Verdict(Outcome.BAD, f"{shown}{more} missing")
+            return Verdict(Outcome.BAD, f"{shown}{more} missing", Cause.NODES)
         if found.alive is None:
             return Verdict(Outcome.SILENT, "the driver does not say")
         return Verdict(Outcome.GOOD, "works")

@@ -2,18 +2,22 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from npu_agent.core.hardware import CoreRange, HealthState, Oddity
-from npu_agent.core.problems import notes, problems, unready
+from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Oddity
+from npu_agent.core.problems import HOT, VERY_HOT, Note, is_hot, notes, problems, unready
 from npu_agent.core.state import LabelState, SessionPhase, SlicesState, TlsState
+from npu_agent.core.timeline import Happening, Timeline
 from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import DRIVER, RESOURCE, claim
 from tests.outputs.web.helpers import Scene, driver, fenced, held, read
+
+ROOT = Path(__file__).parents[2]
 
 
 def scene(phase: SessionPhase, reason: str = "", registrations: int = 0, **more: Any) -> Scene:
@@ -203,6 +207,16 @@ def test_not_ready_until_the_slices_are_published() -> None:
     )
 
 
+def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
+    def found(slices: SlicesState) -> list[str]:
+        state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()
+        return [note.runbook for note in problems(state)]
+
+    assert found(SlicesState(published=True, incomplete=True)) == ["npudrapoolincomplete"]
+    assert found(SlicesState(incomplete=True)) == ["npudraslicesnotpublished"]
+    assert found(SlicesState(published=True)) == []
+
+
 def test_fields_that_the_api_server_drops_are_a_note_and_no_problem() -> None:
     slices = SlicesState(published=True, dropped=("devices.taints",))
     state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()
@@ -245,3 +259,112 @@ def test_a_certificate_that_is_refused_is_a_problem_and_without_one_the_agent_is
         False,
         ["the certificate of metrics.tls has expired: renew it"],
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "plain", "remedy", "runbook"),
+    [
+        (Cause.DEAD, "the driver reports the card dead", "reset the card", "npucardunhealthy"),
+        (Cause.NODES, "device nodes of it are missing", "load the driver", "npucardunhealthy"),
+        (Cause.HANGS, "it does not answer", "most likely it takes a reboot", "npucardunhealthy"),
+        (Cause.NONSENSE, "the driver does not give a sound", "reload the", "npucardunhealthy"),
+        (Cause.HOT, "it is too hot", "see to its fan", "nputemperaturehigh"),
+    ],
+)
+def test_each_cause_has_plain_words_a_remedy_and_its_steps(
+    cause: Cause, plain: str, remedy: str, runbook: str
+) -> None:
+    card = fenced(state(), "alive says 0", 60, cause)
+    scene = Scene(cards=(card,))
+    (note,) = problems(scene.state())
+    assert note.text.startswith(f"npu0 is unhealthy: {plain}")
+    assert note.text.endswith("(alive says 0)")
+    assert remedy in note.remedy
+    assert "Pods" not in note.remedy, "nobody holds it"
+    assert note.runbook == runbook
+    scene.holdings = Holdings(assignments=(held(card, "yolo"),))
+    (note,) = problems(scene.state())
+    assert note.remedy.startswith("delete the Pods that hold it")
+
+
+def test_every_problem_has_a_remedy_or_says_it_itself() -> None:
+    found = Scene(
+        cards=(fenced(state(), "dead", 1), read(state(index=1), age=600)),
+        phase=SessionPhase.REGISTERING,
+        reason="kubelet.sock is missing",
+        odd=(Oddity("/sys/x", "Permission denied", unread=True),),
+        holdings=Holdings(assignments=(held(state(index=9), "lost"),), error="no socket"),
+        labels=LabelState(output="api", labels={"a": "b"}, error="403: give the role patch"),
+        dra=(driver(phase=SessionPhase.BLOCKED, reason="why"),),
+    )
+    found.config = replace(found.config, error="bad")
+    notes = problems(found.state())
+    assert len(notes) == 9
+    assert all(note.runbook for note in notes)
+    assert [note.text for note in notes if not note.remedy] == [
+        "the Node's labels are not applied: 403: give the role patch"
+    ]
+
+
+def test_what_is_about_to_be_needs_no_remedy() -> None:
+    (note,) = problems(scene(SessionPhase.NO_CARDS, complete=False).state())
+    assert note.remedy == ""
+
+
+def hot(temperature: float, **more: Any) -> list[Note]:
+    found = Scene(cards=(read(state(), temperature=temperature),), **more).state()
+    assert is_hot(found.snapshot.cards[0], found) == bool(problems(found))
+    return list(problems(found))
+
+
+def test_a_hot_card_is_a_problem_without_the_option() -> None:
+    assert hot(HOT) == []
+    (note,) = hot(HOT + 0.1)
+    assert (note.text, note.runbook) == ("npu0 is hot: 90.1 °C", "nputemperaturehigh")
+    (note,) = hot(VERY_HOT + 0.1)
+    assert (note.text, note.runbook) == ("npu0 is very hot: 100.1 °C", "nputemperaturecritical")
+    assert "take the load away now" in note.remedy
+
+
+def test_the_option_makes_it_hot_earlier_and_never_later() -> None:
+    assert hot(81.0, max_temperature=80.0)
+    assert hot(HOT + 0.1, max_temperature=105.0)
+
+
+def test_a_card_is_hot_where_the_alert_says_so() -> None:
+    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
+    assert f"(npu:temperature_celsius) > {HOT:g}" in rules
+    assert f"(npu:temperature_celsius) > {VERY_HOT:g}" in rules
+
+
+def counted(ago: float | None) -> Scene:
+    card = read(state())
+    assert card.reading
+    errors = (("axi_post_error", 3), ("pcie_error", 0))
+    card = replace(card, reading=replace(card.reading, errors=errors))
+    scene = Scene(cards=(card,))
+    if ago is not None:
+        one = Happening(subject="errors", tone="warn", text="", card=card.id)
+        scene.timeline = Timeline().noted([one], scene.state().now - ago)
+    return scene
+
+
+def test_errors_that_were_counted_now_are_a_problem_and_older_ones_a_note() -> None:
+    assert texts(counted(60)) == ["npu0 counted new errors: axi_post_error 3"]
+    assert noted(counted(60)) == []
+    for ago in (None, 2_000):
+        assert texts(counted(ago)) == []
+        assert noted(counted(ago)) == [
+            "npu0 has counted errors, none of them lately: axi_post_error 3"
+        ]
+
+
+def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note() -> None:
+    left: CardState = state(index=3, uuid="LEFT")
+    now = Scene().state().now
+    scene = Scene(timeline=Timeline().left([left], [], now))
+    assert texts(scene) == ["npu3 is gone: it was here while this agent ran"]
+    assert noted(scene) == []
+    scene.timeline = Timeline().left([left], [], now - 7 * 3600)
+    assert texts(scene) == [], "the alert has ended too"
+    assert noted(scene) == ["npu3 is gone"]

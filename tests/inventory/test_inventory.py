@@ -22,6 +22,7 @@ from npu_agent.core import health, utilization
 from npu_agent.core.hardware import (
     Card,
     CardState,
+    Cause,
     CoreReading,
     Health,
     HealthState,
@@ -98,28 +99,29 @@ def names(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason", "failure"),
+    ("fault", "reason", "failure", "cause"),
     [
-        ("dead", "alive says 0", None),
-        ("garbage", "alive says neither 0 nor 1 but b'\\xff\\xfe", "nonsense"),
-        ("unreadable", "/npu0_mgmt/alive: Is a directory", "refused"),
-        ("no-node", "/dev/npu0pe0 missing", None),
+        ("dead", "alive says 0", None, Cause.DEAD),
+        ("garbage", "alive says neither 0 nor 1 but b'\\xff\\xfe", "nonsense", Cause.NONSENSE),
+        ("unreadable", "/npu0_mgmt/alive: Is a directory", "refused", Cause.NONSENSE),
+        ("no-node", "/dev/npu0pe0 missing", None, Cause.NODES),
     ],
 )
 async def test_a_card_that_fails_is_fenced_and_comes_back(
-    root: Path, fault: str, reason: str, failure: str | None
+    root: Path, fault: str, reason: str, failure: str | None, cause: Cause
 ) -> None:
     async with watching(root) as watched:
         before = watched.record.value
         watched.fault("npu0", fault)
         fenced = await watched.card("npu0", UNHEALTHY)
         assert reason in fenced.health.reason
+        assert fenced.health.cause is cause
         assert fenced.health.since >= before.cards[0].health.since
         watched.fault("npu0", "ok")
         mended = await watched.card("npu0", HEALTHY)
         counted = {key: count > 1 for key, count in watched.inventory.failures.items()}
         assert counted == ({("warboy", "npu0", failure): True} if failure else {})
-        assert mended.health.reason == "works"
+        assert (mended.health.reason, mended.health.cause) == ("works", None)
         assert mended.id == fenced.id == before.cards[0].id
         # The other card never was anything but healthy.
         assert {s.cards[1].health for s in watched.record.all} == {before.cards[1].health}
@@ -149,6 +151,7 @@ async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path)
         watched.fault("npu0", "hot")
         state = await watched.card("npu0", UNHEALTHY)
         assert state.health.reason.endswith("above 90 °C")
+        assert state.health.cause is Cause.HOT
         watched.fault("npu0", "ok")
         await watched.card("npu0", HEALTHY)
         watched.settings.publish(QUICK)  # and without a limit it is nobody's business
@@ -230,6 +233,7 @@ async def test_a_card_that_hangs_is_fenced_alone_and_comes_back(root: Path) -> N
         watched.fault("npu0", "hang")
         fenced = await watched.card("npu0", UNHEALTHY)
         assert fenced.health.reason == "no answer within 0.4 s"
+        assert fenced.health.cause is Cause.HANGS
         # The search goes on, and so does the look at the other card.
         simulator.make(root, simulator.parse_cards("warboy=3"))
         await watched.names("npu0", "npu1", "npu2")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from html import escape
 
-from npu_agent.outputs.web.history import SPAN
+from npu_agent.outputs.web.history import MOST as MOST_POINTS
 from npu_agent.outputs.web.status import iso
 
 MOST = 100
@@ -16,51 +16,71 @@ MOST = 100
 LONGEST = 300
 """Characters of a text from outside that are shown; of an error in full it is fifty times that."""
 
-WIDE, HIGH = 300, 72
-"""The box of a curve; a second is as wide as 1."""
-_GAP = 30
-"""Seconds without a reading from which on a curve is broken."""
+WIDE, HIGH = 2 * MOST_POINTS, 72
+"""The box of a curve; a step of the history is as wide as 2."""
+_GAP = 10
+"""Width without a reading from which on a curve is broken."""
 
 NBSP = "\N{NO-BREAK SPACE}"
 UNKNOWN = TO = "\N{EN DASH}"
 """Where nothing is known, and between the ends of a range."""
 
 
+def bounds(values: Iterable[float], least: float) -> tuple[float, float]:
+    """The ends of an axis for these values: round ones, so that they seldom change.
+
+    Args:
+        values: NaN where one is missing.
+        least: the smallest range, so that noise stays small.
+    """
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return 0.0, least
+    smallest, largest = min(known), max(known)
+    rough = max(least, largest - smallest) / 2
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * nice for nice in (1, 2, 5, 10) if power * nice >= rough)
+    low = math.floor(smallest / step) * step
+    return low, max(low + 2 * step, math.ceil(largest / step) * step)
+
+
 def curve(
-    title: str, at: Sequence[int], values: Sequence[float], least: float, digits: int = 0
+    title: str,
+    at: Sequence[int],
+    values: Sequence[float],
+    ends: tuple[float, float],
+    *,
+    alert: bool = False,
 ) -> str:
-    """A curve over the last minutes, in a box of `WIDE` by `HIGH`, and the range of its values.
+    """A curve over the last hour, in a box of `WIDE` by `HIGH`, with the ends of its axis.
 
     Args:
         title: what it shows, for screen readers.
         at: the horizontal position of each value, 0 to `WIDE`.
         values: NaN where one is missing; there the curve is broken.
-        least: the smallest range that fills the box's height, so that noise stays small.
-        digits: decimal places of the range.
+        ends: the values at the bottom and at the top: see `bounds`.
+        alert: whether it stands out.
     """
-    known = [value for value in values if not math.isnan(value)]
-    if len(known) < 2:
-        return '<dd></dd><dd class="range"></dd>'
-    smallest, largest = min(known), max(known)
-    ends = dict.fromkeys(f"{value:.{digits}f}" for value in (smallest, largest))
-    height = max(least, largest - smallest)
-    low = max(0.0, (smallest + largest - height) / 2)
+    if not any(map(math.isfinite, values)):
+        return '<dd class="plot"></dd>'
+    low, high = ends
     bottom = HIGH - 2
-    scale = (bottom - 1) / height
+    scale = (bottom - 2) / (high - low)
     lines: list[list[str]] = []
     before = -WIDE
-    for x, value in zip(at, values, strict=True):  # some 1,500 times a page: kept lean
-        if value == value:  # not NaN
+    for x, value in zip(at, values, strict=True):  # thousands of times a page: kept lean
+        if low <= value <= high:  # not NaN
             if x - before > _GAP:
                 lines.append([])
             before = x
             lines[-1].append(f"{x},{int(bottom - (value - low) * scale)}")
     drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in lines if len(line) > 1)
     return (
-        f'<dd><svg class="curve" viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" '
-        f'role="img" aria-label="{title} over the last {SPAN / 60:.0f} minutes">'
-        f'<path class="base" d="M0 {HIGH - 1}H{WIDE}"/>{drawn}</svg></dd>'
-        f'<dd class="range">{TO.join(ends)}</dd>'
+        f'<dd class="plot"><svg class="curve{" alert" if alert else ""}" '
+        f'viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{title} over the last hour"><path class="base" '
+        f'd="M0 1H{WIDE}M0 {HIGH // 2}H{WIDE}M0 {HIGH - 1}H{WIDE}"/>{drawn}</svg>'
+        f'<span class="high">{high:g}</span><span class="low">{low:g}</span></dd>'
     )
 
 
@@ -114,6 +134,9 @@ _ICONS = {
     "warn": '<path d="M8 3v6M8 12.6v.1"/>',
     "unknown": '<path d="M5.4 5.6a2.6 2.6 0 1 1 3.9 2.3C8.4 8.4 8 8.9 8 9.8M8 12.9v.1"/>',
     "wait": '<circle cx="8" cy="8" r="5.5"/><path d="M8 5v3l2 1.5"/>',
+    "hot": '<path d="M6.3 9.4V3.6a1.7 1.7 0 0 1 3.4 0v5.8a3 3 0 1 1-3.4 0z"/>',
+    "gone": '<path d="M3.5 8h9"/>',
+    "dot": '<circle cx="8" cy="8" r="2"/>',
     "off": '<circle cx="8" cy="8" r="5.5"/><path d="M4.2 11.8l7.6-7.6"/>',
 }
 
@@ -121,6 +144,11 @@ _ICONS = {
 def icon(name: str) -> str:
     """A sign beside a word that says the same: some people cannot tell colours apart."""
     return f'<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{_ICONS[name]}</svg>'
+
+
+def sentence(found: str) -> str:
+    """With a capital letter and a full stop."""
+    return f"{found[:1].upper()}{found[1:]}."
 
 
 def pill(kind: str, words: str, sign: str = "") -> str:
@@ -168,14 +196,20 @@ def span(seconds: float) -> str:
     return " ".join(parts[:2]) or f"0{NBSP}s"
 
 
-def clock(at: float) -> str:
-    """The time of day."""
+def clock(at: float, now: float) -> str:
+    """A time in UTC, with the date unless that is today's; the script makes it local time."""
     stamp = iso(at)
-    return f'<time datetime="{stamp}">{stamp[11:19]}</time>'
+    same = stamp[:10] == iso(now)[:10]
+    shown = stamp[11:19] if same else f"{stamp[:10]} {stamp[11:16]}"
+    return f'<time datetime="{stamp}">{shown}</time>'
 
 
 def when(at: float, now: float) -> str:
-    """A time, by how long ago it was and by the clock; with the date unless that is today's."""
-    stamp = iso(at)
-    clock = stamp[11:19] if stamp[:10] == iso(now)[:10] else f"{stamp[:10]} {stamp[11:16]}"
-    return f'<time datetime="{stamp}">{span(now - at)} ago, {clock}</time>'
+    """A time, by how long ago it was and by the clock."""
+    return f'<span class="dim">{span(now - at)} ago, {clock(at, now)}</span>'
+
+
+def prose(found: str) -> str:
+    """Our own words, in which a command stands between backticks."""
+    parts = escape(found).split("`")
+    return "".join(f"<code>{part}</code>" if at % 2 else part for at, part in enumerate(parts))

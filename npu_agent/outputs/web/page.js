@@ -6,6 +6,32 @@
   const build = (page) => page.documentElement.dataset.build;
   let timer = 0, running = false, since = null;
 
+  const two = (number) => String(number).padStart(2, "0");
+  const day = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  const clock = (at) => `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
+
+  // Without this script times are UTC.
+  const localise = (main) => {
+    const today = day(new Date());
+    for (const time of main.querySelectorAll("time")) {
+      const at = new Date(time.dateTime);
+      time.title = time.dateTime;
+      time.textContent = day(at) === today ? clock(at) : `${day(at)} ${clock(at).slice(0, 5)}`;
+    }
+    for (const name of main.querySelectorAll(".zone")) name.textContent = zone;
+  };
+
+  // What somebody reads stays where it is, whatever is added or removed above it.
+  const read = (main) => {
+    if (scrollY < 1) return null;
+    for (const { id } of main.querySelectorAll("article[id], section[id] > h2, li a[id]")) {
+      const top = document.getElementById(id)?.getBoundingClientRect().top ?? -1;
+      if (id && top >= 0) return { id, top };
+    }
+    return null;
+  };
+
   // What somebody marks to copy it must not be pulled from under the mouse.
   const marking = (main) => {
     const selection = getSelection();
@@ -20,7 +46,11 @@
     const focus = main.contains(document.activeElement) ? document.activeElement.id : "";
     for (const { id } of main.querySelectorAll("details[open]"))
       fresh.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
+    localise(fresh);
+    const place = read(main);
     main.replaceWith(document.adoptNode(fresh));
+    const moved = place && document.getElementById(place.id)?.getBoundingClientRect().top;
+    if (moved != null && moved !== place.top) scrollBy({ top: moved - place.top, behavior: "instant" });
     if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
     document.title = page.title;
     const headline = document.getElementById("headline").textContent;
@@ -39,14 +69,13 @@
       show(new DOMParser().parseFromString(await answer.text(), "text/html"));
       since = null;
     } catch {
-      since ??= new Date().toISOString().slice(11, 19);
+      since ??= new Date();
     }
     running = false;
     document.body.classList.toggle("old", since !== null);
-    if (lost.hidden !== (since === null)) {
-      lost.textContent = since && `Connection lost at ${since} UTC: this page is out of date. Retrying.`;
-      lost.hidden = since === null;
-    }
+    lost.hidden = since === null;
+    const words = since && `Connection lost at ${clock(since)}: this page shows what was then. Retrying.`;
+    if (since && lost.textContent !== words) lost.textContent = words;
     if (!document.hidden) timer = setTimeout(update, EVERY);
   };
 
@@ -54,6 +83,7 @@
     clearTimeout(timer);
     if (!document.hidden) update();
   });
+  localise(document.querySelector("main"));
   said.textContent = document.getElementById("headline").textContent;
   if (!document.hidden) timer = setTimeout(update, EVERY);
 })();

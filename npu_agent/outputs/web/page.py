@@ -7,14 +7,13 @@ is wrong. Works without JavaScript (the page then reloads itself), on a phone an
 from __future__ import annotations
 
 import hashlib
-import math
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
-from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState, Reading
-from npu_agent.core.ledger import Assignment, Holding, PreparedDevice, card_of, part_of
+from npu_agent.core.hardware import HealthState
+from npu_agent.core.ledger import PreparedDevice, card_of, part_of
 from npu_agent.core.problems import Note, notes, problems, unready
 from npu_agent.core.state import (
     AgentState,
@@ -23,14 +22,18 @@ from npu_agent.core.state import (
     SlicesState,
     is_fenced,
 )
+from npu_agent.core.timeline import SPAN, Happening
 from npu_agent.outputs.web import markup as m
-from npu_agent.outputs.web.history import SPAN, Point
+from npu_agent.outputs.web import tiles
 
 _HERE = Path(__file__).parent
 _HTML = Template((_HERE / "page.html").read_text())
 """Its links are relative: the page may be seen through a proxy, below a path."""
 _STYLE = (_HERE / "page.css").read_text()
 _SCRIPT = (_HERE / "page.js").read_text()
+_RUNBOOK = Template((_HERE / "page.runbook.html").read_text())
+_STEPS = (_HERE / "runbook.html").read_text()
+"""Made of docs/ by docs/generate.py."""
 
 
 def _digest(text: str) -> str:
@@ -48,12 +51,12 @@ POLICY = (
 _BUILD = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 
 
-def page(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
+def page(state: AgentState, history: tiles.Tracks) -> str:
     """The document.
 
     Args:
         state: what it shows.
-        history: a card's last readings, by the card's ID.
+        history: a card's last hour, by the card's ID.
     """
     found = problems(state)
     summary = m.number(len(found), "problem") if found else "all well"
@@ -66,6 +69,7 @@ def page(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
         head=_head(state, found),
         sum=_sum(state),
         cards=_cards(state, history),
+        timeline=_timeline(state),
         assignments=_assignments(state),
         resources=_resources(state),
         dra=_dra(state),
@@ -75,17 +79,21 @@ def page(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
     )
 
 
+def runbook() -> str:
+    """What to do, step by step: the document that the problems link to."""
+    return _RUNBOOK.substitute(style=_STYLE, steps=_STEPS)
+
+
 _NO_NODE = "unknown node"
 _SEARCHING = "Still searching for cards"
 
 
-def _cards(state: AgentState, history: Callable[[str], Sequence[Point]]) -> str:
-    cards = state.snapshot.cards[: m.MOST]
-    if not cards:
-        none = "No cards on this host." if state.snapshot.complete else _SEARCHING
-        return f'<div class="box">{m.empty(none)}</div>'
-    tiles = "".join(_card(card, state, history(card.id)) for card in cards)
-    return f'<div class="cards">{tiles}</div>'
+def _cards(state: AgentState, history: tiles.Tracks) -> str:
+    none = "No cards on this host." if state.snapshot.complete else _SEARCHING
+    more = ""
+    if len(state.snapshot.cards) > m.MOST:
+        more = m.empty(f'The first {m.MOST} are shown: see <a href="status.json">status.json</a>')
+    return (tiles.tiles(state, history) or f'<div class="box">{m.empty(none)}</div>') + more
 
 
 def _sum(state: AgentState) -> str:
@@ -103,7 +111,8 @@ def _top(state: AgentState) -> str:
         f'<div class="top"><h1>{m.text(state.node or _NO_NODE)}</h1><p class="facts">'
         f"<span>npu-agent {m.text(state.version)}</span>"
         f"<span>up {m.span(state.now - state.started_at)}</span>"
-        f"<span>as of {m.clock(state.now)} UTC</span></p></div>"
+        f'<span>as of {m.clock(state.now, state.now)} <span class="zone">UTC</span></span>'
+        "</p></div>"
     )
 
 
@@ -124,171 +133,98 @@ def _head(state: AgentState, found: Sequence[Note]) -> str:
     shown = [(note, "problem") for note in found] + [(note, "note") for note in notes(state)]
     lines = "".join(
         f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, state)}">'
-        f"{m.text(note.text)}</a></li>"
+        f"{m.text(note.text)}</a>{_to_do(note, number)}</li>"
         for number, (note, kind_) in enumerate(shown[: m.MOST])
     )
     return (
         f'<div class="head {kind}"><h2 id="headline">{m.icon(icon)}<span>{text}</span></h2>'
+        + _readiness(state)
         + (f"<ul>{lines}</ul>" if lines else "")
         + "</div>"
     )
 
 
+def _readiness(state: AgentState) -> str:
+    """Whether the agent is ready, and why not."""
+    reasons = unready(state)
+    if not reasons:
+        offers = state.resources or state.dra
+        registered = "whatever has cards is registered with the kubelet, and " if offers else ""
+        return f'<p class="ready">Ready: {registered}the config is in force.</p>'
+    first = str(reasons[0]).partition("\n")[0]
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return f'<p class="ready"><b>Not ready:</b> {m.text(first)}{more}</p>'
+
+
+def _to_do(note: Note, number: int) -> str:
+    """The remedy, and a link to the steps."""
+    steps = ""
+    if note.runbook:
+        words = "Steps" if note.remedy else "What to do"
+        steps = f'<a id="do-{number}" class="steps" href="runbook#{note.runbook}">{words}</a>'
+    remedy = m.prose(m.sentence(note.remedy)) if note.remedy else ""
+    return f'<p class="do">{remedy} {steps}</p>' if remedy or steps else ""
+
+
 def _anchor(note: Note, state: AgentState) -> str:
     for card in state.snapshot.cards:
         if note.card == card.id:
-            return _card_anchor(card)
-    return {"card": "cards", "resource": "resources", "hardware": "not-served"}.get(
+            return tiles.anchor_of(card)
+    if note.subject == "dra" and not state.dra:
+        return "resources"
+    return {"card": "cards", "resource": "resources", "hardware": "not-served", "cdi": "cards"}.get(
         note.subject, note.subject
     )
 
 
-def _card_anchor(card: CardState) -> str:
-    return "-".join(map(str, card.card.key))
+_SHOWN = 8
+"""Entries of the timeline that are shown before somebody asks for more."""
+_TONES = {"good": "good", "bad": "bad", "warn": "warn", "plain": "dot"}
 
 
-def _card_link(card: CardState, number: int) -> str:
-    """A link to the card; `number` tells apart the links to one card: ids keep the focus."""
-    anchor = _card_anchor(card)
-    return f'<a id="at-{anchor}-{number}" href="#{anchor}">{m.text(card.card.name)}</a>'
-
-
-def _card(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
-    anchor = _card_anchor(card)
-    sick = " sick" if is_fenced(card) else ""
-    off = f" {m.pill('plain', 'disabled', 'off')}" if state.is_disabled(card) else ""
-    return (
-        f'<article class="card{sick}" id="{anchor}" aria-labelledby="{anchor}-t">'
-        f'<header><h3 id="{anchor}-t">{m.text(card.card.name)}'
-        f"<small>{m.text(card.card.title)}</small></h3>"
-        f"<div>{_PILLS[card.health.state]}{off}</div></header>"
-        + _why(card.health, state.now)
-        + _figures(card, state, points)
-        + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
-        + _users(card, state.holdings_of(card))
-        + _traits(card, anchor)
-        + "</article>"
-    )
-
-
-def _why(health: Health, now: float) -> str:
-    """The reason for a card's health, and since when; emphasised unless it is healthy."""
-    since = f"since {m.when(health.since, now)}"
-    if health.state is HealthState.HEALTHY:
-        return f'<p class="why">{m.text(health.reason)} {since}</p>'
-    return f'<p class="why"><b>{m.text(health.reason)}</b>{since}</p>'
-
-
-_PILLS = {
-    HealthState.HEALTHY: m.pill("good", "healthy"),
-    HealthState.UNHEALTHY: m.pill("bad", "unhealthy"),
-    HealthState.UNKNOWN: m.pill("warn", "unknown", "unknown"),
-}
-
-
-def _figures(card: CardState, state: AgentState, points: Sequence[Point]) -> str:
-    """Temperature, power and load: the present value, and the curve of the last minutes."""
-    stale, read_at, limit = state.is_stale(card), state.read_at(card), state.max_temperature
-    now = Point.of(card.reading or Reading(at=state.monotonic))
-    recent = [point for point in points if point.at >= state.monotonic - SPAN]
-    at = [int(m.WIDE * (1 - (state.monotonic - point.at) / SPAN)) for point in recent]
-    hot = limit is not None and now.temperature > limit
-    figures = (
-        ("Temperature", now.temperature, "°C", 0, [point.temperature for point in recent], 10.0),
-        ("Power", now.power, "W", 1, [point.power for point in recent], 1.0),
-        ("Load", now.load, "%", 0, [point.load for point in recent], 100.0),
-    )
-    cells = []
-    for title, value, unit, digits, values, least in figures:
-        shown = m.UNKNOWN if math.isnan(value) else f"{value:.{digits}f}{m.NBSP}{unit}"
-        style = " stale" if stale else " hot" if hot and title == "Temperature" else ""
-        cells.append(
-            f'<div><dt>{title}</dt><dd class="value{style}">{shown}</dd>'
-            f"{m.curve(title, at, values, least, digits)}</div>"
+def _timeline(state: AgentState) -> str:
+    """What has happened within a day: a strip of it, and in words, the latest first."""
+    found = state.timeline.entries(state.now)
+    if not found:
+        return m.empty("Nothing yet.")
+    lines = [_happening(one, state.now) for one in found]
+    rest = ""
+    if len(found) > _SHOWN:
+        earlier = "".join(lines[_SHOWN:])
+        rest = (
+            f'<details id="earlier"><summary id="to-earlier">{len(found) - _SHOWN} more, back to '
+            f"{m.clock(found[-1].at, state.now)}</summary>"
+            f'<ol class="happened">{earlier}</ol></details>'
         )
-    old = ""
-    if stale and read_at is not None:
-        old = f'<p class="why">{m.pill("warn", "stale")} read {m.when(read_at, state.now)}</p>'
-    return f'<dl class="figures">{"".join(cells)}</dl>{old}'
+    return f'{_strip(found, state.now)}<ol class="happened">{"".join(lines[:_SHOWN])}</ol>{rest}'
 
 
-def _loads(cores: Sequence[CoreReading], *, stale: bool) -> str:
-    """A bar for the load of each core."""
-    if not any(core.utilization is not None for core in cores):
-        return ""
-    few = len(cores) <= 4
-    items = []
-    for core in cores[:64]:
-        load = core.utilization
-        known = load is not None and math.isfinite(load) and not stale
-        full = min(100.0, max(0.0, load)) if load is not None and known else 0.0
-        if few:
-            box, bar = "0 0 100 10", f'<rect width="{full:.1f}" height="10"/>'
-        else:
-            box, bar = "0 0 10 100", f'<rect y="{100 - full:.1f}" width="10" height="{full:.1f}"/>'
-        items.append(
-            f'<li><svg viewBox="{box}" preserveAspectRatio="none" aria-hidden="true">{bar}</svg>'
-            f"<b>{f'{load:.0f}' if known else m.UNKNOWN}</b>"
-            '<span class="away">% on core </span> '
-            f"<span>{'core ' if few else ''}{core.core}</span></li>"
-        )
+def _happening(one: Happening, now: float) -> str:
+    times = ""
+    if one.count > 1:
+        times = f" <small>{one.count} times since {m.clock(one.first, now)}</small>"
     return (
-        '<div><p class="caption" aria-hidden="true">Load of each core in %</p>'
-        f'<ul class="cores{" few" if few else ""}" aria-label="Load of each core in per cent">'
-        f"{''.join(items)}</ul></div>"
+        f'<li class="{one.tone}-tone">{m.clock(one.at, now)}{m.icon(_TONES[one.tone])}'
+        f"<span>{m.text(one.text)}{times}</span></li>"
     )
 
 
-def _users(card: CardState, holdings: Sequence[Holding]) -> str:
-    if not holdings:
-        return '<ul class="users"><li class="dim">not in use</li></ul>'
-    items = "".join(
-        f'<li><span class="cut">{_cut(holding, card)}</span>'
-        f'<span><span class="dim">{m.text(holding.assignment.namespace)} /</span> '
-        f"{_pod(holding.assignment)}</span></li>"
-        for holding in holdings[: m.MOST]
+def _strip(found: Sequence[Happening], now: float) -> str:
+    """A day from left to right, a mark for each minute in which something happened."""
+    marks = dict.fromkeys(
+        (tone, int(1440 * (1 - (now - at) / SPAN)))
+        for tone in ("plain", "good", "warn", "bad")  # the worst is drawn last
+        for one in found
+        if one.tone == tone
+        for at in (one.first, one.at)
+        if now - at < SPAN
     )
-    return f'<ul class="users" aria-label="In use by">{items}</ul>'
-
-
-def _cut(holding: Holding, card: CardState) -> str:
-    if holding.cores == card.card.all_cores:
-        return "all cores"
-    return f"core{'s' if len(holding.cores) > 1 else ''} {holding.cores}"
-
-
-def _pod(holder: Assignment) -> str:
-    container = f' <span class="dim">/ {m.text(holder.container)}</span>'
-    return m.text(holder.pod) + (container if holder.container else "")
-
-
-def _traits(card: CardState, anchor: str) -> str:
-    """What the card is: the most important facts on one line, the rest behind a click."""
-    what, reading = card.card, card.reading
-    errors = (
-        ", ".join(f"{name} {count}" for name, count in reading.errors if count) if reading else ""
-    )
-    numa = None if what.numa_node is None else str(what.numa_node)
-    driver = what.driver_version and what.driver_version.partition(",")[0]
-    brief = (what.pci_bus_id, numa and f"NUMA {numa}", driver and f"driver {driver}")
-    uptime = None if reading is None or reading.uptime is None else m.span(reading.uptime)
-    pairs = (
-        ("Product", what.product),
-        ("PCI address", what.pci_bus_id),
-        ("NUMA node", numa),
-        ("Driver", what.driver_version),
-        ("Firmware", what.firmware_version),
-        ("Serial", what.serial),
-        ("Device ID", card.id),
-        ("Running for", uptime),
-    )
-    items = "".join(f"<dt>{k}</dt><dd>{m.text(v)}</dd>" for k, v in pairs if v is not None)
+    drawn = "".join(f'<path class="{tone}-tone" d="M{x} 2V22"/>' for tone, x in marks)
+    labels = "".join(f"<span>{label}</span>" for label in ("24 h ago", "18", "12", "6", "now"))
     return (
-        '<div class="traits">'
-        + (f'<p class="errors">errors counted: {m.text(errors)}</p>' if errors else "")
-        + f'<details id="{anchor}-more"><summary id="to-{anchor}-more">'
-        f"{m.text(' · '.join(filter(None, brief))) or 'Details'}</summary>"
-        f"<dl>{items}</dl></details></div>"
+        '<div class="strip" aria-hidden="true"><svg viewBox="0 0 1440 24" '
+        f'preserveAspectRatio="none"><path class="base" d="M0 23H1440"/>{drawn}</svg>'
+        f'<p class="axis">{labels}</p></div>'
     )
 
 
@@ -296,20 +232,24 @@ def _assignments(state: AgentState) -> str:
     held = [
         (
             holding.assignment,
-            f"{_card_link(card, number)}, {_cut(holding, card)} "
-            + (_PILLS[card.health.state] if card.health.state is not HealthState.HEALTHY else ""),
+            f"{tiles.link(card, number)}, {tiles.cut(holding, card)} "
+            + (
+                tiles.PILLS[card.health.state]
+                if card.health.state is not HealthState.HEALTHY
+                else ""
+            ),
         )
         for card in state.snapshot.cards
         for number, holding in enumerate(state.holdings_of(card))
     ]
     held += [
-        (gone, f"gone: {m.text(gone.device)} {_PILLS[HealthState.UNHEALTHY]}")
+        (gone, f"gone: {m.text(state.name_of_gone(gone))} {tiles.PILLS[HealthState.UNHEALTHY]}")
         for gone in state.gone
     ]
     rows = [
         (
             m.text(holder.namespace),
-            _pod(holder),
+            tiles.pod(holder),
             what,
             m.text(holder.resource) + (f", claim {m.text(holder.claim)}" if holder.claim else ""),
         )

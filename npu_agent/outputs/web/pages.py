@@ -18,7 +18,7 @@ from npu_agent.core.state import AgentState
 from npu_agent.logs import logger
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.negotiate import takes_gzip, wants_openmetrics
-from npu_agent.outputs.web.page import POLICY, page
+from npu_agent.outputs.web.page import POLICY, page, runbook
 from npu_agent.outputs.web.status import as_json
 
 log = logger(__name__)
@@ -118,6 +118,7 @@ class Pages:
         self._routes: Mapping[str, Callable[[str], Awaitable[Answer]]] = {
             "/": self._page,
             "/status.json": self._status,
+            "/runbook": self._runbook,
             "/metrics": self._for_prometheus,
             "/healthz": self._alive,
             "/readyz": self._ready,
@@ -171,6 +172,12 @@ class Pages:
 
     async def _status(self, _: str) -> Answer:
         return self._kept("/status.json", lambda: _answer(_json(as_json(self._state())), _JSON))
+
+    async def _runbook(self, _: str) -> Answer:
+        def render() -> Answer:
+            return _answer(runbook(), _HTML, HTTPStatus.OK, **_PAGE_HEADERS)
+
+        return self._kept("/runbook", render)
 
     async def _page(self, _: str) -> Answer:
         def render() -> Answer:

@@ -19,14 +19,18 @@ def as_json(state: AgentState) -> dict[str, Any]:
 
     ``node, version, started_at, now``; ``ready`` and ``unready`` (as /readyz);
     ``problems``, ``notes``: lists of ``subject`` (card, resource, dra, assignments, config, labels,
-    hardware), ``card`` (an ``id``), ``text``;
+    hardware), ``card`` (an ``id``), ``text``, ``remedy``, ``runbook`` (a section of /runbook; both
+    may be empty);
     ``cards``: ``id, name, family, product, uuid, serial, pci_bus_id, numa_node, driver_version,
     firmware_version, core_count, disabled, moving_to`` (``dra`` or ``device-plugin``, for a card on
-    its way there from the other one; else null), ``health {state, reason, since}, holders``, and
-    ``reading``, null or ``at, late`` (stale), ``alive, uptime`` (s), ``temperature`` (°C, the
+    its way there from the other one; else null), ``health {state, reason, cause, since}, holders``,
+    and ``reading``, null or ``at, late`` (stale), ``alive, uptime`` (s), ``temperature`` (°C, the
     hottest sensor), ``power`` (W, the total), ``errors`` (counts by name), ``sensors`` (``kind,
     label, value, unit``), ``cores`` (``core, utilization`` (%), ``frequency`` (MHz), ``dram_total,
     dram_used`` (bytes));
+    ``gone``: cards that left within a day, ``id, name, family, product, since``; ``timeline``: what
+    happened within a day, the latest first, ``at, first, count, subject, tone`` (good, bad, warn,
+    plain), ``card`` (an ``id``), ``text``;
     ``not_served``: ``entry, reason``; ``assignments``: ``holders`` of cards that are gone in
     ``missing``, and ``error``; a holder is ``namespace, pod, container, resource, device,
     claim`` (null by the device plugin), ``cores`` (``0-3``, null for all);
@@ -49,6 +53,20 @@ def as_json(state: AgentState) -> dict[str, Any]:
         "problems": [asdict(note) for note in problems(state)],
         "notes": [asdict(note) for note in notes(state)],
         "cards": [_card(card, state) for card in state.snapshot.cards],
+        "gone": [
+            {
+                "id": gone.state.id,
+                "name": gone.state.card.name,
+                "family": gone.state.card.family,
+                "product": gone.state.card.product,
+                "since": iso(gone.since),
+            }
+            for gone in state.timeline.gone
+        ],
+        "timeline": [
+            {**asdict(one), "at": iso(one.at), "first": iso(one.first)}
+            for one in state.timeline.entries(state.now)
+        ],
         "not_served": [{"entry": odd.entry, "reason": odd.reason} for odd in state.snapshot.odd],
         "assignments": {
             "missing": [_holder(gone, cores=None) for gone in state.gone],
@@ -150,6 +168,7 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
         "health": {
             "state": health.state.value,
             "reason": health.reason,
+            "cause": health.cause and health.cause.value,
             "since": iso(health.since),
         },
         "reading": reading

@@ -1,6 +1,7 @@
 """States of an agent made in code, and a server that shows them."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Any
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import (
     CardState,
+    Cause,
     CoreRange,
     CoreReading,
     HealthState,
@@ -32,6 +34,7 @@ from npu_agent.core.state import (
     SessionStatus,
     SlicesState,
 )
+from npu_agent.core.timeline import Happening, Subject, Timeline, Tone
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.gate import PUBLIC
@@ -81,9 +84,13 @@ def read(state: CardState, **figures: float) -> CardState:
     return replace(state, reading=reading(cores, **figures))
 
 
-def fenced(state: CardState, reason: str, ago: float) -> CardState:
+def fenced(state: CardState, reason: str, ago: float, cause: Cause | None = None) -> CardState:
     health = replace(
-        state.health, state=HealthState.UNHEALTHY, reason=reason, since=time.time() - ago
+        state.health,
+        state=HealthState.UNHEALTHY,
+        reason=reason,
+        since=time.time() - ago,
+        cause=cause,
     )
     return replace(state, health=health)
 
@@ -130,6 +137,7 @@ class Scene:
     node: str | None = "node-7"
     version: str = "1.2.3"
     started: float = field(default_factory=lambda: time.time() - 7_300)
+    timeline: Timeline = field(default_factory=Timeline)
     history: History = field(default_factory=lambda: History(Feed(Snapshot())))
     metrics: bytes | Exception = PROMETHEUS
     """What /metrics answers, or how it fails."""
@@ -173,6 +181,7 @@ class Scene:
             stale_after=self.stale_after,
             max_temperature=self.max_temperature,
             labels=self.labels,
+            timeline=self.timeline,
             lag=Histogram(()),
         )
 
@@ -206,6 +215,34 @@ async def serving(
         await asyncio.gather(running, return_exceptions=True)
 
 
+def a_day(cards: list[CardState]) -> Timeline:
+    """What went before half past three."""
+    now, found = time.time(), Timeline()
+    gone = card("rngd", 8, uuid="GONE", id_="GONE", serial="RNGD0836FH505KREO")
+    told: list[tuple[float, Subject, Tone, str]] = [
+        (85_000, "agent", "plain", "npu-agent 1.2.3 started"),
+        (84_990, "resource", "good", "the kubelet registered beta.furiosa.ai/npu"),
+        (84_980, "labels", "good", "the Node's labels were applied"),
+        (61_000, "resource", "warn", "the kubelet dropped beta.furiosa.ai/npu: its stream ended"),
+        (60_998, "resource", "good", "the kubelet registered beta.furiosa.ai/npu again"),
+        (40_100, "assignments", "plain", "playground/notebook-anna was given npu7"),
+        (30_000, "config", "good", "a new config is in force"),
+        (21_000, "card", "bad", "npu8 is gone"),
+        (5_400, "config", "bad", "the config file was refused: config.yaml:14:3: unknown key"),
+        (754, "card", "bad", "npu2 became unhealthy: the driver reports the card dead"),
+        (300, "errors", "warn", "npu2 counted new errors: pcie_post_error"),
+        (41, "card", "bad", "npu5 became unhealthy: it is too hot (97.4 °C, above 95 °C)"),
+    ]
+    for ago, subject, tone, text in told:
+        about = cards[2].id if subject == "errors" else None
+        one = Happening(subject=subject, tone=tone, text=text, card=about)
+        found = found.noted([one], now - ago)
+    for ago in range(50_000, 49_000, -120):
+        flapping = Happening(subject="card", tone="bad", text="npu8 became unhealthy")
+        found = found.noted([flapping], now - ago)
+    return found.left([gone], cards, now - 21_000)
+
+
 def night() -> Scene:
     """Half past three: eight RNGD cards, and not all is well."""
     cards = []
@@ -225,7 +262,7 @@ def night() -> Scene:
         cards.append(
             read(one, temperature=44 + index * 1.5, power=52 + 9 * index, load=7.0 * index)
         )
-    cards[2] = fenced(cards[2], "device_state says 0", 754)
+    cards[2] = fenced(cards[2], "device_state says 0", 754, Cause.DEAD)
     assert cards[2].reading
     cards[2] = replace(
         cards[2],
@@ -234,7 +271,10 @@ def night() -> Scene:
         ),
     )
     cards[5] = fenced(
-        read(cards[5], temperature=97.4, power=148, load=91.0), "97.4 °C, above 95 °C", 41
+        read(cards[5], temperature=97.4, power=148, load=91.0),
+        "97.4 °C, above 95 °C",
+        41,
+        Cause.HOT,
     )
     cards[6] = replace(
         cards[6],
@@ -243,20 +283,21 @@ def night() -> Scene:
         ),
     )
     history = History(Feed(Snapshot()))
-    for step in range(60, -1, -1):
+    for step in range(120, -1, -1):
         old = []
         for index, one in enumerate(cards):
             assert one.reading
-            if index == 2:
+            if index == 2 and step * 30.0 < 754:
+                old.append(one)
                 continue
-            wave = (step * (7 + index) % 23) / 23 - 0.5
-            hotter = 0 if index != 5 else -0.6 * step
+            wave = math.sin(step / (7 + index)) / 2
+            hotter = 0 if index != 5 else -0.3 * step
             now = read(
                 one,
                 temperature=(one.reading.temperature() or 0) + 2 * wave + hotter,
                 power=(one.reading.power() or 0) + 14 * wave,
                 load=max(0.0, 8.0 * index + 30 * wave) if index != 5 else 90 - step / 2,
-                age=step * 5.0,
+                age=step * 30.0,
             )
             old.append(now)
         history.add(Snapshot(cards=tuple(old), complete=True))
@@ -304,6 +345,7 @@ def night() -> Scene:
             applied_at=time.time() - 266_000,
         ),
         max_temperature=95.0,
+        timeline=a_day(cards),
         history=history,
         node="npu-rack3-node07.dc1.example.com",
         started=time.time() - 266_020,

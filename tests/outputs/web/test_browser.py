@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -83,8 +83,25 @@ def hostile() -> Scene:
     return scene
 
 
-@pytest.mark.parametrize("make", [night, hostile, Scene])
-async def test_it_fits_a_phone(make: type[Scene]) -> None:
+def many(count: int = 64) -> Scene:
+    cards = tuple(
+        read(state("rngd", index, id_=f"U{index}", uuid=f"U{index}")) for index in range(count)
+    )
+    return Scene(cards=cards)
+
+
+def sick_of_many() -> Scene:
+    """One is dead, and one is hot."""
+    scene = many()
+    cards = list(scene.cards)
+    cards[20] = fenced(cards[20], "dead", 1)
+    cards[40] = read(cards[40], temperature=97.4)
+    scene.cards = tuple(cards)
+    return scene
+
+
+@pytest.mark.parametrize("make", [night, hostile, Scene, many])
+async def test_it_fits_a_phone(make: Callable[[], Scene]) -> None:
     async with looking(make(), 360) as page:
         assert await page.run("document.documentElement.scrollWidth") == 360
         assert await page.run("innerWidth") == 360
@@ -101,9 +118,10 @@ async def test_hostile_names_are_shown_and_not_obeyed() -> None:
         assert page.console == []
 
 
+@pytest.mark.parametrize("make", [night, sick_of_many])
 @pytest.mark.parametrize("dark", [False, True])
-async def test_it_can_be_read_by_day_and_by_night(dark: bool) -> None:
-    async with looking(night(), dark=dark) as page:
+async def test_it_can_be_read_by_day_and_by_night(dark: bool, make: Callable[[], Scene]) -> None:
+    async with looking(make(), dark=dark) as page:
         ground = await page.run("getComputedStyle(document.body).backgroundColor")
         brightness = sum(map(int, re.findall(r"\d+", ground))) / 3
         assert brightness < 60 if dark else brightness > 200
@@ -156,11 +174,24 @@ async def test_it_says_when_the_agent_does_not_answer_and_recovers() -> None:
     async with tab() as page:
         await page.open(f"http://{host}:{port}/")
         assert await page.run("document.getElementById('lost').hidden")
+        top = "document.getElementById('warboy-0').getBoundingClientRect().top"
+        before = await page.run(top)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await page.until("!document.getElementById('lost').hidden")
+        place = await page.run(
+            "(({top, bottom}) => [top >= 0, bottom <= innerHeight])"
+            "(document.getElementById('lost').getBoundingClientRect())"
+        )
+        assert place == [True, True], "it is seen wherever somebody has scrolled to"
         assert "Connection lost" in await page.run("document.getElementById('lost').innerText")
         assert await page.run("document.body.classList.contains('old')")
+        # What was last known can still be read.
+        look = "getComputedStyle(document.querySelector('main'))"
+        assert await page.run(f"[{look}.opacity, {look}.filter]") == ["1", "none"]
+        ratio, text = await page.run(CONTRAST)
+        assert ratio >= 4.5, text
+        assert await page.run(top) == before
         scene.cards = (fenced(scene.cards[0], "dead", 1),)
         async with serving(scene, (host, port)):
             await page.until("document.getElementById('lost').hidden")
@@ -222,10 +253,95 @@ async def test_tables_stay_tables_for_who_cannot_see_them() -> None:
         assert roles.count("table") >= 4
         assert roles.count("columnheader") >= 8
         assert roles.count("cell") > 30
-        assert roles.count("article") == 8
+        assert roles.count("article") == 9, "with the one that is gone"
         names = [
             node["name"]["value"]
             for node in tree
             if not node["ignored"] and node["role"]["value"] in ("article", "region")
         ]
         assert all(names)
+
+
+async def test_many_cards_are_one_glance() -> None:
+    tiles = "[...document.querySelectorAll('.small > summary, a.small')]"
+    below = f"{tiles}.filter((one) => one.getBoundingClientRect().bottom > innerHeight).length"
+    async with looking(many()) as page:
+        assert await page.run(f"{tiles}.length") == 64
+        assert await page.run(below) == 0
+        assert "npu63" in await page.run(f"{tiles}.at(-1).innerText")
+    async with looking(sick_of_many()) as page:
+        assert await page.run(f"{tiles}.length") == 64
+        ids = await page.run("[...document.querySelectorAll('article')].map((one) => one.id)")
+        assert ids[:2] == ["rngd-20", "rngd-40"]
+
+
+async def test_a_link_to_one_of_many_cards_opens_it() -> None:
+    scene = many()
+    scene.holdings = Holdings(assignments=(held(scene.cards[33], "yolo"),))
+    async with looking(scene) as page:
+        shown = "document.getElementById('rngd-33').checkVisibility()"
+        assert not await page.run(shown)
+        await page.run("document.getElementById('at-rngd-33-0').click()")
+        await page.until(shown)
+        # And it stays so when the page is brought up to date.
+        await page.run("window.main = document.querySelector('main')")
+        await page.until("window.main !== document.querySelector('main')")
+        assert await page.run(shown)
+
+
+async def test_times_are_those_of_the_reader() -> None:
+    scene = night()
+    async with serving(scene) as (host, port), tab() as page:
+        await page.say("Emulation.setTimezoneOverride", timezoneId="Asia/Seoul")
+        await page.open(f"http://{host}:{port}/")
+        wrong = "!new Date(time.dateTime).toLocaleString('sv', {timeZone: 'Asia/Seoul'})"
+        wrong += ".includes(time.textContent)"
+        local = f"[...document.querySelectorAll('time')].filter((time) => {wrong})"
+        local += ".map((time) => time.outerHTML)"
+        assert await page.run(local) == []
+        assert await page.run("document.querySelectorAll('time').length") > 20
+        assert "Asia/Seoul" in await page.run("document.querySelector('footer').innerText")
+        await page.run("window.main = document.querySelector('main')")
+        await page.until("window.main !== document.querySelector('main')")
+        assert await page.run(local) == []
+        assert "UTC" not in await page.run("document.querySelector('.top').innerText")
+
+
+async def test_without_a_script_times_are_utc() -> None:
+    async with serving(night()) as (host, port), tab() as page:
+        await page.say("Emulation.setTimezoneOverride", timezoneId="Asia/Seoul")
+        await page.say("Emulation.setScriptExecutionDisabled", value=True)
+        await page.open(f"http://{host}:{port}/")
+        document = (await page.say("DOM.getDocument", depth=-1))["root"]["nodeId"]
+        found = (await page.say("DOM.getOuterHTML", nodeId=document))["outerHTML"]
+        times = re.findall(r'<time datetime="([^"]+)">([^<]+)</time>', found)
+        assert len(times) > 20
+        assert all(shown in stamp.replace("T", " ") for stamp, shown in times)
+        assert 'Times are <span class="zone">UTC</span>' in found
+
+
+async def test_nothing_jumps_when_something_happens_above() -> None:
+    scene = Scene(cards=tuple(read(state(index=index)) for index in range(9)))
+    async with looking(scene, 500) as page:
+        top = "document.getElementById('warboy-6').getBoundingClientRect().top"
+        await page.run("document.getElementById('warboy-6').scrollIntoView()")
+        before = await page.run(top)
+        assert await page.run("scrollY") > 500
+        # Another card fails: it moves up, and the head has a problem more.
+        scene.cards = (*scene.cards[:8], fenced(scene.cards[8], "dead", 1))
+        await page.until(f"{HEADLINE} === '1 problem: 1 of 9 cards unhealthy'")
+        assert abs(await page.run(top) - before) < 1
+
+
+async def test_a_problem_leads_to_its_steps() -> None:
+    async with looking(night()) as page:
+        await page.run("document.querySelector('.problem .steps').click()")
+        await page.until("location.pathname === '/runbook' && document.readyState === 'complete'")
+        shown = "document.querySelector(':target')"
+        assert await page.run(f"{shown}.textContent") == "NpuCardUnhealthy"
+        assert await page.run(f"{shown}.getBoundingClientRect().top") < 200
+        ratio, text = await page.run(CONTRAST)
+        assert ratio >= 4.5, text
+        await page.screen(360)
+        assert await page.run("document.documentElement.scrollWidth") == 360
+        assert page.console == []

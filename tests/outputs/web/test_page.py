@@ -1,6 +1,7 @@
 """The status page as a document; how it looks and behaves is for `test_browser`."""
 
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -8,11 +9,14 @@ import pytest
 
 from npu_agent.core.hardware import CoreRange, CoreReading, Oddity
 from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.places import Wish
 from npu_agent.core.state import LabelState, SessionPhase, SlicesState
+from npu_agent.core.timeline import Happening, Timeline
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.outputs.web.markup import curve
-from npu_agent.outputs.web.page import page
+from npu_agent.outputs.web.history import NOTHING
+from npu_agent.outputs.web.markup import bounds, curve
+from npu_agent.outputs.web.page import page, runbook
 from npu_agent.outputs.web.status import as_json
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
@@ -86,7 +90,7 @@ def test_the_first_line_says_whether_all_is_well() -> None:
         headline(Scene(complete=False, phase=SessionPhase.REGISTERED))
         == "Still searching for cards"
     )
-    assert headline(night()) == "3 problems: 2 of 8 cards unhealthy"
+    assert headline(night()) == "5 problems: 2 of 8 cards unhealthy"
 
 
 def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
@@ -101,11 +105,11 @@ def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        "npu2 FuriosaAI RNGD unhealthy device_state says 0 since",
+        "npu2 FuriosaAI RNGD unhealthy the driver reports the card dead (device_state says 0)",
         "healthy works since 3 d 1 h ago",
         "the driver does not say",
         "taken out of service above 95 °C",
-        "Temperature 97 °C",
+        "Temperature 97.4 °C",
         "Power 148.0 W",
         "cores 0-3 speech / whisper-large-5c9d7b6f4-x8kzq / main",
         "stale read 12 min",
@@ -126,14 +130,14 @@ def test_it_shows(part: str) -> None:
 
 
 def test_what_is_too_hot_stands_out() -> None:
-    assert re.findall('value hot">([^<]*)', html(night())) == ["97\N{NO-BREAK SPACE}°C"]
+    assert re.findall('value hot">([^<]*)', html(night())) == ["97.4\N{NO-BREAK SPACE}°C"]
 
 
 def test_who_holds_a_card_by_a_claim() -> None:
     card = read(state())
     holder = Assignment("ml", "train-0", "", "npu.furiosa.ai", "npu0", claim="two-cards")
     found = replace(Scene(cards=(card,)).state(), holdings=(Holding(card.id, ALL, holder),))
-    text = Document(page(found, lambda _: ())).text
+    text = Document(page(found, lambda _: NOTHING)).text
     assert "all cores ml / train-0" in text
     assert "train-0 npu0 , all cores npu.furiosa.ai, claim two-cards" in text
 
@@ -206,12 +210,231 @@ def test_a_card_of_which_little_is_known() -> None:
 
 
 def test_a_curve_is_broken_where_nothing_was_read() -> None:
-    ats, nan = [0, 5, 10, 200, 205, 210, 215, 220], float("nan")
-    whole = curve("Load", [5 * n for n in range(8)], [1.0] * 8, 10.0)
+    ats, nan, ends = [0, 2, 4, 200, 202, 204, 206, 208], float("nan"), (0.0, 10.0)
+    whole = curve("Load", [2 * n for n in range(8)], [1.0] * 8, ends)
     assert whole.count("<polyline") == 1
-    assert curve("Load", ats, [1.0] * 8, 10.0).count("<polyline") == 2
-    assert curve("Load", ats, [1.0, 2.0, 3.0, *[nan] * 5], 10.0).count("<polyline") == 1
-    assert curve("Load", ats, [1.0, *[nan] * 7], 10.0) == '<dd></dd><dd class="range"></dd>'
+    assert "over the last hour" in whole
+    assert curve("Load", ats, [1.0] * 8, ends).count("<polyline") == 2
+    assert curve("Load", ats, [1.0, 2.0, 3.0, *[nan] * 5], ends).count("<polyline") == 1
+    assert curve("Load", ats, [1.0, *[nan] * 7], ends).count("<polyline") == 0
+    assert curve("Load", ats, [nan] * 8, ends) == '<dd class="plot"></dd>', "no axis for nothing"
+
+
+def test_a_curve_has_an_axis() -> None:
+    made = curve("Power", [0, 2, 4], [52.0, 71.5, 60.0], (50.0, 75.0))
+    assert '<span class="high">75</span><span class="low">50</span>' in made
+    assert 'points="0,' in made
+    top = curve("Power", [0, 2], [75.0, 75.0], (50.0, 75.0))
+    assert 'points="0,2 2,2"' in top
+    bottom = curve("Power", [0, 2], [50.0, 50.0], (50.0, 75.0))
+    assert 'points="0,70 2,70"' in bottom
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "ends"),
+    [
+        ([44.0, 45.0], 20.0, (40.0, 60.0)),
+        ([58.0, 61.0], 20.0, (50.0, 70.0)),
+        ([41.0, 97.4], 20.0, (0.0, 100.0)),
+        ([float("nan"), 44.0], 20.0, (40.0, 60.0)),
+        ([], 20.0, (0.0, 20.0)),
+        ([float("inf"), float("nan")], 5.0, (0.0, 5.0)),
+        ([-1e30, 1e30], 5.0, (-1e30, 1e30)),
+    ],
+)
+def test_the_ends_of_an_axis_are_round_and_hold_every_value(
+    values: list[float], least: float, ends: tuple[float, float]
+) -> None:
+    assert bounds(values, least) == ends
+
+
+def test_noise_does_not_move_the_axis() -> None:
+    assert bounds([51.2, 53.8], 5.0) == bounds([51.3, 53.9, 52.0], 5.0)
+
+
+def links_of(found: Document) -> set[str]:
+    return {attrs["href"] or "" for tag, attrs in found.elements if tag == "a"}
+
+
+def anchors_of(found: Document) -> set[str | None]:
+    return {attrs["id"] for _, attrs in found.elements if "id" in attrs}
+
+
+def troubled() -> Scene:
+    """As much trouble as there can be."""
+    stale, hot = read(state(index=1), age=600), read(state(index=2), temperature=91)
+    very_hot = read(state(index=3), temperature=101)
+    return replace(
+        night(),
+        cards=(*night().cards, stale, hot, very_hot),
+        phase=SessionPhase.REGISTERING,
+        odd=(Oddity("/sys/x", "Permission denied", unread=True),),
+        holdings=Holdings(assignments=(held(state(index=9), "lost"),), error="no socket"),
+        labels=LabelState(output="api", labels={"a": "b"}, error="403"),
+        dra=(
+            driver(phase=SessionPhase.BLOCKED, reason="why"),
+            driver(slices=SlicesState(trouble=Trouble(what="forbidden"))),
+            driver(slices=SlicesState(published=True, incomplete=True)),
+        ),
+    )
+
+
+def test_each_problem_has_its_steps_in_the_runbook() -> None:
+    sections = anchors_of(Document(runbook()))
+    steps = {link[8:] for link in links_of(shown(troubled())) if link.startswith("runbook#")}
+    assert steps <= sections
+    assert {
+        *("npucardunhealthy", "nputemperaturehigh", "nputemperaturecritical", "npureadingsstale"),
+        *("npuerrorsrising", "npucardmissing", "npuresourcenotregistered", "npuconfigrejected"),
+        *("npudranotregistered", "npudraslicesnotpublished", "npudrapoolincomplete"),
+        "npulabelsnotapplied",
+        *("npuconfigwaitsforrestart", "log-lines", "a-node-offers-no-npus-or-too-few"),
+    } == steps
+
+
+def test_the_runbook_leads_nowhere_else() -> None:
+    """It is read where there may be nothing else: in a cluster without the internet."""
+    found = Document(runbook())
+    for link in links_of(found) - {"./"}:
+        assert link[0] == "#"
+        assert link[1:] in anchors_of(found)
+    assert "dmesg" in found.text
+    assert "http://" not in found.text.replace("http://localhost:9100/", "")
+
+
+def test_each_problem_has_a_remedy_in_plain_words() -> None:
+    text = shown(night()).text
+    for part in (
+        "npu2 is unhealthy: the driver reports the card dead (device_state says 0); in use by",
+        "Delete the Pods that hold it, so that they get another card; read what the driver says",
+        "Correct the file, and try it with npu-agent config check FILE : an agent",
+    ):
+        assert part in text
+
+
+def test_whether_it_is_ready_and_why_not() -> None:
+    assert "Ready: whatever has cards is registered" in shown(Scene(cards=(state(),))).text
+    alone = replace(Scene(cards=(state(),)).state(), resources=())
+    assert "Ready: the config is in force." in Document(page(alone, lambda _: NOTHING)).text
+    blocked = Scene(cards=(state(),), phase=SessionPhase.BLOCKED, reason="mount it")
+    assert "Not ready: beta.furiosa.ai/npu: blocked: mount it" in shown(blocked).text
+    blocked.config = replace(blocked.config, error="c.yaml:1:1: bad")
+    assert "blocked: mount it (and 1 more)" in shown(blocked).text
+
+
+def order(scene: Scene) -> list[str]:
+    found = shown(scene).elements
+    return [str(attrs["id"]) for tag, attrs in found if tag == "article"]
+
+
+def test_a_card_on_its_way_to_the_other_api_says_so() -> None:
+    card, other = read(state(uuid="A")), read(state(index=1, uuid="B"))
+    scene = replace(Scene(cards=(card, other)).state(), moving={card.id: Wish.DRA})
+    found = Document(page(scene, lambda _: NOTHING))
+    assert found.text.count("moves to DRA") == 1
+    inside = {link[1:] for link in links_of(found) if link.startswith("#")}
+    assert inside <= anchors_of(found), "the note leads somewhere"
+
+
+def test_cards_with_a_problem_come_first() -> None:
+    cards = order(night())
+    assert cards[:2] == ["rngd-2", "rngd-5"]
+    assert cards[2].startswith("gone-rngd-8-")
+    assert cards[3:] == ["rngd-6", "rngd-0", "rngd-1", "rngd-3", "rngd-4", "rngd-7"]
+    hot = Scene(cards=(read(state()), read(state(index=1), temperature=91)))
+    assert order(hot) == ["warboy-1", "warboy-0"]
+    stale = Scene(cards=(read(state()), read(state(index=1), age=600)))
+    assert order(stale) == ["warboy-1", "warboy-0"]
+
+
+def test_a_card_that_is_gone_is_shown_by_its_name() -> None:
+    text = shown(night()).text
+    assert "npu8 FuriosaAI RNGD gone not found on this host any more since 5 h 50 min ago" in text
+    left = state(index=3, id_="LEFT", uuid="LEFT")
+    scene = Scene(
+        cards=(read(state()),),
+        holdings=Holdings(assignments=(held(left, "yolo"),)),
+        timeline=Timeline().left([left], [], time.time() - 60),
+    )
+    text = shown(scene).text
+    assert "default/yolo holds npu3, whose card is gone" in text
+    assert "held by default / yolo" in text
+    assert "gone: npu3" in text
+    scene.timeline = Timeline()
+    assert f"default/yolo holds {left.id}, whose card is gone" in shown(scene).text
+
+
+def test_a_claim_on_a_card_that_is_gone_has_its_name() -> None:
+    left = state(index=3, uuid="LEFT")
+    scene = Scene(
+        cards=(read(state(uuid="A")),),
+        dra=(driver(claim("train", left)),),
+        timeline=Timeline().left([left], [], time.time() - 60),
+    )
+    assert "ml/train-pod holds npu3, whose card is gone" in shown(scene).text
+
+
+def test_a_hot_card_looks_hot_without_the_option() -> None:
+    def hot(temperature: float, limit: float | None = None) -> bool:
+        card = read(state(), temperature=temperature)
+        return 'value hot">' in html(Scene(cards=(card,), max_temperature=limit))
+
+    assert not hot(90.0)
+    assert hot(90.1)
+    assert hot(81.0, limit=80.0)
+    assert hot(91.0, limit=105.0), "as the alert has it"
+    assert "npu0 is hot: 91.0 °C" in shown(Scene(cards=(read(state(), temperature=91),))).text
+
+
+def test_what_was_hot_long_ago_is_stale_and_not_hot() -> None:
+    old = Scene(cards=(read(state(), temperature=99, age=600),))
+    assert 'value hot">' not in html(old)
+    assert 'value stale">' in html(old)
+
+
+def test_what_happened_is_shown_with_the_latest_first() -> None:
+    text = shown(night()).text
+    parts = (
+        "npu5 became unhealthy: it is too hot",
+        "npu2 counted new errors: pcie_post_error",
+        "npu8 is gone",
+        "npu8 became unhealthy 9 times since",
+        "more, back to",
+        "the kubelet dropped beta.furiosa.ai/npu: its stream ended",
+        "npu-agent 1.2.3 started",
+    )
+    places = [text.index(part, text.index("Last 24 hours")) for part in parts]
+    assert places == sorted(places)
+    assert "Nothing yet." in shown(Scene()).text
+
+
+def many(count: int = 64) -> Scene:
+    return Scene(
+        cards=tuple(read(state("rngd", index, uuid=f"U{index}")) for index in range(count))
+    )
+
+
+def test_many_cards_are_small_and_have_all_the_rest_within() -> None:
+    scene = many()
+    found = shown(scene)
+    small = [a for tag, a in found.elements if tag == "details" and a.get("class") == "small"]
+    assert len(small) == 64
+    assert len(order(scene)) == 64
+    scene.cards = (*scene.cards[:20], fenced(scene.cards[20], "dead", 1), *scene.cards[21:])
+    found = shown(scene)
+    assert order(scene)[0] == "rngd-20", "large, before all others"
+    places = [a["href"] for tag, a in found.elements if a.get("class") == "small sick"]
+    assert places == ["#rngd-20"], "and its place among the small ones leads there"
+    ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert len(html(scene)) < 500_000
+
+
+def test_if_all_of_many_cards_are_sick_it_is_still_one_glance() -> None:
+    scene = many()
+    scene.cards = tuple(fenced(card, "dead", 1) for card in scene.cards)
+    assert html(scene).count('<article class="card sick"') == 6
+    assert html(scene).count('class="small sick"') == 64
 
 
 @pytest.mark.parametrize("bad", HOSTILE, ids=range(len(HOSTILE)))
@@ -251,6 +474,8 @@ def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
         node=bad,
     )
     scene.config = replace(scene.config, error=bad, waiting=(bad,))
+    happened = [Happening(subject="config", tone="bad", text=bad)]
+    scene.timeline = Timeline().noted(happened, time.time()).left([card], [], time.time())
     text = html(scene)
     text.encode()
     found = Document(text)

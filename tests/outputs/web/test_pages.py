@@ -68,6 +68,16 @@ async def test_the_page_brings_all_that_it_may_use() -> None:
         assert word not in answer.body
 
 
+async def test_the_runbook_is_a_page_that_needs_nothing_else() -> None:
+    answer = await Scene().pages().answer("GET", "/runbook")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert answer.headers["Content-Security-Policy"] == POLICY
+    assert b'id="npucardunhealthy"' in answer.body
+    for word in (b"<script", b" src=", b'href="http'):
+        assert word not in answer.body
+
+
 async def test_the_page_is_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(cards=(state(),))
     pages = scene.pages()

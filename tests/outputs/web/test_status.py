@@ -18,6 +18,7 @@ def test_the_json_is_made_of_plain_values_with_the_keys_that_are_promised() -> N
     assert set(found) == {
         *("node", "version", "started_at", "now", "ready", "unready", "problems", "notes"),
         *("cards", "not_served", "assignments", "resources", "dra", "config", "labels"),
+        *("gone", "timeline"),
     }
     card = found["cards"][2]
     assert set(card) == {
@@ -27,6 +28,8 @@ def test_the_json_is_made_of_plain_values_with_the_keys_that_are_promised() -> N
         "holders",
     }
     assert card["health"]["state"] == "unhealthy"
+    assert (card["health"]["reason"], card["health"]["cause"]) == ("device_state says 0", "dead")
+    assert found["cards"][0]["health"]["cause"] is None
     since = datetime.fromisoformat(card["health"]["since"])
     assert since.utcoffset() is not None
     assert 700 < time.time() - since.timestamp() < 900
@@ -43,6 +46,21 @@ def test_the_json_is_made_of_plain_values_with_the_keys_that_are_promised() -> N
     assert found["ready"] is False
     assert "did you mean" in found["config"]["error"]
     assert found["labels"]["labels"]["beta.furiosa.ai/npu.count"] == "8"
+
+
+def test_what_happened_and_what_to_do() -> None:
+    found = json.loads(json.dumps(as_json(night().state())))
+    for note in (*found["problems"], *found["notes"]):
+        assert set(note) == {"subject", "text", "card", "remedy", "runbook"}
+    assert found["problems"][0]["runbook"] == "npucardunhealthy"
+    (gone,) = found["gone"]
+    assert set(gone) == {"id", "name", "family", "product", "since"}
+    assert (gone["id"], gone["name"]) == ("GONE", "npu8")
+    latest = found["timeline"][0]
+    assert set(latest) == {"at", "first", "count", "subject", "tone", "card", "text"}
+    assert (latest["subject"], latest["tone"], latest["count"]) == ("card", "bad", 1)
+    times = [datetime.fromisoformat(one["at"]) for one in found["timeline"]]
+    assert times == sorted(times, reverse=True)
 
 
 def test_the_json_of_little_is_whole_too() -> None:

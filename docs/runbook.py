@@ -1,0 +1,61 @@
+"""The runbook that the agent serves beside its status page, made of two pages of docs/.
+
+Whoever reads the status page through a port-forward, in a cluster without the internet or with an
+older agent, gets the steps for the very agent that is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+DOCS = Path(__file__).parent
+FILE = DOCS.parent / "npu_agent/outputs/web/runbook.html"
+_PARTS = (("monitoring.md", "## The alerts"), ("troubleshooting.md", "# Troubleshooting"))
+"""Pages, and the heading from which on they are taken."""
+
+
+def runbook() -> str:
+    """The HTML fragment."""
+    taken = {name: (DOCS / name).read_text() for name, _ in _PARTS}
+    parts = [
+        text[text.index(f"\n{begin}") if "##" in begin else 0 :]
+        for (_, begin), text in zip(_PARTS, taken.values(), strict=True)
+    ]
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    made = [parser.parse(part) for part in parts]
+    for tokens in made:
+        _name_headings(tokens)
+    anchors = {str(token.attrs["id"]) for tokens in made for token in tokens if "id" in token.attrs}
+    for tokens in made:
+        _turn_links(tokens, anchors)
+    return "".join(
+        f"<article>\n{parser.renderer.render(tokens, parser.options, {})}</article>\n"
+        for tokens in made
+    )
+
+
+def _name_headings(tokens: list[Token]) -> None:
+    """Gives each heading its anchor, as GitHub does, so that links of docs/ are right here too."""
+    for token, inline in pairwise(tokens):
+        if token.type == "heading_open":
+            text = inline.content.replace("`", "")
+            token.attrs["id"] = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+
+
+def _turn_links(tokens: list[Token], anchors: set[str]) -> None:
+    """Links within the runbook stay; of others the words do: their pages are not here."""
+    for token in tokens:
+        open_ = None
+        for child in token.children or ():
+            if child.type == "link_open":
+                _, _, anchor = str(child.attrs["href"]).partition("#")
+                open_ = child if anchor in anchors else None
+                child.attrs = {"href": f"#{anchor}"} if open_ else {}
+                child.tag = "a" if open_ else "em"
+            elif child.type == "link_close":
+                child.tag = "a" if open_ else "em"

@@ -1,0 +1,106 @@
+"""The timeline: what has happened on this node within a day, bounded. Values only, no clock.
+
+What counts as having happened is decided in `npu_agent.core.happened`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from npu_agent.core.hardware import CardState
+
+SPAN = 86_400.0
+"""Seconds for which something is remembered."""
+MOST = 40
+"""Entries of one subject: a card that flaps, or Pods that come and go, displace nothing else."""
+GONE = 64
+"""Cards that are gone and remembered."""
+_LONGEST = 300
+"""Characters of a text."""
+
+Subject = Literal["agent", "card", "errors", "assignments", "resource", "dra", "config", "labels"]
+Tone = Literal["good", "bad", "warn", "plain"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """Something that happened, once or again and again."""
+
+    subject: Subject
+    tone: Tone
+    """Whether it is good news or bad."""
+    text: str
+    """For people."""
+    card: str | None = None
+    """The ID of the card that it is about."""
+    at: float = 0.0
+    """When it happened last."""
+    first: float = 0.0
+    """When it happened first; `at`, if it happened once."""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GoneCard:
+    """A card that was here while the agent ran, and is not any more."""
+
+    state: CardState
+    """As it was at last, without a reading."""
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happened, and which cards are gone. Every method returns a new value."""
+
+    _by_subject: Mapping[Subject, tuple[Happening, ...]] = field(default_factory=dict)
+    """The latest comes last."""
+    gone: tuple[GoneCard, ...] = ()
+    """The one that left last comes first."""
+
+    def noted(self, happened: Iterable[Happening], now: float) -> Timeline:
+        """After all this has happened at `now`. What happens again is counted."""
+        found = dict(self._by_subject)
+        for one in happened:
+            new = replace(one, text=one.text[:_LONGEST], at=now, first=now)
+            known = found.get(one.subject, ())
+            if same := next((old for old in known if _same(old, new)), None):
+                new = replace(new, first=same.first, count=same.count + 1)
+            found[one.subject] = (*(old for old in known if old is not same), new)[-MOST:]
+        return _since(now - SPAN, found, self.gone)
+
+    def left(self, gone: Iterable[CardState], present: Iterable[CardState], now: float) -> Timeline:
+        """After these cards left, with those that are present now."""
+        here = [state.card for state in present]
+        left = [GoneCard(replace(state, reading=None), now) for state in gone]
+        known = [*left, *self.gone]
+        kept = (
+            one
+            for at, one in enumerate(known)
+            if not any(one.state.card.same_as(card) for card in here)
+            and one.state.id not in {other.state.id for other in known[:at]}
+        )
+        return _since(now - SPAN, self._by_subject, tuple(kept)[:GONE])
+
+    def entries(self, now: float) -> tuple[Happening, ...]:
+        """What happened within `SPAN`, the latest first."""
+        found = (one for each in self._by_subject.values() for one in each if one.at > now - SPAN)
+        return tuple(sorted(found, key=lambda one: -one.at))
+
+
+def _since(
+    oldest: float, happened: Mapping[Subject, tuple[Happening, ...]], gone: Iterable[GoneCard]
+) -> Timeline:
+    return Timeline(
+        {
+            subject: tuple(one for one in found if one.at > oldest)
+            for subject, found in happened.items()
+        },
+        tuple(one for one in gone if one.since > oldest),
+    )
+
+
+def _same(old: Happening, new: Happening) -> bool:
+    return (old.text, old.card, old.tone) == (new.text, new.card, new.tone)

@@ -1,0 +1,302 @@
+"""The cards on the status page: a tile each, those with a problem first. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState
+from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.places import Wish
+from npu_agent.core.problems import is_hot, plain_reason, rising
+from npu_agent.core.state import AgentState, is_fenced
+from npu_agent.core.timeline import GoneCard
+from npu_agent.outputs.web import markup as m
+from npu_agent.outputs.web.history import Figures, Track, step_of
+
+MANY = 12
+"""Cards from which on a tile is small, and shows the rest of it when it is opened."""
+_IN_FULL = 6
+"""Cards with a problem that have a large tile even so."""
+_COARSE = 3
+"""Where cards are many, one of so many points is drawn: the page is sent every other second."""
+
+Tracks = Callable[[str], Track]
+"""A card's last hour, by its ID."""
+
+
+def tiles(state: AgentState, tracks: Tracks) -> str:
+    """All cards, those that are gone as well; nothing where there are none."""
+    gone = [one for one in state.timeline.gone if not _is_here(one, state)]
+    cards = sorted(state.snapshot.cards, key=lambda card: _urgency(card, state))[: m.MOST]
+    if len(cards) + len(gone) <= MANY:
+        shown = [_large(card, state, tracks(card.id)) for card in cards]
+        sick = sum(is_fenced(card) for card in cards)
+        shown[sick:sick] = [_gone(one, state) for one in gone]
+        return f'<div class="cards">{"".join(shown)}</div>' if shown else ""
+    urgent = [card for card in cards if _urgency(card, state) < _WELL][:_IN_FULL]
+    large = [_large(card, state, tracks(card.id)) for card in urgent]
+    large += [_gone(one, state) for one in gone[:_IN_FULL]]
+    # Each has its place, whatever becomes of the others.
+    small = [
+        _small(card, state, tracks(card.id), opens=card not in urgent)
+        for card in state.snapshot.cards[: m.MOST]
+    ]
+    return (f'<div class="cards">{"".join(large)}</div>' if large else "") + (
+        f'<div class="many">{"".join(small)}</div>' if small else ""
+    )
+
+
+def _is_here(gone: GoneCard, state: AgentState) -> bool:
+    return any(card.id == gone.state.id for card in state.snapshot.cards)
+
+
+_WELL = 3
+
+
+def _urgency(card: CardState, state: AgentState) -> int:
+    """Cards are sorted by it; among equals the order stays that of their numbers."""
+    if is_fenced(card):
+        return 0
+    if is_hot(card, state) or state.is_stale(card) or card.id in rising(state):
+        return 1
+    return 2 if card.health.state is HealthState.UNKNOWN else _WELL
+
+
+def anchor_of(card: CardState) -> str:
+    """The ID of the card's tile."""
+    return "-".join(map(str, card.card.key))
+
+
+def link(card: CardState, number: int) -> str:
+    """A link to the card; `number` tells apart the links to one card: ids keep the focus."""
+    anchor = anchor_of(card)
+    return f'<a id="at-{anchor}-{number}" href="#{anchor}">{m.text(card.card.name)}</a>'
+
+
+def _large(card: CardState, state: AgentState, track: Track) -> str:
+    anchor = anchor_of(card)
+    return (
+        f'<article class="card{_look(card, state)}" id="{anchor}" aria-labelledby="{anchor}-t">'
+        f"{_all_of(card, state, track)}</article>"
+    )
+
+
+def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> str:
+    """What counts at one glance; `opens`: it has the rest too, else it leads to the large tile.
+
+    The browser opens it for a link to the card.
+    """
+    anchor, stale = anchor_of(card), state.is_stale(card)
+    now = Figures.of(card.reading)
+    kind = {HealthState.HEALTHY: "good", HealthState.UNHEALTHY: "bad"}.get(
+        card.health.state, "unknown"
+    )
+    hot = ' class="hot"' if is_hot(card, state) else ' class="dim"' if stale else ""
+    load = 0.0 if math.isnan(now.load) or stale else min(100.0, max(0.0, now.load))
+    holdings = state.holdings_of(card)
+    who = m.text(holdings[0].assignment.pod) if holdings else "free"
+    if len(holdings) > 1:
+        who += f" +{len(holdings) - 1}"
+    if state.is_disabled(card):
+        who = "disabled"
+    brief = (
+        f'<span class="{kind} sign">{m.icon(kind)}'
+        f'<span class="away">{card.health.state.value}</span></span>'
+        f"<b>{m.text(card.card.name)}</b><span{hot}>{_shown(now.temperature, '°C')}</span>"
+        f'<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{load:.0f}" height="10"/></svg>'
+        f'<small class="{"who" if holdings else "who dim"}">{who}</small>'
+    )
+    look = _look(card, state)
+    if not opens:
+        return f'<a class="small{look}" id="to-{anchor}" href="#{anchor}">{brief}</a>'
+    coarse = Track(
+        track.steps[::_COARSE],
+        track.temperature[::_COARSE],
+        track.power[::_COARSE],
+        track.load[::_COARSE],
+    )
+    return (
+        f'<details class="small{look}" id="{anchor}-box">'
+        f'<summary id="to-{anchor}-box">{brief}</summary><article class="card" id="{anchor}" '
+        f'aria-labelledby="{anchor}-t">{_all_of(card, state, coarse)}</article></details>'
+    )
+
+
+def _look(card: CardState, state: AgentState) -> str:
+    return " sick" if is_fenced(card) else " warm" if is_hot(card, state) else ""
+
+
+def _all_of(card: CardState, state: AgentState, track: Track) -> str:
+    anchor = anchor_of(card)
+    more = m.pill("warn", "hot") if is_hot(card, state) else ""
+    more += m.pill("plain", "disabled", "off") if state.is_disabled(card) else ""
+    if api := _APIS.get(state.moving.get(card.id, Wish.STAY)):
+        more += m.pill("plain", f"moves to {api}", "wait")
+    return (
+        f'<header><h3 id="{anchor}-t">{m.text(card.card.name)}'
+        f"<small>{m.text(card.card.title)}</small></h3>"
+        f'<div class="pills">{PILLS[card.health.state]}{more}</div></header>'
+        + _why(card.health, state.now)
+        + _figures(card, state, track)
+        + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
+        + _users(card, state.holdings_of(card))
+        + _traits(card, anchor)
+    )
+
+
+_APIS = {Wish.DRA: "DRA", Wish.PLUGIN: "the device plugin"}
+
+
+def _gone(one: GoneCard, state: AgentState) -> str:
+    """The tile of a card that is not here any more."""
+    card = one.state.card
+    holders = [
+        f"{holder.namespace} / {holder.pod}"
+        for holder in state.gone
+        if state.name_of_gone(holder) == card.name
+    ]
+    held = (
+        f'<ul class="users"><li>held by {m.text(", ".join(holders))}</li></ul>' if holders else ""
+    )
+    anchor = f"gone-{'-'.join(map(str, card.key))}-{one.since:.0f}"
+    pairs = (("PCI address", card.pci_bus_id), ("Serial", card.serial), ("Device ID", one.state.id))
+    items = "".join(f"<dt>{k}</dt><dd>{m.text(v)}</dd>" for k, v in pairs if v)
+    return (
+        f'<article class="card gone" id="{anchor}" aria-labelledby="{anchor}-t">'
+        f'<header><h3 id="{anchor}-t">{m.text(card.name)}<small>{m.text(card.title)}</small></h3>'
+        f'<div class="pills">{m.pill("bad", "gone")}</div></header>'
+        f'<p class="why"><b>not found on this host any more</b>since {m.when(one.since, state.now)}'
+        f' (<a id="to-{anchor}" href="runbook#npucardmissing">what to do</a>)</p>{held}'
+        f'<div class="traits"><dl>{items}</dl></div></article>'
+    )
+
+
+def _why(health: Health, now: float) -> str:
+    """The reason for a card's health, and since when; emphasised unless it is healthy."""
+    since = f"since {m.when(health.since, now)}"
+    if health.state is HealthState.HEALTHY:
+        return f'<p class="why">{m.text(health.reason)} {since}</p>'
+    return f'<p class="why"><b>{m.text(plain_reason(health))}</b>{since}</p>'
+
+
+PILLS = {
+    HealthState.HEALTHY: m.pill("good", "healthy"),
+    HealthState.UNHEALTHY: m.pill("bad", "unhealthy"),
+    HealthState.UNKNOWN: m.pill("warn", "unknown", "unknown"),
+}
+
+
+def _shown(value: float, unit: str) -> str:
+    return m.UNKNOWN if math.isnan(value) else f"{value:.1f}{m.NBSP}{unit}"
+
+
+def _figures(card: CardState, state: AgentState, track: Track) -> str:
+    """Temperature, power and load: the present value, and the curve of the last hour."""
+    stale, read_at, hot = state.is_stale(card), state.read_at(card), is_hot(card, state)
+    now, end = Figures.of(card.reading), step_of(state.monotonic)
+    at = [m.WIDE - 2 * (end - step) for step in track.steps]
+    figures = (
+        ("Temperature", now.temperature, "°C", track.temperature, 20.0),
+        ("Power", now.power, "W", track.power, 5.0),
+        ("Load", now.load, "%", track.load, 100.0),
+    )
+    rows = []
+    for title, value, unit, values, least in figures:
+        alert = hot and title == "Temperature"
+        ends = (0.0, 100.0) if unit == "%" else m.bounds(values, least)
+        rows.append(
+            f"<div><dt>{title}</dt>"
+            f'<dd class="value{" hot" if alert else " stale" if stale else ""}">'
+            f"{_shown(value, unit)}</dd>{m.curve(title, at, values, ends, alert=alert)}</div>"
+        )
+    old = ""
+    if stale and read_at is not None:
+        old = f'<p class="why">{m.pill("warn", "stale")} read {m.when(read_at, state.now)}</p>'
+    axis = ""
+    if track.steps:
+        axis = '<p class="axis" aria-hidden="true"><span>1 h ago</span><span>now</span></p>'
+    return f'<dl class="figures">{"".join(rows)}</dl>{axis}{old}'
+
+
+def _loads(cores: Sequence[CoreReading], *, stale: bool) -> str:
+    """A bar for the load of each core."""
+    if not any(core.utilization is not None for core in cores):
+        return ""
+    few = len(cores) <= 4
+    items = []
+    for core in cores[:64]:
+        load = core.utilization
+        known = load is not None and math.isfinite(load) and not stale
+        full = min(100.0, max(0.0, load)) if load is not None and known else 0.0
+        if few:
+            box, bar = "0 0 100 10", f'<rect width="{full:.1f}" height="10"/>'
+        else:
+            box, bar = "0 0 10 100", f'<rect y="{100 - full:.1f}" width="10" height="{full:.1f}"/>'
+        items.append(
+            f'<li><svg viewBox="{box}" preserveAspectRatio="none" aria-hidden="true">{bar}</svg>'
+            f"<b>{f'{load:.0f}' if known else m.UNKNOWN}</b>"
+            '<span class="away">% on core </span> '
+            f"<span>{'core ' if few else ''}{core.core}</span></li>"
+        )
+    return (
+        '<div><p class="caption" aria-hidden="true">Load of each core in %</p>'
+        f'<ul class="cores{" few" if few else ""}" aria-label="Load of each core in per cent">'
+        f"{''.join(items)}</ul></div>"
+    )
+
+
+def _users(card: CardState, holdings: Sequence[Holding]) -> str:
+    if not holdings:
+        return '<ul class="users"><li class="dim">not in use</li></ul>'
+    items = "".join(
+        f'<li><span class="cut">{cut(holding, card)}</span>'
+        f'<span><span class="dim">{m.text(holding.assignment.namespace)} /</span> '
+        f"{pod(holding.assignment)}</span></li>"
+        for holding in holdings[: m.MOST]
+    )
+    return f'<ul class="users" aria-label="In use by">{items}</ul>'
+
+
+def cut(holding: Holding, card: CardState) -> str:
+    """Which of the card's cores."""
+    if holding.cores == card.card.all_cores:
+        return "all cores"
+    return f"core{'s' if len(holding.cores) > 1 else ''} {holding.cores}"
+
+
+def pod(holder: Assignment) -> str:
+    """The Pod, with its container if that is known."""
+    container = f' <span class="dim">/ {m.text(holder.container)}</span>'
+    return m.text(holder.pod) + (container if holder.container else "")
+
+
+def _traits(card: CardState, anchor: str) -> str:
+    """What the card is: the most important facts on one line, the rest behind a click."""
+    what, reading = card.card, card.reading
+    errors = (
+        ", ".join(f"{name} {count}" for name, count in reading.errors if count) if reading else ""
+    )
+    numa = None if what.numa_node is None else str(what.numa_node)
+    driver = what.driver_version and what.driver_version.partition(",")[0]
+    brief = (what.pci_bus_id, numa and f"NUMA {numa}", driver and f"driver {driver}")
+    uptime = None if reading is None or reading.uptime is None else m.span(reading.uptime)
+    pairs = (
+        ("Product", what.product),
+        ("PCI address", what.pci_bus_id),
+        ("NUMA node", numa),
+        ("Driver", what.driver_version),
+        ("Firmware", what.firmware_version),
+        ("Serial", what.serial),
+        ("Device ID", card.id),
+        ("Running for", uptime),
+    )
+    items = "".join(f"<dt>{k}</dt><dd>{m.text(v)}</dd>" for k, v in pairs if v is not None)
+    return (
+        '<div class="traits">'
+        + (f'<p class="errors">errors counted: {m.text(errors)}</p>' if errors else "")
+        + f'<details id="{anchor}-more"><summary id="to-{anchor}-more">'
+        f"{m.text(' · '.join(filter(None, brief))) or 'Details'}</summary>"
+        f"<dl>{items}</dl></details></div>"
+    )

@@ -1,0 +1,136 @@
+"""What is taken for news, in plain words."""
+
+from dataclasses import replace
+
+from npu_agent.core import happened
+from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Reading, Snapshot
+from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
+from npu_agent.core.timeline import Happening
+from tests.outputs.deviceplugin.helpers import state
+
+
+def seen(*cards: CardState) -> Snapshot:
+    return Snapshot(cards=cards, complete=True)
+
+
+def told(found: object) -> list[tuple[str, str]]:
+    assert isinstance(found, (list, tuple)) or hasattr(found, "__iter__")
+    return [(one.tone, one.text) for one in found if isinstance(one, Happening)]
+
+
+def dead(card: CardState) -> CardState:
+    health = replace(
+        card.health, state=HealthState.UNHEALTHY, reason="alive says 0", cause=Cause.DEAD
+    )
+    return replace(card, health=health)
+
+
+ONE, TWO = state(uuid="A"), state(index=1, uuid="B")
+UNHEALTHY = ("bad", "npu0 became unhealthy: the driver reports the card dead (alive says 0)")
+
+
+def test_cards_that_fail_recover_come_and_go() -> None:
+    assert told(happened.to_cards(seen(ONE), seen(dead(ONE)))) == [UNHEALTHY]
+    assert told(happened.to_cards(seen(dead(ONE)), seen(ONE))) == [("good", "npu0 recovered")]
+    assert told(happened.to_cards(seen(ONE), seen(ONE, TWO))) == [
+        ("good", "npu1 was added: FuriosaAI Warboy")
+    ]
+    assert told(happened.to_cards(seen(ONE, TWO), seen(ONE))) == [("bad", "npu1 is gone")]
+    moved = replace(TWO, card=replace(TWO.card, index=4))
+    assert told(happened.to_cards(seen(TWO), seen(moved))) == [("plain", "npu1 is npu4 now")]
+    assert told(happened.to_cards(seen(ONE), seen(ONE))) == []
+
+
+def test_the_cards_that_are_there_at_the_start_are_no_news_but_the_sick_ones() -> None:
+    assert told(happened.to_cards(Snapshot(), seen(dead(ONE), TWO))) == [UNHEALTHY]
+
+
+def test_what_is_not_known_yet_is_no_news() -> None:
+    assert told(happened.to_cards(seen(ONE), Snapshot())) == []
+    assert happened.gone(seen(ONE), Snapshot()) == ()
+    assert happened.gone(seen(ONE, TWO), seen(TWO)) == (ONE,)
+
+
+def test_error_counters_that_rise() -> None:
+    def counted(**errors: int) -> happened.Errors:
+        card = replace(ONE, reading=Reading(at=1.0, errors=tuple(errors.items())))
+        return happened.errors_of(seen(card, TWO))
+
+    def news(before: happened.Errors, after: happened.Errors) -> list[tuple[str, str]]:
+        return told(happened.errors(before, after))
+
+    assert news({}, counted(axi=7)) == [], "they may be from last year"
+    assert news(counted(axi=7), counted(axi=7)) == []
+    assert news(counted(axi=7, pcie=1), counted(axi=9, pcie=1)) == [
+        ("warn", "npu0 counted new errors: axi")
+    ]
+    assert news(counted(axi=7), counted(axi=0)) == [], "the driver was loaded again"
+    assert news(counted(axi=7), {}) == []
+
+
+def test_a_config_that_is_applied_refused_and_corrected() -> None:
+    good = ConfigState(loaded_at=1.0)
+    bad = replace(good, error="c.yaml:3:1: unknown key\nc.yaml:4:1: another", rejected=1)
+    applied = replace(good, generation=2, waiting=("pluginDir",))
+    assert told(happened.to_config(good, bad)) == [
+        ("bad", "the config file was refused: c.yaml:3:1: unknown key")
+    ]
+    assert told(happened.to_config(bad, bad)) == []
+    assert told(happened.to_config(bad, good)) == [("good", "the config file is good again")]
+    assert told(happened.to_config(bad, applied)) == [
+        ("good", "a new config is in force; a restart is needed for pluginDir")
+    ]
+
+
+def test_a_kubelet_that_restarts() -> None:
+    new = SessionStatus(resource="npu", phase=SessionPhase.REGISTERING)
+    on = replace(new, phase=SessionPhase.REGISTERED, registrations=1)
+    lost = replace(on, phase=SessionPhase.REGISTERING, reason="its stream ended")
+    again = replace(on, registrations=2)
+
+    def news(before: SessionStatus, after: SessionStatus) -> list[tuple[str, str]]:
+        return told(happened.to_session(before, after, "resource"))
+
+    assert news(new, on) == [("good", "the kubelet registered npu")]
+    assert news(on, lost) == [("warn", "the kubelet dropped npu: its stream ended")]
+    assert news(lost, replace(lost, reason="kubelet.sock is missing")) == []
+    assert news(lost, again) == [("good", "the kubelet registered npu again")]
+    blocked = replace(new, phase=SessionPhase.BLOCKED, reason="mount it")
+    assert news(new, blocked) == [("bad", "npu cannot be served: mount it")]
+    standby = replace(new, phase=SessionPhase.STANDBY, reason="another agent")
+    assert news(new, standby) == [("plain", "npu is on standby: another agent")]
+    assert news(on, replace(on, phase=SessionPhase.ENDED)) == []
+
+
+def test_labels() -> None:
+    none = LabelState(output="api")
+    there = replace(none, in_place=True, applied_at=5.0)
+    failed = replace(there, in_place=False, error="403")
+    assert told(happened.to_labels(none, there)) == [("good", "the Node's labels were applied")]
+    assert told(happened.to_labels(there, there)) == []
+    assert told(happened.to_labels(there, failed)) == [
+        ("warn", "the Node's labels were not applied: 403")
+    ]
+    assert told(happened.to_labels(failed, failed)) == []
+    assert told(happened.to_labels(None, None)) == []
+
+
+def holds(card: CardState, pod: str, core: int) -> Holding:
+    who = Assignment("ml", pod, "main", "npu", card.id)
+    return Holding(card.id, CoreRange(core, core), who)
+
+
+def test_who_is_given_a_card_and_releases_one() -> None:
+    both = seen(ONE, TWO)
+    train, other = holds(ONE, "train", 0), holds(TWO, "other", 0)
+    found = told(happened.to_holdings([train], [other], both, both))
+    assert found == [("plain", "ml/train released npu0"), ("plain", "ml/other was given npu1")]
+    more = holds(ONE, "train", 1)
+    assert told(happened.to_holdings([train], [train, more], both, both)) == []
+
+
+def test_a_holding_that_changes_with_its_card_is_no_news() -> None:
+    train = holds(ONE, "train", 0)
+    assert told(happened.to_holdings([train], [], seen(ONE), seen())) == []
+    assert told(happened.to_holdings([], [train], seen(), seen(ONE))) == []
