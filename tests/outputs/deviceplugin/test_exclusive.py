@@ -337,11 +337,26 @@ class Machine(RuleBasedStateMachine):
         if not cards:
             return
         state = data.draw(st.sampled_from(cards), "claimed")
-        (device,) = cut(state, state.card.core_count)
-        here = footprint(device)
+        self.prepared(state.id, data.draw(st.sampled_from(cut(state, state.card.core_count))))
+
+    @rule(data=st.data())
+    def prepare_parts(self, data: st.DataObject) -> None:
+        """Several of one card, of which some overlap: whoever has allocated them was wrong."""
+        cards = self.snapshots.value.cards
+        if not cards:
+            return
+        state = data.draw(st.sampled_from(cards), "claimed")
+        widths = FAMILIES[state.card.family].widths
+        parts = [device for width in widths for device in cut(state, width)]
+        for _ in range(4):
+            device = data.draw(st.sampled_from(parts), "part")
+            self.prepared(f"{state.id}-{device.cores}", device)
+
+    def prepared(self, name: str, device: Device) -> None:
+        """A claim for a device is prepared, if it may be."""
         self.count += 1
         uid = f"uid-{self.count}"
-        named = PreparedDevice(request="npu", pool="n1", device=state.id, footprint=here)
+        named = PreparedDevice(request="npu", pool="n1", device=name, footprint=footprint(device))
         claim = PreparedClaim(
             driver=DRIVER, uid=uid, namespace="team", name=uid, pods=("p",), devices=(named,)
         )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from npu_agent.core.pool import PoolDevice
 from tests.outputs.deviceplugin.helpers import state
@@ -26,7 +31,7 @@ async def prepared(room: Room, name: str, *cores: str) -> Any:
     return await room.prepared(name)
 
 
-def given(room: Room, name: str) -> tuple[list[str], list[str]]:
+def granted(room: Room, name: str) -> tuple[list[str], list[str]]:
     """Of the claim's one device: its variables, and the nodes of cores."""
     path = room.cdi_root / f"furiosa.ai-claim-{ref(name).uid}.json"
     (device,) = json.loads(path.read_text())["devices"]
@@ -40,11 +45,11 @@ async def test_a_container_is_given_its_part_and_nothing_of_the_others(tmp_path:
     for name, cores in (("a", "0-3"), ("b", "4-5"), ("c", "6"), ("d", "7")):
         (one,) = await prepared(room, name, cores)
         assert one.device == f"{CARD}-cores-{cores}"
-    assert given(room, "b") == (
+    assert granted(room, "b") == (
         ["NPU_DEVNAME=npu0pe4-5", "FURIOSA_DEVICES=npu:0:4-5"],
         ["/dev/rngd/npu0pe4", "/dev/rngd/npu0pe4-5", "/dev/rngd/npu0pe5"],
     )
-    assert given(room, "d") == (
+    assert granted(room, "d") == (
         ["NPU_DEVNAME=npu0pe7", "FURIOSA_DEVICES=npu:0:7"],
         ["/dev/rngd/npu0pe7"],
     )
@@ -110,3 +115,31 @@ async def test_a_part_that_is_no_longer_in_the_pool_keeps_its_card(tmp_path: Pat
     assert held(room, whole) == set()
     await prepared(room, "b", "")
     assert held(room, parts) == set()
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 14), st.booleans()), min_size=4, max_size=10))
+def test_a_core_is_never_two_claims_and_what_is_free_is_given(
+    steps: list[tuple[int, bool]],
+) -> None:
+    """Whatever parts a scheduler allocates, in whatever order they come and go."""
+
+    async def play(directory: Path) -> None:
+        room = await room_with_a_card(directory)
+        devices = room.devices.value or ()
+        held: dict[str, set[int]] = {}
+        for number, (chosen, ends) in enumerate(steps):
+            if ends and held:
+                name = next(iter(held))
+                await room.unprepared(name)
+                del held[name]
+            name, one = f"c{number}", devices[chosen]
+            room.claim(name, result(one.name))
+            refused = isinstance(await room.prepared(name), str)
+            cores = set(one.device.cores)
+            assert refused == any(cores & taken for taken in held.values())
+            if not refused:
+                held[name] = cores
+
+    with tempfile.TemporaryDirectory(prefix="npu-") as directory:
+        asyncio.run(play(Path(directory)))
