@@ -70,9 +70,7 @@ class Lister:
 
     def __mapping__(self) -> dict[str, Handler]:
         one = Cardinality.UNARY_UNARY
-        return {
-            assignments._LIST: Handler(self._list, one, wire.ListPodResourcesRequest, Encoded)
-        }
+        return {assignments._LIST: Handler(self._list, one, wire.ListPodResourcesRequest, Encoded)}
 
     async def _list(self, stream: Stream[wire.ListPodResourcesRequest, Encoded]) -> None:
         await received(stream)
