@@ -656,8 +656,8 @@ FAULTS = [
         ),
         (
             "agent DRA: drivers are cancelled with the rest, not before",
-            "for task in (*sessions, *drivers, server):",
-            "for task in (*sessions, server):",
+            "for task in (*sessions, *drivers, *servers):",
+            "for task in (*sessions, *servers):",
         ),
         (
             "agent DRA: an ownership of its own",
@@ -2246,6 +2246,39 @@ FAULTS = [
             "web: OpenMetrics under the name of text",
             "return _answer(body, OPENMETRICS if openmetrics else TEXT)",
             "return _answer(body, TEXT)",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/web/tls.py",
+        "tests/outputs/web/test_tls.py",
+        (
+            "web: a certificate is not tried out",
+            "    expires_at = _tried(context, where.cert, cert)\n",
+            "    expires_at = 2e9\n",
+        ),
+        (
+            "web: clients need no certificate",
+            "        context.verify_mode = ssl.CERT_REQUIRED\n",
+            "        pass\n",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/web/authorization.py",
+        "tests/outputs/web/test_authorization.py",
+        (
+            "web: a right to one page is one to all",
+            'token.encode(errors="surrogateescape")).digest(), path\n',
+            'token.encode(errors="surrogateescape")).digest(), ""\n',
+        ),
+        (
+            "web: an answer is kept for ever",
+            "return found if found and _now() < found.until else None",
+            "return found",
+        ),
+        (
+            "web: tokens are asked about without end",
+            "if not self._pace.take(address, _now()):",
+            "if False:",
         ),
     ),
     *of(

@@ -73,10 +73,10 @@ def prometheus(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
     node.deploy({"metrics": {"interval": 1}})
     (directory / "targets.json").write_text(json.dumps(discovered(node)))
-    with _running(cluster, directory):
-        running = Prometheus(cluster)
-        running.wait("up == 1", 1, 2 * SOON)
-        yield running
+    with running(cluster, directory):
+        made = Prometheus(cluster)
+        made.wait("up == 1", 1, 2 * SOON)
+        yield made
     node.deploy({"defaultPe": "Fusion"})
 
 
@@ -99,7 +99,8 @@ def discovered(node: Node) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _running(cluster: Cluster, directory: Path) -> Iterator[None]:
+def running(cluster: Cluster, directory: Path) -> Iterator[None]:
+    """A Prometheus with the prometheus.yaml of this directory."""
     command = (
         "prometheus",
         f"--config.file={directory}/prometheus.yaml",

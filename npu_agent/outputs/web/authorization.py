@@ -37,6 +37,7 @@ _DEADLINE = 5.0
 _RATE, _RATE_EACH, _SECONDS = 20.0, 2.0, 5.0
 """Requests a second that the API server is asked about, of all clients and of one address."""
 
+_now = time.monotonic
 _HOW = "docs/monitoring.md#authorization"
 
 
@@ -84,7 +85,7 @@ class Authorizer:
         key = hashlib.sha256(token.encode(errors="surrogateescape")).digest(), path
         if known := self._known(key):
             return known
-        if not self._pace.take(address, time.monotonic()):
+        if not self._pace.take(address, _now()):
             text = "too many requests that the API server has to be asked about: try again\n"
             return _Decision(
                 "limited", refusal(text, HTTPStatus.TOO_MANY_REQUESTS, **{"Retry-After": "5"}), 0
@@ -112,7 +113,7 @@ class Authorizer:
         if user is None:
             return _unauthenticated("the API server does not accept this token, or no longer")
         if await may_get(self._api, user, path, deadline=_DEADLINE):
-            return _Decision("allowed", None, time.monotonic() + _ALLOWED_FOR)
+            return _Decision("allowed", None, _now() + _ALLOWED_FOR)
         text = (
             f"{one_line(user.name)} may not get {one_line(path)}: it takes a ClusterRole with this "
             f"path in nonResourceURLs, as npu-agent-metrics is: {_HOW}\n"
@@ -121,7 +122,7 @@ class Authorizer:
 
     def _known(self, key: tuple[bytes, str]) -> _Decision | None:
         found = self._allowed.get(key) or self._refused.get(key)
-        return found if found and time.monotonic() < found.until else None
+        return found if found and _now() < found.until else None
 
     def _keep(self, key: tuple[bytes, str], decision: _Decision) -> _Decision:
         for kept in (self._allowed, self._refused):
@@ -141,4 +142,4 @@ def _unauthenticated(why: str) -> _Decision:
 
 
 def _refused(result: str, answer: Answer) -> _Decision:
-    return _Decision(result, answer, time.monotonic() + _REFUSED_FOR)
+    return _Decision(result, answer, _now() + _REFUSED_FOR)

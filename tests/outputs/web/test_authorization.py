@@ -65,7 +65,10 @@ async def cluster() -> Cluster:
 
 
 @pytest.fixture
-async def authorizer(cluster: Cluster) -> AsyncIterator[Authorizer]:
+async def authorizer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Authorizer]:
+    monkeypatch.setattr(authorization, "_DEADLINE", 30.0)
     async with serving(cluster.reply) as server:
         api = Api(credentials=Credentials(server=server.url, source="a test"))
         yield Authorizer(api)
@@ -115,7 +118,7 @@ async def test_answers_are_kept_for_a_while_and_no_longer(
     cluster: Cluster, authorizer: Authorizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("npu_agent.outputs.web.authorization.time.monotonic", lambda: now)
+    monkeypatch.setattr(authorization, "_now", lambda: now)
     for _ in range(50):
         assert (await answered(authorizer, "good"))[0] == 200
         assert (await answered(authorizer, "poor"))[0] == 403
@@ -134,9 +137,10 @@ async def test_an_api_server_that_is_away_lets_known_clients_go_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(authorization, "_DEADLINE", 0.1)
     assert await answered(authorizer, "good") == (200, "")
     cluster.away = True
+    deadline = authorization._DEADLINE
+    monkeypatch.setattr(authorization, "_DEADLINE", 0.1)
     assert await answered(authorizer, "good") == (200, "")
     for _ in range(3):
         status, words = await answered(authorizer, "poor")
@@ -145,6 +149,7 @@ async def test_an_api_server_that_is_away_lets_known_clients_go_on(
     (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert "cannot be authorized" in record.getMessage()
     cluster.away = False
+    monkeypatch.setattr(authorization, "_DEADLINE", deadline)
     assert (await answered(authorizer, "poor"))[0] == 403  # what failed is not kept
 
 
@@ -161,7 +166,7 @@ async def test_an_agent_without_the_right_to_ask_says_which_component_gives_it(
 async def test_ever_new_tokens_are_limited_by_address_and_keep_nobody_else_out(
     cluster: Cluster, authorizer: Authorizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("npu_agent.outputs.web.authorization.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr(authorization, "_now", lambda: 1000.0)
     assert await answered(authorizer, "good") == (200, "")
     answers = [(await answered(authorizer, f"token {at}"))[0] for at in range(40)]
     assert set(answers) == {401, 429}

@@ -1,0 +1,203 @@
+"""TLS and authorization: a real Prometheus and real tokens at a real API server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import ssl
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.node import NAMESPACE, PROJECT, SOON, Node
+from tests.e2e.test_metrics import Prometheus, discovered, running
+from tests.outputs.web.certificates import Authority, authority
+
+pytestmark = pytest.mark.one_kubelet
+
+PAGE = (PROJECT / "docs/monitoring.md").read_text()
+SECRET = "npu-agent-tls"
+ASK = """
+import json, ssl, sys, urllib.error, urllib.request
+url, ca, token = sys.argv[1:]
+context = ssl.create_default_context(cafile=ca)
+context.check_hostname = False
+request = urllib.request.Request(url, headers={"Authorization": "Bearer " + token} if token else {})
+try:
+    answer = urllib.request.urlopen(request, context=context, timeout=10)
+except urllib.error.HTTPError as error:
+    answer = error
+print(json.dumps([answer.status, answer.read().decode()]))
+"""
+
+
+def lines_of(section: str) -> dict[str, object]:
+    """What a section of the page adds to the scrape job."""
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    found = [
+        yaml.safe_load(textwrap.dedent(block))
+        for block in re.findall(r"```yaml\n(    .*?)```", text, re.DOTALL)
+    ]
+    assert len(found) == 1, section
+    return dict(found[0])
+
+
+def put(node: Node, cert: tuple[Path, Path], ca: Path) -> None:
+    """Makes or replaces the Secret."""
+    files = {"tls.crt": cert[0], "tls.key": cert[1], "ca.crt": ca}
+    node.cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "kubernetes.io/tls",
+            "metadata": {"name": SECRET, "namespace": NAMESPACE},
+            "data": {k: base64.b64encode(v.read_bytes()).decode() for k, v in files.items()},
+        }
+    )
+
+
+def token(node: Node, account: str) -> str:
+    """A token of a new ServiceAccount, or of one that is there."""
+    node.cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": account, "namespace": "default"},
+        }
+    )
+    return node.cluster.kubectl("create", "token", "--namespace", "default", account).strip()
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    node: Node, ours: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    """Scrapes an agent by https, with the token of an account that may."""
+    directory = tmp_path_factory.mktemp("prometheus")
+    put(node, ours.sign("first"), ours.ca)
+    components = os.path.relpath(PROJECT / "k8s", directory.resolve())
+    parts = [f"{components}/components/metrics-{part}" for part in ("tls", "authorization")]
+    (directory / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": [components], "components": parts})
+    )
+    settings = re.search(
+        r"# config.yaml\n(metrics:\n  authorization: kubernetes\n.*?)```", PAGE, re.DOTALL
+    )
+    assert settings
+    config = yaml.safe_load(settings[1])
+    config["metrics"]["interval"] = 1
+    node.deploy(config, str(directory))
+
+    scraper = token(node, "scraper")
+    (directory / "token").write_text(scraper)
+    bind = next(
+        thing
+        for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+        if "kind: ClusterRoleBinding" in block
+        for thing in yaml.safe_load_all(block)
+    )
+    bind["subjects"] = [{"kind": "ServiceAccount", "name": "scraper", "namespace": "default"}]
+    node.cluster.apply(bind)
+
+    found = re.search(r"```yaml\n(scrape_configs:.*?)```", PAGE, re.DOTALL)
+    assert found
+    scrape = yaml.safe_load(found[1])
+    (job,) = scrape["scrape_configs"]
+    del job["kubernetes_sd_configs"]
+    job |= lines_of("TLS") | lines_of("Authorization")
+    job["file_sd_configs"] = [{"files": [str(directory / "targets.json")]}]
+    job["tls_config"]["ca_file"] = str(ours.ca)
+    job["authorization"]["credentials_file"] = str(directory / "token")
+    scrape["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    (directory / "prometheus.yaml").write_text(yaml.safe_dump(scrape))
+    (directory / "targets.json").write_text(json.dumps(discovered(node)))
+    with running(node.cluster, directory):
+        made = Prometheus(node.cluster)
+        made.wait("up == 1", 1, 2 * SOON)
+        yield made
+    node.deploy({"defaultPe": "Fusion"})
+    left = ("clusterrolebinding/npu-agent-metrics", "clusterrolebinding/npu-agent-auth-delegator")
+    node.cluster.kubectl("delete", *left, "clusterrole/npu-agent-metrics")
+    node.cluster.kubectl("--namespace", NAMESPACE, "delete", "secret", SECRET)
+
+
+def address(node: Node) -> str:
+    (found,) = discovered(node)
+    return str(found["targets"][0])
+
+
+def test_who_may_is_answered_and_who_may_not_is_told_why(
+    node: Node, ours: Authority, prometheus: Prometheus
+) -> None:
+    assert len(prometheus.wait("furiosa_npu_alive == 1", 2)) == 2
+
+    def ask(path: str, whose: str) -> tuple[int, str]:
+        url = f"https://{address(node)}{path}"
+        command = node.cluster.command(sys.executable, "-c", ASK, url, str(ours.ca), whose)
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        status, body = json.loads(done.stdout)
+        return int(status), str(body)
+
+    scraper, stranger = token(node, "scraper"), token(node, "stranger")
+    status, body = ask("/metrics", scraper)
+    assert (status, "furiosa_npu_alive" in body) == (200, True)
+    status, body = ask("/metrics", stranger)
+    assert status == 403
+    assert "system:serviceaccount:default:stranger may not get /metrics" in body
+    status, body = ask("/status.json", scraper)
+    assert (status, "scraper may not get /status.json" in body) == (403, True)
+    assert ask("/metrics", "")[0] == 401
+    assert ask("/metrics", scraper[:-5] + "AAAAA")[0] == 401
+    prometheus.wait('npu_agent_authorizations_total{result="forbidden"} >= 2', 1)
+    prometheus.wait('npu_agent_authorizations_total{result="unavailable"} == 0', 1)
+
+
+def test_certificates_are_followed_and_a_bad_one_keeps_the_last_good_one(
+    node: Node, ours: Authority, prometheus: Prometheus
+) -> None:
+    cluster = node.cluster
+    (before,) = node.agent_pods()
+    new = ours.sign("second", days=20)
+    put(node, new, ours.ca)
+    prometheus.wait(
+        "npu_agent_tls_certificate_expires_timestamp_seconds - time() > 10 * 86400", 1, 2 * SOON
+    )
+    host, port = address(node).split(":")
+    script = "import ssl,sys; print(ssl.get_server_certificate((sys.argv[1], int(sys.argv[2]))))"
+    shown = subprocess.run(
+        cluster.command(sys.executable, "-c", script, host, port),
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ssl.PEM_cert_to_DER_cert(shown.stdout.strip()) == ssl.PEM_cert_to_DER_cert(
+        new[0].read_text()
+    )
+
+    put(node, ours.sign("expired", days=-1), ours.ca)
+    prometheus.wait("npu_agent_tls_certificate_good == 0", 1, 2 * SOON)
+    prometheus.wait("up == 1", 1)
+    report = cluster.kubectl(
+        *("exec", "--namespace", NAMESPACE, before["metadata"]["name"], "--"),
+        *("npu-agent", "doctor", "--config-file=/etc/npu-agent/config.yaml", "--host-root=/host"),
+        check=False,
+    )
+    assert "metrics.tls" in report
+    assert "certificate has expired" in " ".join(report.split())
+    put(node, new, ours.ca)
+    prometheus.wait("npu_agent_tls_certificate_good == 1", 1, 2 * SOON)
+    # The kubelet's probes were answered all the time.
+    (after,) = node.agent_pods()
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    (status,) = after["status"]["containerStatuses"]
+    assert (status["ready"], status["restartCount"]) == (True, 0)
