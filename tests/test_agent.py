@@ -259,6 +259,7 @@ def _roles(node: Node, *both: Process) -> tuple[Process, Process]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own takes root")
 async def test_first_process_of_a_container_can_be_ended_while_it_starts(node: Node) -> None:
     # Such a process has no default for SIGTERM: the signal would be lost.
+    node.cards("warboy=1")
     early = node.plugins.parent / "early"
     early.mkdir()
     # In the place of a library that is imported before anything runs.

@@ -9,6 +9,9 @@ from npu_agent.config.kinds import Group, Items
 from npu_agent.config.schema import KEYS, Config, Key
 from npu_agent.config.text import as_yaml
 
+_SHOWN = 16
+"""Items of a list that are shown."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -27,7 +30,14 @@ class Change:
     needs_restart: bool
 
     def __str__(self) -> str:
-        return f"{self.key}: {as_yaml(self.old)} -> {as_yaml(self.new)}"
+        return f"{self.key}: {_short(self.old)} -> {_short(self.new)}"
+
+
+def _short(value: object) -> str:
+    """For the log: a list may have thousands of items."""
+    if isinstance(value, tuple) and len(value) > _SHOWN:
+        return f"{as_yaml(value[:_SHOWN])[:-1]}, … and {len(value) - _SHOWN:,} more]"
+    return as_yaml(value)
 
 
 def changes(old: Config, new: Config) -> tuple[Change, ...]:

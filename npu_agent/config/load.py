@@ -162,7 +162,9 @@ class _Reader:
         if isinstance(tree, Map):
             return self.group(tree, schema, "")
         if not (isinstance(tree, Scalar) and tree.null):  # such as "---" alone
-            message = f"must be keys and values (interval: 10), not {_named(tree)}"
+            # Without its words: it may be somebody else's file, such as a key or a token.
+            found = "text" if isinstance(tree, Scalar) else _named(tree)
+            message = f"must be keys and values (interval: 10), not {found}"
             self.wrong(tree.place, "", message)
         return defaults
 

@@ -99,13 +99,13 @@ class Poller:
             self._judged = None
             self._reject(str(error))
             return
-        self._judge(data, path)
+        await self._judge(data, path)
 
     async def _read(self, path: Path) -> bytes:
         data = await files.read(path, MAX_BYTES + 1, deadline=_DEADLINE)
         return of_allowed_size(path, data)
 
-    def _judge(self, data: bytes, path: Path) -> None:
+    async def _judge(self, data: bytes, path: Path) -> None:
         self._judged = data
         # At the start an empty file means all defaults. Later it is most likely one that an editor
         # has just cut to nothing, and must not turn the node over.
@@ -114,7 +114,9 @@ class Poller:
             self._reject(f"{path}: the file is empty: write {{}} if all defaults are wanted")
             return
         try:
-            wanted = parse(data, str(path), self._words).config
+            # On a thread: a file may have thousands of items, and the kubelet waits for the loop.
+            parsing = DaemonThread("npu-config").submit(parse, data, str(path), self._words)
+            wanted = (await asyncio.wrap_future(parsing)).config
         except ConfigError as error:
             self._reject(str(error))
             return

@@ -103,6 +103,8 @@ class Meter:
         """Whether a counter that wraps is being followed."""
         self._wraps = wraps
         self._tallies: dict[int, Tally] = {}
+        self._counted: dict[int, tuple[float, float]] = {}
+        """How busy each core was when its cycles had last passed, and when that was."""
         self._at = 0.0
 
     def due(self, now: float, pause: float) -> bool:
@@ -120,13 +122,33 @@ class Meter:
         }
         self.counts = self._wraps and any(sample.source for sample in samples)
 
-    def measured(self, samples: tuple[CoreReading, ...], now: float) -> tuple[CoreReading, ...]:
-        """The cores of a reading, with their utilization since the one before."""
+    def measured(
+        self, samples: tuple[CoreReading, ...], now: float, *, held: float = 0.0
+    ) -> tuple[CoreReading, ...]:
+        """The cores of a reading, with their utilization since the one before.
+
+        For `held` seconds a core is as busy as it was while its counters say the same: a card may
+        count less often than it is read, which health.maxTemperature makes every half second.
+        """
         self.add(samples, now)
+        self._counted = {k: v for k, v in self._counted.items() if k in self._tallies}
         cores = []
         for sample in samples:
-            utilization = self._tallies[sample.core].utilization()
+            utilization = self._utilization(self._tallies[sample.core], now, held)
             same = utilization == sample.utilization
             cores.append(sample if same else replace(sample, utilization=utilization))
         self._tallies = {core: tally.renewed() for core, tally in self._tallies.items()}
         return tuple(cores)
+
+    def _utilization(self, tally: Tally, now: float, held: float) -> float | None:
+        sample = tally.last
+        found = tally.utilization()
+        if sample is None or sample.cycles is None or sample.utilization == 0:
+            if sample is not None:
+                self._counted.pop(sample.core, None)
+        elif tally.cycles and found is not None:
+            self._counted[sample.core] = found, now
+        elif found is None:
+            before, at = self._counted.get(sample.core, (None, now))
+            return before if now - at <= held else None
+        return found

@@ -59,8 +59,16 @@ class Inventory:
 
     @property
     def failures(self) -> Counter[tuple[str, str, str]]:
-        """Reads that failed, by family, card (``npu0``) and how: hung, refused or nonsense."""
-        return +self._failures
+        """Reads that failed, by family, card (``npu0``) and how: hung, refused or nonsense.
+
+        Of the cards that are there: what is counted of one ends with it.
+        """
+        here = {
+            (each.entry.family, each.entry.name) for each in self._watches.values() if each.entry
+        }
+        return Counter(
+            {key: count for key, count in self._failures.items() if count and key[:2] in here}
+        )
 
     async def run(self) -> None:
         """Watches until cancelled."""

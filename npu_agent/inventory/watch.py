@@ -226,7 +226,8 @@ class Watch(Task):
                 self._reading = True
                 reading = self._ask(entry, self._vendor.read, self._known)
                 self._reading = False
-                cores = self._meter.measured(reading.cores, reading.at)
+                held = settings.telemetry_interval if often else 0.0
+                cores = self._meter.measured(reading.cores, reading.at, held=held)
                 view = replace(self.view, reading=replace(reading, cores=cores), probed=True)
                 self._show(entry, view)
                 self._limited = False

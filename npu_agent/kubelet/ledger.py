@@ -42,7 +42,7 @@ OLD_RECORD = ".npu-agent.shapes.json"
 """What versions before 0.9 wrote. It does not say which cores were handed out."""
 
 _LARGEST = 16 << 20
-"""Bytes that are read of it: it has some 600 for each device. A longer one is no agent's."""
+"""Bytes that are read of it: it has some 600 for each device."""
 _READING = 5.0
 """Seconds to wait for the record on disk."""
 _ANSWER = 11.0

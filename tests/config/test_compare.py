@@ -134,3 +134,10 @@ def test_back_is_the_same_way(one: Config, other: Config) -> None:
     back = {(c.key, c.needs_restart, id(c.new), id(c.old)) for c in changes(other, one)}
     assert there == back
     assert bool(there) == (one != other)
+
+
+def test_a_change_of_thousands_of_items_is_a_line_that_people_can_read() -> None:
+    many = tuple(DisabledDevice(dev_name=f"npu{index}") for index in range(9000))
+    (change,) = changes(Config(), Config(disabled_devices=many))
+    assert len(str(change)) < 1000
+    assert str(change).endswith("{devName: npu15}, … and 8,984 more]")

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from npu_agent import files
-from npu_agent.config import load, poller
+from npu_agent.config import Effective, load, parse, poller
 from npu_agent.config.poller import Poller
+from npu_agent.core.vocabulary import Vocabulary
 from npu_agent.vendors import WORDS
-from tests.until import first
+from tests.until import first, until
 
 GOOD = "defaultPe: Fusion\ninterval: 10\n"
 
@@ -64,6 +65,25 @@ async def test_a_live_key_is_in_force_and_logged(
     assert state.waiting == ()
     told = [record.fields["change"] for record in caplog.records if hasattr(record, "fields")]
     assert told == ["defaultPe: Fusion -> Single", "interval: 10 -> 5", "health.failures: 2 -> 4"]
+
+
+async def test_a_file_is_parsed_beside_the_loop(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 9,000 disabled devices takes a second, and the kubelet waits for the loop."""
+    begun, free = threading.Event(), threading.Event()
+
+    def slow(data: bytes, source: str, words: Vocabulary) -> Effective:
+        begun.set()
+        assert free.wait(10), "the loop stands still meanwhile"
+        return parse(data, source, words)
+
+    async with following(file) as followed:
+        monkeypatch.setattr(poller, "parse", slow)
+        replace(file, "interval: 5\n")
+        await until(begun.is_set)
+        free.set()
+        await first(followed.configs, lambda config: config.interval == 5)
 
 
 async def test_a_restart_key_waits_and_the_live_ones_beside_it_do_not(file: Path) -> None:

@@ -227,3 +227,20 @@ def test_a_meter_knows_whether_there_is_anything_to_follow() -> None:
     assert not meter.counts
     meter.add((look(1, 1),), 0.0)
     assert meter.counts
+
+
+def test_a_core_is_as_busy_as_it_was_while_its_card_has_not_counted_on() -> None:
+    """As it is read every half second with health.maxTemperature, and counts every second."""
+    meter = Meter(wraps=False)
+
+    def reading(cycles: int | None, now: float) -> float | None:
+        task = None if cycles is None else cycles // 4
+        sample = CoreReading(core=0, cycles=cycles, task_cycles=task, source=CoreRange(0, 0))
+        return meter.measured((sample,), now, held=3.0)[0].utilization
+
+    assert [reading(4000, 0.0), reading(8000, 1.0)] == [None, 25]
+    assert [reading(8000, 1.5), reading(8000, 2.0), reading(8000, 4.0)] == [25, 25, 25]
+    assert reading(8000, 4.5) is None  # a clock that stands still
+    assert reading(12000, 5.0) == 25
+    assert reading(None, 5.5) is None  # it cannot be read, and is another core's for all we know
+    assert reading(12000, 6.0) is None

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -685,6 +686,21 @@ async def test_load_shows_in_the_next_reading_and_ends_with_it(tmp_path: Path) -
         await watched.until(lambda s: utilizations(s) == (0, 0))
 
 
+async def test_load_stays_where_heat_has_the_card_read_more_often_than_it_counts(
+    tmp_path: Path,
+) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    policy = health.Policy(max_temperature=200)
+    settings = replace(READINGS, telemetry_interval=3600, policy=policy)
+    async with watching(root, settings=settings) as watched:
+        watched.fault("npu0", "busy")
+        await watched.looks(2)
+        simulator.tick(root)
+        await showed(watched, lambda found: (found[0] or 0) > 70)
+        await watched.looks(3)
+        assert min(load or 0 for load in utilizations(watched.record.value)) > 70
+
+
 async def test_two_containers_on_one_card_are_told_apart(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     async with watching(root, settings=READINGS) as watched:
@@ -1058,6 +1074,16 @@ async def test_threads_that_the_system_refuses_take_no_card_away(
             await watched.card("npu1", HEALTHY)
         await watched.card("npu0", UNHEALTHY)  # there are threads again, and one that notices
         assert watched.record.value.odd == ()
+
+
+async def test_what_is_counted_of_a_card_ends_with_it(root: Path) -> None:
+    async with watching(root) as watched:
+        watched.fault("npu0", "unreadable")
+        await until(lambda: watched.inventory.failures)
+        assert {key[1] for key in watched.inventory.failures} == {"npu0"}
+        watched.fault("npu0", "gone")
+        await watched.names("npu1")
+        assert watched.inventory.failures == Counter()
 
 
 @pytest.mark.parametrize(
