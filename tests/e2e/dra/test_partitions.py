@@ -25,8 +25,9 @@ from tests.e2e.dra.claims import (
     template,
     waits,
 )
-from tests.e2e.dra.test_resource_names import CLASSES
 from tests.e2e.node import SOON, Node
+
+pytestmark = pytest.mark.usefixtures("classes")
 
 CUT: dict[str, Any] = {**CONFIG, "dra": {"partitions": True}}
 CARD = 2
@@ -35,15 +36,6 @@ WIDTHS = {8: DRIVER, **{n: f"furiosa.ai-rngd-{n}core.{6 * n}gb" for n in (4, 2, 
 """The class for each number of cores."""
 ALL = 2 * 3 + 6 * 15
 """Devices of two Warboys and six RNGD in all widths."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def classes(node: Node) -> Iterator[None]:
-    """The component's DeviceClasses are there."""
-    made = list(yaml.safe_load_all(CLASSES.read_text()))
-    node.cluster.apply(made)
-    yield
-    node.cluster.kubectl("delete", "deviceclass", *(one["metadata"]["name"] for one in made))
 
 
 @pytest.fixture(autouse=True)
