@@ -359,7 +359,7 @@ COMMANDS = {
             "is missing; one that holds other things is refused, so that nothing is lost.",
             usage="ROOT [--cards LIST] [--once]\nROOT fault CARD FAULT\nROOT status",
             examples=(
-                ("simulate /tmp/host --cards warboy=2,rngd=1", "until Ctrl-C"),
+                ("simulate /tmp/host", "until Ctrl-C"),
                 ("simulate /tmp/host fault npu0 dead", "break a card; `ok` repairs it"),
                 ("simulate /tmp/host status", "the cards, and what is wrong with them"),
             ),

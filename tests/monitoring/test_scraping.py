@@ -17,7 +17,7 @@ _, PORT = Config().metrics.address
 def _examples() -> list[dict[str, Any]]:
     """The pieces of YAML in the docs."""
     texts = re.findall(r"^```yaml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    return [yaml.safe_load(text) for text in texts]
+    return [each for text in texts for each in yaml.safe_load_all(text)]
 
 
 def _example(key: str) -> dict[str, Any]:
