@@ -19,7 +19,7 @@ from npu_agent.commands import FAILED, WRONG, CommandError
 from npu_agent.commands.catalogue import COMMANDS, GROUPS, below, group, top
 from npu_agent.commands.parser import Parser
 from npu_agent.config.text import did_you_mean
-from npu_agent.text import reason, shown
+from npu_agent.text import printable, reason, shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,5 +103,5 @@ def _check_host_root(args: argparse.Namespace) -> None:
 
 def _failed(code: int, *problems: str) -> int:
     for problem in problems:
-        print(f"npu-agent: error: {problem}", file=sys.stderr)
+        print(f"npu-agent: error: {printable(problem)}", file=sys.stderr)
     return code

@@ -46,6 +46,11 @@ def shown(text: str, most: int = 60) -> str:
     return text if text and text.isprintable() and text == text.strip() else quoted_json(text)
 
 
+def printable(text: str) -> str:
+    """A text of some lines in which nothing can steer a terminal: what could is escaped."""
+    return "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text)
+
+
 def quoted(text: str, most: int = 80) -> str:
     """A text from outside, always in quotes."""
     return repr(text) if len(text) <= most else f"{text[:most]!r}..."

@@ -463,3 +463,60 @@ def test_without_root(command: str) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout
         assert {path.stat().st_uid for path in work.rglob("*")} <= {65534}
+
+
+RED = "\x1b[31m"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A host whose driver, and a config whose author, try to steer the terminal."""
+    root = tmp_path / "host"
+    simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
+    (entry,) = (root / "sys/class/npu_mgmt").glob("npu0_mgmt")
+    for name in ("device_uuid", "device_sn", "version", "fw_version", "alive", "atr_error"):
+        (entry / name).write_text(f"a{RED}b\x07\x9b\n")
+    (other,) = (root / "sys/class/rngd_mgmt").glob("rngd!npu1*mgmt")
+    (other / "device_type").write_text(f"x{RED}")
+    (root / "config.yaml").write_text(
+        'resourceName: "a\\e[31mb"\n"k\\ey": 1\nlog: {level: "\\e[1m"}\n'
+    )
+    return root
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "info",
+        "info -o wide",
+        "info -o json",
+        "info -o yaml",
+        "labels show",
+        "doctor --all",
+        "doctor -o json",
+        "verify",
+        "cdi --stdout",
+        f"info --host-root=/tmp/{RED}",
+        f"config check /tmp/{RED}.yaml",
+        "config check {root}/config.yaml",
+        f"info{RED}",
+        f"info --x{RED}",
+        f"run --interval=5{RED}",
+        f"run --resource-name=x{RED}",
+        f"config show --resource-name=x/y{RED}",
+        f"allocations --plugin-dir=/tmp/{RED}",
+        f"simulate /tmp/{RED} fault npu{RED} dead",
+        f"completion z{RED}",
+    ],
+)
+def test_nothing_that_is_shown_steers_the_terminal(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for variable in ("NPU_DEVNAME", "FURIOSA_DEVICES"):
+        monkeypatch.setenv(variable, f"npu0{RED}")
+    words = command.replace("{root}", str(hostile)).split(" ")
+    if "--host-root" not in command and words[0] in ("info", "labels", "doctor", "verify", "cdi"):
+        words += ["--host-root", str(hostile)]
+    _, out, err = called(capsys, *words)
+    assert out + err
+    assert {char for char in out + err if not char.isprintable()} <= {"\n"}

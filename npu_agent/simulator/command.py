@@ -10,6 +10,7 @@ from pathlib import Path
 from npu_agent.simulator.cards import CardSpec, default_cards, example, parse_cards, suggest
 from npu_agent.simulator.faults import FAULTS, SimulatedCard
 from npu_agent.simulator.tree import Simulation, SimulatorError, apply_fault, cards, living, make
+from npu_agent.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -52,10 +53,10 @@ def main(args: argparse.Namespace) -> int:
     try:
         return _act(args)
     except ValueError as error:
-        print(f"npu-agent: error: {error}", file=sys.stderr)
+        print(f"npu-agent: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except SimulatorError as error:
-        print(f"npu-agent: error: {error}", file=sys.stderr)
+        print(f"npu-agent: error: {printable(str(error))}", file=sys.stderr)
         return 1
 
 

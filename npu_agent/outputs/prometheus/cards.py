@@ -17,6 +17,7 @@ from npu_agent.core.hardware import (
     Card,
     CardState,
     CoreReading,
+    Health,
     HealthState,
     Reading,
     SensorKind,
@@ -211,8 +212,13 @@ def _health(cards: Cards) -> Samples:
         health = card.state.health
         for state in HealthState:
             now = health.state is state
-            reason = health.reason if now and state is not HealthState.HEALTHY else None
+            reason = _reason(health) if now and state is not HealthState.HEALTHY else None
             yield card.labels.plus(state=state.value, reason=reason), now
+
+
+def _reason(health: Health) -> str:
+    """One of few: `Health.reason` may quote the driver or a measured value."""
+    return health.cause.value if health.cause else "silent"
 
 
 def _assigned(cards: Cards) -> Samples:

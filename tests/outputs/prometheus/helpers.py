@@ -14,6 +14,7 @@ from npu_agent.core.claim import ClaimUse
 from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import (
     CardState,
+    Cause,
     CoreReading,
     Health,
     HealthState,
@@ -47,6 +48,7 @@ def card(
     *,
     state: HealthState = HealthState.HEALTHY,
     reason: str = "works",
+    cause: Cause | None = None,
     reading: Reading | None = None,
     **values: Any,
 ) -> CardState:
@@ -55,7 +57,7 @@ def card(
     return CardState(
         id=id_,
         card=FAMILIES[family].card(index, product=family, **values),
-        health=Health(state=state, reason=reason, since=0.0),
+        health=Health(state=state, reason=reason, since=0.0, cause=cause),
         reading=reading,
     )
 

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from npu_agent.core.hardware import (
     CardState,
+    Cause,
     CoreReading,
     HealthState,
     Sensor,
@@ -145,17 +146,17 @@ def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
         ("unhealthy", "-"): 0,
         ("unknown", "-"): 0,
     }
-    ill = card(state=HealthState.UNHEALTHY, reason='alive says "no"\n')
+    ill = card(state=HealthState.UNHEALTHY, reason='alive says "no"\n', cause=Cause.DEAD)
     assert values(families_of_cards(snapshot(ill)), name, *labels) == {
         ("healthy", "-"): 0,
-        ("unhealthy", 'alive says "no"\n'): 1,
+        ("unhealthy", "dead"): 1,
         ("unknown", "-"): 0,
     }
     silent = card(state=HealthState.UNKNOWN, reason="the driver does not say")
     assert values(families_of_cards(snapshot(silent)), name, *labels) == {
         ("healthy", "-"): 0,
         ("unhealthy", "-"): 0,
-        ("unknown", "the driver does not say"): 1,
+        ("unknown", "silent"): 1,
     }
 
 
