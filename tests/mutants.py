@@ -264,8 +264,8 @@ FAULTS = [
         ("files: what was given up is put in place", "if not abandoned.is_set():", "if True:"),
         (
             "files: written though it is so already",
-            "    if content(path, len(new) + 1) == new:\n        return\n",
-            "",
+            "        if content(path, len(new) + 1, follow=False) == new:\n            return\n",
+            "        pass\n",
         ),
         (
             "files: what is not put in place is left",
@@ -482,8 +482,8 @@ FAULTS = [
         ("agent: a takeover renews nothing", "prepare=self.publisher.renew,\n", ""),
         (
             "agent: no proof of registration",
-            "offered=partial(_offered, socket_beside(directory)),\n",
-            "",
+            "                offered=partial(_offered, socket_beside(directory)),\n                by_cdi",
+            "                by_cdi",
         ),
         ("agent: losses are not reported", "kubelet_lost=self.keeper.kubelet_lost,\n", ""),
         (
@@ -1963,8 +1963,8 @@ FAULTS = [
         f"{LABELS}/test_nfd.py",
         (
             "labels: written where NFD is not",
-            "make_directory=False, deadline=_DEADLINE)",
-            "make_directory=True, deadline=_DEADLINE)",
+            "make_directory=False, durable=True",
+            "make_directory=True, durable=True",
         ),
         (
             "labels: the file is written each time",
