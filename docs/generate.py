@@ -1,7 +1,8 @@
 """Writes what is derived: `make docs`.
 
 From the code, the reference of the configuration's keys in configuration.md, between two marks.
-From docs/, the runbook that the agent serves (docs/runbook.py).
+From docs/, the runbook that the agent serves (docs/runbook.py). In translated pages, the line that
+says that the English page is newer (docs/translations.py).
 With --check nothing is written; the exit code is 1 if a page is not what it would be.
 """
 
@@ -11,8 +12,10 @@ import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING
+from functools import partial
 from pathlib import Path
 
+import translations
 from runbook import FILE, runbook
 
 from npu_agent.config.kinds import Group, Items, Kind
@@ -104,6 +107,10 @@ def main() -> int:
     for file, source, make in (
         (PAGE, "the schema says", lambda: current(PAGE.read_text())),
         (FILE, "its pages in docs/ say", runbook),
+        *(
+            (page, "its English page says", partial(translations.current, page))
+            for page in translations.pages()
+        ),
     ):
         fresh = make()
         if file.exists() and file.read_text() == fresh:
@@ -113,6 +120,8 @@ def main() -> int:
             code = 1
         else:
             file.write_text(fresh)
+    for page in filter(translations.lags, translations.pages()):
+        print(f"{page.relative_to(translations.ROOT)}: the English page has changed since")
     return code
 
 

@@ -1,41 +1,52 @@
-"""README.md and README.ko.md are one page in two languages, and their picture is small."""
+"""README.md is one page in three languages, and its picture is small."""
 
 from __future__ import annotations
 
 import re
 import struct
 
-from .pages import ROOT, page
+import pytest
 
-ENGLISH, KOREAN = page("README.md"), page("README.ko.md")
+from .pages import ROOT, Page, page
+
+ENGLISH = page("README.md")
+OTHERS = pytest.mark.parametrize(
+    "other", [page("README.ko.md"), page("README.ja.md")], ids=["ko", "ja"]
+)
 
 
-def test_both_have_the_same_sections() -> None:
-    assert [level for level, _ in ENGLISH.headings] == [level for level, _ in KOREAN.headings]
+@OTHERS
+def test_both_have_the_same_sections(other: Page) -> None:
+    assert [level for level, _ in ENGLISH.headings] == [level for level, _ in other.headings]
 
 
-def test_both_have_the_same_commands() -> None:
+@OTHERS
+def test_both_have_the_same_commands(other: Page) -> None:
     def commands(blocks: list[tuple[str, str]]) -> list[tuple[str, str]]:
         return [(language, re.sub(r" +#.*", "", code)) for language, code in blocks]
 
-    assert commands(ENGLISH.blocks) == commands(KOREAN.blocks)
-    assert sorted(ENGLISH.inline) == sorted(KOREAN.inline)
+    assert commands(ENGLISH.blocks) == commands(other.blocks)
+    assert sorted(ENGLISH.inline) == sorted(other.inline)
 
 
-def test_both_lead_to_the_same_places() -> None:
-    other = {"README.md", "README.ko.md"}
-    assert ENGLISH.links[0] == "README.ko.md"
-    assert KOREAN.links[0] == "README.md"
-    assert sorted(set(ENGLISH.links) - other) == sorted(set(KOREAN.links) - other)
+@OTHERS
+def test_both_lead_to_the_same_places(other: Page) -> None:
+    def places(links: list[str]) -> list[str]:
+        """English pages; the README of a language may lead to its own."""
+        plain = {re.sub(r"^docs/(ko|ja)/", "docs/", link).partition("#")[0] for link in links}
+        return sorted(link for link in plain if not re.fullmatch(r"README(\.ko|\.ja)?\.md", link))
+
+    assert places(ENGLISH.links) == places(other.links)
 
 
-def test_both_have_the_same_figures() -> None:
+@OTHERS
+def test_both_have_the_same_figures(other: Page) -> None:
     def figures(text: str) -> list[list[str]]:
         table = text[text.index("| | npu-agent |") :].split("\n\n", maxsplit=1)[0]
         table = table.replace("one process", "1").replace("three processes", "3")
         return [sorted(re.findall(r"\d+(?:\.\d+)?", row)) for row in table.splitlines()]
 
-    assert figures(ENGLISH.text) == figures(KOREAN.text)
+    assert figures(ENGLISH.text) == figures(other.text)
 
 
 def test_the_picture_is_small_and_wide_enough() -> None:

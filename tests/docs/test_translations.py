@@ -1,0 +1,71 @@
+"""Korean and Japanese pages have what their English ones have, or say that they lag behind."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from .pages import ROOT, Page, page
+
+sys.path.insert(0, str(ROOT / "docs"))
+import translations
+
+PAGES = sorted(translations.pages())
+
+
+def commands(one: Page) -> list[tuple[str, str]]:
+    """The code blocks without comments, which are translated."""
+    return [(language, re.sub(r" *#.*", "", code)) for language, code in one.blocks]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_page_that_is_up_to_date_has_the_same_sections_and_commands(path: Path) -> None:
+    translated, english = Page(path), Page(translations.source(path))
+    if translations.lags(path):
+        assert translations.current(path) == translated.text, "make docs puts a line for readers"
+        return
+    assert [level for level, _ in translated.headings] == [level for level, _ in english.headings]
+    assert commands(translated) == commands(english)
+    for language, _ in english.blocks:
+        assert language == language.strip()
+
+
+def test_which_pages_there_are_in_which_language() -> None:
+    found = {
+        language: {p.name for p in PAGES if p.parent.name == language} for language in ("ko", "ja")
+    }
+    assert {"install.md", "configuration.md", "labels.md", "metrics.md", "troubleshooting.md",
+            "migration.md", "dra.md"} <= found["ko"]  # fmt: skip
+    assert {"install.md", "troubleshooting.md"} <= found["ja"]
+
+
+def test_a_page_that_lags_says_so_to_its_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translations, "ROOT", tmp_path)
+    english, korean = tmp_path / "docs/a.md", tmp_path / "docs/ko/a.md"
+    korean.parent.mkdir(parents=True)
+    english.write_text("# A\n")
+    hashed = "<!-- translation of docs/a.md at {} -->\n"
+    up_to_date = translations.hashlib.sha256(b"# A\n").hexdigest()[:12]
+    korean.write_text(hashed.format(up_to_date) + "# 가\n")
+    assert translations.current(korean) == korean.read_text()
+    english.write_text("# A\n\nmore\n")
+    late = translations.current(korean)
+    assert "(../a.md)" in late.splitlines()[1]
+    korean.write_text(late)
+    assert translations.current(korean) == late
+    english.write_text("# A\n")
+    assert translations.current(korean) == hashed.format(up_to_date) + "# 가\n"
+    korean.write_text("# 가\n")
+    with pytest.raises(ValueError, match="sha256sum docs/a"):
+        translations.current(korean)
+
+
+def test_the_readmes_lead_to_each_other() -> None:
+    names = ["README.md", "README.ko.md", "README.ja.md"]
+    for name in names:
+        assert page(name).links[:2] == [other for other in names if other != name]
