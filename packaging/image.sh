@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the image, and writes its SBOM beside it: dist/npu-agent-image.spdx.json. By environment:
+# Builds the image, and writes beside it what is in it and what it was made from:
+# dist/npu-agent-image.spdx.json (SBOM) and dist/npu-agent-image.provenance.json. By environment:
 #   IMAGE   its name (npu-agent:VERSION)
 #   BASE    the image that it is built on (what the Containerfile says)
 #   TOOL    buildah, podman or docker, with options if need be (the first of them that is there)
@@ -62,4 +63,12 @@ case $kind in
         $TOOL rm "$container" >/dev/null
         ;;
 esac
-echo "$IMAGE ($revision), and its SBOM in $sbom"
+case $kind in
+    buildah) id=$($TOOL inspect --type image --format '{{.FromImageID}}' "$IMAGE") ;;
+    *) id=$($TOOL image inspect --format '{{.Id}}' "$IMAGE") ;;
+esac
+provenance=dist/npu-agent-image.provenance.json
+base=${BASE:-$(sed -n 's/^ARG BASE=//p' Containerfile)}
+python3 packaging/provenance.py --image "$IMAGE" --id "$id" --base "$base" --source "$source" \
+    --revision "$revision" --built-at "$at" > "$provenance"
+echo "$IMAGE ($revision), its SBOM in $sbom, its provenance in $provenance"

@@ -39,7 +39,8 @@ def image() -> Path:
     them is made of as `rootfs`, and the SBOM that was written beside it.
     """
     ensure_packages()
-    files = [*images._context(PROJECT), PROJECT / "packaging" / "image.sh"]
+    beside = [PROJECT / "packaging" / name for name in ("image.sh", "provenance.py")]
+    files = [*images._context(PROJECT), *beside]
     base = images.base()
 
     def make(directory: Path) -> None:
@@ -47,7 +48,8 @@ def image() -> Path:
         with locked("buildah"):
             for name in ("one", "two"):
                 _build(context, base, f"localhost/npu-agent-packaging:{name}", directory / name)
-        shutil.copy(context / "dist" / "npu-agent-image.spdx.json", directory)
+        for kind in ("spdx", "provenance"):
+            shutil.copy(context / "dist" / f"npu-agent-image.{kind}.json", directory)
         shutil.rmtree(context)
 
     return cached("packaged-image", [_digests(files), base, _digests([Path(__file__)])], make)

@@ -30,6 +30,12 @@ def config(image: Path) -> Any:
     return blob(image, manifest(image)["config"]["digest"])
 
 
+def config_digest(image: Path) -> str:
+    """What buildah, podman and docker call the image's ID."""
+    digest: str = manifest(image)["config"]["digest"]
+    return digest
+
+
 def manifest(image: Path, name: str = "one") -> Any:
     index = json.loads((image / name / "index.json").read_text())
     return blob(image, index["manifests"][0]["digest"], name)
@@ -76,6 +82,33 @@ def test_nothing_of_the_build_is_left_in_it(image: Path) -> None:
         path = image / "rootfs" / gone
         assert not path.exists() or not path.stat().st_size, gone
     assert [path.name for path in (image / "rootfs/opt").iterdir()] == ["npu-agent"]
+
+
+def test_nothing_in_it_gives_rights_installs_or_compiles(image: Path) -> None:
+    root = image / "rootfs"
+    files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) > 1000
+    assert [path for path in files if path.stat().st_mode & 0o6000] == []
+    programs = {path.name for path in files if path.parent.name in ("bin", "sbin")}
+    tools = ("pip", "gcc", "g++", "cc", "clang", "ld", "as", "make", "go", "rustc")
+    assert [name for name in programs if re.sub(r"[\d.-]*$", "", name) in tools] == []
+    assert [path for path in root.rglob("pip") if path.is_dir()] == []
+    assert [path for path in root.rglob("ensurepip") if path.is_dir()] == []
+
+
+def test_provenance_says_what_it_was_made_from(image: Path) -> None:
+    statement = json.loads((image / "npu-agent-image.provenance.json").read_text())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    (subject,) = statement["subject"]
+    digest = config_digest(image)
+    assert subject["digest"] == {"sha256": digest.removeprefix("sha256:")}
+    definition = statement["predicate"]["buildDefinition"]
+    assert definition["externalParameters"]["base"].startswith("localhost/python-base:")
+    source, base = definition["resolvedDependencies"]
+    assert re.fullmatch("[0-9a-f]{40}", source["digest"]["gitCommit"])
+    assert source["uri"] == "git+https://example.com/npu-agent"
+    assert base["uri"].startswith("localhost/python-base:")
 
 
 def test_all_that_the_agent_loads_is_compiled(image: Path) -> None:
