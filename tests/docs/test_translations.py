@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from .pages import ROOT, Page, page
 
 sys.path.insert(0, str(ROOT / "docs"))
-import translations
-
+translations: Any = import_module("translations")
 PAGES = sorted(translations.pages())
 
 

@@ -97,7 +97,13 @@ def test_all_cards_change_hands_and_pods_keep_theirs(
     run(node, pod("by-claim"))
     (claimed,) = verified(node, "by-claim", 1).cards
     deployed({"allocation": {"api": "device-plugin"}})
-    node.cluster.wait_for("no card to be offered by DRA", lambda: not devices(node), SOON)
+
+    def left() -> bool:
+        found = devices(node)
+        assert list(found) == [claimed], sorted(found)
+        return bool(found[claimed].get("taints"))
+
+    node.cluster.wait_for("all cards to have left but the one that is held", left, 2 * SOON)
     node.wait_allocatable(7, 2 * SOON)
     run(node, plain("by-plugin"))
     (granted,) = verified(node, "by-plugin", 1).cards
@@ -107,18 +113,16 @@ def test_all_cards_change_hands_and_pods_keep_theirs(
     # A claim has nothing to choose from, and ends all the same.
     node.delete_pods("by-claim")
     unprepared(node)
-    node.wait_allocatable(8)
+    node.wait_allocatable(8, 2 * SOON)
 
     node.deploy(CONFIG, OVERLAY)
 
-    def held() -> bool:
+    def back() -> bool:
         found = devices(node)
-        assert sorted(found) == list(range(8)), sorted(found)
-        tainted = {card for card, device in found.items() if device.get("taints")}
-        assert tainted == {granted}, tainted
-        return True
+        assert set(found) == set(range(8)) - {granted}, sorted(found)
+        return not any(device.get("taints") for device in found.values())
 
-    node.cluster.wait_for("all cards, and the one that is held tainted", held, 2 * SOON)
+    node.cluster.wait_for("all cards to be back but the one that is held", back, 2 * SOON)
     node.cluster.apply(plain("late"))
     unschedulable(node, "late")
     run(node, template("seven", request(count=7)), pod("seven", of_template="seven"))
