@@ -50,7 +50,9 @@ def test_dra_says_why_it_is_not_possible(node: Node) -> None:
     node.cluster.kubectl("rollout", "restart", "daemonset/npu-agent", "--namespace", NAMESPACE)
 
     def new_one() -> str:
-        (pod,) = [one for one in node.agent_pods() if one["metadata"]["uid"] not in before]
+        found = [one for one in node.agent_pods() if one["metadata"]["uid"] not in before]
+        assert len(found) == 1, found
+        pod = found[0]
         assert pod["status"]["containerStatuses"][0]["started"], pod["status"]
         assert not pod["status"]["containerStatuses"][0]["ready"]
         return str(pod["metadata"]["name"])

@@ -39,6 +39,7 @@ def test_the_rendered_file_installs_and_goes(bare: Journey) -> None:
     node.run("one", 1)
     assert node.environment("one", "NPU_DEVNAME") in ("npu0pe0-1", "npu1pe0-1")
     node.cluster.wait_for("the Node's labels", lambda: labelled(node), SOON)
+    node.wait_known("one")
     node.delete_pods("one")
     node.wait_unused()
 
@@ -71,6 +72,7 @@ def test_the_chart_installs_follows_values_and_goes(bare: Journey) -> None:
         assert after["status"]["containerStatuses"][0]["restartCount"] == 0
         node.run("half", 1)
         assert node.environment("half", "NPU_DEVNAME")[4:] in ("pe0", "pe1")
+        node.wait_known("half")
         node.delete_pods("half")
         node.wait_unused()
     finally:
