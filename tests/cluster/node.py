@@ -550,8 +550,8 @@ class Cluster:
     def wait_for(self, description: str, predicate: Callable[[], T], timeout: float) -> T:
         """Poll until `predicate()` is true; returns what it returned.
 
-        A predicate says "not yet" with a false value, or with the AssertionError, LookupError or
-        ClusterError of something that is not there yet.
+        A predicate says "not yet" with a false value, or with the AssertionError, LookupError,
+        ValueError (of ``(one,) = several``) or ClusterError of something that is not there yet.
 
         Args:
             description: what is waited for, for the error message.
@@ -568,7 +568,7 @@ class Cluster:
                 if value:
                     return value
                 seen = repr(value)
-            except (AssertionError, LookupError, ClusterError) as error:
+            except (AssertionError, LookupError, ValueError, ClusterError) as error:
                 seen = f"{type(error).__name__}: {error}"
             if time.monotonic() > deadline:
                 raise ClusterError(f"waited {timeout:g} s for {description}; last saw {seen}")
