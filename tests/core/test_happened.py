@@ -14,7 +14,7 @@ def seen(*cards: CardState) -> Snapshot:
     return Snapshot(cards=cards, complete=True)
 
 
-def told(found: object) -> list[tuple[str, str]]:
+def reported(found: object) -> list[tuple[str, str]]:
     assert isinstance(found, (list, tuple)) or hasattr(found, "__iter__")
     return [(one.tone, one.text) for one in found if isinstance(one, Happening)]
 
@@ -31,23 +31,23 @@ UNHEALTHY = ("bad", "npu0 became unhealthy: the driver reports the card dead (al
 
 
 def test_cards_that_fail_recover_come_and_go() -> None:
-    assert told(happened.to_cards(seen(ONE), seen(dead(ONE)))) == [UNHEALTHY]
-    assert told(happened.to_cards(seen(dead(ONE)), seen(ONE))) == [("good", "npu0 recovered")]
-    assert told(happened.to_cards(seen(ONE), seen(ONE, TWO))) == [
+    assert reported(happened.to_cards(seen(ONE), seen(dead(ONE)))) == [UNHEALTHY]
+    assert reported(happened.to_cards(seen(dead(ONE)), seen(ONE))) == [("good", "npu0 recovered")]
+    assert reported(happened.to_cards(seen(ONE), seen(ONE, TWO))) == [
         ("good", "npu1 was added: FuriosaAI Warboy")
     ]
-    assert told(happened.to_cards(seen(ONE, TWO), seen(ONE))) == [("bad", "npu1 is gone")]
+    assert reported(happened.to_cards(seen(ONE, TWO), seen(ONE))) == [("bad", "npu1 is gone")]
     moved = replace(TWO, card=replace(TWO.card, index=4))
-    assert told(happened.to_cards(seen(TWO), seen(moved))) == [("plain", "npu1 is npu4 now")]
-    assert told(happened.to_cards(seen(ONE), seen(ONE))) == []
+    assert reported(happened.to_cards(seen(TWO), seen(moved))) == [("plain", "npu1 is npu4 now")]
+    assert reported(happened.to_cards(seen(ONE), seen(ONE))) == []
 
 
 def test_the_cards_that_are_there_at_the_start_are_no_news_but_the_sick_ones() -> None:
-    assert told(happened.to_cards(Snapshot(), seen(dead(ONE), TWO))) == [UNHEALTHY]
+    assert reported(happened.to_cards(Snapshot(), seen(dead(ONE), TWO))) == [UNHEALTHY]
 
 
 def test_what_is_not_known_yet_is_no_news() -> None:
-    assert told(happened.to_cards(seen(ONE), Snapshot())) == []
+    assert reported(happened.to_cards(seen(ONE), Snapshot())) == []
     assert happened.gone(seen(ONE), Snapshot()) == ()
     assert happened.gone(seen(ONE, TWO), seen(TWO)) == (ONE,)
 
@@ -58,7 +58,7 @@ def test_error_counters_that_rise() -> None:
         return happened.errors_of(seen(card, TWO))
 
     def news(before: happened.Errors, after: happened.Errors) -> list[tuple[str, str]]:
-        return told(happened.errors(before, after))
+        return reported(happened.errors(before, after))
 
     assert news({}, counted(axi=7)) == [], "they may be from last year"
     assert news(counted(axi=7), counted(axi=7)) == []
@@ -73,12 +73,12 @@ def test_a_config_that_is_applied_refused_and_corrected() -> None:
     good = ConfigState(loaded_at=1.0)
     bad = replace(good, error="c.yaml:3:1: unknown key\nc.yaml:4:1: another", rejected=1)
     applied = replace(good, generation=2, waiting=("pluginDir",))
-    assert told(happened.to_config(good, bad)) == [
+    assert reported(happened.to_config(good, bad)) == [
         ("bad", "the config file was refused: c.yaml:3:1: unknown key")
     ]
-    assert told(happened.to_config(bad, bad)) == []
-    assert told(happened.to_config(bad, good)) == [("good", "the config file is good again")]
-    assert told(happened.to_config(bad, applied)) == [
+    assert reported(happened.to_config(bad, bad)) == []
+    assert reported(happened.to_config(bad, good)) == [("good", "the config file is good again")]
+    assert reported(happened.to_config(bad, applied)) == [
         ("good", "a new config is in force; a restart is needed for pluginDir")
     ]
 
@@ -90,7 +90,7 @@ def test_a_kubelet_that_restarts() -> None:
     again = replace(on, registrations=2)
 
     def news(before: SessionStatus, after: SessionStatus) -> list[tuple[str, str]]:
-        return told(happened.to_session(before, after, "resource"))
+        return reported(happened.to_session(before, after, "resource"))
 
     assert news(new, on) == [("good", "the kubelet registered npu")]
     assert news(on, lost) == [("warn", "the kubelet dropped npu: its stream ended")]
@@ -107,13 +107,13 @@ def test_labels() -> None:
     none = LabelState(output="api")
     there = replace(none, in_place=True, applied_at=5.0)
     failed = replace(there, in_place=False, error="403")
-    assert told(happened.to_labels(none, there)) == [("good", "the Node's labels were applied")]
-    assert told(happened.to_labels(there, there)) == []
-    assert told(happened.to_labels(there, failed)) == [
+    assert reported(happened.to_labels(none, there)) == [("good", "the Node's labels were applied")]
+    assert reported(happened.to_labels(there, there)) == []
+    assert reported(happened.to_labels(there, failed)) == [
         ("warn", "the Node's labels were not applied: 403")
     ]
-    assert told(happened.to_labels(failed, failed)) == []
-    assert told(happened.to_labels(None, None)) == []
+    assert reported(happened.to_labels(failed, failed)) == []
+    assert reported(happened.to_labels(None, None)) == []
 
 
 def holds(card: CardState, pod: str, core: int) -> Holding:
@@ -124,13 +124,13 @@ def holds(card: CardState, pod: str, core: int) -> Holding:
 def test_who_is_given_a_card_and_releases_one() -> None:
     both = seen(ONE, TWO)
     train, other = holds(ONE, "train", 0), holds(TWO, "other", 0)
-    found = told(happened.to_holdings([train], [other], both, both))
+    found = reported(happened.to_holdings([train], [other], both, both))
     assert found == [("plain", "ml/train released npu0"), ("plain", "ml/other was given npu1")]
     more = holds(ONE, "train", 1)
-    assert told(happened.to_holdings([train], [train, more], both, both)) == []
+    assert reported(happened.to_holdings([train], [train, more], both, both)) == []
 
 
 def test_a_holding_that_changes_with_its_card_is_no_news() -> None:
     train = holds(ONE, "train", 0)
-    assert told(happened.to_holdings([train], [], seen(ONE), seen())) == []
-    assert told(happened.to_holdings([], [train], seen(), seen(ONE))) == []
+    assert reported(happened.to_holdings([train], [], seen(ONE), seen())) == []
+    assert reported(happened.to_holdings([], [train], seen(), seen(ONE))) == []

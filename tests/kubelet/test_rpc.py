@@ -4,20 +4,20 @@ import asyncio
 import math
 import os
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
-from grpclib.protocol import H2Protocol
 from grpclib.server import Stream
 from h2.connection import H2Connection
 
 from npu_agent.kubelet import rpc
 from npu_agent.kubelet.rpc import Encoded, UnixChannel, UnixServer, apart, ask, received
 from npu_agent.kubelet.wire import v1beta1 as wire
+from tests.kubelet.closing import closed_when_connected
 from tests.outputs.deviceplugin.helpers import short_directory
 
 DEADLINE = 20.0
@@ -70,18 +70,7 @@ async def test_a_server_that_accepts_and_closes(
     socket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the connection is found closed before anything was sent on it."""
-    loop = asyncio.get_running_loop()
-    connect = loop.create_unix_connection
-
-    async def connect_and_be_closed(
-        factory: Callable[[], H2Protocol], path: str, **_: object
-    ) -> tuple[asyncio.Transport, H2Protocol]:
-        transport, protocol = await connect(factory, path)
-        while not protocol.connection.is_closing():
-            await asyncio.sleep(0.001)
-        return transport, protocol
-
-    monkeypatch.setattr(loop, "create_unix_connection", connect_and_be_closed)
+    closed_when_connected(monkeypatch)
     async with await asyncio.start_unix_server(lambda _, writer: writer.close(), socket):
         with pytest.raises(ConnectionResetError, match="it closes the connection"):
             await ask(socket, METHOD, most=0)

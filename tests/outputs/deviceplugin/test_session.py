@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from grpclib.protocol import H2Protocol
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.state import SessionPhase, SessionStatus
@@ -24,6 +23,7 @@ from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import Devices, Streams
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
+from tests.kubelet.closing import closed_when_connected
 from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
 from tests.until import first, until
 
@@ -368,18 +368,7 @@ async def test_a_socket_that_accepts_and_closes(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session goes on by itself, and has not to be started again."""
-    loop = asyncio.get_running_loop()
-    connect = loop.create_unix_connection
-
-    async def connect_and_be_closed(
-        factory: Callable[[], H2Protocol], path: str, **_: object
-    ) -> tuple[asyncio.Transport, H2Protocol]:
-        transport, protocol = await connect(factory, path)
-        while not protocol.connection.is_closing():
-            await asyncio.sleep(0.001)
-        return transport, protocol
-
-    monkeypatch.setattr(loop, "create_unix_connection", connect_and_be_closed)
+    closed_when_connected(monkeypatch)
     tries = Tries(monkeypatch, Session, "_register")
     closing = await asyncio.start_unix_server(
         lambda _, writer: writer.close(), room.directory / "kubelet.sock"
