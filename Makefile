@@ -10,6 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 CHECKED := npu_agent protos tests bench docs packaging
 # Tests with targets of their own: they build programs and start containers.
 NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
+# In CI what fails is run once more, alone, and named (tests/again.py).
+PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
 PACKAGES := binutils chromium fish prometheus systemd zsh
 
 .DEFAULT_GOAL := help
@@ -53,7 +55,7 @@ check: $(VENV)/ready ## format, lint, types and tests of one file, in seconds (F
 	@$(BIN)/python -m tests.check $(FILE)
 
 test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
-	$(BIN)/python -m pytest -n2 $(NEED_ROOT) $(ARGS)
+	$(PYTEST) -n2 $(NEED_ROOT) $(ARGS)
 
 test-pythons: $(VENV)/ready ## the same on every supported Python that is installed, at the same time
 	$(BIN)/python tests/pythons.py $(NEED_ROOT) $(ARGS)
@@ -107,7 +109,7 @@ binary: $(BINARY)/ready ## dist/npu-agent: the agent as one file, for hosts with
 	sh packaging/binary.sh $(BINARY)/bin/python
 
 packaging: $(VENV)/ready ## build image and binary and run them in containers (root, Debian; about 4 minutes, then seconds)
-	$(BIN)/python -m pytest tests/packaging $(ARGS)
+	$(PYTEST) tests/packaging $(ARGS)
 
 ##@ Test it on real kubelets, and measure it
 
@@ -115,16 +117,16 @@ mutants: $(VENV)/ready ## put faults into a copy and list those that no test not
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 k8s: $(VENV)/ready ## check k8s/ with kustomize, Helm, schemas, linters and OPA (the first run builds them, about 10 minutes)
-	$(BIN)/python -m pytest tests/k8s $(ARGS)
+	$(PYTEST) tests/k8s $(ARGS)
 
 # Clusters beside each other, three at a time: tests/e2e/conftest.py.
 e2e: $(VENV)/ready ## scenarios on a real Kubernetes with real kubelets (root; the first run builds it, about 16 minutes)
 	$(BIN)/python -m tests.cluster build
-	$(BIN)/python -m pytest tests/e2e -n3 -m 'not long' $(ARGS)
+	$(PYTEST) tests/e2e -n3 -m 'not long' $(ARGS)
 
 e2e-long: $(VENV)/ready ## the scenarios that take many minutes, with what they measure (root)
 	$(BIN)/python -m tests.cluster build
-	$(BIN)/python -m pytest tests/e2e -m long -rP $(ARGS)
+	$(PYTEST) tests/e2e -m long -rP $(ARGS)
 
 cluster: $(VENV)/ready ## start a real one-node Kubernetes to play with (root)
 	$(BIN)/python -m tests.cluster up

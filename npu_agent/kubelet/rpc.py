@@ -313,15 +313,18 @@ class UnixServer(Server):
     async def shutdown(self) -> None:
         """Ends every connection and removes the socket; takes 0.2 s at most.
 
-        Streams that should end in order have to be let return before.
+        Streams that should end in order have to be let return before. Whoever is cancelled here
+        has closed and removed the socket all the same.
         """
         self.close()
         for protocol in list(self._connections):
             if hasattr(protocol, "connection"):  # not if it was accepted just now
                 protocol.connection.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await self.wait_closed()
-        if self.exists():  # Python 3.13 has removed it
-            with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
-                self.path.unlink()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await self.wait_closed()
+        finally:
+            if self.exists():  # Python 3.13 has removed it
+                with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
+                    self.path.unlink()

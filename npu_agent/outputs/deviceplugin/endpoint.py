@@ -64,11 +64,13 @@ class Endpoint:
         """Lets the streams end, then closes the connections and the socket; within 0.4 s.
 
         The caller has closed the plugin's devices feed, so that the streams return by themselves
-        and the kubelet sees their end.
+        and the kubelet sees their end. Cancelled, it waits no longer, and leaves no socket.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):
-                async for streams in self.plugin.streams.watch():
-                    if not streams.open:
-                        break
-        await self._server.shutdown()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    async for streams in self.plugin.streams.watch():
+                        if not streams.open:
+                            break
+        finally:
+            await self._server.shutdown()

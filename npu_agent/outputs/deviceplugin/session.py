@@ -187,8 +187,10 @@ class Session:
         finally:
             follow.cancel()
             served.close()  # the streams return, and the kubelet sees their end
-            await endpoint.close()
-            await asyncio.gather(follow, return_exceptions=True)
+            try:
+                await endpoint.close()
+            finally:
+                await asyncio.gather(follow, return_exceptions=True)
 
     async def _follow(self, served: Feed[Devices]) -> None:
         async for devices in self._devices.watch():

@@ -380,8 +380,10 @@ class Driver:
                         task.result()  # raises: the whole part is started again
         finally:
             served.close()  # the streams return, and the kubelet sees their end
-            await endpoint.close()
-            await _ended(tasks)
+            try:
+                await endpoint.close()
+            finally:
+                await _ended(tasks)
 
     async def _report(self, served: Feed[tuple[PoolDevice, ...]]) -> None:
         """Hands the pool to the kubelet's health stream, and what claims hold and is not in it."""

@@ -127,15 +127,18 @@ class Endpoint:
 
         The caller has closed the feed of devices, so that the streams return by themselves and the
         kubelet sees their end. A call to prepare or unprepare that is under way is cancelled; the
-        kubelet repeats it with the next agent.
+        kubelet repeats it with the next agent. An end that takes too long is cancelled: then
+        nothing is waited for any more, and no socket is left.
         """
-        await self._registration.shutdown()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):
-                async for streams in self._health.streams.watch():
-                    if not streams:
-                        break
-        await self._service.shutdown()
+        try:
+            await self._registration.shutdown()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    async for streams in self._health.streams.watch():
+                        if not streams:
+                            break
+        finally:
+            await self._service.shutdown()
 
 
 def _entries(directory: Path) -> Iterable[Path]:

@@ -2,6 +2,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -101,6 +102,18 @@ async def test_server_whose_socket_is_swept_at_its_start_does_not_stay_behind(
     with pytest.raises(FileNotFoundError):
         await server.listen()
     assert not server._server.is_serving()  # type: ignore[union-attr]
+
+
+async def test_an_end_that_is_cancelled_leaves_no_socket(directory: Path) -> None:
+    one = endpoint(directory)
+    await one.start()
+    one.plugin.streams.publish(replace(one.plugin.streams.value, open=1))  # and it goes on
+    closing = asyncio.create_task(one.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not names(directory)
 
 
 async def test_removed_or_replaced_socket_is_not_ours_any_more(directory: Path) -> None:

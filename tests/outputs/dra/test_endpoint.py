@@ -153,6 +153,24 @@ async def test_a_health_stream_that_goes_on_does_not_delay_the_end(root: Path) -
         driver.devices.close()
 
 
+async def test_an_end_that_is_cancelled_leaves_no_socket(root: Path) -> None:
+    driver = Driver()
+    endpoint = driver.endpoint(root)
+    await endpoint.start()
+    async with Channel(path=str(endpoint.path)) as channel:
+        messages = v1alpha1.DraResourceHealthStub(channel).node_watch_resources(
+            v1alpha1.NodeWatchResourcesRequest()
+        )
+        await anext(messages)
+        closing = asyncio.create_task(endpoint.close())
+        await until(lambda: not endpoint.registration_path.exists())
+        closing.cancel()  # it waits for the stream, which goes on
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert names(root / PLUGINS / DRIVER) == []
+        driver.devices.close()
+
+
 async def test_a_call_under_way_does_not_delay_the_end(root: Path) -> None:
     began = asyncio.Event()
 

@@ -21,6 +21,8 @@ _DEADLINE = 60.0
 """Seconds Chromium may take for anything: it is slow to start on a loaded machine."""
 
 
+_LEFT = "'code': -32000"
+"""In the answer to what is asked of a page while the browser goes to the next one."""
 _HASTE = "const wait = setTimeout; window.setTimeout = (then, ms) => wait(then, ms / 20);"
 
 
@@ -83,8 +85,17 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, script: str) -> Any:
-        """The value of an expression as soon as it is true."""
-        return await until(lambda: self.run(script), script, interval=0.05)
+        """The value of an expression as soon as it is true, also on the page that comes next."""
+
+        async def found() -> Any:
+            try:
+                return await self.run(script)
+            except RuntimeError as error:
+                if _LEFT in str(error):
+                    return None
+                raise
+
+        return await until(found, script, interval=0.05)
 
     async def shoot(self, path: Path) -> None:
         """Takes a picture of the whole page."""
