@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
 PACKAGES := binutils chromium fish prometheus systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants demo packages test test-pythons lint format protos protos-check manifests docs lock image binary packaging k8s e2e e2e-long bench cluster clean
+.PHONY: help python check mutants demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary packaging k8s e2e e2e-long bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ manifests: $(VENV)/ready ## rewrite k8s/npu-agent.yaml and the chart's copies (b
 
 docs: $(VENV)/ready ## rewrite the parts of docs/ that are derived from the code
 	$(BIN)/python -B docs/generate.py
+
+recording: $(VENV)/ready ## record the tour of make demo again, for the READMEs (half a minute)
+	$(BIN)/python -m docs.record
 
 lock: $(VENV)/ready ## rewrite requirements/*.txt from pyproject.toml (UPGRADE=--upgrade for newer versions)
 	sh requirements/lock.sh $(BIN)/uv $(UPGRADE)

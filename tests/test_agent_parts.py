@@ -117,6 +117,31 @@ async def test_a_card_is_whole_where_the_api_server_drops_counters(room: Room) -
         await room.free(CARD)
 
 
+async def test_a_sick_core_where_the_api_server_drops_taints(room: Room) -> None:
+    """The scheduler takes cores for free of which it sees no device that is allocated."""
+
+    def parts(*cores: str) -> list[str]:
+        return [f"{CARD}-cores-{each}" for each in cores]
+
+    free = parts("4-7", "4-5", "6-7", "4", "5", "6", "7")
+    room.cluster.gates_off = {"taints"}
+    room.node.cards("rngd=1")
+    claim = room.cluster.claim("c", PART)
+    async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE):
+        await room.registered()
+        await room.prepared(claim)
+    for node in ("pe3", "pe2-3", "pe0-3"):
+        (room.node.root / f"dev/rngd/npu0{node}").unlink()
+    async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE):
+        await room.offered(*free)
+        await room.manager.unprepare(DRIVER, claim)
+        all_but_core_3 = parts("4-7", "0-1", "4-5", "6-7", "0", "1", "2", "4", "5", "6", "7")
+        await room.offered(*all_but_core_3)
+        room.node.fault("npu0", "dead")
+        await room.offered()
+        assert all(len(counts) == 2 for counts in room.cluster.pools)
+
+
 async def test_back_and_forth_without_a_pause(room: Room) -> None:
     room.node.cards("rngd=1")
     async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE) as agent:

@@ -64,6 +64,8 @@ class ResourceState:
 COUNTERS = frozenset({"sharedCounters", "devices.consumesCounters"})
 """The fields of ResourceSlices by which cards are cut: their counters, and those that a device
 consumes."""
+TAINTS = "devices.taints"
+"""The field by which devices are kept from being allocated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,11 @@ class SlicesState:
     def uncounted(self) -> bool:
         """Whether the API server drops counters, so that cards can only be offered whole."""
         return not COUNTERS.isdisjoint(self.dropped)
+
+    @property
+    def untainted(self) -> bool:
+        """Whether the API server drops taints, so that devices with one are left out."""
+        return TAINTS in self.dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

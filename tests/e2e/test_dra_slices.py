@@ -21,11 +21,11 @@ import pytest
 from npu_agent.core.claim import Claim, claim_of
 from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.pool import PoolDevice
-from npu_agent.core.state import SlicesState
+from npu_agent.core.state import TAINTS, SlicesState
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError, resourceclaims, resourceslices
 from npu_agent.outputs.dra.publisher import SlicePublisher
-from npu_agent.outputs.dra.slices import TAINTS, differs, dropped, keeping_times, slices
+from npu_agent.outputs.dra.slices import differs, dropped, keeping_times, slices
 from tests.cluster import Cluster, network, settings
 from tests.kube.helpers import kubeconfig
 from tests.outputs.dra.cards import card, pool_of

@@ -12,7 +12,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from npu_agent.backoff import Backoff
@@ -146,6 +145,8 @@ class Driver:
         )
         self._uncounted = self.slices.state.map(lambda state: state.uncounted)
         """Whether cards cannot be cut, as the API server does not count their cores."""
+        self._untainted = self.slices.state.map(lambda state: state.untainted)
+        """Whether devices with a taint are left out, as the API server drops taints."""
 
     def prepared(self) -> tuple[PreparedClaim, ...]:
         """The claims of this driver that are prepared."""
@@ -222,7 +223,7 @@ class Driver:
         """Keeps the pool true to cards, config and ledger."""
         keeper, seen = self._keeper, None
         async for _ in changes_of(
-            *(self._snapshots, self._wanted, self._uncounted),
+            *(self._snapshots, self._wanted, self._uncounted, self._untainted),
             *(keeper.holds, keeper.prepared, keeper.asked),
             *self._places.feeds,
         ):
@@ -272,23 +273,31 @@ class Driver:
     def _placed(self) -> tuple[PoolDevice, ...]:
         """The devices whose cards are to be in slices."""
         places, wanted = self._places.now(), self._wanted.value
-        devices = partial(
-            pool,
+        cut = wanted.partitions and not self._uncounted.value
+        here = {id_ for id_, place in places.items() if place.sliced}
+        # The scheduler counts the cores of claims for devices that it sees, and of no others.
+        seen = {
+            one.name
+            for one in self._known.value or ()
+            if one.device.card_id in here
+            and (cut or not one.is_part)
+            and not (one.taints and self._untainted.value)
+        }
+        devices = pool(
             self._snapshots.value,
             dra=self._dra,
             families=self._vendor_families,
             by_index=wanted.by_index,
-            partitions=wanted.partitions and not self._uncounted.value,
+            partitions=cut,
             evict=wanted.evict,
+            held=self._keeper.held_by_containers(seen),
         )
-        here = {id_ for id_, place in places.items() if place.sliced}
-        names = {one.name for one in devices() if one.device.card_id in here}
         leaving = Taint(key=f"{self._dra.driver}/moving", effect=Effect.NO_SCHEDULE)
         return tuple(
             replace(one, taints=(*one.taints, leaving))
             if places[one.device.card_id] is Place.LEAVING
             else one
-            for one in devices(held=self._keeper.held_by_containers(names))
+            for one in devices
             if one.device.card_id in here
         )
 

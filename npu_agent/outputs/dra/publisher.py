@@ -15,7 +15,7 @@ from typing import Any
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.pool import PoolDevice, whole_cards
-from npu_agent.core.state import COUNTERS, SlicesState
+from npu_agent.core.state import COUNTERS, TAINTS, SlicesState
 from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind, node, resourceslices
@@ -260,7 +260,7 @@ class SlicePublisher:
         if not COUNTERS.isdisjoint(self._dropped):
             # Without counters the scheduler would allocate each core several times.
             devices = whole_cards(devices)
-        if slices.TAINTS in self._dropped:
+        if TAINTS in self._dropped:
             # Without its taint a device would be allocated. Who holds it keeps it.
             devices = tuple(device for device in devices if not device.taints)
         return devices

@@ -25,8 +25,6 @@ that becomes too long just as a card fails would keep the failure from being pub
 _SETS_PER_SLICE = 8
 """Sets of counters that the API server takes."""
 _LONGEST_NAME = 253
-TAINTS = "devices.taints"
-"""What `dropped` calls the taints of devices."""
 
 
 def slices(

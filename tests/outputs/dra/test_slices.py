@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.pool import PoolDevice, Value, Version
-from npu_agent.core.state import COUNTERS
-from npu_agent.outputs.dra import slices as module
+from npu_agent.core.state import COUNTERS, TAINTS
 from npu_agent.outputs.dra.slices import (
     Plan,
     counts,
@@ -403,9 +402,9 @@ def test_what_the_api_server_drops_is_named_once() -> None:
     assert dropped(sent, reply) == ()
     for device in reply["spec"]["devices"]:
         device.pop("taints", None)
-    assert dropped(sent, reply) == (module.TAINTS,)
+    assert dropped(sent, reply) == (TAINTS,)
     del reply["spec"]["devices"][1]["attributes"]["uuid"], reply["spec"]["nodeName"]
-    assert dropped(sent, reply) == ("devices.attributes.uuid", module.TAINTS, "nodeName")
+    assert dropped(sent, reply) == ("devices.attributes.uuid", TAINTS, "nodeName")
 
 
 def test_an_empty_list_that_is_omitted_was_not_dropped() -> None:
