@@ -20,6 +20,7 @@ from npu_agent import agent as agent_module
 from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.config import (
+    AllocationConfig,
     DisabledDevice,
     Effective,
     HealthConfig,
@@ -31,8 +32,10 @@ from npu_agent.config import (
 from npu_agent.config.resources import resources_of
 from npu_agent.core.health import Policy
 from npu_agent.core.ledger import SETTLED
+from npu_agent.core.problems import problems, unready
 from npu_agent.inventory import watch
 from npu_agent.kubelet.ledger import RECORD
+from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
@@ -444,6 +447,27 @@ async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
         text = await one.scrape(lambda text: f'npu_agent_registered{{resource="{NPU}"}} 0' in text)
         assert "npu_agent_config_last_load_successful 0" in text
         assert f'npu_agent_allocations_total{{resource="{NPU}",result="granted"}} 1' in text
+
+
+async def test_cdi_specs_that_cannot_be_written_are_the_agents_problem_until_they_can(
+    node: Node,
+) -> None:
+    node.cards("warboy=1")
+    specs = node.root / cdi.DIRECTORY
+    specs.parent.mkdir(parents=True)
+    specs.write_text("in the way")
+    often = MetricsConfig(listen="127.0.0.1:0", interval=0.1)
+    async with node.agent(allocation=AllocationConfig(method="cdi"), metrics=often) as agent:
+        await node.told(lambda p: p.devices == ((UUIDS[0], "Unhealthy"),))
+        (note,) = (one for one in problems(agent.state()) if one.subject == "cdi")
+        assert "the CDI specs cannot be written" in note.text
+        assert [trouble.what for trouble in unready(agent.state())] == [
+            "the CDI specs cannot be written"
+        ]
+        specs.unlink()
+        await node.told(lambda p: p.devices == ((UUIDS[0], "Healthy"),))
+        assert not [one for one in problems(agent.state()) if one.subject == "cdi"]
+        assert unready(agent.state()) == ()
 
 
 async def test_sighup_has_the_config_read_and_ends_nothing(node: Node) -> None:
