@@ -413,7 +413,7 @@ class Agent:
             events=self.events.results,
             reading_failures=self.inventory.failures,
             page_failures=self._page.failures,
-            cdi_error=self.host_cdi.error if self.host_cdi else None,
+            cdi_error=self.host_cdi.error if self.host_cdi else self.publisher.cdi_error,
             tls=self.certificates.state.value if self.certificates else None,
             authorizations=self.authorizer.results if self.authorizer else {},
             refused={

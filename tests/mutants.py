@@ -375,6 +375,11 @@ FAULTS = [
             "if not snapshot.complete:",
         ),
         (
+            "publisher: a CDI spec that cannot be replaced withholds what the last good one has",
+            "cdi.missing(specs, self._specs)",
+            "cdi.missing(specs, {})",
+        ),
+        (
             "publisher: CDI specs are removed under running Pods",
             "            if not await self._keeper.end():\n                return\n",
             "            await self._keeper.end()\n",

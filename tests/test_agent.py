@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from npu_agent import agent as agent_module
 from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.config import (
+    AllocationConfig,
     DisabledDevice,
     Effective,
     HealthConfig,
@@ -27,12 +29,16 @@ from npu_agent.config import (
     ResourceSpec,
     default_config,
     load,
+    parse,
+    poller,
 )
 from npu_agent.config.resources import resources_of
 from npu_agent.core.health import Policy
 from npu_agent.core.ledger import SETTLED
+from npu_agent.core.problems import problems, unready
 from npu_agent.inventory import watch
 from npu_agent.kubelet.ledger import RECORD
+from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
@@ -444,6 +450,71 @@ async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
         text = await one.scrape(lambda text: f'npu_agent_registered{{resource="{NPU}"}} 0' in text)
         assert "npu_agent_config_last_load_successful 0" in text
         assert f'npu_agent_allocations_total{{resource="{NPU}",result="granted"}} 1' in text
+
+
+async def test_cdi_specs_that_cannot_be_written_are_the_agents_problem_until_they_can(
+    node: Node,
+) -> None:
+    node.cards("warboy=1")
+    specs = node.root / cdi.DIRECTORY
+    specs.parent.mkdir(parents=True)
+    specs.write_text("in the way")
+    often = MetricsConfig(listen="127.0.0.1:0", interval=0.1)
+    async with node.agent(allocation=AllocationConfig(method="cdi"), metrics=often) as agent:
+        await node.told(lambda p: p.devices == ((UUIDS[0], "Unhealthy"),))
+        (note,) = (one for one in problems(agent.state()) if one.subject == "cdi")
+        assert "the CDI specs cannot be written" in note.text
+        assert [trouble.what for trouble in unready(agent.state())] == [
+            "the CDI specs cannot be written"
+        ]
+        specs.unlink()
+        await node.told(lambda p: p.devices == ((UUIDS[0], "Healthy"),))
+        assert not [one for one in problems(agent.state()) if one.subject == "cdi"]
+        assert unready(agent.state()) == ()
+
+
+async def test_a_file_of_9_000_disabled_cards_neither_stops_the_loop_nor_fills_the_log(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    node.cards("warboy=2")
+    parsing, turns = False, 0
+
+    def noted(*arguments: Any) -> Effective:
+        nonlocal parsing
+        parsing = True
+        try:
+            return parse(*arguments)
+        finally:
+            parsing = False
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += parsing
+            await asyncio.sleep(0.001)
+
+    listen = "metrics: {listen: '127.0.0.1:0'}\n"
+    async with followed(node, listen) as one:
+        await node.listed(2)
+        caplog.clear()
+        counting = asyncio.create_task(count())
+        monkeypatch.setattr(poller, "parse", noted)
+        many = "".join(f"- devName: npu{number}\n" for number in range(1, 9_001))
+        await one.edit(f"{listen}disabledDevices:\n{many}")
+        one.agent.poller.read_now()
+        plugin = await node.listed(1)
+        counting.cancel()
+        assert plugin.devices == ((UUIDS[0], "Healthy"),)
+        assert turns > 1, "the loop stood still while the file was parsed"
+        assert node.kubelet.calls == 1
+        _, page = await one.get("/status.json")
+    assert json.loads(page)["config"]["error"] is None
+    assert len(page) < 100_000
+    (change,) = [r.fields["change"] for r in caplog.records if r.message == "config changed"]  # type: ignore[attr-defined]
+    assert change.endswith("and 8,984 more]")
+    shown = [*caplog.messages, *(str(getattr(r, "fields", "")) for r in caplog.records)]
+    assert sum(map(len, shown)) < 4_000
 
 
 async def test_sighup_has_the_config_read_and_ends_nothing(node: Node) -> None:

@@ -219,7 +219,7 @@ def rising(state: AgentState) -> frozenset[str]:
     return frozenset(
         one.card
         for one in state.timeline.entries(state.now)
-        if one.subject == "errors" and one.card and state.now - one.at < _RISING
+        if one.subject == "errors" and one.card and abs(state.now - one.at) < _RISING
     )
 
 

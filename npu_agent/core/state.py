@@ -214,7 +214,7 @@ class AgentState:
     page_failures: Mapping[str, int] = field(default_factory=dict)
     """Families left out of the metrics page, by name."""
     cdi_error: str | None = None
-    """Why the CDI specs of a host without a kubelet cannot be written; None while they can."""
+    """Why the CDI specs cannot be written; None while they can, or are not wanted."""
     tls: TlsState | None = None
     """None: the public port is without TLS."""
     authorizations: Mapping[str, int] = field(default_factory=dict)

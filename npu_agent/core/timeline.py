@@ -69,7 +69,7 @@ class Timeline:
             if same := next((old for old in known if _same(old, new)), None):
                 new = replace(new, first=same.first, count=same.count + 1)
             found[one.subject] = (*(old for old in known if old is not same), new)[-MOST:]
-        return _since(now - SPAN, found, self.gone)
+        return _around(now, found, self.gone)
 
     def left(self, gone: Iterable[CardState], present: Iterable[CardState], now: float) -> Timeline:
         """After these cards left, with those that are present now."""
@@ -82,24 +82,29 @@ class Timeline:
             if not any(one.state.card.same_as(card) for card in here)
             and one.state.id not in {other.state.id for other in known[:at]}
         )
-        return _since(now - SPAN, self._by_subject, tuple(kept)[:GONE])
+        return _around(now, self._by_subject, tuple(kept)[:GONE])
 
     def entries(self, now: float) -> tuple[Happening, ...]:
         """What happened within `SPAN`, the latest first."""
-        found = (one for each in self._by_subject.values() for one in each if one.at > now - SPAN)
+        found = (one for each in self._by_subject.values() for one in each if _near(one.at, now))
         return tuple(sorted(found, key=lambda one: -one.at))
 
 
-def _since(
-    oldest: float, happened: Mapping[Subject, tuple[Happening, ...]], gone: Iterable[GoneCard]
+def _around(
+    now: float, happened: Mapping[Subject, tuple[Happening, ...]], gone: Iterable[GoneCard]
 ) -> Timeline:
     return Timeline(
         {
-            subject: tuple(one for one in found if one.at > oldest)
+            subject: tuple(one for one in found if _near(one.at, now))
             for subject, found in happened.items()
         },
-        tuple(one for one in gone if one.since > oldest),
+        tuple(one for one in gone if _near(one.since, now)),
     )
+
+
+def _near(at: float, now: float) -> bool:
+    """Whether a time is less than a day away: in the future too, as clocks are set back."""
+    return abs(now - at) < SPAN
 
 
 def _same(old: Happening, new: Happening) -> bool:

@@ -44,6 +44,21 @@ def specs(devices: Iterable[Device]) -> dict[str, bytes]:
     return {_file(kind): _spec(kind, entries) for kind, entries in found.items()}
 
 
+def missing(wanted: Mapping[str, bytes], there: Mapping[str, bytes]) -> frozenset[str]:
+    """The names of the devices in `wanted` that are not so in `there`; both as of `specs`."""
+    found = {name: _by_name(content) for name, content in there.items()}
+    return frozenset(
+        device
+        for name, content in wanted.items()
+        for device, edits in _by_name(content).items()
+        if found.get(name, {}).get(device) != edits
+    )
+
+
+def _by_name(spec: bytes) -> dict[str, object]:
+    return {each["name"]: each["containerEdits"] for each in json.loads(spec)["devices"]}
+
+
 @dataclass(frozen=True, slots=True)
 class HostSpecs:
     """What a host without a kubelet offers to its container runtime."""

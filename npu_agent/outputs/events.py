@@ -36,6 +36,7 @@ _MOST = 256
 _BURST, _EVERY = 25, 10.0
 """So many Events without a pause, and then one each so many seconds."""
 _RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
+_now = time.monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +110,12 @@ class _Record:
     """When the first of the unsent ones happened, by the wall clock."""
     last: float = 0.0
     """When it happened last, sent or not."""
+    kept_from: float = 0.0
+    """The same by `time.monotonic`: the wall clock may jump."""
     name: str = ""
     """Its name at the API server; empty while there is none."""
+    uid: str = ""
+    """The Node that it is about there."""
     sent: int = 0
 
 
@@ -176,7 +181,7 @@ class Events:
                 self._add(event, time.time())
 
     def _add(self, event: Event, now: float) -> None:
-        self._forget(now)
+        self._forget()
         event = replace(event, message=_cut(event.message))
         record = self._records.get(event)
         if record is None or not record.unsent:
@@ -187,28 +192,29 @@ class Events:
             record.first = now
             self._records[event] = record
         record.unsent += 1
-        record.last = now
+        record.last, record.kept_from = now, _now()
         self._more.set()
 
-    def _forget(self, now: float) -> None:
+    def _forget(self) -> None:
         """Drops what is too old to be sent, or to be counted as a repetition."""
+        now = _now()
         for event, record in list(self._records.items()):
-            if now - record.last > _KEPT_FOR:
+            if now - record.kept_from > _KEPT_FOR:
                 del self._records[event]
                 if record.unsent:
                     self.results["lost"] += 1
 
     async def _send_all(self, node: str) -> None:
         pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
-        allowed, filled = float(_BURST), time.monotonic()
+        allowed, filled = float(_BURST), _now()
         while True:
             self._more.clear()
-            self._forget(time.time())
+            self._forget()
             event = next((event for event, one in self._records.items() if one.unsent), None)
             if event is None:
                 await self._more.wait()
                 continue
-            now = time.monotonic()
+            now = _now()
             allowed, filled = min(_BURST, allowed + (now - filled) / _EVERY), now
             if allowed < 1:
                 await asyncio.sleep((1 - allowed) * _EVERY)
@@ -233,6 +239,11 @@ class Events:
     async def _send(self, node: str, event: Event, record: _Record) -> None:
         """Sends what is unsent of one Event; more of it may happen meanwhile."""
         unsent, result = record.unsent, "repeated"
+        # A Node may be created again by its old name: whoever describes it sees what is about it,
+        # and not what was about the one before.
+        uid = (await nodes.read(self._api, node)).uid
+        if record.uid != uid:
+            record.name, record.uid, record.sent = "", uid, 0
         if record.name:
             patch = {"count": record.sent + unsent, "lastTimestamp": _stamp(record.last)}
             try:
@@ -243,8 +254,6 @@ class Events:
                 # It was deleted, or its hour was over: it is created again.
                 record.name, record.sent = "", 0
         if not record.name:
-            # A Node may be created again by its old name.
-            uid = (await nodes.read(self._api, node)).uid
             body = _as_object(event, replace(record, unsent=unsent), node, uid)
             record.name = await events.create(self._api, NAMESPACE, body)
             result = "sent"

@@ -133,6 +133,7 @@ class Server(Api):
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: Feed[int] = field(default_factory=lambda: Feed(0))
     refusal: ApiError | None = None
+    node_uid: str = "node-uid"
     answers: asyncio.Event = field(default_factory=asyncio.Event)
     """Set but while it takes its time."""
 
@@ -146,7 +147,7 @@ class Server(Api):
             raise self.refusal
         if request.method == "GET":
             assert request.path == "/api/v1/nodes/node-1"
-            metadata = {"name": "node-1", "uid": "node-uid", "resourceVersion": "1"}
+            metadata = {"name": "node-1", "uid": self.node_uid, "resourceVersion": "1"}
             return {"kind": "PartialObjectMetadata", "metadata": metadata}
         events_of_default, _, name = request.path.partition("/events")
         assert events_of_default == "/api/v1/namespaces/default"
@@ -279,9 +280,10 @@ async def test_what_repeats_while_it_is_sent_is_counted(room: Room) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The wall clock, in seconds."""
-    now = [1_000_000.0]
+    """The wall clock, and the one that never jumps, in seconds."""
+    now = [1_000_000.0, 0.0]
     monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(events, "_now", lambda: now[1])
     return now
 
 
@@ -290,10 +292,10 @@ async def test_what_repeats_after_a_long_time_is_another_event(
 ) -> None:
     async with room.running() as one:
         await room.show(dead(0), card(1))
-        clock[0] += 599.0
+        clock[1] += 599.0
         await room.show(card(0), card(1))
         await room.show(dead(0), card(1))
-        clock[0] += 601.0
+        clock[1] += 601.0
         await room.show(card(0), card(1))
         await room.show(dead(0), card(1))
         assert room.server.table() == [
@@ -305,11 +307,48 @@ async def test_what_repeats_after_a_long_time_is_another_event(
         assert one.results == {"sent": 4, "repeated": 1}
 
 
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+async def test_a_wall_clock_that_jumps_neither_loses_nor_repeats_anything(
+    room: Room, clock: list[float], jump: float
+) -> None:
+    room.server.refusal = error(Kind.UNREACHABLE)
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        clock[0] += jump
+        await room.show(card(0), card(1))
+        await room.show(dead(0), card(1))
+        room.server.refusal = None
+        await until(lambda: len(room.server.objects) == 2)
+        assert sorted(room.server.table()) == [("NPURecovered", 1), ("NPUUnhealthy", 2)]
+        clock[1] += 601.0  # by the clock that counts, that is long ago
+        await room.show(card(0), card(1))
+        assert room.server.table()[-1] == ("NPURecovered", 1)
+        assert one.results == {"sent": 3}
+
+
+async def test_what_repeats_after_the_node_was_made_anew_is_about_the_new_one(room: Room) -> None:
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        room.server.node_uid = "new-uid"
+        await room.show(card(0), card(1))
+        for _ in range(2):
+            await room.show(dead(0), card(1))
+            await room.show(card(0), card(1))
+        assert one.results == {"sent": 3, "repeated": 3}
+    about = [(e["reason"], e["involvedObject"]["uid"]) for e in room.server.objects.values()]
+    assert about == [
+        ("NPUUnhealthy", "node-uid"),
+        ("NPURecovered", "new-uid"),
+        ("NPUUnhealthy", "new-uid"),
+    ]
+
+
 async def test_an_event_that_was_deleted_is_created_again(room: Room, clock: list[float]) -> None:
     async with room.running():
         await room.show(dead(0), card(1))
         room.server.objects.clear()
         clock[0] += 100.0
+        clock[1] += 100.0
         for _ in range(2):
             await room.show(card(0), card(1))
             await room.show(dead(0), card(1))

@@ -71,10 +71,14 @@ class Publisher:
         self._places = places
         self._missing: set[tuple[str, str]] = set()
         self._cdi_root = cdi_root
-        self._specs: Mapping[str, bytes | None] = {}
+        self.cdi_error: str | None = None
+        """Why the CDI specs cannot be written; None while nothing is wrong."""
+        self._specs: dict[str, bytes] = {}
         """The CDI specs on disk, by file name."""
-        self._trouble: str | None = None
-        """Why the CDI specs could not be written last."""
+        self._unwritten: frozenset[str] = frozenset()
+        """The IDs of the devices that they do not have as they are now."""
+        self._tried: Mapping[str, bytes] | None = None
+        """What could not be written in this round."""
         self._publishing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -106,6 +110,7 @@ class Publisher:
     async def publish(self) -> None:
         """Publishes what is to be offered now."""
         async with self._publishing:
+            self._tried = None
             while (lists := self._lists()) is not None:
                 # A grant or a change may come while a file is written: then all is decided again.
                 wrote = await self._keeper.save() | await self._write_specs(lists)
@@ -156,9 +161,13 @@ class Publisher:
         """Publishes; there must be no await between the last use of the ledger and this."""
         self._report_missing(lists)
         for name, devices in lists.items():
-            if trouble := self._trouble:
+            if self._unwritten:
+                reason = f"the CDI specs cannot be written: {self.cdi_error}"
                 devices = tuple(  # noqa: PLW2901
-                    replace(device, healthy=False, reason=trouble) for device in devices
+                    replace(device, healthy=False, reason=reason)
+                    if device.id in self._unwritten
+                    else device
+                    for device in devices
                 )
             self.devices[name].publish(devices)
 
@@ -183,30 +192,37 @@ class Publisher:
     async def _write_specs(self, lists: Mapping[str, Devices]) -> bool:
         """Writes the CDI specs if the disk has others, and returns whether it did.
 
-        A container cannot start without the spec of its device.
+        A container cannot start without the spec of its device. Where a file cannot be replaced,
+        the last good one stays, and what is in it can still be handed out.
         """
         if self._cdi_root is None:
             return False
         specs = cdi.specs(device for devices in lists.values() for device in devices)
-        wanted: dict[str, bytes | None] = {**dict.fromkeys(self._specs), **specs}
-        if wanted == self._specs and self._trouble is None:
+        if specs == self._specs:
+            self.cdi_error, self._unwritten = None, frozenset()
             return False
-        good = True
-        for name, content in wanted.items():
-            good &= await self._replace(self._cdi_root / name, content)
-        if good:
-            self._trouble = None
-        self._specs = {name: content for name, content in wanted.items() if content or not good}
-        return good
+        if specs == self._tried:
+            return False
+        errors = [
+            error
+            for name in {**self._specs, **specs}
+            if (error := await self._replace(self._cdi_root / name, specs.get(name)))
+        ]
+        reason = "; ".join(errors) or None
+        if reason and reason != self.cdi_error:
+            log.error("the CDI specs cannot be written", reason=reason)
+        self.cdi_error, self._unwritten = reason, cdi.missing(specs, self._specs)
+        self._tried = specs
+        return True
 
-    async def _replace(self, path: Path, content: bytes | None) -> bool:
-        """Writes a file, and logs once if that fails; returns whether it went well."""
+    async def _replace(self, path: Path, content: bytes | None) -> str | None:
+        """Writes a file; returns why that failed."""
         try:
             await files.replace(path, content)
         except OSError as error:
-            reason = f"the CDI specs cannot be written: {path}: {error.strerror or error}"
-            if reason != self._trouble:
-                log.error("the CDI specs cannot be written", file=path, error=error)
-            self._trouble = reason
-            return False
-        return True
+            return f"{path}: {error.strerror or error}"
+        if content is None:
+            self._specs.pop(path.name, None)
+        else:
+            self._specs[path.name] = content
+        return None

@@ -33,6 +33,7 @@ class Chronicle:
         holdings: Feed[tuple[Holding, ...]],
         labels: Feed[LabelState] | None,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
         settle: float = _SETTLE,
     ) -> None:
         """Follows all these once it runs; `hardware` changes without readings only."""
@@ -48,13 +49,14 @@ class Chronicle:
         self._holdings = holdings
         self._labels = labels
         self._clock = clock
+        self._steady = steady
         self._settle = settle
 
     async def run(self) -> None:
         """Follows them until cancelled."""
-        started = self._clock()
+        started = self._steady()
         first = Happening(subject="agent", tone="plain", text=f"npu-agent {self._version} started")
-        self.timeline = self.timeline.noted([first], started)
+        self.timeline = self.timeline.noted([first], self._clock())
         hardware, errors, holdings = Snapshot(), self._errors.value, self._holdings.value
         config, labels = self._configs.value, self._labels.value if self._labels else None
         statuses = [feed.value for _, feed in self._sessions]
@@ -70,7 +72,7 @@ class Chronicle:
                 found += happened.to_session(statuses[at], feed.value, subject)
                 statuses[at] = feed.value
             held, holdings = holdings, self._holdings.value
-            if now - started > self._settle:
+            if self._steady() - started > self._settle:
                 found += happened.to_holdings(held, holdings, before, hardware)
             if self._labels:
                 found += happened.to_labels(labels, labels := self._labels.value)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +25,7 @@ from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import Kubelet
-from tests.until import first
+from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
 SPEC = "furiosa.ai-npu.json"
@@ -373,6 +376,42 @@ async def test_without_a_cdi_spec_nothing_is_offered(tmp_path: Path) -> None:
         room.says()
         await room.until(lambda d: d == {room.card.id: False})
         assert "cannot be written" in _reason(room)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS])
+async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_can_be_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    room = Room(tmp_path, by_cdi=True)
+    card, new = room.card.id, state(index=1, id_="new")
+    write = files.replace
+
+    async def refused(path: Path, content: bytes | None, **how: Any) -> None:
+        if path == room.spec:
+            raise OSError(number, os.strerror(number))
+        await write(path, content, **how)
+
+    async with room.running():
+        room.says()
+        await room.until(lambda d: d == {card: True})
+        good = room.spec.read_bytes()
+        monkeypatch.setattr(files, "replace", refused)
+        room.snapshots.publish(Snapshot((room.card, new), complete=True))
+        await room.until(lambda d: d == {card: True, "new": False})
+        room.says()
+        await until(lambda: not room.publisher._publishing.locked())
+        assert room.publisher.cdi_error == f"{room.spec}: {os.strerror(number)}"
+        assert room.spec.read_bytes() == good
+        monkeypatch.undo()
+        room.says()  # as it does every few seconds: it is tried again
+        await room.until(lambda d: d == {card: True, "new": True})
+        assert not room.publisher.cdi_error
+        assert b'"new"' in room.spec.read_bytes()
+    assert all(dict(message)[card] for message in room.messages if message)
+    assert [record.message for record in caplog.records] == ["the CDI specs cannot be written"]
 
 
 def _reason(room: Room) -> str:
