@@ -1,4 +1,4 @@
-"""A real Kubernetes of one node: `Cluster.start(...)`, talk to it, `stop()`.
+"""A real Kubernetes of one node: `Cluster.start(...)`, talk to it, `stop()`. More nodes: `join`.
 
 etcd, API server, controller manager, scheduler, containerd and a kubelet run in namespaces of
 their own (sandbox.py); nothing leaves them and nothing on the host is touched. Everything waits
@@ -66,12 +66,14 @@ class State:
         kubelet: version of the kubelet.
         path: where the cluster's programs are, as $PATH has it.
         processes: what runs, by name.
+        address: the node's own.
     """
 
     node_name: str
     kubelet: str
     path: str
     processes: dict[str, Process]
+    address: str = settings.NODE_ADDRESS
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class Cluster:
         self._audit_log = self.workdir / "logs" / "audit.log"
         self._sandbox = sandbox
         self._state = state
+        self._places = iter(settings.JOINED)
 
     # --- life -----------------------------------------------------------------------------
 
@@ -170,7 +173,7 @@ class Cluster:
             settings.write_certificates(config)
             settings.write_identities(config, node_name)
             settings.write_audit_policy(config)
-            settings.write_containerd(config)
+            settings.write_containerd(config, settings.POD_RANGE)
             cluster.static_pods.mkdir()
             settings.write_kubelet(
                 config,
@@ -183,6 +186,54 @@ class Cluster:
             sandbox.stop()
             raise
         return cluster
+
+    def join(
+        self,
+        workdir: Path,
+        node_name: str,
+        *,
+        kubelet_config: Mapping[str, Any] | None = None,
+    ) -> Cluster:
+        """Add a node to the cluster, and return when it is Ready.
+
+        It is a machine of its own beside the first one, joined to it by a cable: it has its own
+        containerd and kubelet, network, /dev, /run, /var/lib and processes. Whoever names the first
+        node's `host_root` on it finds its own, so that one DaemonSet serves all. Pods of two
+        nodes do not reach each other.
+
+        Args:
+            workdir: as `start` has it; one that no other node has.
+            node_name: the Node's name.
+            kubelet_config: as `start` has it.
+
+        Returns:
+            The cluster, as seen from that node: what is said of "the node" is about that one, and
+            `stop` ends that one only. The control plane is stopped and started by the first.
+
+        Raises:
+            SandboxError, ClusterError: it says what failed; nothing of the node is left running.
+        """
+        address, pods = next(self._places)
+        sandbox = Sandbox.start(workdir, node_address=address)
+        joined = Cluster(sandbox, State(node_name, self.kubelet, self._state.path, {}, address))
+        try:
+            self._sandbox.link(sandbox, address=address, behind=pods)
+            joined.enter("mount", "--rbind", str(joined.host_root), str(self.host_root))
+            config = joined._config
+            settings.write_joined(config, self._config, node_name)
+            settings.write_containerd(config, pods)
+            joined.static_pods.mkdir()
+            settings.write_kubelet(
+                config, cgroup=sandbox.cgroup, feature_gates={}, overrides=kubelet_config or {}
+            )
+            joined._spawn_containerd()
+            joined._await_containerd(pause().archive)
+            joined._spawn_kubelet()
+            joined._await_node()
+        except BaseException:
+            sandbox.stop()
+            raise
+        return joined
 
     @classmethod
     def attach(cls, workdir: Path) -> Cluster:
@@ -221,23 +272,36 @@ class Cluster:
     def _start_processes(self, pause_archive: Path) -> None:
         sandbox, config = self._sandbox, self._config
         self._spawn("etcd", settings.etcd("/var/lib/etcd"))
-        self._spawn("containerd", ["containerd", "--config", f"{config}/containerd.toml"])
+        self._spawn_containerd()
         self._await("etcd", "listening", lambda: sandbox.listening(settings.ETCD_PORT))
         self._spawn("apiserver", settings.apiserver(config, self._audit_log))
-        socket = self.run_dir / "containerd" / "containerd.sock"
-        self._await("containerd", "listening", socket.exists)
-        self.import_image(pause_archive)
+        self._await_containerd(pause_archive)
         self._await_api_server()
-        self._spawn("kubelet", settings.kubelet(config, self.node_name))
+        self._spawn_kubelet()
         self._spawn("controller-manager", settings.controller_manager(config))
         self._spawn("scheduler", settings.scheduler(config))
-        self.wait_for("the node to be ready", lambda: self._node_is_ready(0), START_TIMEOUT)
+        self._await_node()
         # Without it the admission of any Pod fails.
         self._await(
             "controller-manager",
             "giving the default namespace its service account",
             lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"),
         )
+
+    def _spawn_containerd(self) -> None:
+        self._spawn("containerd", ["containerd", "--config", f"{self._config}/containerd.toml"])
+
+    def _await_containerd(self, pause_archive: Path) -> None:
+        socket = self.run_dir / "containerd" / "containerd.sock"
+        self._await("containerd", "listening", socket.exists)
+        self.import_image(pause_archive)
+
+    def _spawn_kubelet(self) -> None:
+        address = self._state.address
+        self._spawn("kubelet", settings.kubelet(self._config, self.node_name, address))
+
+    def _await_node(self) -> None:
+        self.wait_for("the node to be ready", lambda: self._node_is_ready(0), START_TIMEOUT)
 
     def _spawn(self, name: str, command: list[str]) -> None:
         env = {"PATH": self._state.path}
@@ -272,8 +336,10 @@ class Cluster:
         assert ready["status"] == "True", ready
         # Not what an earlier kubelet said: the API server believes that for 40 s.
         assert datetime.fromisoformat(ready["lastHeartbeatTime"]).timestamp() > since, ready
-        # A taint goes a moment after its cause, and until then no Pod is scheduled.
-        assert not node["spec"].get("taints"), node["spec"]["taints"]
+        # A taint goes a moment after its cause, and until then no Pod is scheduled. Who cordons a
+        # Node means it.
+        taints = [one["key"] for one in node["spec"].get("taints", ())]
+        assert set(taints) <= {"node.kubernetes.io/unschedulable"}, taints
         return True
 
     def _kubelet_knows_pods(self) -> bool:
@@ -297,7 +363,7 @@ class Cluster:
         if self.kubelet_runs:
             raise ClusterError("the kubelet runs already")
         started = time.time()
-        self._spawn("kubelet", settings.kubelet(self._config, self.node_name))
+        self._spawn_kubelet()
         self.wait_for("the node to be ready", lambda: self._node_is_ready(started), timeout)
         # A moment later: until then `kubectl exec` finds no Pod.
         self.wait_for("the kubelet to know its pods", self._kubelet_knows_pods, timeout)

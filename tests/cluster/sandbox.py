@@ -143,7 +143,7 @@ class Sandbox:
 
     @classmethod
     def start(
-        cls, directory: Path, *, node_address: str, service_address: str, keep: bool = False
+        cls, directory: Path, *, node_address: str, service_address: str = "", keep: bool = False
     ) -> Sandbox:
         """Make the namespaces; first end what crashed runs left, here or anywhere.
 
@@ -151,7 +151,7 @@ class Sandbox:
             directory: absolute and short; it may exist, but what an earlier
                 sandbox left in it is deleted.
             node_address: the node's own IPv4 address.
-            service_address: the API server's service address.
+            service_address: the API server's service address, where that runs here.
             keep: the sandbox outlives the process that started it.
 
         Raises:
@@ -222,6 +222,31 @@ class Sandbox:
             "--",
             *command,
         ]
+
+    def link(self, other: Sandbox, *, address: str, behind: str) -> None:
+        """Lay a cable to another node, and route to the pods there.
+
+        Args:
+            other: that node.
+            address: its own.
+            behind: the range of its pods.
+
+        Raises:
+            SandboxError: the kernel refused it.
+        """
+        ours, theirs = (f"to-{sandbox_id(each.directory)}" for each in (other, self))
+        end = ("type", "veth", "peer", "name", theirs, "netns", str(other.init.pid))
+        self._ip("link", "add", ours, *end)
+        for sandbox, name in ((self, ours), (other, theirs)):
+            sandbox._ip("link", "set", name, "master", "node0", "up")
+        self._ip("route", "add", behind, "via", address, "dev", "node0", "onlink")
+
+    def _ip(self, *arguments: str) -> None:
+        # Of the namespaces the network's only: other processes are named by the host's numbers.
+        command = ["nsenter", "--target", str(self.init.pid), "--net", "--", "ip", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SandboxError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
     def spawn(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> Process:
         """Start a program inside, its output appended to `logs/NAME.log`.

@@ -7,6 +7,7 @@ namespace only.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 NODE_ADDRESS = "192.0.2.254"
 POD_RANGE = "192.0.2.0/25"
+JOINED = (
+    ("192.0.2.253", "192.0.2.128/27"),
+    ("192.0.2.252", "192.0.2.160/27"),
+    ("192.0.2.251", "192.0.2.192/27"),
+)
+"""The address and the pods' range of each node that may join the first one."""
 SERVICE_ADDRESS = "198.51.100.1"
 SERVICE_RANGE = "198.51.100.0/24"
 SERVER = f"https://{SERVICE_ADDRESS}"
@@ -47,18 +54,46 @@ def write_certificates(directory: Path) -> None:
         # system:masters, or the kubelet refuses logs and exec.
         ("kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client", client),
     ):
-        (directory / f"{name}.ext").write_text(
-            f"[req]\ndistinguished_name=name\n[name]\n[ext]\n{extensions}\n"
-        )
-        issuer = [] if name == "ca" else ["-CA", "ca.crt", "-CAkey", "ca.key"]
-        _openssl(
-            directory,
-            *["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"],
-            *["-days", "30", "-subj", subject, "-config", f"{name}.ext", "-extensions", "ext"],
-            *["-keyout", f"{name}.key", "-out", f"{name}.crt", *issuer],
-        )
+        _certificate(directory, name, subject, extensions, None if name == "ca" else directory)
     _openssl(directory, "ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", "sa.key")
     _openssl(directory, "ec", "-in", "sa.key", "-pubout", "-out", "sa.pub")
+
+
+def _certificate(
+    directory: Path, name: str, subject: str, extensions: str, issuer: Path | None
+) -> None:
+    """Make a key and its certificate, issued by the CA in another directory, or by itself."""
+    (directory / f"{name}.ext").write_text(
+        f"[req]\ndistinguished_name=name\n[name]\n[ext]\n{extensions}\n"
+    )
+    by = ["-CA", f"{issuer}/ca.crt", "-CAkey", f"{issuer}/ca.key"] if issuer else []
+    _openssl(
+        directory,
+        *["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"],
+        *["-days", "30", "-subj", subject, "-config", f"{name}.ext", "-extensions", "ext"],
+        *["-keyout", f"{name}.key", "-out", f"{name}.crt", *by],
+    )
+
+
+def write_joined(directory: Path, first: Path, node: str) -> None:
+    """Write what a node that joins has: the CA, its kubelet's identity and the administrator's.
+
+    The kubelet has a certificate: the API server reads its file of tokens only when it starts.
+
+    Args:
+        directory: where it goes.
+        first: what the first node has.
+        node: the name of the one that joins.
+    """
+    for name in ("ca.crt", "admin.kubeconfig"):
+        shutil.copy(first / name, directory)
+    subject = f"/O=system:nodes/CN=system:node:{node}"
+    _certificate(directory, "kubelet", subject, "extendedKeyUsage=clientAuth", first)
+    files = {
+        "client-certificate": f"{directory}/kubelet.crt",
+        "client-key": f"{directory}/kubelet.key",
+    }
+    _write_kubeconfig(directory, "kubelet", files)
 
 
 def write_identities(directory: Path, node: str) -> None:
@@ -71,21 +106,21 @@ def write_identities(directory: Path, node: str) -> None:
         ("kubelet", f"system:node:{node}", "system:nodes"),
     ):
         rows.append(f'{name}-token,{user},{name},"{group}"\n')
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {
-                    "name": "test",
-                    "cluster": {"server": SERVER, "certificate-authority": f"{directory}/ca.crt"},
-                }
-            ],
-            "users": [{"name": name, "user": {"token": f"{name}-token"}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
-            "current-context": "test",
-        }
-        (directory / f"{name}.kubeconfig").write_text(json.dumps(config))
+        _write_kubeconfig(directory, name, {"token": f"{name}-token"})
     (directory / "tokens.csv").write_text("".join(rows))
+
+
+def _write_kubeconfig(directory: Path, name: str, identity: Mapping[str, str]) -> None:
+    cluster = {"server": SERVER, "certificate-authority": f"{directory}/ca.crt"}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": name, "user": dict(identity)}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
+        "current-context": "test",
+    }
+    (directory / f"{name}.kubeconfig").write_text(json.dumps(config))
 
 
 def write_audit_policy(directory: Path) -> None:
@@ -110,8 +145,8 @@ def write_audit_policy(directory: Path) -> None:
     (directory / "audit.yaml").write_text(json.dumps(policy))
 
 
-def write_containerd(directory: Path) -> None:
-    """Write containerd's configuration and its one network."""
+def write_containerd(directory: Path, pods: str) -> None:
+    """Write containerd's configuration and its one network, with the range of its pods."""
     runtime = "plugins.'io.containerd.cri.v1.runtime'"
     images = "plugins.'io.containerd.cri.v1.images'"
     (directory / "containerd.toml").write_text(
@@ -147,7 +182,7 @@ state = "/run/containerd"
                 "isGateway": True,
                 "ipam": {
                     "type": "host-local",
-                    "ranges": [[{"subnet": POD_RANGE}]],
+                    "ranges": [[{"subnet": pods}]],
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
             }
@@ -273,14 +308,14 @@ def scheduler(config: Path) -> list[str]:
     ]
 
 
-def kubelet(config: Path, node: str) -> list[str]:
+def kubelet(config: Path, node: str, address: str) -> list[str]:
     """The command line of the kubelet."""
     return [
         "kubelet",
         f"--config={config}/kubelet.yaml",
         f"--kubeconfig={config}/kubelet.kubeconfig",
         f"--hostname-override={node}",
-        f"--node-ip={NODE_ADDRESS}",
+        f"--node-ip={address}",
         "--root-dir=/var/lib/kubelet",
     ]
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.cluster import Cluster, agent, workload
+from tests.e2e.api import ADMIN
 from tests.e2e.conftest import REPORT
 from tests.e2e.dra.claims import CONFIG, ONE, devices, prepared, specs, template
 from tests.e2e.node import PROJECT, SOON, Node, simulated
@@ -72,8 +73,10 @@ def clean(request: pytest.FixtureRequest, node: Node) -> Iterator[None]:
     if failed:
         print(node.story(), file=sys.stderr)
     node.delete_pods()
-    # They outlive their Pods, and the next scenario may have Pods of the same names.
-    node.cluster.kubectl("delete", "events", "--all", "--namespace", "default")
+    # They outlive their Pods, and the next scenario may have Pods of the same names. In one
+    # request: kubectl makes one for each, five in a second, and a long scenario leaves hundreds.
+    events = node.cluster.request("DELETE", "/api/v1/namespaces/default/events", token=ADMIN)
+    assert events.status == 200, events
     node.cluster.kubectl("delete", "resourceclaims", "--all", "--namespace", "default")
     # A template cannot be changed: the next test may have another one of that name.
     but_one = f"--field-selector=metadata.name!={ONE}"

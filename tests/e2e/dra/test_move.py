@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,14 +49,14 @@ def moves(node: Node, api: str) -> None:
     node.configure(f"allocation: {{api: {api}}}\n")
 
 
-def everything_is(node: Node, api: str, timeout: float = 2 * SOON) -> None:
+def everything_is(node: Node, api: str, timeout: float = 2 * SOON, cards: int = CARDS) -> None:
     """Waits until all cards are offered by one API, and none by the other one."""
 
     def there() -> bool:
         in_slices = devices(node)
         free = [card for card, one in in_slices.items() if not one.get("taints")]
         counts = (node.allocatable() or 0, len(in_slices), len(free))
-        assert counts == ((0, CARDS, CARDS) if api == DRA else (CARDS, 0, 0)), counts
+        assert counts == ((0, cards, cards) if api == DRA else (cards, 0, 0)), counts
         return True
 
     node.cluster.wait_for(f"all cards to be offered by {api}", there, timeout)
@@ -65,9 +65,10 @@ def everything_is(node: Node, api: str, timeout: float = 2 * SOON) -> None:
 class Watch(threading.Thread):
     """Looks all the while whether a card is offered by both APIs, or a Pod has failed."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, nodes: Sequence[Node], cards: int) -> None:
         super().__init__(daemon=True)
-        self.node = node
+        self.nodes = nodes
+        self.cards = cards
         self.over = threading.Event()
         self.wrong: list[str] = []
         self.looks = 0
@@ -75,28 +76,32 @@ class Watch(threading.Thread):
     def run(self) -> None:
         while not self.over.is_set():
             try:
-                before = len(devices(self.node))
-                listed = self.node.allocatable() or 0
-                after = len(devices(self.node))
-                pods = self.node.cluster.objects("pod", "default")
+                for node in self.nodes:
+                    self.look(node)
+                pods = self.nodes[0].cluster.objects("pod", "default")
             except (ClusterError, OSError):
                 continue
             self.looks += 1
-            # A card leaves one before it enters the other: slices of one moment before and one
-            # after the count were both there only if the smaller of them was there with it.
-            if listed + min(before, after) > CARDS:
-                self.wrong.append(f"{listed} listed, {before} and {after} in slices")
             self.wrong += [
                 f"{pod['metadata']['name']}: {pod['status'].get('message')}"
                 for pod in pods
                 if pod["status"]["phase"] == "Failed" and "deletionTimestamp" not in pod["metadata"]
             ]
 
+    def look(self, node: Node) -> None:
+        before = len(devices(node))
+        listed = node.allocatable() or 0
+        after = len(devices(node))
+        # A card leaves one before it enters the other: slices of one moment before and one
+        # after the count were both there only if the smaller of them was there with it.
+        if listed + min(before, after) > self.cards:
+            self.wrong.append(f"{node.name}: {listed} listed, {before} and {after} in slices")
+
 
 @contextmanager
-def watched(node: Node) -> Iterator[None]:
+def watched(*nodes: Node, cards: int = CARDS) -> Iterator[None]:
     """Nothing of what `Watch` looks for happens meanwhile."""
-    watch = Watch(node)
+    watch = Watch(nodes, cards)
     watch.start()
     try:
         yield
@@ -115,13 +120,13 @@ def cordoned(node: Node) -> Iterator[None]:
     node.cluster.kubectl("uncordon", node.name)
 
 
-def deployment(audit: Path, replicas: int) -> Thing:
+def deployment(audit: Path, replicas: int, script: str = AUDIT) -> Thing:
     """Old Pods, each with one card, which check that nobody else has it."""
     container = {
         "name": "main",
         "image": IMAGE,  # which has flock
         "imagePullPolicy": "Never",
-        "command": ["sh", "-c", AUDIT.replace("SECONDS", "100000")],
+        "command": ["sh", "-c", script.replace("SECONDS", "100000")],
         "resources": {"limits": {NPU: "1"}},
         "volumeMounts": [{"name": "audit", "mountPath": "/audit"}],
     }
