@@ -40,6 +40,20 @@ class Page:
         found = _FENCE.finditer(self.text)
         return [(match["language"].strip(), match["code"]) for match in found]
 
+    def below(self, heading: str) -> list[tuple[str, str]]:
+        """Language and content of each code block between this heading and the next one.
+
+        Raises:
+            LookupError: there is no such heading.
+        """
+        starts = [*re.finditer(r"^#+ +(.+?) *#*$", _FENCE.sub(_blank, self.text), re.MULTILINE)]
+        ends = [match.start() for match in starts[1:]] + [len(self.text)]
+        for start, end in zip(starts, ends, strict=True):
+            if start[1] == heading:
+                found = _FENCE.finditer(self.text, start.end(), end)
+                return [(match["language"].strip(), match["code"]) for match in found]
+        raise LookupError(f"{self.name}: there is no heading {heading!r}")
+
     @cached_property
     def prose(self) -> str:
         """The page without its code blocks."""
@@ -74,6 +88,11 @@ class Page:
     def links(self) -> list[str]:
         """The target of each link and picture."""
         return _LINK.findall(_CODE.sub("``", self.prose))
+
+
+def _blank(match: re.Match[str]) -> str:
+    """As long as a code block, so that what stands below it stays where it is."""
+    return " " * len(match[0])
 
 
 def pages() -> tuple[Page, ...]:

@@ -343,6 +343,12 @@ BREAKS: dict[str, Break] = {
         "furiosa-device-plugin.sock",
         "grep -i -e furiosa -e npu",
     ),
+    "the vendor's plugin on a socket named after its resource": Break(
+        lambda node: node.serve_plugin("rngd-4core.24gb.sock"),
+        {"other plugins": Verdict.WRONG},
+        "rngd-4core.24gb.sock",
+        "delete the vendor's DaemonSet",
+    ),
     "devices of a second plugin": Break(
         registers(RESOURCE, "NOT-OURS"),
         {OF_RESOURCE: Verdict.WRONG},

@@ -1,0 +1,303 @@
+"""From the vendor's programs to npu-agent and back, by the commands of docs/migration.md.
+
+They are read from the page and run as they stand there. What differs from a user's cluster: the
+vendor's programs are stand-ins, and the cards are Warboy ones, where the page's values say RNGD.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from npu_agent import __version__
+from tests.cluster.build import HELM, ensure_binaries
+from tests.docs.pages import page
+from tests.e2e.doctor import wrong
+from tests.e2e.journey.steps import K8S, Journey, pod_spec
+from tests.e2e.journey.test_upkeep import deployment
+from tests.e2e.journey.vendors import CHARTS, MANIFESTS, cards, charts, manifests
+from tests.e2e.node import IMAGE, NAMESPACE, PROJECT, RESOURCE, SOON
+
+PAGE = page("docs/migration.md")
+WARBOY = "furiosa.ai/warboy"
+PCI = "feature.node.kubernetes.io/pci-{}1ed2.present"
+VENDORS = "furiosa-system"
+LABELS = {
+    "furiosa.ai/npu.count",
+    "furiosa.ai/npu.family",
+    "furiosa.ai/npu.product",
+    *(
+        f"furiosa.ai/{what}.version{part}"
+        for what in ("driver", "firmware")
+        for part in ("", ".major", ".minor", ".patch", ".metadata")
+    ),
+}
+"""What the vendor's feature discovery sets through NFD: see docs/labels.md."""
+METRICS = {
+    f"furiosa_npu_{name}"
+    for name in ("alive", "hw_temperature", "hw_power", "core_utilization", "core_frequency")
+}
+METRIC_LABELS = {
+    *("arch", "core", "device", "uuid", "pci_bus_id", "firmware_version", "driver_version"),
+    *("hostname", "namespace", "pod", "container"),
+}
+"""What the vendor's exporter of 2025 on writes, as its page has it."""
+
+
+class Reader:
+    """Somebody who has the page, and types its commands in one directory."""
+
+    def __init__(self, node: Journey, directory: Path) -> None:
+        self.node = node
+        self._directory = directory
+        (directory / "k8s").symlink_to(K8S)
+        programs = directory / "bin"
+        programs.mkdir()
+        (programs / "helm").symlink_to(ensure_binaries(HELM)["helm"])
+        ours = programs / "npu-agent"
+        ours.write_text(
+            f'#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m npu_agent "$@"\n'
+        )
+        ours.chmod(0o755)
+
+    def commands(self, heading: str) -> list[str]:
+        """The blocks of commands below a heading of the page; files are written."""
+        blocks = []
+        for language, code in PAGE.below(heading):
+            lines = [line.strip() for line in code.splitlines()]
+            if language == "sh":
+                blocks.append("\n".join(lines))
+            else:
+                name = lines[0].removeprefix("# ")
+                (self._directory / name).write_text(code.replace("rngd", "warboy"))
+        return blocks
+
+    def types(self, commands: str) -> str:
+        """Runs a block of commands; returns what they print."""
+        homes = [f"export HELM_{what}_HOME={self._directory}/helm" for what in _HOMES]
+        path = f"export PATH={self._directory}/bin:$PATH"
+        typed = commands.replace("NODE", self.node.name)
+        script = "\n".join([f"cd {self._directory}", path, *homes, typed])
+        return self.node.cluster.enter("sh", "-euc", script, timeout=120).stdout
+
+
+_HOMES = ("CACHE", "CONFIG", "DATA")
+
+
+def nfd(node: Journey, keys: set[str], value: str | None) -> None:
+    """Does to the Node what Node Feature Discovery does when it comes, or when it goes."""
+    node.label(dict.fromkeys(keys, value))
+
+
+@pytest.fixture
+def reader(bare: Journey, tmp_path: Path) -> Iterator[Reader]:
+    """A node without npu-agent, as Node Feature Discovery has labelled it."""
+    node = bare
+    node.tag(IMAGE, f"registry.example.com/npu-agent:{__version__}")
+    node.label({"npu-agent/enabled": None})
+    yield Reader(node, tmp_path)
+    node.delete_pods()
+    for name in ("npu-agent", *CHARTS):
+        namespace = VENDORS if name in CHARTS else NAMESPACE
+        node.helm("uninstall", name, "--namespace", namespace, "--ignore-not-found", "--wait")
+    node.clear_labels()
+    keys = node.cluster.get("node", node.name)["metadata"]["labels"]
+    nfd(node, {key for key in keys if "furiosa.ai/" in key or "1ed2" in key}, None)
+    node.label({"npu-agent/enabled": "true"})
+    node.clear_disk()
+
+
+def wait_offered(node: Journey, resource: str, count: int) -> None:
+    """Waits until the kubelet offers this many devices of the resource."""
+
+    def offered() -> bool:
+        found = node.cluster.get("node", node.name)["status"]["allocatable"].get(resource)
+        assert found == str(count), found
+        return True
+
+    node.cluster.wait_for(f"{count} of {resource}", offered, SOON)
+
+
+def run(node: Journey, name: str, resource: str) -> str:
+    """A Pod that asks for one of the resource, and runs; returns the card whose nodes it has."""
+    start(node, name, resource)
+    node.wait_phase(name, "Running")
+    return card_of(node, name)
+
+
+def start(node: Journey, name: str, resource: str) -> None:
+    """Creates such a Pod."""
+    spec = pod_spec(resource, terminationGracePeriodSeconds=0)
+    meta = {"name": name, "namespace": "default"}
+    node.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+
+
+def card_of(node: Journey, name: str) -> str:
+    """The one card whose nodes a Pod has, all of them."""
+    nodes = node.nodes_in(name)
+    (card,) = {match[1] for path in nodes if (match := re.match(r"/dev/(npu\d+)", path))}
+    assert len(nodes) == 9, nodes
+    return card
+
+
+def metrics_of(node: Journey, pod: str, uuid: str) -> str:
+    """The agent's metrics, once it knows that a Pod holds this card."""
+    (agent,) = node.agent_pods()
+
+    def known() -> str:
+        found = node.cluster.inside(f"http://{agent['status']['podIP']}:9100/metrics")
+        held = [
+            line
+            for line in found.splitlines()
+            if line.startswith("furiosa_npu_assigned") and f'uuid="{uuid}"' in line
+        ]
+        assert held
+        assert all(f'pod="{pod}"' in line for line in held), held
+        return found
+
+    return node.cluster.wait_for(f"the agent to know of {pod}", known, SOON)
+
+
+def test_from_the_charts_and_back(reader: Reader, tmp_path: Path) -> None:
+    node = reader.node
+    uuids = cards(node)
+    charts(tmp_path, WARBOY, [f"{uuid}={card}" for card, uuid in uuids.items()])
+    found_by_nfd = {PCI.format("1200_"), *LABELS}
+    nfd(node, found_by_nfd, "true")
+    install = [
+        line for line in reader.commands("Back to the charts")[0].splitlines() if "furiosa/" in line
+    ]
+    first = [line.partition(" --values")[0] + " --create-namespace --wait" for line in install]
+    reader.types("\n".join(first))
+    wait_offered(node, WARBOY, 2)
+    before = run(node, "before", WARBOY)
+
+    save, remove, then = reader.commands("From the charts")
+    reader.types(save)
+    reader.types(remove)
+    wait_offered(node, WARBOY, 0)
+    nfd(node, found_by_nfd, None)  # as its last Job does when its chart is taken away
+    assert "before" in reader.types(then)
+
+    # Who ran goes on, and is known; a new one gets the other card, and a third one none.
+    wait_offered(node, WARBOY, 2)
+    page_ = metrics_of(node, "before", uuids[before])
+    after = run(node, "after", WARBOY)
+    assert {before, after} == set(uuids)
+    assert node.environment("after", "NPU_DEVNAME") == f"{after}pe0-1"
+    assert node.environment("after", "FURIOSA_DEVICES") == f"npu:{after[3:]}:0-1"
+    start(node, "none", WARBOY)
+    node.cluster.wait_for("the third Pod to wait", lambda: waits(node, "none"), SOON)
+    node.delete_pods("none")
+    assert node.restarts() == {"before": 0, "after": 0}
+    node.cluster.wait_for("the vendor's labels", lambda: labelled(node), SOON)
+    assert set(re.findall(r"^(furiosa_npu_\w+){", page_, re.MULTILINE)) >= METRICS
+    alive = re.search(rf'^furiosa_npu_alive{{(.*uuid="{uuids[before]}".*)}} 1', page_, re.MULTILINE)
+    assert alive
+    assert set(re.findall(r'(\w+)="', alive[1])) >= METRIC_LABELS
+
+    # And back, while both Pods run.
+    (back,) = reader.commands("Back to the charts")
+    away, vendors = back.split("helm install", 1)
+    reader.types(away)
+    nfd(node, found_by_nfd, "true")
+    reader.types(f"helm install{vendors}")
+    wait_offered(node, WARBOY, 2)
+    node.delete_pods("after")
+    assert run(node, "again", WARBOY) == after
+    assert node.environment("again", "NPU_DEVNAME") == ""  # the vendor's sets none
+    assert node.restarts() == {"before": 0, "again": 0}
+
+    # Whoever installs before the vendor's is away: all Pods get cards, and the agent stays.
+    node.delete_pods("again")
+    reader.types(then)
+    node.cluster.wait_for("the doctor to name it", lambda: rivals(node), SOON)
+    assert run(node, "meanwhile", WARBOY) == after
+    assert node.environment("meanwhile", "NPU_DEVNAME") == f"{after}pe0-1"
+    reader.types(remove.splitlines()[-1])
+    node.cluster.wait_for("the agent to register again", lambda: registrations(node) > 1, SOON)
+    node.delete_pods("meanwhile")
+    assert run(node, "last", WARBOY) == after
+    assert node.environment("last", "NPU_DEVNAME") == f"{after}pe0-1"
+    assert node.restarts() == {"before": 0, "last": 0}
+
+
+def test_from_the_manifests_and_back(reader: Reader, tmp_path: Path) -> None:
+    node = reader.node
+    node.label({PCI.format(""): "true"})
+    config = "defaultPe: Fusion\ndisabledDevices: []\ninterval: 15\n"
+    named = [f"{card}-whole={card}:{card}pe0-1" for card in cards(node)]
+    manifests(tmp_path, RESOURCE, named, config)
+    back = reader.commands("Back to the manifests")[0].splitlines()
+    reader.types(next(line for line in back if "apply -f" in line))
+    wait_offered(node, RESOURCE, 2)
+    node.cluster.apply(deployment("work"))
+    try:
+        assert re.fullmatch(r"npu[01]pe0-1", devname(node, "work"))
+
+        save, drain, remove, install = reader.commands("From the manifests")
+        for block in (save, drain, remove, install):
+            reader.types(block)
+        wait_offered(node, RESOURCE, 2)
+        assert re.fullmatch(r"npu[01]pe0-1", devname(node, "work"))
+        assert yaml.safe_load(config).items() <= yaml.safe_load(config_of(node)).items()
+
+        reader.types(drain)
+        reader.types("\n".join(back))
+        wait_offered(node, RESOURCE, 2)
+        assert re.fullmatch(r"npu[01]pe0-1", devname(node, "work"))
+        assert config_of(node) == config
+    finally:
+        node.cluster.kubectl("uncordon", node.name)
+        node.cluster.kubectl("delete", "deployment", "work", "--namespace=default")
+        files = [f"--filename={tmp_path / name}.yaml" for name in MANIFESTS]
+        node.cluster.kubectl("delete", "--ignore-not-found", *files)
+
+
+def devname(node: Journey, app: str) -> str:
+    """Waits until the one Pod of a Deployment runs; returns its NPU_DEVNAME."""
+
+    def name() -> str:
+        pods = node.cluster.objects("pod", "default", labelSelector=f"app={app}")
+        (pod,) = [one for one in pods if one["status"]["phase"] == "Running"]
+        return node.environment(pod["metadata"]["name"], "NPU_DEVNAME")
+
+    return node.cluster.wait_for(f"a Pod of {app}", name, SOON)
+
+
+def config_of(node: Journey) -> str:
+    """The config file in the cluster."""
+    where = ("configmap", "npu-device-plugin", "--namespace", NAMESPACE)
+    return node.cluster.kubectl("get", *where, "--output=jsonpath={.data.config\\.yaml}")
+
+
+def registrations(node: Journey) -> int:
+    """How often the agent has registered, by its own log."""
+    (agent,) = node.agent_pods()
+    log = node.cluster.logs(agent["metadata"]["name"], NAMESPACE)
+    return log.count("registered resource")
+
+
+def waits(node: Journey, name: str) -> bool:
+    """Whether the scheduler finds no card for a Pod."""
+    (condition,) = node.pod(name)["status"]["conditions"]
+    return f"Insufficient {WARBOY}" in str(condition["message"])
+
+
+def rivals(node: Journey) -> str:
+    """What the doctor says of a second plugin for the same cards."""
+    found = wrong(node)["other plugins"]
+    assert "warboy.sock" in found, found
+    return found
+
+
+def labelled(node: Journey) -> bool:
+    """Whether the Node has every label that the vendor's feature discovery set."""
+    missing = LABELS - set(node.cluster.get("node", node.name)["metadata"]["labels"])
+    assert not missing, missing
+    return True

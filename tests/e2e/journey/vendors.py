@@ -1,0 +1,112 @@
+"""Stand-ins of the vendor's programs, installed as the vendor's are: three charts, or manifests.
+
+Names, labels, places and behaviour are those of the vendor's; what runs is `second.py`, in the
+agent's image. The other two programs only sleep: what they leave on a Node the test does itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.journey.second import READY
+from tests.e2e.journey.steps import Journey
+from tests.e2e.node import IMAGE, WORKLOAD
+
+CHARTS = ("furiosa-feature-discovery", "furiosa-device-plugin", "furiosa-metrics-exporter")
+MANIFESTS = {
+    "device-plugin": "furiosa-device-plugin",
+    "npu-feature-discovery": "furiosa-npu-feature-discovery",
+    "npu-metrics-exporter": "furiosa-npu-metrics-exporter",
+}
+"""The vendor's files, and the DaemonSet in each."""
+SECOND = Path(__file__).with_name("second.py")
+PLUGINS = "/var/lib/kubelet/device-plugins"
+
+
+def charts(directory: Path, resource: str, devices: list[str]) -> None:
+    """Writes the three charts where `helm install furiosa/…` finds them if run in `directory`."""
+    for name in CHARTS:
+        chart = directory / "furiosa" / name
+        (chart / "templates").mkdir(parents=True)
+        about = {"apiVersion": "v2", "name": name, "version": "2025.3.0"}
+        (chart / "Chart.yaml").write_text(json.dumps(about))
+        (chart / "values.yaml").write_text("{config: {partitioning: none, debugMode: false}}")
+        where = "feature.node.kubernetes.io/pci-1200_1ed2.present"
+        for kind, thing in _objects(name, resource, devices, where).items():
+            (chart / "templates" / f"{kind}.yaml").write_text(json.dumps(thing))
+
+
+def manifests(directory: Path, resource: str, devices: list[str], config: str) -> None:
+    """Writes the three manifests of SDK 0.8 to 0.10."""
+    where = "feature.node.kubernetes.io/pci-1ed2.present"
+    for file, name in MANIFESTS.items():
+        things = list(_objects(name, resource, devices, where).values())
+        if file == "device-plugin":
+            things.append(_config_map("npu-device-plugin", "config.yaml", config))
+        for thing in things:
+            thing["metadata"]["namespace"] = "kube-system"
+        everything = {"apiVersion": "v1", "kind": "List", "items": things}
+        (directory / f"{file}.yaml").write_text(json.dumps(everything))
+
+
+def _objects(name: str, resource: str, devices: list[str], where: str) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/name": name}
+    spec: dict[str, Any] = {
+        "terminationGracePeriodSeconds": 1,
+        "priorityClassName": "system-node-critical",
+        "nodeSelector": {where: "true"},
+        "containers": [{"name": name, "image": WORKLOAD, "imagePullPolicy": "Never"}],
+    }
+    found: dict[str, Any] = {}
+    if name == "furiosa-device-plugin":
+        socket = resource.partition("/")[2] + ".sock"
+        hosts = {"kubelet": (PLUGINS, PLUGINS), "dev": ("/dev", "/host/dev")}
+        program = f"{name}-stand-in"
+        spec["containers"][0] |= {
+            "image": IMAGE,
+            "command": ["python3", "/stand-in/second.py"],
+            "args": [PLUGINS, resource, socket, *devices],
+            "readinessProbe": {"exec": {"command": ["test", "-e", str(READY)]}, "periodSeconds": 1},
+            "volumeMounts": [
+                *({"name": one, "mountPath": inside} for one, (_, inside) in hosts.items()),
+                {"name": "stand-in", "mountPath": "/stand-in"},
+            ],
+        }
+        spec["volumes"] = [
+            *({"name": one, "hostPath": {"path": host}} for one, (host, _) in hosts.items()),
+            {"name": "stand-in", "configMap": {"name": program}},
+        ]
+        found["program"] = _config_map(program, "second.py", SECOND.read_text())
+    if name.endswith("metrics-exporter"):
+        found["service"] = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "annotations": {"prometheus.io/scrape": "true"}},
+            "spec": {"selector": labels, "ports": [{"name": "metrics", "port": 6254}]},
+        }
+    found["daemonset"] = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+    return found
+
+
+def _config_map(name: str, key: str, text: str) -> dict[str, Any]:
+    meta = {"name": name}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {key: text}}
+
+
+def cards(node: Journey) -> dict[str, str]:
+    """The UUID of each simulated card, by its name."""
+    found = (node.cluster.host_root / "sys" / "class" / "npu_mgmt").glob("npu*_mgmt")
+    return {
+        path.name.removesuffix("_mgmt"): (path / "device_uuid").read_text().strip()
+        for path in sorted(found)
+    }
