@@ -1,6 +1,7 @@
 """Writes what is derived: `make docs`.
 
-From the code, the reference of the configuration's keys in configuration.md, between two marks.
+From the code, each between two marks: the reference of the configuration's keys in
+configuration.md, and in hardware.md the files that are read by a guess.
 From docs/, the runbook that the agent serves (docs/runbook.py). In translated pages, the line that
 says that the English page is newer (docs/translations.py).
 With --check nothing is written; the exit code is 1 if a page is not what it would be.
@@ -22,11 +23,14 @@ from npu_agent.config.kinds import Group, Items, Kind
 from npu_agent.config.schema import Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.vendors import WORDS
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
 
 KEYS = tuple(keys_of(schema_of(WORDS)))
 
-PAGE = Path(__file__).parent / "configuration.md"
-BEGIN = "<!-- from npu_agent/config/schema.py by `make docs`: begin -->\n"
+CONFIGURATION = Path(__file__).parent / "configuration.md"
+HARDWARE = Path(__file__).parent / "hardware.md"
+BEGIN = "<!-- from {} by `make docs`: begin -->\n"
 END = "<!-- end -->\n"
 
 
@@ -85,17 +89,41 @@ def _cell(text: str) -> str:
     return text.removesuffix(".").replace("|", "\\|").replace("<", "\\<")
 
 
-def current(page: str) -> str:
-    """The page with its generated part made anew.
+def unproven() -> str:
+    """The table of files whose format is not public, in Markdown."""
+    lines = [
+        "| family | file | what is public | what is guessed | metrics |",
+        "|---|---|---|---|---|",
+    ]
+    for family in FAMILIES.values():
+        for one in family.unproven:
+            names = sorted(
+                {
+                    metric.name
+                    for schema in SCHEMAS.values()
+                    for metric in schema.metrics
+                    if metric.quantity in one.quantities
+                }
+            )
+            metrics = ", ".join(f"`{name}`" for name in names)
+            lines.append(
+                f"| {family.name} | `{one.file}` | {one.known} | {one.guessed} | {metrics} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def current(page: Path, source: str, part: str) -> str:
+    """The page with `part`, its part that is made from `source`.
 
     Raises:
         ValueError: the marks are not there, or in disorder.
     """
-    before, begin, rest = page.partition(BEGIN)
+    mark = BEGIN.format(source)
+    before, begin, rest = page.read_text().partition(mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{PAGE} has lost its marks {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{BEGIN}\n{reference()}\n{END}{after}"
+        raise ValueError(f"{page} has lost its marks {mark.strip()} and {END.strip()}")
+    return f"{before}{mark}\n{part}\n{END}{after}"
 
 
 def main() -> int:
@@ -105,7 +133,16 @@ def main() -> int:
     args = parser.parse_args()
     code = 0
     for file, source, make in (
-        (PAGE, "the schema says", lambda: current(PAGE.read_text())),
+        (
+            CONFIGURATION,
+            "the schema says",
+            lambda: current(CONFIGURATION, "npu_agent/config/schema.py", reference()),
+        ),
+        (
+            HARDWARE,
+            "the families say",
+            lambda: current(HARDWARE, "npu_agent/vendors/furiosa/", unproven()),
+        ),
         (FILE, "its pages in docs/ say", runbook),
         *(
             (page, "its English page says", partial(translations.current, page))

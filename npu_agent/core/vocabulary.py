@@ -91,6 +91,16 @@ class MetricName:
     """Which sensors, where those are the quantity."""
     per_unit: int = 1
     """By what their values, in the unit of `SensorKind`, are divided."""
+    unproven: tuple[str, ...] = ()
+    """Families whose driver has it in a file of a format that is not public: it is a guess."""
+
+    @property
+    def text(self) -> str:
+        """The help, with what is unproven."""
+        if not self.unproven:
+            return self.help
+        families = ", ".join(self.unproven)
+        return f"{self.help} Unproven for {families}: its driver's format is not public."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -257,7 +257,7 @@ def definitions(schemas: tuple[MetricSchema, ...]) -> Definitions:
         for metric in schema.metrics:
             named.setdefault(metric.name, []).append((schema, metric))
     return tuple(
-        Definition(name=name, help=uses[0][1].help, samples=partial(_of_vendors, tuple(uses)))
+        Definition(name=name, help=uses[0][1].text, samples=partial(_of_vendors, tuple(uses)))
         for name, uses in named.items()
     )
 

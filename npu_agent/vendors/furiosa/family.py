@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.hardware import Access, Card
+from npu_agent.core.vocabulary import Quantity
 
 VENDOR = "furiosa"
 CDI_KIND = "furiosa.ai/npu"
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from npu_agent.core.hardware import CoreRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unproven:
+    """A file whose format is not public; a table in docs/hardware.md is made from these."""
+
+    file: str
+    known: str
+    """What is public about it: for people, as Markdown."""
+    guessed: str
+    """How it is read all the same, likewise."""
+    quantities: tuple[Quantity, ...]
+    """What is wrong or absent if the guess is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +78,8 @@ class Family:
     """That file's content -> ``(bytes that may be taken, bytes taken)``."""
     occupancy_file: str | None = None
     """In the card's entry: a line a core, ``1`` in use and ``0`` free."""
+    unproven: tuple[Unproven, ...] = ()
+    """Which of these files are read by a guess."""
 
     def access(self, index: int) -> Access:
         """How containers are given card `index`."""

@@ -11,7 +11,16 @@ from npu_agent.vendors.furiosa.families import FAMILIES
 
 
 def _metric(name: str, quantity: Quantity, text: str) -> MetricName:
-    return MetricName(name=f"furiosa_npu_{name}", help=text, quantity=quantity)
+    return MetricName(
+        name=f"furiosa_npu_{name}",
+        help=text,
+        quantity=quantity,
+        unproven=tuple(
+            family.name
+            for family in FAMILIES.values()
+            if any(quantity in file.quantities for file in family.unproven)
+        ),
+    )
 
 
 def _sensors(what: str, unit: str, kind: SensorKind, per_unit: int = 1) -> MetricName:

@@ -31,6 +31,15 @@ def test_every_metric_of_cards_is_listed_in_the_order_of_the_page() -> None:
         assert listed == names
 
 
+def test_what_is_unproven_is_marked_on_the_page_and_in_its_help() -> None:
+    marked = {name for name, cells in rows("furiosa_npu_").items() if "#unproven" in cells[-1]}
+    for schema in SCHEMAS.values():
+        unproven = {metric.name for metric in schema.metrics if "rngd" in metric.unproven}
+        assert unproven == marked
+        said = {each.name for each in cards.definitions((schema,)) if "Unproven" in each.help}
+        assert said == marked
+
+
 def test_every_metric_of_the_agent_is_listed_with_its_type() -> None:
     listed = {name: cells[0] for name, cells in rows("npu_agent_").items()}
     assert listed == {definition.name: definition.kind for definition in own.DEFINITIONS}
