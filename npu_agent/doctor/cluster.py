@@ -211,8 +211,12 @@ async def _node(here: Situation) -> Finding:
     return ok(f"{name}, kubelet {version}")
 
 
-async def _own_node(here: Situation) -> Mapping[str, Any]:
-    """The Node, for other lines than its own."""
+async def own_node(here: Situation) -> Mapping[str, Any]:
+    """The Node, for other lines than its own.
+
+    Raises:
+        Unseen: it could not be read.
+    """
     node = (await _asked(here)).node
     if node is None:
         raise Unseen("NODE_NAME is not set")
@@ -223,7 +227,7 @@ async def _own_node(here: Situation) -> Mapping[str, Any]:
 
 async def _allocatable(here: Situation, resource: Resource) -> Finding:
     """Whether the Node has as many devices to give as are healthy here."""
-    seen, node = await here.see(snapshot), await _own_node(here)
+    seen, node = await here.see(snapshot), await own_node(here)
     devices = offered(here, resource, seen)
     healthy = len(await expected(here, resource.name, devices))
     count = str(part(node, "status", "allocatable").get(resource.name, "0"))
@@ -267,7 +271,7 @@ async def _labels(here: Situation) -> Finding:
         file = here.host_root / nfd.FILE
         there = nfd.parse(await probe(lambda: content(file, _LARGEST)))
         return _compared(right, there, frozenset(there), f"in {file}")
-    answer = await _own_node(here)
+    answer = await own_node(here)
     try:
         node = node_meta(answer)
     except ValueError as error:

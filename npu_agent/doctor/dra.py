@@ -9,6 +9,7 @@ from typing import Any
 
 from npu_agent.config.resources import asks_for
 from npu_agent.core.pool import Effect
+from npu_agent.doctor import classes
 from npu_agent.doctor.check import (
     AGENT_LOG,
     Finding,
@@ -20,12 +21,14 @@ from npu_agent.doctor.check import (
     unused,
     wrong,
 )
+from npu_agent.doctor.cluster import own_node
 from npu_agent.doctor.host import dra_support
 from npu_agent.doctor.kubelet import owner
 from npu_agent.doctor.places import existing, writable
 from npu_agent.doctor.probe import DEADLINE, directory, probe
 from npu_agent.doctor.situation import Situation
 from npu_agent.kube import Api, ApiError, Kind, access, resourceclaims, resourceslices
+from npu_agent.kube.client import part
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, made_by_us
@@ -62,6 +65,7 @@ async def lines(here: Situation) -> Lines:
         if here.config.dra.partitions:
             yield f"DRA counters for {driver}", _counters(here, driver)
         yield f"DeviceClass {driver}", _device_class(driver)
+        yield f"resource names of {driver}", _resource_names(here, driver)
         yield f"policy {_POLICY}", _policy(here, driver)
 
 
@@ -227,12 +231,32 @@ async def _device_class(driver: str) -> Finding:
             case ApiError(kind=Kind.NOT_FOUND):
                 return wrong("missing: a claim that names it stays Pending", _COMPONENT, _INSTALL)
             case ApiError(kind=Kind.FORBIDDEN):
-                return unused(
-                    f"the agent does not read it; an administrator may: kubectl get deviceclass "
-                    f"{driver}"
-                )
+                return _for_administrators(f"kubectl get deviceclass {driver}")
         raise
     return ok("there")
+
+
+async def _resource_names(here: Situation, driver: str) -> Finding:
+    """Whether Pods that ask by the names of resources are given cards."""
+    try:
+        async with _asked() as api:
+            found = await resourceclaims.device_classes(api)
+            every = (await resourceslices.read(api, None, driver)).slices.values()
+    except Unseen as unseen:
+        match unseen.__cause__:
+            case ApiError(kind=Kind.FORBIDDEN):
+                return _for_administrators("npu-agent doctor on the host, with a kubeconfig")
+        raise
+    return classes.judged(
+        driver,
+        [classes.device_class(each) for each in found],
+        [device for each in every for device in each.get("spec", {}).get("devices") or ()],
+        part(await own_node(here), "status", "allocatable"),
+    )
+
+
+def _for_administrators(how: str) -> Finding:
+    return unused(f"the agent does not read it; an administrator may: {how}")
 
 
 async def _policy(here: Situation, driver: str) -> Finding:

@@ -55,6 +55,21 @@ async def device_class(api: Api, name: str) -> dict[str, Any]:
     return await api.ask_apart(request)
 
 
+async def device_classes(api: Api) -> list[dict[str, Any]]:
+    """All DeviceClasses.
+
+    Raises:
+        ApiError: of any kind.
+    """
+    request = Request(
+        attempt=Attempt(doing="list the DeviceClasses", verb="list", resource="deviceclasses"),
+        method="GET",
+        path=_GROUP + path("deviceclasses"),
+        kind="DeviceClassList",
+    )
+    return list((await api.ask_apart(request)).get("items") or ())
+
+
 async def served(api: Api) -> bool:
     """Whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on.
 

@@ -27,14 +27,14 @@ class Listing:
     """Of that moment: a watch begins there."""
 
 
-async def read(api: Api, node: str, driver: str) -> Listing:
-    """The slices of a driver on a node.
+async def read(api: Api, node: str | None, driver: str) -> Listing:
+    """The slices of a driver on a node; None: on all nodes.
 
     Raises:
         ApiError: of any kind; NOT_FOUND if the API server does not serve resource.k8s.io/v1.
     """
     request = Request(
-        attempt=_attempt("list the ResourceSlices of this node", "list"),
+        attempt=_attempt(f"list the ResourceSlices of {'this node' if node else driver}", "list"),
         method="GET",
         path=_ALL,
         kind="ResourceSliceList",
@@ -141,8 +141,9 @@ async def delete(api: Api, name: str) -> bool:
     )
 
 
-def _of(node: str, driver: str) -> dict[str, str]:
-    return {"fieldSelector": f"spec.nodeName={node},spec.driver={driver}"}
+def _of(node: str | None, driver: str) -> dict[str, str]:
+    of_node = f"spec.nodeName={node}," if node else ""
+    return {"fieldSelector": f"{of_node}spec.driver={driver}"}
 
 
 def _attempt(doing: str, verb: str) -> Attempt:

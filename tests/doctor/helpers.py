@@ -42,6 +42,9 @@ NODE_NAME = "n1"
 RESOURCE = "beta.furiosa.ai/npu"
 RIGHTS = {("get", "nodes"), ("patch", "nodes"), ("create", "events"), ("patch", "events")}
 
+RNGD = {"name": "npu-0", "attributes": {"arch": {"string": "rngd"}, "cores": {"int": 8}}}
+"""A device in a ResourceSlice."""
+
 STATUS = """\
 Name:\tnpu-agent
 CapInh:\t0000000000000000
@@ -63,6 +66,8 @@ class Dra:
     keeps_counters: bool = True
     device_class: int = 200
     """The HTTP status of its answer."""
+    classes: list[dict[str, Any]] | int = field(default_factory=list)
+    """All DeviceClasses, or the HTTP status of the answer."""
     policy: str | None = "npu-agent-own-slices"
     """The one that refuses slices of other nodes."""
 
@@ -72,6 +77,10 @@ class Dra:
             return _status(404, "the server could not find the requested resource")
         if not what:
             return web.json_response({"kind": "APIResourceList"})
+        if what == "/deviceclasses":
+            if isinstance(self.classes, int):
+                return _status(self.classes, "deviceclasses cannot be listed")
+            return web.json_response({"kind": "DeviceClassList", "items": self.classes})
         if what.startswith("/deviceclasses/"):
             if self.device_class == 200:
                 return web.json_response({"kind": "DeviceClass"})
@@ -79,7 +88,7 @@ class Dra:
         assert what == "/resourceslices"
         if request.method == "GET":
             items = [
-                {"metadata": {"name": name}, "spec": {"devices": [{}] * count}}
+                {"metadata": {"name": name}, "spec": {"devices": [RNGD] * count}}
                 for name, count in self.slices.items()
             ]
             found = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ DRIVER = "npu.furiosa.ai"
 REGISTRY, DIRECTORY = f"DRA registry of {DRIVER}", f"DRA directory of {DRIVER}"
 SLICES, FEATURES = f"DRA slices of {DRIVER}", f"DRA features for {DRIVER}"
 CLASS, POLICY = f"DeviceClass {DRIVER}", "policy npu-agent-own-slices"
-LINES = ["DRA", "DRA rights", REGISTRY, DIRECTORY, SLICES, FEATURES, CLASS, POLICY]
+RESOURCES = f"resource names of {DRIVER}"
+LINES = ["DRA", "DRA rights", REGISTRY, DIRECTORY, SLICES, FEATURES, CLASS, RESOURCES, POLICY]
 OURS = "npu.furiosa.ai-0d5a8e1c-1f3b-4d52-9d2e-0123456789ab-12ef-reg.sock"
 
 
@@ -28,7 +30,21 @@ def claims(node: Node) -> Node:
     (kubelet / "plugins" / DRIVER).mkdir(parents=True)
     unserved(kubelet / "plugins_registry" / OURS)
     node.reconfigure(allocation=AllocationConfig(api="dra"))
+    node.api.node["status"]["allocatable"][RESOURCE] = "0"
+    node.api.dra.classes = [named("whole", RESOURCE)]
     return node
+
+
+def named(name: str, resource: str, created: str = "2026-11-22T07:00:00Z") -> dict[str, Any]:
+    """A DeviceClass for a resource name."""
+    selector = f'device.driver == "{DRIVER}"'
+    return {
+        "metadata": {"name": name, "creationTimestamp": created},
+        "spec": {
+            "extendedResourceName": resource,
+            "selectors": [{"cel": {"expression": selector}}],
+        },
+    }
 
 
 async def lines(node: Node) -> dict[str, tuple[Verdict, str, str]]:
@@ -149,6 +165,10 @@ def directory_is_a_file(node: Node) -> None:
     path.touch()
 
 
+def still_plugged(node: Node) -> None:
+    node.api.node["status"]["allocatable"][RESOURCE] = "3"
+
+
 def nobody_serves(node: Node) -> None:
     node.lock.close()
     node.api.dra.slices = {}
@@ -195,6 +215,23 @@ BREAKS = {
         says(device_class=403), CLASS, Verdict.UNUSED, f"kubectl get deviceclass {DRIVER}"
     ),
     "an API server that fails": Break(says(device_class=500), CLASS, Verdict.UNKNOWN, "500"),
+    "classes that may not be read": Break(
+        says(classes=403), RESOURCES, Verdict.UNUSED, "an administrator may: npu-agent doctor"
+    ),
+    "two classes for a name": Break(
+        says(classes=[named("whole", RESOURCE), named("new", RESOURCE, "2026-11-22T07:00:01Z")]),
+        RESOURCES,
+        Verdict.WRONG,
+        f"{RESOURCE} is the resource name of new and whole: the scheduler takes new",
+        "kubectl delete deviceclass NAME",
+    ),
+    "a name that a device plugin serves": Break(
+        still_plugged,
+        RESOURCES,
+        Verdict.NOTE,
+        f"a device plugin still offers 3 {RESOURCE} here",
+        "another device plugin registers that name",
+    ),
     "no policy": Break(
         says(policy=None), POLICY, Verdict.NOTE, "may write slices of other nodes", "ServiceAccount"
     ),

@@ -167,11 +167,28 @@ FIGURES: dict[str, dict[tuple[str, ...], float]] = {
     "Claims prepared and unprepared B": {("unprepared",): 2},
     "Time to prepare a claim A": {("node-1",): 0.0099},
     "ResourceSlices written A": {("node-1",): 2, ("node-2",): 4},
+    "Pool of each node A": {("node-1", "npu.furiosa.ai"): 0, ("node-2", "npu.furiosa.ai"): 1},
+    "Cards on their way A": {
+        ("node-1", "dra"): 0,
+        ("node-1", "device-plugin"): 0,
+        ("node-2", "dra"): 0,
+        ("node-2", "device-plugin"): 3,
+    },
+    "Cores held, by width of the device A": {(): 2},
+    "Cores held, by width of the device B": {(): 2},
+    "Cores held, by width of the device C": {(): 4},
+    "Cores held, by width of the device D": {(): 0},
 }
 """What the panels about DRA show of `DRA_SERIES`: value by labels."""
 DRA_SERIES = """
 dra_registered{driver="npu.furiosa.ai",instance="a"} 1x10
 dra_registered{driver="npu.furiosa.ai",instance="b"} 1x10
+dra_pool_incomplete{driver="npu.furiosa.ai",instance="a"} 0x10
+dra_pool_incomplete{driver="npu.furiosa.ai",instance="b"} 1x10
+dra_moving_cards{to="dra",instance="a"} 0x10
+dra_moving_cards{to="device-plugin",instance="a"} 0x10
+dra_moving_cards{to="dra",instance="b"} 0x10
+dra_moving_cards{to="device-plugin",instance="b"} 3x10
 dra_slices_published{driver="npu.furiosa.ai",instance="a"} 1x10
 dra_slices_published{driver="npu.furiosa.ai",instance="b"} 0x10
 dra_claims{driver="npu.furiosa.ai",instance="a"} 5x10
@@ -185,12 +202,15 @@ dra_slices_written_total{driver="npu.furiosa.ai",instance="b"} 0+2x10
 dra_prepare_seconds_bucket{driver="npu.furiosa.ai",le="0.01",instance="a"} 0+100x10
 dra_prepare_seconds_bucket{driver="npu.furiosa.ai",le="+Inf",instance="a"} 0+100x10
 """
+HELD = (("0-3", "a"), ("4-5", "b"), ("4-5", "c"), ("6", "d"), ("7", "e"))
+"""The cores of one card, and the Pods that hold them; two of them by the same claim."""
 
 
 @needs_promtool
 def test_panels_about_dra_show_what_the_agents_count(tmp_path: Path) -> None:
     """Two nodes offer cards by DRA; the slices of the second are not in place."""
-    expressions = {where: target["expr"] for where, target in _targets() if _of_dra(target)}
+    assert {where for where, target in _targets() if _of_dra(target)} <= FIGURES.keys()
+    expressions = {where: target["expr"] for where, target in _targets() if where in FIGURES}
     assert expressions.keys() == FIGURES.keys()
     series = [
         {"series": f'npu_agent_build_info{{hostname="{node}",instance="{name}"}}', "values": "1x10"}
@@ -199,12 +219,15 @@ def test_panels_about_dra_show_what_the_agents_count(tmp_path: Path) -> None:
     for line in DRA_SERIES.split("\n")[1:-1]:
         name, _, values = line.rpartition(" ")
         series.append({"series": f"npu_agent_{name}", "values": values})
+    for core, pod in HELD:
+        labels = f'hostname="node-1",arch="rngd",device="npu0",core="{core}",pod="{pod}"'
+        series.append({"series": f"furiosa_npu_assigned{{{labels}}}", "values": "1x10"})
     asked = []
     for where, expression in expressions.items():
         names = [name for name in _kept(expression) if name != "le"]
         samples = []
-        for labels, value in FIGURES[where].items():
-            pairs = [f'{name}="{label}"' for name, label in zip(names, labels, strict=True)]
+        for kept, value in FIGURES[where].items():
+            pairs = [f'{name}="{label}"' for name, label in zip(names, kept, strict=True)]
             samples.append({"labels": f"{{{','.join(pairs)}}}", "value": value})
         filled = _filled(expression, __rate_interval="2m")
         asked.append({"expr": filled, "eval_time": "5m", "exp_samples": samples})
@@ -216,9 +239,9 @@ def test_panels_about_dra_show_what_the_agents_count(tmp_path: Path) -> None:
 
 
 def _kept(expression: str) -> list[str]:
-    """The labels that an aggregation keeps."""
-    (labels,) = re.findall(r"\b(?:sum|max) by \(([^)]*)\)", expression)
-    return str(labels).split(", ")
+    """The labels that an aggregation keeps, of which there may be none."""
+    found = re.search(r"\b(?:sum|max) by \(([^)]*)\)", expression)
+    return found[1].split(", ") if found else []
 
 
 def test_it_asks_for_series_that_there_are() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
+
+import pytest
 
 from tests.e2e.doctor import checks, wait_well, wrong
-from tests.e2e.dra.claims import DRIVER, pod, run
-from tests.e2e.node import SOON, Node
+from tests.e2e.dra.claims import API, CONFIG, DRIVER, Thing, pod, run
+from tests.e2e.node import PROJECT, SOON, Node
 
 
 def test_on_a_good_node_all_of_dra_is_well(node: Node) -> None:
@@ -19,6 +23,7 @@ def test_on_a_good_node_all_of_dra_is_well(node: Node) -> None:
     # It reads no DeviceClass: the agent has no right to, and needs none.
     states = {name: check["state"] for name, check in found.items()}
     assert states.pop(f"DeviceClass {DRIVER}") == "n/a"
+    assert states.pop(f"resource names of {DRIVER}") == "n/a"
     assert set(states.values()) == {"ok"}, states
     by_name = {check["name"]: check for check in checks(node)}
     assert by_name["DRA rights"]["state"] == "ok"
@@ -38,6 +43,44 @@ def test_a_second_driver_of_our_name_is_named(node: Node) -> None:
     finally:
         socket.unlink()
     wait_well(node)
+
+
+@pytest.mark.usefixtures("classes")
+def test_an_administrator_is_told_of_classes_that_are_in_the_way(
+    node: Node, tmp_path: Path
+) -> None:
+    """On the host, with a kubeconfig: the agent's account reads no DeviceClass."""
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(CONFIG))
+
+    def said() -> tuple[str, str]:
+        done = node.cluster.enter(
+            *("env", f"NODE_NAME={node.name}", f"PYTHONPATH={PROJECT}"),
+            *(sys.executable, "-m", "npu_agent", "doctor", "--format=json"),
+            *(f"--host-root={node.cluster.host_root}", f"--config-file={config}"),
+            check=False,
+        )
+        found = {check["name"]: check for check in json.loads(done.stdout)}
+        assert found[f"DeviceClass {DRIVER}"]["state"] == "ok"
+        one = found[f"resource names of {DRIVER}"]
+        return one["state"], one["detail"]
+
+    assert said() == ("ok", "9 resource name(s), each of one class")
+    twin = device_class("twin", "beta.furiosa.ai/npu", f'device.driver == "{DRIVER}"')
+    typo = f'device.attributes["{DRIVER}"].arch == "rngdd"'
+    node.cluster.apply([twin, device_class("typo", "furiosa.ai/typo", typo)])
+    try:
+        clash = "beta.furiosa.ai/npu is the resource name of beta.furiosa.ai-npu and twin"
+        assert said() == ("wrong", f"{clash}: the scheduler takes twin")
+        node.cluster.kubectl("delete", "deviceclass", "twin")
+        assert said() == ("note", f"typo: selects no device of {DRIVER} on any node")
+    finally:
+        node.cluster.kubectl("delete", "deviceclass", "twin", "typo", "--ignore-not-found")
+
+
+def device_class(name: str, resource: str, expression: str) -> Thing:
+    spec = {"extendedResourceName": resource, "selectors": [{"cel": {"expression": expression}}]}
+    return {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": name}, "spec": spec}
 
 
 def test_a_right_that_is_missing_is_named(node: Node) -> None:
