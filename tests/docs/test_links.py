@@ -11,6 +11,7 @@ import pytest
 from .pages import ROOT, Page, pages
 
 PAGES = pages()
+INDEX = Page(ROOT / "docs/README.md").text
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -65,3 +66,12 @@ def test_every_page_of_the_documentation_is_in_its_index() -> None:
     listed = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links}
     there = set(Path(ROOT / "docs").glob("*.md")) - {index.path}
     assert there <= listed
+
+
+def test_the_index_has_one_page_for_each_task() -> None:
+    rows = re.findall(
+        r"^\| (?!to \|)([^|-][^|]*) \| \[[^\]]+\]\(([^)]+)\) \|$", INDEX, re.MULTILINE
+    )
+    assert len(rows) == len(re.findall(r"^\| (?!to \|)", INDEX, re.MULTILINE))
+    for column in zip(*rows, strict=True):
+        assert len(column) == len(set(column)) > 20
