@@ -161,7 +161,7 @@ def _window(content: str, style: str) -> str:
     height = _BAR + inner + 2 * _EDGE
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" \
-width="{width}" height="{height}" role="img" aria-labelledby="title about">
+width="{width}" height="{height}" role="img" xml:space="preserve" aria-labelledby="title about">
 <title id="title">{escape(_TITLE)}</title>
 <desc id="about">{escape(_ABOUT)}</desc>
 <style>{_STYLE}{style}</style>
