@@ -44,7 +44,6 @@ class Ending:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._received: signal.Signals | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: Callable[[signal.Signals], None] = lambda _: None
         for number in SIGNALS:

@@ -166,6 +166,7 @@ def _unhealthy(card: CardState, state: AgentState) -> Note:
     )
 
 
+_COOL = "see to its fan, its slot and the air around it"
 _REMEDIES: Mapping[Cause | None, str] = {
     Cause.DEAD: "read what the driver says in `dmesg` on the node; then reset the card, reload the "
     "driver, or reboot the node",
@@ -173,8 +174,7 @@ _REMEDIES: Mapping[Cause | None, str] = {
     Cause.HANGS: "a read hangs in the kernel: see `dmesg` on the node; most likely it takes a "
     "reboot",
     Cause.NONSENSE: "reload the driver; if that does not help, reboot the node",
-    Cause.HOT: "see to its fan, its slot and the air around it: it comes back by itself when it "
-    "has cooled down",
+    Cause.HOT: f"{_COOL}: it comes back by itself when it has cooled down",
 }
 _PLAIN = {
     Cause.DEAD: "the driver reports the card dead",
@@ -202,14 +202,11 @@ def is_hot(card: CardState, state: AgentState) -> bool:
 def _hot(card: CardState) -> Note:
     temperature = (card.reading and card.reading.temperature()) or 0.0
     very = temperature > VERY_HOT
-    remedy = "see to its fan, its slot and the air around it"
-    if very:
-        remedy = f"take the load away now: delete the Pods that hold it; {remedy}"
     return Note(
         subject="card",
         card=card.id,
         text=f"{card.card.name} is {'very ' if very else ''}hot: {temperature:.1f} °C",
-        remedy=remedy,
+        remedy=f"take the load away now: delete the Pods that hold it; {_COOL}" if very else _COOL,
         runbook="nputemperaturecritical" if very else "nputemperaturehigh",
     )
 

@@ -98,17 +98,6 @@ class SlicePublisher:
             parts.create_task(self._follow())
             parts.create_task(self._write())
 
-    async def withdraw(self) -> None:
-        """Deletes all slices of this driver on this node; for when `run` has ended.
-
-        Raises:
-            ApiError: of any kind.
-        """
-        listing = await resourceslices.read(self._api, self._node_name, self._driver)
-        for name in sorted(listing.slices):
-            await self._delete(name)
-        self.state.publish(SlicesState(writes=self.state.value.writes))
-
     # --- what there is --------------------------------------------------------------------------
 
     async def _follow(self) -> None:

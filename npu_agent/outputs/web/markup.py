@@ -22,8 +22,8 @@ _GAP = 10
 """Width without a reading from which on a curve is broken."""
 
 NBSP = "\N{NO-BREAK SPACE}"
-UNKNOWN = TO = "\N{EN DASH}"
-"""Where nothing is known, and between the ends of a range."""
+UNKNOWN = "\N{EN DASH}"
+"""Where nothing is known."""
 
 
 def bounds(values: Iterable[float], least: float) -> tuple[float, float]:

@@ -142,8 +142,10 @@ class Machine(RuleBasedStateMachine):
         odd=st.sampled_from(("", "SER0_cores_0", "UUID-1_cores_0-1")),
         pci=st.booleans(),
         cores=st.sampled_from(WIDTHS),
+        wish=st.sampled_from((Wish.PLUGIN, Wish.DRA)),
     )
-    def begin(self, warboys: int, odd: str, pci: bool, cores: int | None) -> None:
+    def begin(self, warboys: int, odd: str, pci: bool, cores: int | None, wish: Wish) -> None:
+        self.wish = wish
         self.cards = [
             Physical(
                 slot=slot,

@@ -620,24 +620,3 @@ async def test_whether_the_pool_is_complete(tmp_path: Path) -> None:
         world.server.instead.clear()
         world.publisher.ask_now()
         await first(world.publisher.state, lambda state: not state.incomplete)
-
-
-# The end.
-
-
-async def test_withdrawn_slices_are_deleted(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (server, api):
-        feed: Feed[tuple[PoolDevice, ...] | None] = Feed(rngd(70))
-        publisher = SlicePublisher(api=api, node_name=NODE, driver=DRIVER, devices=feed)
-        task = asyncio.create_task(publisher.run())
-        await first(publisher.state, lambda state: state.published)
-        task.cancel()
-        await asyncio.wait([task])
-        assert len(server.slices) == 2
-        await publisher.withdraw()
-        assert not server.slices
-        assert publisher.state.value == SlicesState(writes=4)
-        await publisher.withdraw()
-        server.instead["list"] = status(403, "no")
-        with pytest.raises(ApiError):
-            await publisher.withdraw()
