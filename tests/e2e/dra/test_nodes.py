@@ -35,8 +35,6 @@ from tests.e2e.dra.test_move import (
 )
 from tests.e2e.node import SOON, Node, simulated
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-
 NODES = 4
 REPLICAS = 6
 CARDS = 3
@@ -130,6 +128,8 @@ def churning(cluster: Cluster) -> Iterator[Churn]:
         churn.join(2 * SOON)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)  # not for the module: tests/conftest.py has the last word there
 def test_four_nodes_move_one_by_one_and_come_back_under_churn(nodes: Sequence[Node]) -> None:
     first = nodes[0]
     first.cluster.apply(deployment(Path("/var/lib/audit"), REPLICAS, VERIFIED))
