@@ -28,7 +28,7 @@ from npu_agent.kubelet.wire import v1beta1 as wire
 DEV = Path("/host/dev")
 """Where a Pod of it has the host's /dev."""
 READY = Path("/tmp/second-is-ready")
-"""There once the kubelet has the list, for a readiness probe."""
+"""There, in a Pod, once the kubelet has the list: for the readiness probe."""
 
 
 class SecondPlugin(wire.DevicePluginBase):
@@ -47,7 +47,8 @@ class SecondPlugin(wire.DevicePluginBase):
         devices = [wire.Device(id=id_, health="Healthy") for id_ in self._devices]
         while True:
             yield wire.ListAndWatchResponse(devices=devices)
-            READY.touch()
+            if DEV.is_dir():
+                READY.touch()
             await asyncio.sleep(5)
 
     async def allocate(self, request: wire.AllocateRequest) -> wire.AllocateResponse:
