@@ -381,7 +381,8 @@ def test_helms_test_asks_for_what_is_offered() -> None:
     container = pod["spec"]["containers"][0]
     assert container["resources"]["claims"] == [{"name": asked["name"]}]
     assert list(container["resources"]["limits"]) == ["memory"]
-    (pod,) = hooks({"dra": {"enabled": True, "classes": True}})
+    (pod,) = hooks({"dra": {"enabled": True, "classes": True}, "openshift": True})
+    assert pod["spec"]["serviceAccountName"] == "npu-agent"  # whose Pods may have uid 0 there
     assert pod["spec"]["containers"][0]["resources"]["limits"]["beta.furiosa.ai/npu"] == 1
 
 
