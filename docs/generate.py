@@ -2,6 +2,7 @@
 
 From the code, each between two marks: the reference of the configuration's keys in
 configuration.md, and in hardware.md the files that are read by a guess.
+From the chart's values.yaml, the tables of its README (docs/chart.py).
 From docs/, the runbook that the agent serves (docs/runbook.py). In translated pages, the line that
 says that the English page is newer (docs/translations.py).
 With --check nothing is written; the exit code is 1 if a page is not what it would be.
@@ -16,6 +17,7 @@ from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
 
+import chart
 import translations
 from runbook import FILE, runbook
 
@@ -143,6 +145,7 @@ def main() -> int:
             "the families say",
             lambda: current(HARDWARE, "npu_agent/vendors/furiosa/", unproven()),
         ),
+        (chart.FILE, "values.yaml says", chart.current),
         (FILE, "its pages in docs/ say", runbook),
         *(
             (page, "its English page says", partial(translations.current, page))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import subprocess
 
 import pytest
 
@@ -53,3 +54,14 @@ def test_the_picture_is_small_and_wide_enough() -> None:
     picture = (ROOT / "docs/images/status.png").read_bytes()
     assert len(picture) < 150_000
     assert struct.unpack(">I", picture[16:20])[0] >= 1100
+
+
+def test_the_one_file_is_installed_with_the_image_of_ones_own() -> None:
+    (command,) = re.findall(r"^\$ (sed .*) \| kubectl apply -f -$", ENGLISH.text, re.MULTILINE)
+    made = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True).stdout
+    before = (ROOT / "k8s/npu-agent.yaml").read_text().splitlines()
+    changed = [(a, b) for a, b in zip(before, made.splitlines(), strict=True) if a != b]
+    (build,) = re.findall(r"make image IMAGE=(\S+)", ENGLISH.text)
+    assert [(a.strip(), b.strip()) for a, b in changed] == [
+        ("image: npu-agent:0.1.0", f"image: {build}")
+    ]

@@ -2,7 +2,8 @@
 
 - `k8s/npu-agent.yaml`: what kustomize makes of k8s/.
 - `k8s/chart/files/`: the components that the chart has too; Helm reads nothing outside a chart.
-- `k8s/chart/values.schema.json`: by hand, but for `$defs`, which is the agent's config schema.
+- `k8s/chart/values.schema.json`: by hand, but for the names of the alerts and `$defs`, which is the
+  agent's config schema.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from npu_agent import config
 from npu_agent.vendors import WORDS
@@ -28,6 +31,7 @@ COPIES = {
     "dra-deviceclass.yaml": "dra/deviceclass.yaml",
     "dra-policy.yaml": "dra/policy.yaml",
     "dra-classes.yaml": "dra-classes/deviceclasses.yaml",
+    "openshift.yaml": "openshift/scc.yaml",
     "networkpolicy.yaml": "network-policy/networkpolicy.yaml",
     "podmonitor.yaml": "podmonitor/podmonitor.yaml",
     "prometheusrule.yaml": "alerts/prometheusrule.yaml",
@@ -58,6 +62,10 @@ def _rendered() -> str:
 
 
 def _with_config(schema: dict[str, Any]) -> str:
+    rule = yaml.safe_load((K8S / "components" / COPIES["prometheusrule.yaml"]).read_text())
+    alerts = [one["alert"] for one in rule["spec"]["groups"][0]["rules"] if "alert" in one]
+    values = schema["properties"]["prometheusRule"]["properties"]
+    values["disabled"]["items"]["enum"] = alerts
     schema["$defs"] = _for_helm(config.json_schema(WORDS)["$defs"])
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

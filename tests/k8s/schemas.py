@@ -7,8 +7,9 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]
 
 VERSIONS = ("1.30", "1.36")
-CUSTOM = {"PodMonitor", "PrometheusRule"}
-"""Kinds of Prometheus Operator, which Kubernetes has no schema of; tests/monitoring reads them."""
+CUSTOM = {"PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
+"""Kinds of Prometheus Operator, which tests/monitoring reads, and of OpenShift: Kubernetes has no
+schema of them."""
 NEWER = {
     "DeviceClass": "1.34",
     "MutatingAdmissionPolicy": "1.36",

@@ -31,6 +31,7 @@ SCOPELESS = {
     "MutatingAdmissionPolicy",
     "MutatingAdmissionPolicyBinding",
     "Namespace",
+    "SecurityContextConstraints",
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
 }

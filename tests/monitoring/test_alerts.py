@@ -52,8 +52,9 @@ def test_each_alert_is_tested_before_while_and_after(alert: str) -> None:
 def test_each_alert_tells_what_to_do(alert: str) -> None:
     rule = ALERTS[alert]
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
-    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
-    assert rule["annotations"]["runbook"] == f"docs/monitoring.md#{alert.lower()}"
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    runbook = "http://npu-agent.kube-system.svc:9100/runbook"
+    assert rule["annotations"]["runbook_url"] == f"{runbook}#{alert.lower()}"
     [section] = re.findall(rf"^### {alert}\n(.+?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert section.startswith(f"\n*{rule['labels']['severity']}"), "its severity comes first"
     assert re.search(r"^1\. ", section, re.MULTILINE), "the first thing to do"

@@ -64,6 +64,9 @@ def test_the_chart_installs_follows_values_and_goes(bare: Journey) -> None:
     try:
         node.wait_allocatable(2)
         (before,) = node.agent_pods()
+        tested = node.helm("test", *RELEASED, "--logs", "--timeout", "90s")
+        assert "Succeeded" in tested
+        assert "npu0pe0-1" in tested or "npu1pe0-1" in tested
 
         node.helm("upgrade", *RELEASED, CHART, "--set", "config.defaultPe=Single")
         node.wait_allocatable(4)

@@ -1,0 +1,40 @@
+"""The chart's README is made of values.yaml, and of all of it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from .pages import ROOT, page
+
+sys.path.insert(0, str(ROOT / "docs"))
+chart: Any = import_module("chart")
+VALUES = ROOT / "k8s/chart/values.yaml"
+
+
+def test_the_readme_is_current() -> None:
+    assert chart.FILE.read_text() == chart.current(), "run `make docs`"
+
+
+def test_every_value_has_its_row() -> None:
+    rows = set(re.findall(r"^\| `([\w.]+)` \|", page("k8s/chart/README.md").text, re.MULTILINE))
+    for name, value in yaml.safe_load(VALUES.read_text()).items():
+        below = {row for row in rows if re.match(rf"{name}\.\w+$", row)}
+        assert name in rows or below == {f"{name}.{key}" for key in value}, name
+
+
+def test_a_value_that_nobody_describes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = VALUES.read_text().replace("## The Pod\n", "## The Pod\n\nsilent: {}\n")
+    (tmp_path / "values.yaml").write_text(text)
+    monkeypatch.setattr(chart, "CHART", tmp_path)
+    line = text.splitlines().index("silent: {}") + 1
+    with pytest.raises(ValueError, match=f"values.yaml:{line}: say in a comment what silent is"):
+        chart.current()

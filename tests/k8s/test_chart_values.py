@@ -1,0 +1,477 @@
+"""The values that every chart has, and those of our own parts: what each of them changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from .schemas import check
+from .test_chart import comparable, pod_of, template
+from .tools import CHART, K8S, Object, objects, output, run
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+SELECTOR = {"app.kubernetes.io/name": "npu-agent"}
+"""What releases before this one select by. A DaemonSet's selector cannot change, so it may never
+have more: an upgrade would be refused."""
+
+
+def one(things: list[Object], kind: str) -> Object:
+    (found,) = (thing for thing in things if thing["kind"] == kind)
+    return found
+
+
+def image(**values: Any) -> object:
+    return pod_of(template(values))["containers"][0]["image"]
+
+
+def refusal(given: Mapping[str, Any]) -> str:
+    """What Helm says of values that it refuses."""
+    done = run("helm", "template", "x", CHART, "--values", "-", stdin=json.dumps(given))
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_selectors_are_what_they_were_whoever_labels_what() -> None:
+    given = {
+        "podLabels": {"team": "ml"},
+        "commonLabels": {"cost": "42"},
+        "networkPolicy": True,
+        "podMonitor": True,
+    }
+    made = template(given)
+    pod = one(made, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert one(made, "DaemonSet")["spec"]["selector"] == {"matchLabels": SELECTOR}
+    assert one(made, "Service")["spec"]["selector"] == SELECTOR
+    assert one(made, "NetworkPolicy")["spec"]["podSelector"] == {"matchLabels": SELECTOR}
+    assert one(made, "PodMonitor")["spec"]["selector"] == {"matchLabels": SELECTOR}
+    assert SELECTOR.items() <= pod.items()
+
+
+def test_every_object_has_the_recommended_labels() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    made = template({"dra": {"enabled": True}, "prometheusRule": {"enabled": True}})
+    labelled = [thing["metadata"] for thing in made]
+    for labels in (one["labels"] for one in labelled):
+        assert labels["helm.sh/chart"] == f"npu-agent-{chart['version']}"
+    labelled.append(one(made, "DaemonSet")["spec"]["template"]["metadata"])
+    for labels in (one["labels"] for one in labelled):
+        assert (
+            labels.items()
+            >= {
+                **SELECTOR,
+                "app.kubernetes.io/instance": "any-name",
+                "app.kubernetes.io/version": chart["appVersion"],
+                "app.kubernetes.io/component": "node-agent",
+                "app.kubernetes.io/part-of": "npu-agent",
+                "app.kubernetes.io/managed-by": "Helm",
+            }.items()
+        )
+
+
+def test_labels_and_annotations_of_ones_own() -> None:
+    given: Object = {
+        "commonLabels": {"cost": "42", "app.kubernetes.io/part-of": "platform"},
+        "podLabels": {"team": "ml"},
+        "podAnnotations": {"example.com/why": "Because: of\nthat"},
+        "dashboard": True,
+    }
+    made = template(given)
+    for thing in made:
+        labels = thing["metadata"]["labels"]
+        assert labels["cost"] == "42"
+        assert labels["app.kubernetes.io/part-of"] == "platform"
+        assert "team" not in labels
+    pod = one(made, "DaemonSet")["spec"]["template"]["metadata"]
+    assert pod["labels"].items() >= {"cost": "42", "team": "ml"}.items()
+    assert pod["annotations"] == {
+        "kubectl.kubernetes.io/default-container": "npu-agent",
+        **given["podAnnotations"],
+    }
+
+
+def test_another_name_is_in_every_name_and_in_what_refers_to_it() -> None:
+    everything = {
+        "dra": {"enabled": True},
+        "metricsAuthorization": True,
+        "networkPolicy": True,
+        "podMonitor": True,
+        "dashboard": True,
+        "openshift": True,
+        "prometheusRule": {"enabled": True},
+    }
+    made = template({**everything, "fullnameOverride": "cards"}, namespace="npus")
+    # Values that are by themselves: the config file, texts for people.
+    names = {thing["metadata"]["name"] for thing in made} - {"npu.furiosa.ai"}
+    assert all(name == "cards" or name.startswith("cards-") for name in names), names
+    for thing in made:
+        for role in [thing["roleRef"]] if "roleRef" in thing else []:
+            assert role["name"] in names | {"system:auth-delegator"}
+        for subject in thing.get("subjects", ()):
+            assert (subject["name"], subject["namespace"]) == ("cards", "npus")
+        spec = thing.get("spec", {})
+        assert spec.get("policyName", "cards-") in names | {"cards-"}
+        for condition in spec.get("matchConditions", ()):
+            assert condition["expression"].endswith(r":[^:]+:cards$')")
+    pod = pod_of(made)
+    assert pod["serviceAccountName"] == "cards"
+    (config,) = (volume for volume in pod["volumes"] if volume["name"] == "config")
+    assert config["configMap"]["name"] == "cards-config"
+    scc = next(t for t in made if t["metadata"]["name"] == "cards-scc" and "rules" in t)
+    assert scc["rules"][0]["resourceNames"] == ["cards"]
+    runbook = one(made, "PrometheusRule")["spec"]["groups"][0]["rules"][-1]["annotations"]
+    assert runbook["runbook_url"].startswith("http://cards.npus.svc:9100/runbook#npu")
+    # And nothing of it is in a selector.
+    assert one(made, "DaemonSet")["spec"]["selector"] == {"matchLabels": SELECTOR}
+
+
+def test_a_name_override_is_in_selectors_and_in_the_job_that_alerts_know() -> None:
+    given = {"nameOverride": "cards", "podMonitor": True, "networkPolicy": True}
+    made = template({**given, "prometheusRule": {"enabled": True}})
+    selector = {"app.kubernetes.io/name": "cards"}
+    assert one(made, "DaemonSet")["metadata"]["name"] == "cards"
+    assert one(made, "DaemonSet")["spec"]["selector"] == {"matchLabels": selector}
+    assert one(made, "Service")["spec"]["selector"] == selector
+    assert one(made, "NetworkPolicy")["spec"]["podSelector"] == {"matchLabels": selector}
+    assert one(made, "PodMonitor")["spec"]["selector"] == {"matchLabels": selector}
+    rules = yaml.safe_dump(one(made, "PrometheusRule")["spec"])
+    assert 'job="cards"' in rules
+    assert 'job="npu-agent"' not in rules
+
+
+@pytest.mark.parametrize(
+    ("repository", "registry", "wanted"),
+    [
+        ("npu-agent", "", "npu-agent:1"),
+        ("npu-agent", "mirror.example.com/all/", "mirror.example.com/all/npu-agent:1"),
+        ("team/npu-agent", "mirror:5000", "mirror:5000/team/npu-agent:1"),
+        ("registry.example.com/team/npu-agent", "mirror:5000", "mirror:5000/team/npu-agent:1"),
+        ("localhost/npu-agent", "mirror.example.com", "mirror.example.com/npu-agent:1"),
+        ("registry:5000/npu-agent", "", "registry:5000/npu-agent:1"),
+    ],
+)
+def test_the_registry_that_all_charts_share(repository: str, registry: str, wanted: str) -> None:
+    given = {"repository": repository, "tag": "1", "digest": DIGEST}
+    made = image(**{"image": given, "global": {"imageRegistry": registry}})
+    assert made == f"{wanted}@{DIGEST}"
+
+
+def test_more_of_everything_in_the_pod() -> None:
+    volume = {"name": "extra", "configMap": {"name": "mine"}}
+    mount = {"name": "extra", "mountPath": "/extra", "readOnly": True}
+    variable = {"name": "TZ", "value": "Asia/Seoul"}
+    affinity: Object = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
+    given = {
+        "extraArgs": ["--log-level=debug"],
+        "extraEnv": [variable],
+        "extraVolumes": [volume],
+        "extraVolumeMounts": [mount],
+        "affinity": affinity,
+    }
+    pod, base = pod_of(template(given)), pod_of(template({}))
+    (container,), (before,) = pod.pop("containers"), base.pop("containers")
+    assert container.pop("args") == [*before.pop("args"), "--log-level=debug"]
+    assert container.pop("env") == [*before.pop("env"), variable]
+    assert container.pop("volumeMounts") == [*before.pop("volumeMounts"), mount]
+    assert container == before
+    assert pod.pop("volumes") == [*base.pop("volumes"), volume]
+    assert pod.pop("affinity") == {**base.pop("affinity"), **affinity}
+    assert pod == base
+    check(one(template(given), "DaemonSet"), "1.36")
+
+
+def test_a_node_affinity_of_ones_own() -> None:
+    terms = [{"matchExpressions": [{"key": "pool", "operator": "Exists"}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    given = {"affinity": {"nodeAffinity": required}}
+    assert "set nodes to every" in refusal(given)
+    assert pod_of(template({**given, "nodes": "every"}))["affinity"] == given["affinity"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "label"),
+    [
+        ("label", "npu-agent/enabled"),
+        ("nfd", "feature.node.kubernetes.io/pci-1ed2.present"),
+        ("nfd-class", "feature.node.kubernetes.io/pci-1200_1ed2.present"),
+    ],
+)
+def test_a_list_of_daemonsets_shows_where_it_runs(nodes: str, label: str) -> None:
+    """`kubectl get daemonset` has a column for the node selector, and none for affinity."""
+    assert pod_of(template({"nodes": nodes}))["nodeSelector"] == {label: "true"}
+    given = {"nodes": nodes, "nodeSelector": {"pool": "npu"}}
+    assert pod_of(template(given))["nodeSelector"] == {label: "true", "pool": "npu"}
+
+
+def test_update_strategies() -> None:
+    def strategy(**given: Any) -> object:
+        return one(template({"updateStrategy": given}), "DaemonSet")["spec"]["updateStrategy"]
+
+    assert strategy(type="OnDelete") == {"type": "OnDelete"}
+    assert strategy(rollingUpdate={"maxSurge": 0, "maxUnavailable": "10%"}) == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "10%"},
+    }
+
+
+def test_security_contexts() -> None:
+    given: Object = {
+        "securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "npu"}},
+        "podSecurityContext": {"supplementalGroups": [5]},
+    }
+    pod, base = pod_of(template(given)), pod_of(template({}))
+    own, before = (one["containers"][0]["securityContext"] for one in (pod, base))
+    assert own == {**before, **given["securityContext"]}
+    assert pod["securityContext"] == {**base["securityContext"], "supplementalGroups": [5]}
+
+
+def test_an_account_of_ones_own_is_held_to_its_node_too() -> None:
+    given = {"serviceAccount": {"create": False, "name": "my.account"}, "rbac": {"create": False}}
+    made = template(given)
+    kinds = {thing["kind"] for thing in made}
+    assert not kinds & {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
+    assert pod_of(made)["serviceAccountName"] == "my.account"
+    conditions = [c for t in made for c in t.get("spec", {}).get("matchConditions", ())]
+    assert len(conditions) == 2
+    for condition in conditions:
+        found = re.search(r"matches\('(.*)'\)", condition["expression"])
+        assert found
+        assert re.search(found[1], "system:serviceaccount:kube-system:my.account")
+        assert not re.search(found[1], "system:serviceaccount:kube-system:my-account")
+    noted = template({"serviceAccount": {"annotations": {"a.example.com/b": "c"}}})
+    assert one(noted, "ServiceAccount")["metadata"]["annotations"] == {"a.example.com/b": "c"}
+
+
+def test_the_kubelets_directory() -> None:
+    root = "/var/snap/microk8s/common/var/lib/kubelet"
+    given = {"kubeletRootDir": f"{root}/", "dra": {"enabled": True}}
+    made = template(given)
+    config = yaml.safe_load(one(made, "ConfigMap")["data"]["config.yaml"])
+    assert config["pluginDir"] == f"{root}/device-plugins"
+    by_config = template({"config": {"pluginDir": config["pluginDir"]}, "dra": {"enabled": True}})
+    assert comparable(made) == comparable(by_config)
+    paths = {v["hostPath"]["path"] for v in pod_of(made)["volumes"] if "hostPath" in v}
+    assert not [path for path in paths if path.startswith("/var/lib/kubelet")]
+
+
+def test_a_pod_monitor_where_prometheus_finds_it() -> None:
+    values = {"interval": "1m", "labels": {"release": "kps"}, "namespace": "monitoring"}
+    made = template({"podMonitor": {"enabled": True, **values}}, namespace="npus")
+    monitor = one(made, "PodMonitor")
+    assert monitor["metadata"]["namespace"] == "monitoring"
+    assert monitor["metadata"]["labels"]["release"] == "kps"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["npus"]}
+    assert monitor["spec"]["podMetricsEndpoints"][0]["interval"] == "1m"
+
+
+def test_a_dashboard_where_grafana_finds_it() -> None:
+    values = {"labels": {"dashboards": "yes"}, "folder": "NPU & more"}
+    meta = one_dashboard({"enabled": True, **values})["metadata"]
+    assert meta["labels"].items() >= {"dashboards": "yes", "grafana_dashboard": "1"}.items()
+    assert meta["annotations"] == {"grafana_folder": "NPU & more"}
+    assert "annotations" not in one_dashboard({"enabled": True})["metadata"]
+
+
+def one_dashboard(values: Object) -> Object:
+    made = template({"dashboard": values})
+    return next(thing for thing in made if thing["metadata"]["name"] == "npu-agent-dashboard")
+
+
+def test_who_gets_through_the_network_policy() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"name": "openshift-monitoring"}}}]
+    made = template({"networkPolicy": {"enabled": True, "from": peers}})
+    (rule,) = one(made, "NetworkPolicy")["spec"]["ingress"]
+    assert rule == {"from": peers, "ports": [{"port": "metrics", "protocol": "TCP"}]}
+
+
+@pytest.mark.parametrize("part", ["networkPolicy", "podMonitor", "dashboard"])
+def test_parts_may_be_switched_as_they_were(part: str) -> None:
+    assert comparable(template({part: True})) == comparable(template({part: {"enabled": True}}))
+    assert comparable(template({part: False})) == comparable(template({}))
+
+
+def alerts(**values: Any) -> dict[str, Object]:
+    """The alerts that the chart makes, by name."""
+    made = template({"prometheusRule": {"enabled": True, **values}})
+    rules = one(made, "PrometheusRule")["spec"]["groups"][0]["rules"]
+    return {rule["alert"]: rule for rule in rules if "alert" in rule}
+
+
+def test_alerts_by_their_older_name() -> None:
+    new = template({"prometheusRule": {"enabled": True}})
+    assert comparable(template({"alerts": True})) == comparable(new)
+    both = {"alerts": False, "prometheusRule": {"enabled": True}}
+    assert "leave alerts out" in refusal(both)
+
+
+def test_each_threshold_is_in_its_own_alert_and_in_what_that_says() -> None:
+    """And the component has the chart's defaults: test_chart compares the two."""
+    default = alerts()
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    names = list(values["prometheusRule"]["thresholds"])
+    made = alerts(thresholds={name: 1000.5 + index for index, name in enumerate(names)})
+    changed = {name for name in made if made[name]["expr"] != default[name]["expr"]}
+    assert changed == set(names)
+    for index, name in enumerate(names):
+        limit = f"{1000.5 + index}"
+        was = str(values["prometheusRule"]["thresholds"][name])
+        assert made[name]["expr"].replace(limit, was) == default[name]["expr"]
+        said = made[name]["annotations"]["description"]
+        assert said.replace(limit, was) == default[name]["annotations"]["description"]
+    spoken = {
+        name
+        for index, name in enumerate(names)
+        if f"{1000.5 + index}" in made[name]["annotations"]["description"]
+    }
+    assert spoken == {"NpuTemperatureHigh", "NpuReadingsStale", "NpuCertificateInvalid"}
+
+
+def test_alerts_that_are_not_wanted_are_not_there() -> None:
+    assert alerts().keys() - alerts(disabled=["NpuErrorsRising"]).keys() == {"NpuErrorsRising"}
+
+
+def test_alerts_lead_to_a_runbook_and_a_dashboard() -> None:
+    pages = {"runbookBaseUrl": "https://git.example.com/docs/monitoring.md"}
+    made = alerts(**pages, dashboardUrl="https://grafana.example.com/d/npu-agent")
+    for name, rule in made.items():
+        assert rule["annotations"]["runbook_url"] == f"{pages['runbookBaseUrl']}#{name.lower()}"
+        assert rule["annotations"]["dashboard_url"] == (
+            "https://grafana.example.com/d/npu-agent"
+            "{{ with $labels.hostname }}?var-node={{ . }}{{ end }}"
+        )
+    assert not any("dashboard_url" in rule["annotations"] for rule in alerts().values())
+    tls = template({"prometheusRule": {"enabled": True}, "metricsTLS": True}, namespace="npus")
+    rule = one(tls, "PrometheusRule")["spec"]["groups"][0]["rules"][-1]
+    assert rule["annotations"]["runbook_url"].startswith("https://npu-agent.npus.svc:9100/runbook#")
+
+
+def hooks(given: Object) -> list[Object]:
+    """What `helm test` makes."""
+    words = ("template", "any-name", CHART, "--namespace", "npus", "--values", "-")
+    made = objects(output("helm", *words, stdin=json.dumps(given)))
+    return [t for t in made if t["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
+
+
+def test_helms_test_is_the_verify_job() -> None:
+    (pod,) = hooks({})
+    check(pod, "1.30")
+    job = yaml.safe_load((K8S / "components/verify-job/job.yaml").read_text())
+    wanted = job["spec"]["template"]["spec"]
+    wanted["tolerations"] = [{"operator": "Exists"}]
+    wanted["containers"][0]["image"] = pod_of(template({}))["containers"][0]["image"]
+    assert pod["spec"] == wanted
+    assert not SELECTOR.items() <= pod["metadata"]["labels"].items()
+
+
+def test_helms_test_asks_for_what_is_offered() -> None:
+    (pod,) = hooks({"config": {"resources": [{"name": "a.example/b", "family": "rngd"}]}})
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["a.example/b"] == 1
+    made = hooks({"dra": {"enabled": True}})
+    for thing in made:
+        check(thing, "1.36")
+    claim, pod = sorted(made, key=lambda thing: thing["kind"] == "Pod")
+    (request,) = claim["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": "npu.furiosa.ai"}
+    (asked,) = pod["spec"]["resourceClaims"]
+    assert asked["resourceClaimTemplateName"] == claim["metadata"]["name"]
+    container = pod["spec"]["containers"][0]
+    assert container["resources"]["claims"] == [{"name": asked["name"]}]
+    assert list(container["resources"]["limits"]) == ["memory"]
+    (pod,) = hooks({"dra": {"enabled": True, "classes": True}, "openshift": True})
+    assert pod["spec"]["serviceAccountName"] == "npu-agent"  # whose Pods may have uid 0 there
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["beta.furiosa.ai/npu"] == 1
+
+
+def test_wrong_values_are_refused_with_their_places() -> None:
+    """Helm names all that the schema refuses in one message."""
+    said = refusal(
+        {
+            "nameOverride": "NPU",
+            "image": {"digest": "sha256:12"},
+            "global": {"imageRegistry": 5},
+            "commonLabels": {"a": 1},
+            "podLabels": {"a": "b c"},
+            "podAnnotations": {"a b": "c"},
+            "extraEnv": [{"value": "x"}],
+            "extraArgs": ["verbose"],
+            "kubeletRootDir": "kubelet",
+            "affinity": {"nodes": {}},
+            "updateStrategy": {"type": "Recreate"},
+            "securityContext": {"privilege": True},
+            "rbac": False,
+            "podMonitor": {"interval": 30},
+            "networkPolicy": {"from": [{}]},
+            "dashboard": "yes",
+            "openshift": "yes",
+            "prometheusRule": {
+                "disabled": ["NpuHot"],
+                "thresholds": {"NpuTemperatureHigh": "90", "NpuAgentDown": 1},
+                "runbookBaseUrl": "docs/monitoring.md",
+            },
+            "serviceAccount": {"names": "x"},
+        }
+    )
+    for message in (
+        "at '/nameOverride': 'NPU' does not match pattern",
+        "at '/image/digest': 'sha256:12' does not match pattern",
+        "at '/global/imageRegistry': got number, want string",
+        "at '/commonLabels/a': got number, want string",
+        "at '/podLabels/a': 'b c' does not match pattern",
+        "at '/podAnnotations': additional properties 'a b' not allowed",
+        "at '/extraEnv/0': missing property 'name'",
+        "at '/extraArgs/0': 'verbose' does not match pattern '^-'",
+        "at '/kubeletRootDir': 'kubelet' does not match pattern",
+        "at '/affinity': additional properties 'nodes' not allowed",
+        "at '/updateStrategy/type': value must be one of 'RollingUpdate', 'OnDelete'",
+        "at '/securityContext': additional properties 'privilege' not allowed",
+        "at '/rbac': got boolean, want object",
+        "at '/podMonitor/interval': got number, want string",
+        "at '/networkPolicy/from/0': minProperties",
+        "at '/dashboard': got string, want boolean or object",
+        "at '/openshift': got string, want boolean",
+        "at '/prometheusRule/disabled/0': value must be one of 'NpuCardUnhealthy'",
+        "at '/prometheusRule/thresholds/NpuTemperatureHigh': got string, want number",
+        "at '/prometheusRule/thresholds': additional properties 'NpuAgentDown' not allowed",
+        "at '/prometheusRule/runbookBaseUrl': 'docs/monitoring.md' does not match pattern",
+        "at '/serviceAccount': additional properties 'names' not allowed",
+    ):
+        assert message in said
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"extraEnv": [{"name": "NODE_NAME"}]}, "extraEnv has NODE_NAME, which the chart sets"),
+        ({"extraVolumes": [{"name": "dev"}]}, "extraVolumes has dev, which is the name of a"),
+        (
+            {"extraVolumeMounts": [{"name": "x", "mountPath": "/x"}]},
+            "extraVolumeMounts has x, and extraVolumes has no volume of that name: add it",
+        ),
+        (
+            {"kubeletRootDir": "/a", "config": {"pluginDir": "/b"}},
+            "leave config.pluginDir out, it is /a/device-plugins then",
+        ),
+        (
+            {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}}},
+            "has maxSurge 1 and maxUnavailable 1, and Kubernetes takes one of the two",
+        ),
+        (
+            {"openshift": True, "securityContext": {"seLinuxOptions": {"type": "a"}}},
+            "securityContext.seLinuxOptions is set by the value seLinuxOptions: give it there",
+        ),
+        ({"serviceAccount": {"create": False}}, "say in serviceAccount.name which account"),
+        ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels may not have app.kubernetes"),
+        ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "commonLabels may not have app.kub"),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_values_that_contradict_each_other_are_refused(
+    given: Mapping[str, Any], message: str
+) -> None:
+    said = refusal(given)
+    assert message in said
+    assert len(said.splitlines()) < 10
