@@ -188,6 +188,20 @@ def identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def gone(path: Path, known: tuple[int, int] | None) -> bool:
+    """Whether the file whose `identity` is `known` is no longer there, or another one is.
+
+    Where that cannot be found out (a mode that keeps us out of the directory, a limit of our own, a
+    disk that fails), it is not: what cannot be seen may work as before.
+    """
+    try:
+        return identity(path) != known
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+
+
 def is_device(path: Path, root: Path) -> bool:
     """Whether this is a character device, or what stands for one if `root` is a simulated tree.
 
@@ -202,7 +216,8 @@ def _replace(
     path: Path, new: bytes, abandoned: threading.Event, *, directory: bool, durable: bool
 ) -> None:
     """As `replace`, unless it is abandoned before the file takes the old one's place. May block."""
-    with contextlib.suppress(LinkError):  # which is replaced, and not what it leads to
+    # A link is replaced, and not what it leads to; so is a file that somebody has made unreadable.
+    with contextlib.suppress(LinkError, PermissionError):
         if content(path, len(new) + 1, follow=False) == new:
             return
     if directory:

@@ -1,10 +1,12 @@
 """Regular files are read with a bound and replaced as a whole, whatever the file system does."""
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,6 +50,41 @@ async def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: P
     await files.replace(path, b"content")
     assert not path.is_symlink()
     assert path.read_bytes() == foreign.read_bytes() == b"content"
+
+
+async def test_what_somebody_made_unreadable_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(0)
+
+    def refused(*_: object, **__: object) -> bytes:  # as it is for a root without capabilities
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files, "content", refused)
+    await files.replace(path, b"new")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o644)
+
+
+def test_a_file_that_cannot_be_seen_for_now_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    path.touch()
+    other.touch()
+    known = files.identity(path)
+    assert not files.gone(path, known)
+    for number in (errno.EACCES, errno.EIO, errno.ENOMEM):
+        error = OSError(number, os.strerror(number))
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "lstat", Mock(side_effect=error))
+            assert not files.gone(path, known)
+    assert files.gone(other / "file", known)
+    other.replace(path)
+    assert files.gone(path, known)
+    path.unlink()
+    assert files.gone(path, known)
 
 
 async def test_none_removes_it(tmp_path: Path) -> None:

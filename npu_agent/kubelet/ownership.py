@@ -78,7 +78,7 @@ class Ownership:
                 self._owner = None
                 await asyncio.sleep(_SETTLE)
             _sign(self._descriptor)
-            yield lambda: _is_at(self._path, self._descriptor)
+            yield lambda: not files.gone(self._path, _identity(self._descriptor))
         finally:
             self._users -= 1
             if not self._users:
@@ -127,11 +127,15 @@ def _locked(descriptor: int) -> bool:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    ours = os.fstat(descriptor)
     try:
-        return files.identity(path) == (ours.st_dev, ours.st_ino)
+        return files.identity(path) == _identity(descriptor)
     except OSError:
         return False
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def _sign(descriptor: int) -> None:

@@ -305,10 +305,7 @@ class UnixServer(Server):
 
     def exists(self) -> bool:
         """Whether the socket is still where it was made, and still ours."""
-        try:
-            return files.identity(self.path) == self._identity
-        except OSError:
-            return False
+        return not files.gone(self.path, self._identity)
 
     async def shutdown(self) -> None:
         """Ends every connection and removes the socket; takes 0.2 s at most.

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -143,6 +144,17 @@ async def test_lock_file_that_somebody_removed_or_replaced_does_not_count(tmp_pa
         async with Ownership(tmp_path).held(nobody) as newer:
             assert newer()
             assert not still_ours()
+
+
+async def test_lock_file_that_cannot_be_seen_for_now_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Ownership(tmp_path).held(nobody) as still_ours:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "lstat", Mock(side_effect=PermissionError))
+            assert still_ours()
+        lock_path(tmp_path).unlink()
+        assert not still_ours()
 
 
 async def test_nothing_is_left_when_the_last_one_ends(tmp_path: Path) -> None:

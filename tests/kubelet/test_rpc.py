@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from grpclib.const import Cardinality, Handler, Status
@@ -177,6 +178,17 @@ class Raw(bytes):
     @classmethod
     def FromString(cls, data: bytes) -> "Raw":  # noqa: N802 (protobuf's name)
         return cls(data)
+
+
+async def test_a_directory_that_keeps_us_out_has_not_lost_our_socket(
+    server: UnixServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one chmod would take all devices from the node, while the stream works as before."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "lstat", Mock(side_effect=PermissionError))
+        assert server.exists()
+    server.path.unlink()
+    assert not server.exists()
 
 
 async def test_a_socket_is_known_by_its_device_too(

@@ -218,10 +218,12 @@ class Session:
         before = streams.value.ever
         try:
             self._kubelet.stat()
-        except OSError:
+        except FileNotFoundError:
             return (
                 f"{self._kubelet} is missing: the kubelet is not running, or not on this directory"
             )
+        except OSError as error:
+            return _explained(error, self._directory)
         request = wire.RegisterRequest(
             version=API_VERSION,
             endpoint=endpoint.path.name,
