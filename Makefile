@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
 PACKAGES := binutils chromium fish prometheus systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary packaging k8s e2e e2e-long bench cluster clean
+.PHONY: help python check mutants demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary packaging k8s e2e e2e-long chaos bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,9 @@ e2e-long: $(VENV)/ready ## the scenarios that take many minutes, with what they 
 
 cluster: $(VENV)/ready ## start a real one-node Kubernetes to play with (root)
 	$(BIN)/python -m tests.cluster up
+
+chaos: $(VENV)/ready ## attack a running agent in every way we know, and write docs/reliability.md (root; ARGS=--short for those of CI)
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 bench: $(VENV)/ready ## the figures of docs/benchmarks.md, measured on this machine
 	$(BIN)/python -m bench $(ARGS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ class Node:
     """Requests so far that would change something."""
     requests: int = 0
     """All of them, those too."""
+    trouble: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
+    """If set, it answers, whatever is asked."""
     dra: StandInApiServer = field(init=False)
     """Has the ResourceSlices and claims."""
 
@@ -38,6 +40,8 @@ class Node:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Any request of the agent's."""
         self.requests += 1
+        if self.trouble:
+            return await self.trouble(request)
         self.writes += request.method != "GET"
         whole = request.method == "GET" and "Partial" not in request.headers.get("Accept", "")
         if whole or request.path.startswith("/apis/resource.k8s.io/"):

@@ -9,9 +9,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.apiserver import Node, node
@@ -52,6 +60,10 @@ class Process:
     def memory(self) -> int:
         """Resident, in kB."""
         return self._status("VmRSS:")
+
+    def peak(self) -> int:
+        """The most that was ever resident, in kB."""
+        return self._status("VmHWM:")
 
     def threads(self) -> int:
         """How many it has."""
@@ -109,6 +121,8 @@ class Agent(Process):
     start: float
     """Seconds from the start of the process until the kubelet had its list, or the API server its
     slices."""
+    another: Callable[[], AbstractContextManager[Process]]
+    """Runs one more of the same meanwhile."""
 
     async def told(self, after: str = "") -> Plugin:
         """What the kubelet knows, once it has a list from another socket than `after`."""
@@ -128,14 +142,17 @@ async def _told(kubelet: StandInKubelet, after: str = "") -> Plugin:
 
 
 @contextmanager
-def program(*command: str, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
-    """Runs it meanwhile."""
-    popen = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **(environment or {})},
-    )
+def program(
+    *command: str, environment: Mapping[str, str] | None = None, log: Path = Path(os.devnull)
+) -> Iterator[Process]:
+    """Runs it meanwhile; what it logs is added to a file."""
+    with log.open("ab") as stderr:
+        popen = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env={**os.environ, **(environment or {})},
+        )
     try:
         yield Process(popen)
     finally:
@@ -145,7 +162,14 @@ def program(*command: str, environment: Mapping[str, str] | None = None) -> Iter
 
 @asynccontextmanager
 async def running(
-    cards: str, *, config: str = "", alive: bool = False, dra: bool = False
+    cards: str,
+    *,
+    config: str = "",
+    alive: bool = False,
+    dra: bool = False,
+    start: tuple[str, ...] = IN_POD,
+    log: Path = Path(os.devnull),
+    prepare: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> AsyncIterator[Agent]:
     """The agent with everything on, registered.
 
@@ -154,6 +178,9 @@ async def running(
         config: lines for its config file.
         alive: whether the cards' figures change all the time, as those of real ones do.
         dra: whether it offers the cards by DRA, and not by the device plugin.
+        start: what starts it; the directory of its service account and its arguments follow.
+        log: where it logs to.
+        prepare: makes what has to be so in the directory of all this before anybody starts.
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npu-bench-")))
@@ -169,6 +196,7 @@ async def running(
         if alive:
             stack.enter_context(program(*NPU_AGENT, "simulate", str(root)))
             await until(lambda: simulator.living(root), interval=POLL)
+        stack.enter_context(prepare(directory))
         kubelet = StandInKubelet(plugins, directory / "pod-resources")
         manager = StandInPluginManager(directory)
         async with node("bench-node", directory) as here:
@@ -179,16 +207,18 @@ async def running(
                 began = time.perf_counter()
                 arguments = ("run", "--host-root", str(root), "--config-file", str(file))
                 environment = {"NODE_NAME": here.name, **here.environment}
-                agent = stack.enter_context(
-                    program(*IN_POD, str(here.account), *arguments, environment=environment)
+                start_one = partial(
+                    program, *start, str(here.account), *arguments, environment=environment, log=log
                 )
+                agent = stack.enter_context(start_one())
                 if dra:
                     await here.dra.until(lambda found: len(found) == len(specs), DEADLINE)
                 else:
                     await _told(kubelet)
-                start = time.perf_counter() - began
+                took = time.perf_counter() - began
                 yield Agent(
-                    agent.popen, kubelet, manager, here, root, plugins, file, port, probes, start
+                    *(agent.popen, kubelet, manager, here, root, plugins, file, port, probes, took),
+                    another=start_one,
                 )
             finally:
                 await manager.stop()

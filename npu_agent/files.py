@@ -216,8 +216,9 @@ def _replace(
     path: Path, new: bytes, abandoned: threading.Event, *, directory: bool, durable: bool
 ) -> None:
     """As `replace`, unless it is abandoned before the file takes the old one's place. May block."""
-    # A link is replaced, and not what it leads to; so is a file that somebody has made unreadable.
-    with contextlib.suppress(LinkError, PermissionError):
+    # A link is replaced, and not what it leads to; so is a pipe, and a file that somebody has made
+    # unreadable. A directory stays, and is reported below.
+    with contextlib.suppress(IrregularError, PermissionError):
         if content(path, len(new) + 1, follow=False) == new:
             return
     if directory:

@@ -52,6 +52,17 @@ async def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: P
     assert path.read_bytes() == foreign.read_bytes() == b"content"
 
 
+async def test_a_pipe_is_replaced_and_a_directory_is_not(tmp_path: Path) -> None:
+    path, directory = tmp_path / "file", tmp_path / "directory"
+    os.mkfifo(path)
+    await files.replace(path, b"content")
+    assert path.read_bytes() == b"content"
+    directory.mkdir()
+    with pytest.raises(IsADirectoryError):
+        await files.replace(directory, b"content")
+    assert {each.name for each in tmp_path.iterdir()} == {"file", "directory"}
+
+
 async def test_what_somebody_made_unreadable_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

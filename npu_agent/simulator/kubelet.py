@@ -9,7 +9,6 @@ asks for a preferred allocation and allocates. What it cannot show is tested on 
 from __future__ import annotations
 
 import asyncio
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,8 +85,8 @@ class StandInKubelet(wire.RegistrationBase):
     async def start(self) -> None:
         """Comes up as a kubelet does: sweeps every socket in the directory, then listens."""
         for path in self._directory.iterdir():
-            if stat.S_ISSOCK(path.stat().st_mode):
-                path.unlink()
+            if path.is_socket():
+                path.unlink(missing_ok=True)  # its plugin may do so at the same moment
         if self._pod_resources:
             self._pod_resources.mkdir(exist_ok=True)
             lister = _Lister(self._taken, self.plugins)

@@ -196,7 +196,8 @@ class Pages:
 
 
 def _packed(answer: Answer) -> Answer:
-    body = gzip.compress(answer.body, compresslevel=1)
+    # The format has no room for a time before 1970 or after 2106, which a wrong clock may say.
+    body = gzip.compress(answer.body, compresslevel=1, mtime=0)
     return replace(answer, body=body, headers={**answer.headers, "Content-Encoding": "gzip"})
 
 

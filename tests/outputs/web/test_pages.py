@@ -88,6 +88,16 @@ async def test_the_page_is_made_once_for_all_who_look(monkeypatch: pytest.Monkey
     assert b"unhealthy" in (await pages.answer("GET", "/")).body
 
 
+@pytest.mark.parametrize("now", [-1.0, 2.0**33])
+async def test_pages_are_packed_whatever_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch, now: float
+) -> None:
+    pages = Scene().pages()
+    monkeypatch.setattr("time.time", lambda: now)
+    packed = await pages.answer("GET", "/metrics", encodings="gzip")
+    assert gzip.decompress(packed.body) == PROMETHEUS
+
+
 async def test_status_is_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(cards=(state(),))
     pages = scene.pages()

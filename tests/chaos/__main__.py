@@ -1,0 +1,171 @@
+"""Plays the attacks: `python -m tests.chaos`, which is `make chaos`.
+
+Without options it plays all, those on a real kubelet too. What comes of them goes into
+docs/reliability.md, but for --short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from npu_agent import __version__
+from tests.chaos.attacks import ATTACKS
+from tests.chaos.table import Attack, row
+from tests.chaos.world import withstood, world
+from tests.cluster import KUBELETS
+
+PROJECT = Path(__file__).parents[2]
+PAGE = PROJECT / "docs" / "reliability.md"
+REAL = ("tests/e2e/test_it_keeps_working.py", "tests/e2e/test_attacks.py")
+"""What is played on a real kubelet."""
+DEADLINE = 600.0
+"""Seconds that an attack may take with the agent's start; guards against hanging."""
+BESIDE = 4
+"""Attacks that are played at the same time, each on an agent of its own: most of them wait."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of the table."""
+
+    what: str
+    holds: str
+    failure: str
+    """Empty if it was withstood."""
+
+    def __str__(self) -> str:
+        came = f"**not withstood**: {self.failure}" if self.failure else "withstood"
+        cells = (text.replace("|", "\\|") for text in (self.what, self.holds, came))
+        return f"| {' | '.join(cells)} |"
+
+
+async def played(attack: Attack) -> Result:
+    """Plays one attack on an agent of its own, and prints what came of it."""
+    failure, began = "", time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="npu-chaos-") as name:
+        directory = Path(name)
+        try:
+            async with (
+                asyncio.timeout(DEADLINE),
+                world(directory, attack.cards, attack.config, attack.start, attack.prepare) as here,
+            ):
+                await withstood(here, attack.play)
+        except Exception as error:  # whatever it is, something is not as it should be
+            traceback.print_exc()
+            print((directory / "agent.log").read_text(errors="replace")[-5000:], file=sys.stderr)
+            lines = str(error).splitlines() or [type(error).__name__]
+            failure = lines[0][:200]
+    result = Result(attack.what, attack.holds, failure)
+    print(f"{time.monotonic() - began:5.1f} s  {attack.name}: {result}", flush=True)
+    return result
+
+
+async def all_played(attacks: Sequence[Attack]) -> list[Result]:
+    """Plays attacks beside each other, and then, one by one, those that take the whole machine.
+
+    What is not withstood beside others is played again alone: they are not what is tested.
+    """
+    turn = asyncio.Semaphore(BESIDE)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(8 * BESIDE))
+
+    async def one(attack: Attack) -> Result:
+        async with turn:
+            return await played(attack)
+
+    many = [attack for attack in attacks if not attack.alone]
+    beside = await asyncio.gather(*map(one, many))
+    last = [
+        await played(attack) if result.failure else result
+        for attack, result in zip(many, beside, strict=True)
+    ]
+    return [*last, *[await played(attack) for attack in attacks if attack.alone]]
+
+
+def on_a_real_kubelet() -> Iterator[Result]:
+    """The scenarios of tests/e2e, which build and start a real Kubernetes."""
+    with tempfile.TemporaryDirectory(prefix="npu-chaos-") as name:
+        report = Path(name) / "report.xml"
+        subprocess.run([sys.executable, "-m", "tests.cluster", "build"], cwd=PROJECT, check=True)
+        command = [sys.executable, "-m", "pytest", *REAL, "-k", max(KUBELETS)]
+        subprocess.run([*command, f"--junit-xml={report}"], cwd=PROJECT)
+        for case in ET.parse(report).iter("testcase"):
+            test = case.get("name", "").partition("[")[0]
+            broken = [part for part in case if part.tag in ("failure", "error")]
+            failure = (broken[0].get("message") or "failed").splitlines()[0][:200] if broken else ""
+            play = getattr(import_module(case.get("classname", "")), test)
+            if play.__doc__:
+                yield Result(*row(play), failure)
+            else:
+                said = test.removeprefix("test_").replace("_", " ").capitalize()
+                yield Result(said, "as that test asserts", failure)
+
+
+def write(title: str, results: Sequence[Result], order: Sequence[str]) -> None:
+    """Puts results into the table of that title; rows of attacks that were not played stay.
+
+    Args:
+        title: of the comments around the table.
+        results: what came of the attacks that were played.
+        order: what is done by each attack that there is.
+    """
+    page = PAGE.read_text()
+    pattern = rf"<!-- {title} -->\n(.*)<!-- end of {title} -->"
+    before = re.search(pattern, page, re.DOTALL)
+    assert before, f"{PAGE} has no place for {title}"
+    rows = {line.split(" | ")[0]: line for line in before[1].splitlines()}
+    rows |= {line.split(" | ")[0]: line for line in map(str, results)}
+    when = f"npu-agent {__version__}, {time.strftime('%Y-%m-%d', time.gmtime())}:"
+    kept = [rows[f"| {what}"] for what in order if f"| {what}" in rows]
+    table = "\n".join([when, "", "| attack | expectation | result |", "|---|---|---|", *kept, ""])
+    whole = f"<!-- {title} -->\n{table}\n<!-- end of {title} -->"
+    PAGE.write_text(re.sub(pattern, lambda _: whole, page, flags=re.DOTALL))
+
+
+def main() -> int:
+    """Prints each result as it comes; 1 if an attack was not withstood."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--short", action="store_true", help="those that CI plays")
+    parser.add_argument("--no-cluster", action="store_true", help="not those on a real kubelet")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="functions of tests/chaos/attacks")
+    wanted = parser.parse_args()
+    if unknown := set(wanted.names) - {attack.name for attack in ATTACKS}:
+        parser.error(f"no such attack: {', '.join(sorted(unknown))}")
+    attacks = [
+        attack
+        for attack in ATTACKS
+        if (attack.name in wanted.names if wanted.names else attack.short or not wanted.short)
+    ]
+    if os.geteuid() != 0:
+        for attack in attacks:
+            if attack.root:
+                print(f"left out, as it needs root: {attack.what}")
+        attacks = [attack for attack in attacks if not attack.root]
+    results = asyncio.run(all_played(attacks))
+    if not wanted.short:
+        write("stand-ins", results, [attack.what for attack in ATTACKS])
+    if not wanted.short and not wanted.names and not wanted.no_cluster:
+        real = list(on_a_real_kubelet())
+        write("real kubelet", real, [result.what for result in real])
+        results += real
+    failed = [result for result in results if result.failure]
+    print(f"{len(results) - len(failed)} of {len(results)} attacks withstood", *failed, sep="\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Attacks by the API server, by who stands between, and on the credentials for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from bench.process import POLL
+from tests.chaos.table import attack
+from tests.chaos.world import WELL, World, sparse
+from tests.kube.helpers import drops, drops_amid, hangs, says, serving
+from tests.kube.helpers import status as refuses
+from tests.until import until
+
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def trouble(here: World, reply: Reply) -> AsyncIterator[None]:
+    """The API server answers so to a new agent, which has waited for nothing yet."""
+    node = here.agent.node
+    node.trouble = reply
+    try:
+        asked, calls = node.requests, here.kubelet.calls
+        await here.start_again()
+        await here.registered_again(calls)
+        what = "a request"
+        await until(lambda: node.requests > asked, what, deadline=WELL, interval=POLL)
+        await here.pod()
+        yield
+    finally:
+        node.trouble = None
+
+
+async def labels_again(here: World) -> None:
+    """Waits until its labels are back, which it puts there when something about them changes."""
+    node = here.agent.node
+    node.labels = {}
+    here.configure("labels: {sets: [alpha, beta]}")
+    what = "the labels to be back"
+    await until(lambda: bool(node.labels), what, deadline=WELL, interval=POLL)
+
+
+@attack(short=True)
+async def api_server_refuses(here: World) -> None:
+    """The API server answers 400, 401, 403, 404, 409, 410, 422, 429, 500, 503 and 599.
+
+    Pods get NPUs all the while; labels are back when it is well.
+    """
+    for code in (400, 401, 403, 404, 409, 410, 422, 429, 500, 503, 599):
+        async with trouble(here, refuses(code, "attack \x1b[2J" * 100)):
+            pass
+    await labels_again(here)
+
+
+@attack()
+async def api_server_answers_nonsense(here: World) -> None:
+    """It answers with noise, a number, a list, null, half an object, 32 MiB, and ends amid.
+
+    Pods get NPUs all the while; labels are back when it is well.
+    """
+    replies: tuple[Reply, ...] = (
+        says(b"\x00\xff{[" * 100), says(b"1"), says(b"[]"), says(b"null"), says(b'{"metadata":'),
+        says(b'{"metadata": {"labels": 7, "managedFields": {}}}'), says(b"[" * 100_000),
+        says(b" " * (32 << 20)), says(b""), drops, drops_amid,
+        says(b"{}", content_type="text/html"), says(b'{"kind": 1e999, "metadata": null}'),
+    )  # fmt: skip
+    for reply in replies:
+        async with trouble(here, reply):
+            pass
+    await labels_again(here)
+
+
+@attack(short=True)
+async def api_server_hangs(here: World) -> None:
+    """It never answers.
+
+    Pods get NPUs all the while, and SIGTERM ends the agent.
+    """
+    async with trouble(here, hangs):
+        here.process.popen.terminate()
+        assert await asyncio.to_thread(here.process.popen.wait, 20) == 0
+    await here.start_again()
+
+
+@attack()
+async def api_server_drips(here: World) -> None:
+    """It answers with a byte a second, without end.
+
+    Pods get NPUs all the while; labels are back when it is well.
+    """
+
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(1)
+
+    async with trouble(here, drip):
+        await asyncio.sleep(5)
+    await labels_again(here)
+
+
+@attack(short=True)
+async def api_server_sends_elsewhere(here: World) -> None:
+    """It redirects every request (301, 302, 307, 308) to another server.
+
+    The other server is never given the token.
+    """
+    async with serving(says(b"{}")) as other:
+        for code in (301, 302, 307, 308):
+            reply = says(b"", code, {"Location": f"{other.url}/stolen"})
+            async with trouble(here, reply):
+                await asyncio.sleep(1)
+        assert not any(other.tokens), other.tokens
+    await labels_again(here)
+
+
+@attack()
+async def api_server_says_when_to_come_back(here: World) -> None:
+    """It answers 429 and 503 with Retry-After: -1, 10^18, noise.
+
+    Labels are back when it is well, and no more than 50 requests are made meanwhile.
+    """
+    before = here.agent.node.requests
+    for after in ("1" + "0" * 18, "1e9", "soon", "", "-1"):
+        async with trouble(here, refuses(429, "attack", Retry_After=after)):
+            await asyncio.sleep(1)
+    made = here.agent.node.requests - before
+    await labels_again(here)
+    assert made < 50, f"{made} requests"
+
+
+@attack()
+async def token_that_is_none(here: World) -> None:
+    """The token's file is a pipe, a folder, missing, empty, 4 GiB, noise; the CA's is noise.
+
+    Pods get NPUs all the while; labels are back when they are well.
+    """
+    for name in ("token", "ca.crt"):
+        file = here.agent.node.account / name
+        content = file.read_bytes()
+        for bad in ("pipe", "folder", "missing", "empty", "sparse", "noise"):
+            file.unlink()
+            if bad == "pipe":
+                os.mkfifo(file)
+            elif bad == "folder":
+                file.mkdir()
+            elif bad != "missing":
+                file.write_bytes(b"\x00\r\nX-Injected: yes\xff" if bad == "noise" else b"")
+            if bad == "sparse":
+                sparse(file, 4)
+            await here.fault("npu0", "dead")
+            await here.healthy(1)
+            await here.fault("npu0", "ok")
+            await here.well()
+            await here.pod()
+            if bad == "folder":
+                file.rmdir()
+            else:
+                file.unlink(missing_ok=True)
+            file.write_bytes(content)
+    await labels_again(here)

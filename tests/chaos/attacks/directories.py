@@ -1,0 +1,343 @@
+"""Attacks on the directories that the agent shares: sockets, lock, record, CDI specs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.process import POLL, RESOURCE
+from npu_agent.outputs.labels import nfd
+from tests.chaos.attacks.process import killed_and_served
+from tests.chaos.table import attack
+from tests.chaos.world import WELL, World, cores, sparse
+from tests.until import until
+
+LOCK, RECORD = ".npu-agent.lock", ".npu-agent.ledger.json"
+CDI = "allocation: {method: cdi}\n"
+
+
+def victim(here: World) -> Path:
+    """A file of somebody else's."""
+    path = here.root.parent / "victim"
+    path.write_text("precious")
+    path.chmod(0o600)
+    return path
+
+
+def unharmed(path: Path) -> None:
+    """It is as it was."""
+    assert path.read_text() == "precious"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@contextlib.contextmanager
+def small(directory: Path) -> Iterator[None]:
+    """The kubelet's directory is a file system of 64 KiB, and full."""
+    plugins = directory / "plugins"
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(plugins)]
+    subprocess.run(mount, check=True)
+    try:
+        fill(plugins)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(plugins)], check=True)
+
+
+def fill(directory: Path) -> None:
+    with contextlib.suppress(OSError), (directory / "full").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+@contextlib.contextmanager
+def read_only(directory: Path) -> Iterator[None]:
+    """The directory is mounted once more, read-only, over what was there."""
+    path = str(directory)
+    subprocess.run(["mount", "--bind", path, path], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@attack(short=True, root=True, prepare=small)
+async def disk_is_full_at_the_start(here: World) -> None:
+    """The disk with the device-plugins directory is full when the agent starts.
+
+    Registered, and Pods get NPUs.
+    """
+    await here.pod()
+
+
+@attack(root=True, prepare=small)
+async def disk_is_full_and_read_only(here: World) -> None:
+    """That disk is full while the config changes, then read-only, then well.
+
+    The kubelet keeps its devices; all is well at the end.
+    """
+    here.configure("defaultPe: Single")
+    await here.healthy(4)
+    (here.plugins / "full").unlink()
+    with read_only(here.plugins):
+        here.configure("defaultPe: Fusion")
+        await here.well()
+        here.configure("defaultPe: Single")
+        await here.healthy(4)
+    here.configure("")
+    await here.well()
+
+
+@attack(short=True)
+async def sockets_are_removed(here: World) -> None:
+    """The agent's socket is removed, three times.
+
+    A new one each time, registered.
+    """
+    for _ in range(3):
+        calls = here.kubelet.calls
+        for path in here.plugins.glob("furiosa-npu*"):
+            path.unlink()
+        await here.registered_again(calls)
+
+
+@attack(short=True)
+async def directory_is_emptied(here: World) -> None:
+    """All files of the device-plugins directory are removed while a Pod runs.
+
+    Registered with the next kubelet; the Pod's card is handed out to nobody.
+    """
+    grant = await here.granted("runs-on")
+    for path in here.plugins.iterdir():
+        path.unlink()
+    await here.kubelet.stop()
+    calls = here.kubelet.calls
+    await here.kubelet.start()
+    await here.registered_again(calls)
+    other = await here.granted("another")
+    assert not cores(other) & cores(grant), "handed out twice"
+    for each in (grant, other):
+        here.kubelet.release(RESOURCE, each.ids)
+
+
+@attack()
+async def directory_is_moved(here: World) -> None:
+    """The device-plugins directory is moved away for five seconds, and comes back.
+
+    Registered again.
+    """
+    away = here.plugins.with_name("away")
+    here.plugins.rename(away)
+    await asyncio.sleep(5)
+    away.rename(here.plugins)
+    await here.kubelet.stop()
+    await here.kubelet.start()
+    await here.well()
+
+
+@attack(short=True)
+async def links_are_planted(here: World) -> None:
+    """Lock and record are links to a file of somebody else's, at the next agent's start.
+
+    That file is not written, nor read, nor changed; the lock is not taken for one.
+    """
+    precious = victim(here)
+    here.process.popen.kill()
+    await asyncio.to_thread(here.process.popen.wait)
+    for name in (LOCK, RECORD):
+        (here.plugins / name).unlink(missing_ok=True)
+        (here.plugins / name).symlink_to(precious)
+    await here.start_again()
+    await asyncio.sleep(5)
+    unharmed(precious)
+    assert "precious" not in here.said()
+    (here.plugins / LOCK).unlink(missing_ok=True)
+    await here.well()
+    unharmed(precious)
+
+
+@attack()
+async def lock_is_something_else(here: World) -> None:
+    """The lock is removed, a pipe, a folder, 4 GiB, noise, while two more agents come and go.
+
+    One agent serves at the end, and no core twice.
+    """
+    grant = await here.granted("runs-on")
+    lock = here.plugins / LOCK
+    for bad in ("missing", "pipe", "folder", "sparse", "noise"):
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        if bad == "pipe":
+            os.mkfifo(lock)
+        elif bad == "folder":
+            lock.mkdir()
+        elif bad != "missing":
+            lock.write_bytes(b"\x1b[2J\x00\xff" * 5000)
+        if bad == "sparse":
+            sparse(lock, 4)
+        with here.agent.another():
+            await asyncio.sleep(2)
+        if bad == "folder":
+            lock.rmdir()
+        else:
+            lock.unlink(missing_ok=True)
+    await killed_and_served(here, grant.ids, 1)
+    here.kubelet.release(RESOURCE, grant.ids)
+
+
+RECORDS = (
+    b"", b"null", b"[" * 100_000, b"\x00\xff" * 5000, b'{"version": 99}',
+    b'{"version": 1, "footprints": {"a": {"keys": 7, "cores": "x"}}}',
+)  # fmt: skip
+
+
+@attack()
+async def record_is_damaged(here: World) -> None:
+    """The record of who holds what is noise, cut off, another type, of the future, as agents start.
+
+    The next agent serves the other card, and not that of the Pod that runs on.
+    """
+    grant = await here.granted("runs-on")
+    record = here.plugins / RECORD
+    good = record.read_bytes() if record.exists() else b"{}"
+    for content in (*RECORDS, good[: len(good) // 2]):
+        here.process.popen.kill()
+        await asyncio.to_thread(here.process.popen.wait)
+        record.write_bytes(content)
+        await killed_and_served(here, grant.ids, 0)
+    here.kubelet.release(RESOURCE, grant.ids)
+
+
+@attack()
+async def record_is_something_else(here: World) -> None:
+    """The record is a folder, a pipe, a link to itself, a sparse 4 GiB, when an agent starts.
+
+    The next agent serves the other card; at most the memory of its Pod.
+    """
+    grant = await here.granted("runs-on")
+    record = here.plugins / RECORD
+    makers: tuple[Callable[[], object], ...] = (
+        record.mkdir,
+        lambda: os.mkfifo(record),
+        lambda: record.symlink_to(record),
+        lambda: sparse(record, 4),
+    )
+    for make in makers:
+        here.process.popen.kill()
+        await asyncio.to_thread(here.process.popen.wait)
+        record.unlink(missing_ok=True)
+        make()
+        await here.start_again()
+        await asyncio.sleep(3)
+        assert here.process.popen.poll() is None
+        if record.is_dir():
+            record.rmdir()
+        else:
+            record.unlink(missing_ok=True)
+        await killed_and_served(here, grant.ids, 0)
+    here.kubelet.release(RESOURCE, grant.ids)
+
+
+@attack()
+async def foreign_sockets(here: World) -> None:
+    """2,500 foreign sockets and files in the device-plugins directory, some with our prefix.
+
+    Registered after a restart, and what is not the agent's stays.
+    """
+    for number in range(1000):
+        (here.plugins / f"foreign-{number}").touch()
+        (here.plugins / f"furiosa-npu-{number}.txt").touch()
+    with contextlib.ExitStack() as stack:
+        for number in range(500):
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.bind(str(here.plugins / f"other-{number}.sock"))
+        calls = here.kubelet.calls
+        await here.start_again()
+        await here.registered_again(calls)
+        left = {path.name for path in here.plugins.iterdir()}
+    assert {f"foreign-{number}" for number in range(1000)} <= left
+    assert {f"furiosa-npu-{number}.txt" for number in range(1000)} <= left
+    assert {f"other-{number}.sock" for number in range(500)} <= left
+
+
+def spec(here: World) -> Path:
+    """The agent's CDI spec."""
+    (found,) = (here.root / "var/run/cdi").glob("*.json")
+    return found
+
+
+async def changed_and_back(here: World) -> None:
+    """A card goes and returns, so that the agent writes its CDI spec again."""
+    await here.fault("npu0", "gone")
+    await here.healthy(1)
+    await here.fault("npu0", "back")
+    await here.well()
+
+
+@attack(short=True, config=CDI)
+async def cdi_spec_without_end(here: World) -> None:
+    """The CDI spec becomes a sparse file of 3 GiB.
+
+    At most 16 MiB more memory, and the right one in its place.
+    """
+    before, path = here.process.memory(), spec(here)
+    sparse(path, 3)
+    await changed_and_back(here)
+    grown = here.process.memory() - before
+    assert grown < 16 << 10, f"{grown >> 10} MiB more"
+    assert path.stat().st_size < 1 << 20
+
+
+@attack(config=CDI)
+async def cdi_spec_is_damaged(here: World) -> None:
+    """The CDI spec is noise, a link to a file of somebody else's, a pipe, a folder, missing.
+
+    The right one takes its place as soon as it can; the other's file is as it was.
+    """
+    precious, path = victim(here), spec(here)
+    good = path.read_bytes()
+    makers: tuple[Callable[[], object], ...] = (
+        lambda: path.write_bytes(random.Random(1).randbytes(5000)),
+        lambda: path.symlink_to(precious),
+        lambda: os.mkfifo(path),
+        path.mkdir,
+        lambda: None,
+    )
+    for make in makers:
+        path.unlink()
+        make()
+        await here.fault("npu0", "gone")
+        if path.is_dir():
+            await here.logged("the CDI specs cannot be written")
+            path.rmdir()
+        await here.healthy(1)
+        await here.fault("npu0", "back")
+        await here.well()
+        unharmed(precious)
+        assert path.read_bytes() == good
+        assert not path.is_symlink()
+
+
+@attack(short=True)
+async def feature_file_is_a_link(here: World) -> None:
+    """The feature file for Node Feature Discovery is a link to a file of somebody else's.
+
+    The labels take its place; the other's file is as it was.
+    """
+    file = here.root / nfd.FILE
+    file.parent.mkdir(parents=True)
+    precious = victim(here)
+    file.symlink_to(precious)
+    here.configure("labels: {output: nfd}")
+    await here.start_again()
+    what = "a file in place of the link"
+    await until(lambda: not file.is_symlink(), what, deadline=WELL, interval=POLL)
+    assert b"npu" in file.read_bytes()
+    unharmed(precious)

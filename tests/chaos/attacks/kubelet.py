@@ -1,0 +1,363 @@
+"""Attacks by the kubelet, and by whoever else reaches the sockets in its directories."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import h2.config
+import h2.connection
+from grpclib.exceptions import GRPCError
+
+from bench.process import POLL, RESOURCE
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1beta1 as wire
+from tests.chaos.table import attack
+from tests.chaos.world import WELL, World
+from tests.until import until
+
+
+@attack(short=True)
+async def kubelet_is_restarted(here: World) -> None:
+    """The kubelet is restarted five times.
+
+    Registered again each time.
+    """
+    for _ in range(5):
+        calls = here.kubelet.calls
+        await here.kubelet.stop()
+        await here.kubelet.start()
+        await here.registered_again(calls)
+
+
+@attack()
+async def kubelets_socket_is_renewed(here: World) -> None:
+    """`kubelet.sock` is made again by a kubelet that goes on.
+
+    It keeps its registration, and registers again when that kubelet is restarted.
+    """
+    calls = here.kubelet.calls
+    await here.kubelet.renew_socket()
+    await asyncio.sleep(5)
+    await here.pod()
+    assert here.kubelet.calls == calls
+    await here.kubelet.stop()
+    await here.kubelet.start()
+    await here.registered_again(calls)
+
+
+@attack()
+async def stream_ends(here: World) -> None:
+    """The kubelet ends its stream 20 times, and never opens one again by itself.
+
+    Registered again each time.
+    """
+    for _ in range(20):
+        calls = here.kubelet.calls
+        here.kubelet.hang_up(RESOURCE)
+        await here.registered_again(calls)
+
+
+@attack(short=True)
+async def stream_is_never_opened(here: World) -> None:
+    """Register is answered, and the stream never opened.
+
+    Registered again, until it is.
+    """
+    here.kubelet.asks = False
+    calls = here.kubelet.calls
+    here.kubelet.hang_up(RESOURCE)
+    what = "a second call"
+    await until(lambda: here.kubelet.calls > calls + 1, what, deadline=WELL, interval=POLL)
+    here.kubelet.asks = True
+    await here.well()
+
+
+@attack(short=True)
+async def register_is_refused(here: World) -> None:
+    """Register is refused for five seconds.
+
+    Registered when it no longer is.
+    """
+    here.kubelet.refusal = "not now \x1b[2J"
+    here.kubelet.hang_up(RESOURCE)
+    await asyncio.sleep(5)
+    here.kubelet.refusal = ""
+    await here.well()
+
+
+@attack()
+async def register_hangs(here: World) -> None:
+    """Register is never answered.
+
+    It gives up, tries again, and is registered when it is answered.
+    """
+    here.kubelet.answers = False
+    calls = here.kubelet.calls
+    here.kubelet.hang_up(RESOURCE)
+    await until(lambda: here.kubelet.calls > calls, "a call", deadline=WELL, interval=POLL)
+    here.kubelet.answers = True
+    await here.registered_again(here.kubelet.calls)
+
+
+@attack()
+async def another_plugin_takes_the_resource(here: World) -> None:
+    """Another plugin registers the resource, which the kubelet tells nobody.
+
+    Registered again, and Pods get NPUs.
+    """
+
+    class Impostor(wire.DevicePluginBase):
+        async def get_device_plugin_options(self, _: wire.Empty) -> wire.DevicePluginOptions:
+            return wire.DevicePluginOptions()
+
+        async def list_and_watch(self, _: wire.Empty) -> AsyncIterator[wire.ListAndWatchResponse]:
+            device = wire.Device(id="not-ours", health="Healthy")
+            yield wire.ListAndWatchResponse(devices=[device])
+            await asyncio.Event().wait()
+
+    server = UnixServer([Impostor()], here.plugins / "impostor.sock")
+    await server.listen()
+    try:
+        await here.kubelet.register(
+            wire.RegisterRequest(
+                version="v1beta1", endpoint="impostor.sock", resource_name=RESOURCE
+            )
+        )
+        calls = here.kubelet.calls
+        await here.registered_again(calls)
+    finally:
+        await server.shutdown()
+    # Where the impostor's stream ends, the kubelet drops whoever has the resource by now.
+    await here.well()
+
+
+@contextlib.asynccontextmanager
+async def in_place_of(path: Path, *, accepts: bool, says: bytes = b"") -> AsyncIterator[None]:
+    """Another socket: it says something and closes what it accepts, or accepts nothing."""
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        listener.setblocking(False)
+
+        async def close_all() -> None:
+            loop = asyncio.get_running_loop()
+            while True:
+                connection, _ = await loop.sock_accept(listener)
+                with connection, contextlib.suppress(OSError):
+                    await loop.sock_sendall(connection, says)
+
+        closing = asyncio.create_task(close_all()) if accepts else None
+        try:
+            yield
+        finally:
+            if closing:
+                closing.cancel()
+                await asyncio.gather(closing, return_exceptions=True)
+    path.unlink(missing_ok=True)
+
+
+@attack(short=True)
+async def kubelets_socket_closes(here: World) -> None:
+    """`kubelet.sock` accepts and closes for five seconds, and answers with noise for five more.
+
+    Registered with the next kubelet.
+    """
+    await here.kubelet.stop()
+    path = here.plugins / "kubelet.sock"
+    for says in (b"", random.Random(1).randbytes(4000)):
+        async with in_place_of(path, accepts=True, says=says):
+            await asyncio.sleep(5)
+    await here.kubelet.start()
+    await here.well()
+
+
+@attack(short=True)
+async def kubelet_is_stopped(here: World) -> None:
+    """A stopped kubelet's socket accepts nothing for five seconds; then a new kubelet is there.
+
+    Registered with the new one, whatever the old one keeps waiting.
+    """
+    await here.kubelet.stop()
+    async with in_place_of(here.plugins / "kubelet.sock", accepts=False):
+        await asyncio.sleep(5)
+    await here.kubelet.start()
+    await here.well()
+
+
+@attack()
+async def kubelets_socket_is_something_else(here: World) -> None:
+    """`kubelet.sock` is a file, a folder, a pipe, a link to itself, a link to nothing.
+
+    Registered when it is a socket again.
+    """
+    await here.kubelet.stop()
+    path = here.plugins / "kubelet.sock"
+    makers: tuple[Callable[[], object], ...] = (
+        path.touch,
+        path.mkdir,
+        lambda: os.mkfifo(path),
+        lambda: path.symlink_to(path),
+        lambda: path.symlink_to("/nowhere"),
+    )
+    for make in makers:
+        make()
+        await asyncio.sleep(2)
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink()
+    await here.kubelet.start()
+    await here.well()
+
+
+@attack(short=True)
+async def pod_resources_flood(here: World) -> None:
+    """pod-resources answers with 64 MiB.
+
+    Refused by its length: no memory is spent on it.
+    """
+    before = here.process.memory()
+    taken = here.kubelet._taken.setdefault(RESOURCE, {})
+    taken["a-device"] = "x" * (64 << 20)
+    await asyncio.sleep(12)
+    del taken["a-device"]
+    grown = here.process.memory() - before
+    assert grown < 32 << 10, f"{grown >> 10} MiB more"
+
+
+@attack()
+async def pod_resources_is_noise(here: World) -> None:
+    """pod-resources is a socket that closes, one that answers noise, and one that never answers.
+
+    Pods get NPUs meanwhile.
+    """
+    path = here.plugins.parent / "pod-resources" / "kubelet.sock"
+    assert here.kubelet._lister
+    await here.kubelet._lister.shutdown()
+    for accepts, says in ((True, b""), (True, random.Random(1).randbytes(4000)), (False, b"")):
+        async with in_place_of(path, accepts=accepts, says=says):
+            await asyncio.sleep(3)
+            await here.pod()
+    await here.kubelet.stop()
+    await here.kubelet.start()
+    await here.well()
+
+
+def endpoint(here: World) -> Path:
+    """The agent's socket."""
+    return here.plugins / here.kubelet.plugins.value[RESOURCE].endpoint
+
+
+@attack(short=True)
+async def streams_are_reset(here: World) -> None:
+    """8,000 streams are opened and reset on the agent's socket.
+
+    At most 32 MiB more memory, and the kubelet keeps its stream.
+    """
+    before, calls = here.process.memory(), here.kubelet.calls
+    await asyncio.to_thread(open_and_reset, endpoint(here), 8000)
+    grown = here.process.memory() - before
+    assert grown < 32 << 10, f"{grown >> 10} MiB more"
+    await here.pod()
+    assert here.kubelet.calls == calls
+
+
+def open_and_reset(path: Path, times: int) -> None:
+    headers = [
+        (":method", "POST"), (":scheme", "http"), (":authority", "localhost"),
+        (":path", "/v1beta1.DevicePlugin/Allocate"), ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ]  # fmt: skip
+    for _ in range(times // 100):
+        client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(10)
+            connection.connect(str(path))
+            client.initiate_connection()
+            for number in range(100):
+                client.send_headers(2 * number + 1, headers)
+                client.reset_stream(2 * number + 1)
+            connection.sendall(client.data_to_send())
+
+
+@attack(short=True)
+async def noise_on_the_agents_socket(here: World) -> None:
+    """300 connections to the agent's socket: noise, HTTP/1, and noise after HTTP/2's greeting.
+
+    The kubelet keeps its stream.
+    """
+    chance, path, calls = random.Random(1), endpoint(here), here.kubelet.calls
+
+    def send() -> None:
+        for number in range(300):
+            noise = chance.randbytes(chance.randrange(1, 5000))
+            greeting = (b"", b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(5)
+                connection.connect(str(path))
+                connection.sendall(greeting[number % 3] + noise)
+
+    await asyncio.to_thread(send)
+    await here.pod()
+    assert here.kubelet.calls == calls
+
+
+@attack(short=True)
+async def allocations_of_nonsense(here: World) -> None:
+    """Allocate is asked for nothing, for what is not there, for 10,000 devices, for one twice.
+
+    Refused, the message short and without control characters; nothing is handed out.
+    """
+    (first, *_) = here.kubelet.plugins.value[RESOURCE].healthy()
+    for ids in (
+        ["nothing"], ["../../etc/passwd"], ["\x1b[2J\n\x00"], ["x" * 1_000_000],
+        [f"device-{number}" for number in range(10_000)], [first, "nothing"], [""],
+    ):  # fmt: skip
+        try:
+            grant = await here.kubelet.allocate_ids(RESOURCE, ids)
+        except GRPCError as error:
+            message = str(error.message)
+            assert len(message) < 10_000, f"{len(message)} characters"
+            assert message.isprintable(), message[:100]
+        else:
+            raise AssertionError(f"handed out for {str(ids)[:100]}: {grant}")
+
+
+@attack(short=True)
+async def messages_without_end(here: World) -> None:
+    """Twenty requests of 16 MiB to the agent's socket.
+
+    Refused by their length: at most 32 MiB more memory.
+    """
+    before = here.process.memory()
+    for _ in range(20):
+        with contextlib.suppress(GRPCError, OSError):
+            await here.kubelet.allocate_ids(RESOURCE, ["x" * (16 << 20)])
+    grown = here.process.memory() - before
+    assert grown < 32 << 10, f"{grown >> 10} MiB more"
+
+
+@attack()
+async def connections_are_held_at_the_agents_socket(here: World) -> None:
+    """600 connections to the agent's socket say nothing, and stay.
+
+    The kubelet is served meanwhile, and registers the agent again after a restart.
+    """
+    path = endpoint(here)
+    with contextlib.ExitStack() as stack:
+        for _ in range(600):
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.settimeout(1)
+            with contextlib.suppress(OSError):
+                one.connect(str(path))
+        await here.pod()
+        calls = here.kubelet.calls
+        here.kubelet.hang_up(RESOURCE)
+        await here.registered_again(calls)

@@ -1,0 +1,94 @@
+"""The table of attacks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.process import IN_POD
+from tests.chaos.world import World
+
+Play = Callable[[World], Awaitable[None]]
+Prepare = Callable[[Path], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """One of the table; its row is the docstring of the function.
+
+    Attributes:
+        play: the attack; raises if it was not withstood.
+        short: whether CI plays it.
+        alone: whether nothing else is played meanwhile: it takes all of the machine.
+        root: whether it mounts something.
+        cards: of the host.
+        config: lines of the agent's config file.
+        start: what starts the agent.
+        prepare: makes what has to be so before the agent starts, in the directory of all files.
+    """
+
+    play: Play
+    short: bool
+    alone: bool
+    root: bool
+    cards: str
+    config: str
+    start: tuple[str, ...]
+    prepare: Prepare
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return self.play.__name__
+
+    @property
+    def what(self) -> str:
+        """What is done: the first paragraph."""
+        return row(self.play)[0]
+
+    @property
+    def holds(self) -> str:
+        """What is expected: the second one."""
+        return row(self.play)[1]
+
+
+def row(function: object) -> tuple[str, str]:
+    """The paragraphs of its docstring: what is done, what is expected."""
+    what, holds = (inspect.getdoc(function) or "").split("\n\n")
+    return " ".join(what.split()).rstrip("."), " ".join(holds.split()).rstrip(".")
+
+
+ATTACKS: list[Attack] = []
+
+
+def attack(
+    *,
+    short: bool = False,
+    alone: bool = False,
+    root: bool = False,
+    cards: str = "warboy=2",
+    config: str = "",
+    start: tuple[str, ...] = IN_POD,
+    prepare: Prepare = nullcontext,
+) -> Callable[[Play], Play]:
+    """Enters a function into the table; see `Attack`."""
+
+    def enter(play: Play) -> Play:
+        ATTACKS.append(
+            Attack(
+                play=play,
+                short=short,
+                alone=alone,
+                root=root,
+                cards=cards,
+                config=config,
+                start=start,
+                prepare=prepare,
+            )
+        )
+        return play
+
+    return enter

@@ -1,0 +1,243 @@
+"""What attacks are played on, and what has to hold after each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpclib.exceptions import GRPCError
+
+from bench.process import POLL, RESOURCE, Agent, Process, answers, running
+from npu_agent import simulator
+from npu_agent.simulator.kubelet import Grant, NotEnoughError, StandInKubelet
+from tests.until import until
+
+WELL = 120.0
+"""Seconds within which all has to be well again; on an idle machine it takes one or two."""
+END = 30.0
+"""Seconds from SIGTERM to the exit that are no failure; on an idle machine it is one."""
+MOST = 128 << 10
+"""kB of memory that the agent may have at any moment: the limit of its Pod in k8s/."""
+LOG = 200_000
+"""Characters of log that an attack may cause: whoever can fill it can fill a disk."""
+
+
+def sparse(path: Path, gib: int) -> None:
+    """A file that is long, and takes no place on the disk."""
+    with path.open("ab") as file:
+        file.truncate(gib << 30)
+
+
+@dataclass
+class World:
+    """An agent with its cards, all that it speaks to, and its log."""
+
+    agent: Agent
+    log: Path
+    process: Process
+    """The agent that runs now."""
+    devices: int
+    """How many there are when all is well."""
+    _stack: ExitStack
+
+    @property
+    def kubelet(self) -> StandInKubelet:
+        return self.agent.kubelet
+
+    @property
+    def pid(self) -> int:
+        """Of the agent."""
+        return self.process.popen.pid
+
+    @property
+    def plugins(self) -> Path:
+        """The kubelet's directory for device plugins."""
+        return self.agent.plugins
+
+    @property
+    def root(self) -> Path:
+        """Of the simulated host."""
+        return self.agent.root
+
+    def said(self) -> str:
+        """What the agent has logged so far."""
+        return self.log.read_text(errors="replace")
+
+    async def logged(self, words: str, after: int = 0) -> None:
+        """Waits until the log says something, behind its first `after` characters."""
+        what = f"the log to say {words!r}"
+        await until(lambda: words in self.said()[after:], what, deadline=WELL, interval=POLL)
+
+    async def granted(self, pod: str) -> Grant:
+        """Starts a Pod with one device, as soon as there is one for it."""
+
+        async def ask() -> Grant | None:
+            try:
+                return await self.kubelet.allocate(RESOURCE, 1, pod)
+            except (NotEnoughError, GRPCError, OSError, KeyError):
+                return None
+
+        what = f"{pod} to get an NPU"
+        found = await until(ask, what, deadline=WELL, interval=POLL)
+        assert found
+        return found
+
+    async def pod(self) -> Grant:
+        """Starts a Pod with one device, and lets it end."""
+        grant = await self.granted("a Pod")
+        self.kubelet.release(RESOURCE, grant.ids)
+        return grant
+
+    async def well(self) -> None:
+        """Waits until the kubelet holds a stream on which all devices are healthy."""
+        await self.healthy(self.devices)
+
+    async def healthy(self, devices: int) -> None:
+        """Waits until so many of them are."""
+        try:
+            await self.kubelet.until(RESOURCE, lambda p: len(p.healthy()) == devices, WELL)
+        except TimeoutError:
+            known = self.kubelet.plugins.value.get(RESOURCE)
+            raise AssertionError(f"not {devices} healthy devices, but {known}") from None
+
+    async def registered_again(self, before: int) -> None:
+        """Waits until the agent has called Register more often than `before` times, and is well."""
+        what = "the agent to register"
+        await until(lambda: self.kubelet.calls > before, what, deadline=WELL, interval=POLL)
+        await self.well()
+
+    async def fault(self, card: str, fault: str) -> None:
+        """Breaks or repairs a card."""
+        await asyncio.to_thread(simulator.apply_fault, self.root, card, fault)
+
+    async def get(self, path: str, port: int = 0) -> tuple[int, bytes]:
+        """Status and body of one of the agent's pages, on a connection of its own.
+
+        Raises:
+            OSError: there was no answer in the five seconds of the kubelet's probes.
+        """
+
+        def ask() -> tuple[int, bytes]:
+            try:
+                url = f"http://127.0.0.1:{port or self.agent.port}{path}"
+                with urllib.request.urlopen(url, timeout=5.0) as answer:
+                    return answer.status, answer.read()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.read()
+
+        return await asyncio.to_thread(ask)
+
+    async def page(self, path: str) -> bytes:
+        """A page, as soon as the agent serves it."""
+
+        async def ask() -> bytes | None:
+            try:
+                status, body = await self.get(path)
+            except OSError:
+                return None
+            return body if status == 200 else None
+
+        body = await until(ask, f"the page {path}", deadline=WELL, interval=POLL)
+        assert body
+        return body
+
+    async def alive(self) -> bool:
+        """Whether the kubelet's liveness probe is answered; it asks three times."""
+        for _ in range(3):
+            with contextlib.suppress(OSError):
+                return (await self.get("/healthz", self.agent.probes))[0] == 200
+        return False
+
+    async def works(self, card: str) -> None:
+        """Waits until the agent's own page says that a card is healthy."""
+
+        async def ask() -> bool:
+            cards: list[dict[str, Any]] = json.loads(await self.page("/status.json"))["cards"]
+            return any(c["name"] == card and c["health"]["state"] == "healthy" for c in cards)
+
+        await until(ask, f"{card} to be healthy", deadline=WELL, interval=POLL)
+
+    def configure(self, text: str) -> None:
+        """Replaces what the config file says besides where the agent is."""
+        kept = self.agent.config.read_text().splitlines()[:2]
+        self.agent.config.write_text("\n".join((*kept, text, "")))
+
+    async def start_again(self) -> None:
+        """Kills the agent, and starts one in its place."""
+        self.process.popen.kill()
+        await asyncio.to_thread(self.process.popen.wait)
+        self.process = self._stack.enter_context(self.agent.another())
+
+
+def cores(grant: Grant) -> set[tuple[int, int]]:
+    """Card and number of each core that a container was given, of ``npu:0:0-1,npu:1:0``."""
+    found = set()
+    for part in grant.environment["FURIOSA_DEVICES"].split(","):
+        _, card, range_ = part.split(":")
+        first, _, last = range_.partition("-")
+        found |= {(int(card), core) for core in range(int(first), int(last or first) + 1)}
+    return found
+
+
+@asynccontextmanager
+async def world(
+    directory: Path,
+    cards: str,
+    config: str,
+    start: tuple[str, ...],
+    prepare: Callable[[Path], AbstractContextManager[object]],
+) -> AsyncIterator[World]:
+    """An agent that is well: registered, its pages served and its labels on the Node."""
+    log = directory / "agent.log"
+    log.touch()
+    async with running(cards, config=config, log=log, start=start, prepare=prepare) as agent:
+
+        def ready() -> bool:
+            return bool(agent.node.labels) and answers(agent.port)
+
+        await until(ready, "labels and pages", deadline=WELL, interval=POLL)
+        devices = len(simulator.parse_cards(cards))
+        with ExitStack() as stack:
+            here = World(agent, log, agent, devices, stack)
+            await here.well()
+            yield here
+
+
+async def withstood(here: World, attack: Callable[[World], Awaitable[None]]) -> None:
+    """Plays an attack, and asserts what has to hold after any.
+
+    Raises:
+        AssertionError: it did not; also whatever else the attack ran into.
+    """
+    await attack(here)
+    popen = here.process.popen
+    assert popen.poll() is None, f"the agent has ended with {popen.returncode}"
+    await here.well()
+    grants = [await here.granted(f"pod-{number}") for number in range(here.devices)]
+    held = [core for grant in grants for core in cores(grant)]
+    assert len(held) == len(set(held)), f"handed out twice: {sorted(held)}"
+    for grant in grants:
+        here.kubelet.release(RESOURCE, grant.ids)
+    await until(here.alive, "a probe to be answered", deadline=WELL, interval=POLL)
+    assert b"npu_agent_build_info" in await here.page("/metrics")
+    peak = here.process.peak()
+    assert peak < MOST, f"{peak >> 10} MiB at its peak"
+    popen.send_signal(signal.SIGTERM)
+    await until(
+        lambda: popen.poll() is not None, "the exit after SIGTERM", deadline=END, interval=POLL
+    )
+    assert popen.returncode == 0, f"exit code {popen.returncode}"
+    said = here.said()
+    assert "Traceback" not in said, "a traceback in the log"
+    assert "\x1b" not in said, "the log can steer a terminal"
+    assert len(said) < LOG, f"{len(said)} characters of log"
