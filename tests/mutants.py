@@ -138,7 +138,28 @@ FAULTS = [
         (
             "parts: they follow no config",
             "cut = wanted.partitions and",
-            "cut = bool(families := 0) and",
+            "cut = False and",
+        ),
+        (
+            "parts: cores count that are in no slice, as taints are dropped",
+            "            and not (one.taints and self._untainted.value)\n",
+            "",
+        ),
+    ),
+    *of(
+        "npu_agent/doctor/classes.py",
+        "tests/doctor/test_classes.py",
+        (
+            "classes: the oldest counts",
+            "key=lambda one: one.created, reverse=True",
+            "key=lambda one: one.created",
+        ),
+        ("classes: one comparison is enough", "return all(_equal(", "return any(_equal("),
+        ("classes: ours may not wait for a family", "        and not each.shipped\n", ""),
+        (
+            "classes: a flag is a number",
+            "type(one) is type(value) and one == value",
+            "one == value",
         ),
     ),
     *of(

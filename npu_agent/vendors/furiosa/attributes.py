@@ -7,6 +7,7 @@ The names are those of the vendor's own DRA driver, so that its users' selectors
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from npu_agent.core.hardware import Card, CoreRange
 from npu_agent.core.pool import Description, DraNames, Value, Version
@@ -29,8 +30,12 @@ _SEMVER = re.compile(
 """semver.org, version 2.0.0."""
 
 
+@lru_cache(1024)
 def describe(card: Card, cores: CoreRange) -> Description:
-    """What is published of a card's device with these cores; what is not known is left out."""
+    """What is published of a card's device with these cores; what is not known is left out.
+
+    Kept, because the pool is computed again with every claim that comes or goes.
+    """
     root = card.switches[0] if card.switches else None
     found: dict[str, Value | None] = {
         "index": card.index,
