@@ -395,6 +395,19 @@ async def test_what_is_too_old_is_lost_and_counted(
         assert "npu1" in event["message"]
 
 
+@pytest.mark.parametrize("kind", [Kind.NOT_FOUND, Kind.CONFLICT])
+async def test_a_node_that_is_away_or_a_name_that_is_taken_loses_no_event(
+    room: Room, kind: Kind
+) -> None:
+    room.server.refusal = error(kind)
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        await room.server.reached(3)
+        room.server.refusal = None
+        await until(lambda: room.server.table() == [("NPUUnhealthy", 1)])
+        assert one.results == {"sent": 1}
+
+
 async def test_an_event_that_is_refused_for_good_holds_up_no_other(room: Room) -> None:
     room.server.refusal = error(Kind.REFUSED)
     async with room.running() as one:

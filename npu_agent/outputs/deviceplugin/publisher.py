@@ -220,9 +220,21 @@ class Publisher:
         try:
             await files.replace(path, content)
         except OSError as error:
+            if (good := self._specs.get(path.name)) and not await _is_as(path, good):
+                del self._specs[path.name]
             return f"{path}: {error.strerror or error}"
         if content is None:
             self._specs.pop(path.name, None)
         else:
             self._specs[path.name] = content
         return None
+
+
+async def _is_as(path: Path, good: bytes) -> bool:
+    """Whether a file has this content; also where that cannot be found out."""
+    try:
+        return await files.read(path, len(good) + 1, follow=False) == good
+    except (FileNotFoundError, NotADirectoryError, files.IrregularError):
+        return False
+    except OSError:
+        return True

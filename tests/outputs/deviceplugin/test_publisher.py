@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -412,6 +413,24 @@ async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_
         assert b'"new"' in room.spec.read_bytes()
     assert all(dict(message)[card] for message in room.messages if message)
     assert [record.message for record in caplog.records] == ["the CDI specs cannot be written"]
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"noise")])
+async def test_a_last_good_cdi_spec_that_is_no_more_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], object]
+) -> None:
+    room = Room(tmp_path, by_cdi=True)
+    card = room.card.id
+    async with room.running():
+        room.says()
+        await room.until(lambda d: d == {card: True})
+        harm(room.spec)
+        monkeypatch.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
+        room.snapshots.publish(Snapshot((room.card, state(index=1, id_="new")), complete=True))
+        await room.until(lambda d: d == {card: False, "new": False})
+        monkeypatch.undo()
+        room.says()
+        await room.until(lambda d: d == {card: True, "new": True})
 
 
 def _reason(room: Room) -> str:
