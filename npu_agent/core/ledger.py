@@ -687,8 +687,11 @@ def _decoded_footprint(one: Mapping[str, Any]) -> Footprint:
     first, last = map(int, one["cores"])
     if not 0 <= first <= last < _MOST_CORES:
         raise ValueError(f"cores {first} to {last}")
+    keys = frozenset(map(str, one["keys"]))
+    if not all(":" in key for key in keys):
+        raise ValueError(f"keys {keys}")
     return Footprint(
-        keys=frozenset(map(str, one["keys"])),
+        keys=keys,
         cores=CoreRange(first, last),
         nodes=frozenset(map(str, one["nodes"])),
     )

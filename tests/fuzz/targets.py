@@ -32,7 +32,7 @@ from npu_agent.config.show import show
 from npu_agent.core.claim import ClaimRef, claim_of
 from npu_agent.core.hardware import CardState, Health, HealthState
 from npu_agent.core.ledger import Ledger
-from npu_agent.core.offer import device_id
+from npu_agent.core.offer import cut, device_id
 from npu_agent.core.vendor import NotServedError
 from npu_agent.doctor import host, kubelet
 from npu_agent.doctor.check import Unseen
@@ -345,7 +345,7 @@ def _ledger_record(data: bytes) -> None:
     ledger = Ledger().recovered(data, 1.0)
     here = [each.card for each in _CARDS]
     conflicts = ledger.conflicts(here)
-    for device in devices(*_CARDS):
+    for device in (*devices(*_CARDS), *(part for each in _CARDS for part in cut(each, 1))):
         conflicts.against(("beta.furiosa.ai/npu", device.id), device)
         ledger.in_slices(device.card_id, device.card)
     ledger.holdings(_CARDS, ())
