@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
 PACKAGES := binutils chromium fish prometheus systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary packaging k8s e2e e2e-long chaos bench cluster clean
+.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary packaging k8s e2e e2e-long chaos bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ packaging: $(VENV)/ready ## build image and binary and run them in containers (r
 
 mutants: $(VENV)/ready ## put faults into a copy and list those that no test notices (about an hour; ARGS=ledger for some of them)
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+fuzz: $(VENV)/ready ## broken input for all that reads what others write, 10 s each (ARGS="--seconds 60 config"); what fails is kept
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 k8s: $(VENV)/ready ## check k8s/ with kustomize, Helm, schemas, linters and OPA (the first run builds them, about 10 minutes)
 	$(PYTEST) tests/k8s $(ARGS)

@@ -2440,6 +2440,175 @@ FAULTS = [
             "            if False:",
         ),
     ),
+    # A broken parser for each target of tests/fuzz.
+    *of(
+        "npu_agent/vendors/furiosa/parse.py",
+        "tests/fuzz/test_corpus.py -k sysfs-text",
+        ("fuzz: sysfs-text", "line if line.isprintable() and line else None", "line or None"),
+    ),
+    *of(
+        "npu_agent/vendors/furiosa/parse.py",
+        "tests/fuzz/test_corpus.py -k sysfs-numbers",
+        (
+            "fuzz: sysfs-numbers",
+            "        if not name.isascii() or not name.isprintable():",
+            "        if not name.isascii():",
+        ),
+    ),
+    *of(
+        "npu_agent/vendors/furiosa/parse.py",
+        "tests/fuzz/test_corpus.py -k sysfs-counters",
+        (
+            "fuzz: sysfs-counters",
+            "([0-9a-fA-F]{1,16})[ \\t\\r]*$",
+            "([0-9a-fA-F]{1,40})[ \\t\\r]*$",
+        ),
+    ),
+    *of(
+        "npu_agent/vendors/furiosa/parse.py",
+        "tests/fuzz/test_corpus.py -k sysfs-liveness",
+        ("fuzz: sysfs-liveness", "{said[:20]!r}", "{said.decode('latin-1')}"),
+    ),
+    *of(
+        "npu_agent/vendors/furiosa/sysfs.py",
+        "tests/fuzz/test_corpus.py -k sysfs-card",
+        (
+            "fuzz: sysfs-card",
+            'parse.identifier(_optional(f"{directory}/device_uuid"))',
+            'parse.text(_optional(f"{directory}/device_uuid"))',
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/labels/compute.py",
+        "tests/fuzz/test_corpus.py -k machine",
+        ("fuzz: machine", 'plain.strip("-_.")[:LONGEST]', "plain[:LONGEST]"),
+    ),
+    *of(
+        "npu_agent/doctor/host.py",
+        "tests/fuzz/test_corpus.py -k pci-id",
+        ("fuzz: pci-id", 'raw.decode(errors="replace")', "raw.decode()"),
+    ),
+    *of(
+        "npu_agent/config/yaml_tree.py",
+        "tests/fuzz/test_corpus.py -k config",
+        ("fuzz: config", "        if not depth:\n", "        if depth < -9999:\n"),
+    ),
+    *of(
+        "npu_agent/outputs/web/negotiate.py",
+        "tests/fuzz/test_corpus.py -k accept",
+        ("fuzz: accept", "except ValueError:", "except ZeroDivisionError:"),
+    ),
+    *of(
+        "npu_agent/outputs/web/authorization.py",
+        "tests/fuzz/test_corpus.py -k authorization",
+        ("fuzz: authorization", 'token.encode(errors="surrogateescape")', "token.encode()"),
+    ),
+    *of(
+        "npu_agent/kube/credentials.py",
+        "tests/fuzz/test_corpus.py -k token",
+        ("fuzz: token", "(secret.isascii() and secret.isprintable())", "secret.isascii()"),
+    ),
+    *of(
+        "npu_agent/outputs/labels/nfd.py",
+        "tests/fuzz/test_corpus.py -k feature-file",
+        ("fuzz: feature-file", 'if key and not key.startswith("#")', 'if not key.startswith("#")'),
+    ),
+    *of(
+        "npu_agent/kubelet/decode.py",
+        "tests/fuzz/test_corpus.py -k pod-resources",
+        (
+            "fuzz: pod-resources",
+            "range(0, 70, 7), range(at, end)",
+            "range(0, 70, 7), range(at, at + 10)",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/decode.py",
+        "tests/fuzz/test_corpus.py -k allocatable",
+        (
+            "fuzz: allocatable",
+            'raise _wrong_type("AllocatableResourcesResponse", tag, start)',
+            "raise KeyError(tag)",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/rpc.py",
+        "tests/fuzz/test_corpus.py -k grpc-frame",
+        (
+            "fuzz: grpc-frame",
+            "except AssertionError:  # grpclib's",
+            "except KeyError:  # grpclib's",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/rpc.py",
+        "tests/fuzz/test_corpus.py -k grpc-request",
+        ("fuzz: grpc-request", "if field := _mistyped(request):", "if field := None:"),
+    ),
+    *of(
+        "npu_agent/doctor/kubelet.py",
+        "tests/fuzz/test_corpus.py -k kubelet-checkpoint",
+        (
+            "fuzz: kubelet-checkpoint",
+            "except (ValueError, KeyError, TypeError, AttributeError, RecursionError):",
+            "except (ValueError, KeyError, TypeError, RecursionError):",
+        ),
+    ),
+    *of(
+        "npu_agent/core/ledger.py",
+        "tests/fuzz/test_corpus.py -k ledger-record",
+        (
+            "fuzz: ledger-record",
+            "except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):",
+            "except (ValueError, KeyError, TypeError, AttributeError, RecursionError):",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/ownership.py",
+        "tests/fuzz/test_corpus.py -k lock",
+        (
+            "fuzz: lock",
+            "except (OSError, ValueError, KeyError, TypeError, RecursionError):",
+            "except (OSError, ValueError, TypeError, RecursionError):",
+        ),
+    ),
+    *of(
+        "npu_agent/kube/errors.py",
+        "tests/fuzz/test_corpus.py -k api-refusal",
+        (
+            "fuzz: api-refusal",
+            "    except (ValueError, OverflowError):\n        return None",
+            "    except OverflowError:\n        return None",
+        ),
+    ),
+    *of(
+        "npu_agent/kube/node.py",
+        "tests/fuzz/test_corpus.py -k node",
+        ("fuzz: node", " or not all(isinstance(v, str) for v in labels.values()):", ":"),
+    ),
+    *of(
+        "npu_agent/core/claim.py",
+        "tests/fuzz/test_corpus.py -k claim",
+        (
+            "fuzz: claim",
+            '_mapping(allocation or {}, "status.allocation").get("devices")',
+            '(allocation or {}).get("devices")',
+        ),
+    ),
+    *of(
+        "npu_agent/kube/reviews.py",
+        "tests/fuzz/test_corpus.py -k review",
+        (
+            "fuzz: review",
+            'status.get("authenticated") is not True',
+            'not status.get("authenticated")',
+        ),
+    ),
+    *of(
+        "npu_agent/kube/resourceslices.py",
+        "tests/fuzz/test_corpus.py -k slices",
+        ("fuzz: slices", '        and isinstance(pool.get("resourceSliceCount"), int)\n', ""),
+    ),
 ]
 
 

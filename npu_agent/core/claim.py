@@ -110,7 +110,10 @@ def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
     meta = _mapping(answer.get("metadata"), "metadata")
     status = _mapping(answer.get("status") or {}, "status")
     allocation = status.get("allocation")
-    devices = _mapping((allocation or {}).get("devices") or {}, "status.allocation.devices")
+    devices = _mapping(
+        _mapping(allocation or {}, "status.allocation").get("devices") or {},
+        "status.allocation.devices",
+    )
     results = []
     for each in _list(devices.get("results"), "status.allocation.devices.results"):
         one = _mapping(each, "status.allocation.devices.results")

@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import Any
 
 from npu_agent.core.claim import ClaimUse
-from npu_agent.core.hardware import Card, CardState, CoreRange
+from npu_agent.core.hardware import Access, Card, CardState, CoreRange
 from npu_agent.core.offer import Device, device_id
 
 SETTLED = 1.0
@@ -48,6 +48,8 @@ Name = tuple[str, str]
 CLAIM = "ResourceClaim"
 """In place of the resource in the `Name` of a prepared claim, with its UID; no resource has a name
 without a domain."""
+_MOST_CORES = 1024
+"""Of a card in a record that somebody may have damaged; those that there are have eight."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -314,7 +316,7 @@ class Ledger:
             return self
         try:
             found = _decoded(record)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             by = "whoever was given devices before (the agent's record of that cannot be read)"
             return replace(
                 self, holds={**self.holds, _UNKNOWN: Hold(footprints=(), by=by, since=now)}
@@ -522,33 +524,44 @@ def footprints_of(id_: str, cards: Iterable[Card]) -> set[Footprint]:
     return {found for card in cards if (found := _ids(card).get(id_))}
 
 
-@lru_cache(1024)
+@lru_cache(128)
 def _ids(card: Card) -> dict[str, Footprint]:
     """Every device ID that a card can have, under whatever shape and whatever part of its identity.
 
     A whole card's ID wins over a part's: which of two cards is meant, `footprints_of` leaves open.
+    Kept for the cards of a node, and few that have left: with eight cores it has 25 kB.
     """
-    keys, access = keys_of(card), card.access
-    ranges = [
-        CoreRange(first, last)
-        for first in range(card.core_count)
-        for last in range(first, card.core_count)
-    ]
-    found = {}
+    keys = keys_of(card)
+    parts = [Footprint(keys, cores, nodes) for cores, nodes in _reach(card.access, card.core_count)]
+    whole = Footprint(keys, card.all_cores, frozenset(card.access.nodes()))
+    found: dict[str, Footprint] = {}
     for id_ in (card.uuid, card.serial, card.pci_bus_id, f"{card.family}-{card.index}"):
-        if not id_:
-            continue
-        for cores in ranges:
-            nodes = frozenset(
+        if id_:
+            found |= {device_id(id_, one.cores): one for one in parts}
+            found[id_] = whole
+    return found
+
+
+@lru_cache(128)
+def _reach(access: Access, count: int) -> tuple[tuple[CoreRange, frozenset[str]], ...]:
+    """The nodes of all neighbouring cores of a card that has `count`.
+
+    The next card in its place has the same.
+    """
+    ranges = [CoreRange(first, last) for first in range(count) for last in range(first, count)]
+    return tuple(
+        (
+            cores,
+            frozenset(
                 (
                     *access.shared_nodes,
-                    *(access.whole_nodes if cores == card.all_cores else ()),
+                    *(access.whole_nodes if len(cores) == count else ()),
                     *(node for covered, node in access.core_nodes if cores.includes(covered)),
                 )
-            )
-            found[device_id(id_, cores)] = Footprint(keys, cores, nodes)
-        found[id_] = Footprint(keys, card.all_cores, frozenset(access.nodes()))
-    return found
+            ),
+        )
+        for cores in ranges
+    )
 
 
 def _contradict(one: frozenset[str], other: frozenset[str]) -> bool:
@@ -671,9 +684,14 @@ def _decoded(record: bytes) -> _Record:
 
 
 def _decoded_footprint(one: Mapping[str, Any]) -> Footprint:
-    first, last = one["cores"]
+    first, last = map(int, one["cores"])
+    if not 0 <= first <= last < _MOST_CORES:
+        raise ValueError(f"cores {first} to {last}")
+    keys = frozenset(map(str, one["keys"]))
+    if not all(":" in key for key in keys):
+        raise ValueError(f"keys {keys}")
     return Footprint(
-        keys=frozenset(map(str, one["keys"])),
-        cores=CoreRange(int(first), int(last)),
+        keys=keys,
+        cores=CoreRange(first, last),
         nodes=frozenset(map(str, one["nodes"])),
     )

@@ -127,10 +127,17 @@ async def registered(here: Situation) -> Mapping[str, frozenset[str]]:
     """For each resource, the healthy devices that the kubelet knows; it may know of none yet."""
     path = here.directory / CHECKPOINT
     raw = await probe(lambda: content(path, _LARGEST))
-    if raw is None:
-        return {}
+    return {} if raw is None else registered_in(raw, path)
+
+
+def registered_in(checkpoint: bytes, path: Path) -> Mapping[str, frozenset[str]]:
+    """The same, of the kubelet's checkpoint, which is the file at `path`.
+
+    Raises:
+        Unseen: it is none.
+    """
     try:
-        found = json.loads(raw)["Data"]["RegisteredDevices"] or {}
+        found = json.loads(checkpoint)["Data"]["RegisteredDevices"] or {}
         return {str(name): frozenset(map(str, ids or ())) for name, ids in found.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Unseen(f"{path} is not as kubelets write it") from None

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from npu_agent.kube.client import Api, Request, path
+from npu_agent.kube.client import Api, Request, part, path
 from npu_agent.kube.errors import Attempt, Kind
 from npu_agent.kube.node import FIELD_MANAGER
+from npu_agent.text import one_line
 
 _ALL = path("apis", "resource.k8s.io", "v1", "resourceslices")
 _TYPES = ("ADDED", "MODIFIED", "DELETED")
@@ -42,14 +43,15 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
     )
     answer = await api.ask_apart(request)
     try:
-        return Listing(
-            {each["metadata"]["name"]: each for each in answer.get("items") or ()},
-            str(answer["metadata"]["resourceVersion"]),
-        )
+        found = {each["metadata"]["name"]: each for each in answer.get("items") or ()}
+        version = str(answer["metadata"]["resourceVersion"])
     except (KeyError, TypeError, AttributeError) as error:
         raise request.attempt.failed(
-            Kind.GARBAGE, f"the API server's answer cannot be used: {error!r}"
+            Kind.GARBAGE, f"the API server's answer cannot be used: {one_line(repr(error))}"
         ) from error
+    if not all(map(_is_slice, found.values())):
+        raise request.attempt.failed(Kind.GARBAGE, "the API server lists what is no ResourceSlice")
+    return Listing(found, version)
 
 
 async def watch(
@@ -76,9 +78,7 @@ async def watch(
     )
     async with contextlib.aclosing(api.watch(request, silence=seconds + _SLACK)) as events:
         async for event in events:
-            meta = event["object"].get("metadata")
-            name = meta.get("name") if isinstance(meta, dict) else None
-            if event.get("type") not in _TYPES or not isinstance(name, str):
+            if event.get("type") not in _TYPES or not _is_slice(event["object"]):
                 raise request.attempt.failed(
                     Kind.GARBAGE, "the API server sent an event that is none of a ResourceSlice"
                 )
@@ -94,17 +94,19 @@ async def apply(api: Api, slice_: Mapping[str, Any]) -> dict[str, Any]:
         ApiError: of any kind.
     """
     name = slice_["metadata"]["name"]
-    return await api.ask_apart(
-        Request(
-            attempt=_attempt(f"apply ResourceSlice {name}", "patch"),
-            method="PATCH",
-            path=_ALL + path(name),
-            kind="ResourceSlice",
-            content_type="application/apply-patch+yaml",
-            query={"fieldManager": FIELD_MANAGER, "force": "true"},
-            body=slice_,
-        )
+    request = Request(
+        attempt=_attempt(f"apply ResourceSlice {name}", "patch"),
+        method="PATCH",
+        path=_ALL + path(name),
+        kind="ResourceSlice",
+        content_type="application/apply-patch+yaml",
+        query={"fieldManager": FIELD_MANAGER, "force": "true"},
+        body=slice_,
     )
+    answer = await api.ask_apart(request)
+    if not _is_slice(answer):
+        raise request.attempt.failed(Kind.GARBAGE, "the API server answered with no ResourceSlice")
+    return answer
 
 
 async def dry_run(api: Api, slice_: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +139,34 @@ async def delete(api: Api, name: str) -> bool:
             method="DELETE",
             path=_ALL + path(name),
             kind="ResourceSlice",  # the API server answers with what it has deleted
+        )
+    )
+
+
+def _is_slice(found: Mapping[str, Any]) -> bool:
+    """Whether it has what is read of a slice, and in the form of k8s.io/api/resource/v1."""
+    meta, spec = part(found, "metadata"), part(found, "spec")
+    devices, owners = spec.get("devices") or [], meta.get("ownerReferences") or []
+    pool = part(spec, "pool")
+    return (
+        isinstance(meta.get("name"), str)
+        and isinstance(owners, list)
+        and isinstance(pool.get("generation"), int)
+        and isinstance(pool.get("resourceSliceCount"), int)
+        and isinstance(devices, list)
+        and all(map(_is_device, devices))
+    )
+
+
+def _is_device(found: object) -> bool:
+    taints = found.get("taints") or [] if isinstance(found, Mapping) else None
+    return (
+        isinstance(found, Mapping)
+        and isinstance(found.get("name"), str)
+        and isinstance(taints, list)
+        and all(
+            isinstance(taint, Mapping) and all(isinstance(text, str) for text in taint.values())
+            for taint in taints
         )
     )
 

@@ -20,9 +20,10 @@ import os
 import struct
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 from weakref import WeakSet
 
 from grpclib.client import Channel
@@ -174,7 +175,40 @@ async def received(stream: server.Stream[T, Encoded]) -> T:
         raise GRPCError(
             Status.INVALID_ARGUMENT, f"the request cannot be decoded: {error}"
         ) from error
+    if field := _mistyped(request):
+        raise GRPCError(
+            Status.INVALID_ARGUMENT, f"the request cannot be decoded: {field} is of another type"
+        )
     return request
+
+
+def _mistyped(message: Any) -> str | None:
+    """A field that has not the type of its declaration; None: there is none.
+
+    betterproto takes the type from the wire: a number where there should be a text, or a message.
+    """
+    declared: Any = type(message)
+    for name, kind, repeated in _declared(declared):
+        value = getattr(message, name)
+        if repeated != isinstance(value, list):
+            return name
+        for each in value if repeated else (value,):
+            if not isinstance(each, kind):
+                return name
+            if is_dataclass(each) and (within := _mistyped(each)):
+                return f"{name}.{within}"
+    return None
+
+
+@lru_cache(64)
+def _declared(kind: type) -> tuple[tuple[str, type, bool], ...]:
+    """Each field's name, the type of its value, or of each of them, and whether it is repeated."""
+    hints, found = get_type_hints(kind), []
+    for each in fields(kind):
+        declared = hints[each.name]  # a type, or a list of one: the requests have nothing else
+        of = get_args(declared)
+        found.append((each.name, of[0] if of else declared, bool(of)))
+    return tuple(found)
 
 
 class _TooLargeError(ValueError):

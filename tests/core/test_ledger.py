@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState
-from npu_agent.core.ledger import SETTLED, UNSEEN, Assignment, Holding, Ledger
+from npu_agent.core.ledger import SETTLED, UNSEEN, Assignment, Holding, Ledger, footprints_of
 from npu_agent.core.offer import Device, advertise
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources, snapshot
@@ -56,6 +56,20 @@ def held(*cards: Card, by: str, cores: int | None = None) -> Ledger:
     ledger = Ledger().offering({NPU: devices}, map(state, cards))
     ledger = ledger.granted(NPU, [one for one in devices if one.id == by], 0.0)
     return answered(ledger, pod(by), at=10.0, cards=cards)
+
+
+def test_what_a_card_can_have_is_kept_once_for_all_its_ids() -> None:
+    (by_uuid,), (by_serial,) = (footprints_of(f"{id_}_cores_0", [A]) for id_ in ("U0", "S0"))
+    assert by_uuid is by_serial
+
+
+@pytest.mark.parametrize("cores", [[0, float("inf")], [0, 1 << 64], [-1, 0], [1, 0]])
+def test_a_record_with_cores_that_no_card_has_is_none_that_can_be_read(cores: list[float]) -> None:
+    record = json.loads(held(A, by="U0").record())
+    record["devices"][0]["footprints"][0]["cores"] = cores
+    (why,) = set(against(Ledger().recovered(json.dumps(record).encode(), 0.0), A).values())
+    assert why
+    assert "record of that cannot be read" in why
 
 
 def test_the_held_device_itself_is_the_kubelets_business() -> None:

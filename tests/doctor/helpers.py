@@ -87,8 +87,9 @@ class Dra:
             return _status(self.device_class, 'deviceclasses "npu.furiosa.ai" cannot be read')
         assert what == "/resourceslices"
         if request.method == "GET":
+            pool = {"name": NODE_NAME, "generation": 1, "resourceSliceCount": len(self.slices)}
             items = [
-                {"metadata": {"name": name}, "spec": {"devices": [RNGD] * count}}
+                {"metadata": {"name": name}, "spec": {"pool": pool, "devices": [RNGD] * count}}
                 for name, count in self.slices.items()
             ]
             found = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}}

@@ -31,7 +31,12 @@ from tests.kube.helpers import (
 from tests.until import until
 
 CLAIM = {"kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "n", "uid": "u"}}
-SLICE = {"kind": "ResourceSlice", "metadata": {"name": "s", "resourceVersion": "7"}, "spec": {}}
+SPEC = {"pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}}
+SLICE = {
+    "kind": "ResourceSlice",
+    "metadata": {"name": "s", "resourceVersion": "7"},
+    "spec": SPEC,
+}
 WATCH = Request(
     attempt=Attempt(doing="watch", verb="watch", resource="resourceslices"),
     method="GET",
@@ -395,7 +400,14 @@ async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) ->
 
 
 @pytest.mark.parametrize(
-    "sent", [line("ADDED", {}), line("ADDED", {"metadata": "s"}), line("BOOKMARK", SLICE)]
+    "sent",
+    [
+        line("ADDED", {}),
+        line("ADDED", {"metadata": "s"}),
+        line("ADDED", {**SLICE, "spec": {}}),
+        line("ADDED", {**SLICE, "spec": {**SPEC, "devices": ["npu-0"]}}),
+        line("BOOKMARK", SLICE),
+    ],
 )
 async def test_an_event_that_is_of_no_slice(server: Server, api: Api, sent: bytes) -> None:
     server.replies = [streams(sent)]

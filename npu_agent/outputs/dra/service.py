@@ -8,6 +8,7 @@ where two versions have the same messages, the answer to both is encoded by one 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from npu_agent.kubelet.rpc import Encoded, received
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.logs import logger
-from npu_agent.text import one_line
+from npu_agent.text import one_line, quoted
 from npu_agent.ticks import until_tick
 
 log = logger(__name__)
@@ -61,6 +62,8 @@ _HEALTHY = v1alpha1.HealthStatus.from_string("HEALTHY")
 _UNHEALTHY = v1alpha1.HealthStatus.from_string("UNHEALTHY")
 _LONGEST_MESSAGE = 1024
 """Bytes of what is reported about a device; a kubelet cuts what is longer."""
+_UID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+"""It is part of the name of the claim's CDI spec, and of its devices' there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,13 +328,17 @@ def _refs(claims: Sequence[v1.Claim]) -> dict[str, ClaimRef]:
     """The claims of a request, by UID.
 
     Raises:
-        GRPCError: INVALID_ARGUMENT, as one has no UID, or one that another claim has as well.
+        GRPCError: INVALID_ARGUMENT, as one has no UID, or one that another claim has as well, or
+            one that cannot be part of a file's name.
     """
     refs: dict[str, ClaimRef] = {}
     for claim in claims:
         ref = ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid)
         if not ref.uid:
             raise GRPCError(Status.INVALID_ARGUMENT, f"claim {_name(ref)!r} lacks its UID")
+        if not _UID.fullmatch(ref.uid):
+            what = f"claim {_name(ref)!r} has the UID {quoted(ref.uid)}, which is none"
+            raise GRPCError(Status.INVALID_ARGUMENT, what)
         if refs.setdefault(ref.uid, ref) != ref:
             raise GRPCError(
                 Status.INVALID_ARGUMENT,

@@ -145,8 +145,9 @@ async def test_wrong_request_gets_a_precise_status_and_message(
 
 async def test_what_betterproto_takes_for_a_message_harms_nobody(served: Served) -> None:
     # Wire type 3 for a field that is a message: no kubelet sends it, and betterproto reads a None.
-    status, _ = await asyncio.to_thread(served.client.refused, "Allocate", b"\x0b")
-    assert status == "UNKNOWN"
+    found = await asyncio.to_thread(served.client.refused, "Allocate", b"\x0b")
+    words = "the request cannot be decoded: container_requests is of another type"
+    assert found == ("INVALID_ARGUMENT", words)
     assert await asyncio.to_thread(served.client.allocate, "UUID-A")
 
 
@@ -283,10 +284,10 @@ async def test_allocations_are_counted_by_how_they_end(served: Served) -> None:
         await asyncio.to_thread(served.client.refused, "Allocate", request)
     assert served.counts.allocations == {
         "granted": 2,
-        "invalid": 2,
+        "invalid": 3,
         "unknown": 1,
         "unhealthy": 1,
-        "failed": 1,
+        "failed": 0,
     }
     seconds = served.counts.allocation_seconds
     assert sum(seconds.counts) == 7

@@ -1,0 +1,489 @@
+"""What is fuzzed: a line for each parser, with what it may raise and what must hold of its result.
+
+Not here: kubeconfigs, which are the user's own and read by kubernetes_asyncio; CDI files, which the
+agent writes and compares byte by byte, and never reads a value from; TLS and HTTP/2 below gRPC,
+which are OpenSSL's, aiohttp's and h2's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import struct
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from grpclib.exceptions import GRPCError
+from prometheus_client.parser import text_string_to_metric_families
+
+from npu_agent import simulator
+from npu_agent.config import ConfigError
+from npu_agent.config.load import parse as parse_config
+from npu_agent.config.show import show
+from npu_agent.core.claim import ClaimRef, claim_of
+from npu_agent.core.hardware import CardState, Health, HealthState
+from npu_agent.core.ledger import Ledger
+from npu_agent.core.offer import cut, device_id
+from npu_agent.core.vendor import NotServedError
+from npu_agent.doctor import host, kubelet
+from npu_agent.doctor.check import Unseen
+from npu_agent.feed import Feed
+from npu_agent.kube import client, errors, resourceslices, reviews
+from npu_agent.kube.credentials import CredentialsError, checked
+from npu_agent.kube.errors import ApiError, Attempt
+from npu_agent.kube.node import node_meta
+from npu_agent.kubelet import decode, ownership, podresources, rpc
+from npu_agent.outputs.deviceplugin.service import DevicePlugin
+from npu_agent.outputs.dra import slices
+from npu_agent.outputs.dra.service import DraPlugin, Registration
+from npu_agent.outputs.labels import compute, nfd
+from npu_agent.outputs.prometheus import cards
+from npu_agent.outputs.web import negotiate
+from npu_agent.outputs.web.authorization import Authorizer
+from npu_agent.vendors import WORDS
+from npu_agent.vendors.furiosa import parse
+from npu_agent.vendors.furiosa.sysfs import Furiosa
+from npu_agent.vendors.furiosa.vocabulary import VOCABULARY
+from tests.outputs.deviceplugin.helpers import devices, snapshot, state
+from tests.outputs.dra.cards import card, pool_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A parser of bytes that somebody else has written."""
+
+    name: str
+    """As its directory in the corpus."""
+    parse: Callable[[bytes], Any]
+    """Reads an input; tells by an AssertionError what does not hold of the result."""
+    allowed: tuple[type[Exception], ...] = ()
+    """What it may raise: whatever its caller catches, in words for people."""
+    tries: int = 60
+    """New inputs that the unit tests try, beside those that are kept."""
+
+
+def attempt(target: Target, data: bytes) -> None:
+    """Tries an input; raises what is wrong with the parser, if anything is."""
+    try:
+        target.parse(data)
+    except target.allowed as error:
+        _words(str(error))
+
+
+def _words(text: str) -> None:
+    """What people may be shown: of any length that a terminal and a Pod's events can take."""
+    assert len(text) < 10_000, f"an error of {len(text)} characters"
+    assert all(char.isprintable() or char == "\n" for char in text), f"not fit to show: {text!r}"
+
+
+def _plain(*texts: str | None) -> None:
+    for text in texts:
+        assert text is None or (text.isprintable() and len(text) <= 256), text
+
+
+def _run(call: Coroutine[Any, Any, T]) -> T:
+    """What it returns; without a loop, which would take as long as a hundred inputs."""
+    while True:
+        try:
+            call.send(None)
+        except StopIteration as end:
+            return cast("T", end.value)
+
+
+# Drivers.
+
+
+def _sysfs_text(data: bytes) -> None:
+    _plain(parse.text(data))
+    name = parse.identifier(data)
+    assert name is None or re.fullmatch(r"[A-Za-z0-9][\w.:-]{0,49}", name, re.ASCII), name
+    address = parse.pci_address(data)
+    assert address is None or (address.islower() or not re.search("[a-z]", address)), address
+    assert not {"/", "\n"} & set(address or ""), address
+    assert "/" not in (parse.device_number(data) or "")
+    number = parse.integer(data)
+    assert number is None or -(1 << 63) <= number < 1 << 64
+    assert 0 <= (parse.numa_node(data) or 0) < 1 << 16
+
+
+def _sysfs_numbers(data: bytes) -> None:
+    found = parse.numbers(data)
+    _plain(*dict(found))
+    assert len(dict(found)) == len(found) <= 256
+    assert all(0 <= number < 1 << 64 for _, number in found)
+    assert all(re.fullmatch("[a-z0-9_]+", name) for name, _ in parse.errors(data))
+    for width in (2, 8):
+        assert len(parse.per_core(data, width)) in (0, width)
+
+
+def _sysfs_counters(data: bytes) -> None:
+    for understand in (parse.perf_regs, parse.metrics, parse.alloc_status):
+        found = understand(data)
+        assert found is None or all(0 <= number < 1 << 64 for number in found)
+
+
+_FILES = (
+    *(
+        f"sys/class/npu_mgmt/npu0_mgmt/{name}"
+        for name in ("device_type", "device_uuid", "device_sn")
+    ),
+    *(f"sys/class/npu_mgmt/npu0_mgmt/{name}" for name in ("alive", "heartbeat", "atr_error")),
+    *(f"sys/class/npu_mgmt/npu0_mgmt/{name}" for name in ("version", "fw_version", "busname")),
+    *(f"sys/class/npu_mgmt/npu0_mgmt/{name}" for name in ("soc_rev", "platform_type", "dev")),
+    *(f"sys/class/npu_mgmt/npu0_mgmt/{name}" for name in ("npu_clocks", "ne_clk_freq_info")),
+)
+
+
+@functools.cache
+def _tree() -> Path:
+    """The driver tree of a card, removed when the program ends."""
+    root = Path(tempfile.mkdtemp(prefix="npu-fuzz-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    simulator.make(root, simulator.parse_cards("warboy=1"))
+    return root
+
+
+def _sysfs_card(data: bytes) -> None:
+    """The first byte says which file of a card has the others."""
+    file = _tree() / _FILES[(data or b"\0")[0] % len(_FILES)]
+    before = file.read_bytes() if file.exists() else None
+    file.write_bytes(data[1:])
+    try:
+        vendor = Furiosa(_tree())
+        (entry,) = vendor.scan()
+        found = vendor.identify(entry)
+        reading = vendor.read(entry, found)
+        _sysfs_shown(found, reading)
+        vendor.probe(entry)
+    finally:
+        if before is None:
+            file.unlink()
+        else:
+            file.write_bytes(before)
+
+
+_SCHEMAS = (VOCABULARY.metric_schemas["0.8"],)
+_SETS = tuple(VOCABULARY.label_sets.values())
+
+
+def _sysfs_shown(found: Any, reading: Any) -> None:
+    """A card as Kubernetes, Prometheus and the labels have it."""
+    health = Health(state=HealthState.HEALTHY, reason="works", since=0.0)
+    id_ = found.uuid or found.serial or found.pci_bus_id or "npu0"
+    assert len(device_id(id_, found.all_cores)) <= 63
+    seen = snapshot(CardState(id=id_, card=found, health=health, reading=reading))
+    shown = cards.shown(seen, (), hostname="n", pod_labels=True)
+    page = b"".join(one.render(shown, openmetrics=False) for one in cards.definitions(_SCHEMAS))
+    assert [*text_string_to_metric_families(page.decode())]
+    _labels(compute.labels(seen, compute.Machine(vendor=None, name=None), _SETS))
+
+
+def _labels(found: dict[str, str]) -> None:
+    for key, value in found.items():
+        assert re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", value, re.ASCII), (key, value)
+
+
+def _machine(data: bytes) -> None:
+    """As `npu_agent.outputs.labels.machine` reads the names that a machine's maker gave it."""
+    said = data[:256].decode(errors="replace")
+    seen = snapshot(state("warboy"), state("rngd", 1))
+    machine = compute.Machine(vendor=said, name=said)
+    _labels(compute.labels(seen, machine, _SETS))
+    for one in compute.explained(seen, machine, _SETS):
+        _words(one.why)
+
+
+def _pci_id(data: bytes) -> None:
+    with _file(data) as path:
+        found = host._id(path)
+    assert len(found) <= 64, found
+
+
+# Users.
+
+
+def _config(data: bytes) -> None:
+    found = parse_config(data, "config.yaml", WORDS)
+    again = parse_config(show(found).encode(), "config.yaml", WORDS)
+    assert again.config == found.config
+
+
+def _accept(data: bytes) -> None:
+    header = data.decode("utf-8", "surrogateescape")  # as aiohttp does it
+    assert negotiate.wants_openmetrics(header) in (True, False)
+    assert negotiate.takes_gzip(header) in (True, False)
+    if "openmetrics" not in header.lower():
+        assert not negotiate.wants_openmetrics(header)
+
+
+def _authorization(data: bytes) -> None:
+    header = data.decode("utf-8", "surrogateescape")
+    api: Any = _Api(b'{"kind":"TokenReview"}')
+    refusal = asyncio.run(Authorizer(api).refusal(header, "/metrics", "::1"))
+    assert refusal is not None
+    assert refusal.status in (401, 429, 503), refusal.status
+    _words(refusal.body.decode())
+
+
+def _token(data: bytes) -> None:
+    header = checked(f"Bearer {data.decode('ascii').strip()}", "the token")
+    assert header.isascii()
+    assert header.isprintable()
+
+
+def _feature_file(data: bytes) -> None:
+    found = nfd.parse(data)
+    assert all(key and not key.startswith("#") and "\n" not in key for key in found)
+
+
+# The kubelet.
+
+
+def _pod_resources(data: bytes) -> None:
+    found = podresources.decode(data)
+    assert list(found) == sorted(
+        set(found),
+        key=lambda one: (one.namespace, one.pod, one.container, one.resource, one.device),
+    )
+    for _ in decode.rows(data):
+        pass
+
+
+def _grpc_frame(data: bytes) -> None:
+    stream = _Stream(data)
+    found = _run(rpc._receive(stream.recv_data, "answer", 1 << 16))
+    assert found is None or data[5 : 5 + len(found)] == found
+
+
+def _kubelet_checkpoint(data: bytes) -> None:
+    for name, ids in kubelet.registered_in(data, Path("checkpoint")).items():
+        assert isinstance(name, str)
+        assert all(isinstance(id_, str) for id_ in ids)
+
+
+_CARDS = (state("warboy"), state("warboy", 1), state("rngd", 2))
+
+
+def _device_plugin() -> Any:
+    return DevicePlugin("beta.furiosa.ai/npu", Feed(devices(*_CARDS)))
+
+
+def _dra_plugin() -> Any:
+    async def prepare(refs: Any) -> dict[str, str]:
+        return dict.fromkeys(map(_named, refs), "refused")
+
+    async def unprepare(refs: Any) -> dict[str, str | None]:
+        return dict.fromkeys(map(_named, refs))
+
+    return DraPlugin(prepare, unprepare)
+
+
+def _named(ref: ClaimRef) -> str:
+    """Its UID, which becomes part of a file's name."""
+    for text in (ref.uid, ref.name, ref.namespace):
+        assert isinstance(text, str), text
+    assert not {"/", "\0"} & set(ref.uid), ref.uid
+    assert len(ref.uid.encode()) < 200
+    return ref.uid
+
+
+_SERVICES: tuple[tuple[Callable[[], Any], tuple[str, ...]], ...] = (
+    (_device_plugin, ("Allocate", "GetPreferredAllocation", "PreStartContainer")),
+    (_dra_plugin, ("v1.DRAPlugin/NodePrepareResources", "v1.DRAPlugin/NodeUnprepareResources")),
+    (lambda: Registration("npu.furiosa.ai", Path("/s")), ("GetInfo", "NotifyRegistrationStatus")),
+)
+METHODS = tuple((made, name) for made, names in _SERVICES for name in names)
+
+
+def _grpc_request(data: bytes) -> None:
+    """The first byte says which method is called with the message that the others are."""
+    made, name = METHODS[(data or b"\0")[0] % len(METHODS)]
+    table = made().__mapping__()
+    handler = next(one for path, one in table.items() if path.endswith(name))
+    message = data[1:]
+    stream = _Stream(struct.pack(">?I", False, len(message)) + message, handler.request_type)
+    (asyncio.run if made is _dra_plugin else _run)(handler.func(stream))
+    assert len(stream.sent) == 1
+
+
+class _Stream:
+    """Of a call: what has come, piece by piece, and what is sent."""
+
+    def __init__(self, data: bytes, kind: Any = None) -> None:
+        self._rest = data
+        self._recv_type = kind
+        self._stream = self
+        self.sent: list[bytes] = []
+
+    async def recv_data(self, size: int) -> bytes:
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        assert len(piece) in (0, size)  # grpclib's own
+        return piece
+
+    async def send_message(self, message: Any) -> None:
+        self.sent.append(message.SerializeToString())
+
+    async def send_trailing_metadata(self) -> None:
+        pass
+
+
+# The agent before this one.
+
+
+def _ledger_record(data: bytes) -> None:
+    ledger = Ledger().recovered(data, 1.0)
+    here = [each.card for each in _CARDS]
+    conflicts = ledger.conflicts(here)
+    for device in (*devices(*_CARDS), *(part for each in _CARDS for part in cut(each, 1))):
+        conflicts.against(("beta.furiosa.ai/npu", device.id), device)
+        ledger.in_slices(device.card_id, device.card)
+    ledger.holdings(_CARDS, ())
+    again = ledger.answered((), 2.0, cards=here, resources=["beta.furiosa.ai/npu"])
+    record = again.slicing("npu.furiosa.ai", _CARDS).record()
+    assert Ledger().recovered(record, 3.0).record() == record
+
+
+def _lock(data: bytes) -> None:
+    descriptor = os.memfd_create("lock")
+    try:
+        os.write(descriptor, data)
+        _words(str(ownership.owner_of(descriptor)))
+    finally:
+        os.close(descriptor)
+
+
+# The API server, and proxies before it.
+
+_ATTEMPT = Attempt(doing="get a thing", verb="get", resource="nodes")
+
+
+def _answer(data: bytes, kind: str) -> dict[str, Any]:
+    request = client.Request(attempt=_ATTEMPT, method="GET", path="/", kind=kind)
+    return client._object(_ATTEMPT, request, client._Answer(200, "OK", {}, data, True, "GET"))
+
+
+class _Api:
+    """Answers each request with the same bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def ask_apart(self, request: client.Request, **_: Any) -> dict[str, Any]:
+        return _answer(self._data, request.kind)
+
+    async def watch(
+        self, request: client.Request, **_: Any
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        for line in self._data.split(b"\n"):
+            yield client._event(request.attempt, line)
+
+
+def _refusal(data: bytes) -> None:
+    """A status, a line with Retry-After, and the body."""
+    first, _, body = data.partition(b"\n")
+    status, _, wait = first.partition(b" ")
+    code = int(status) if re.fullmatch(rb"[345]\d\d", status) else 403
+    headers = {"Retry-After": wait.decode("utf-8", "surrogateescape")}
+    found = errors.answered(_ATTEMPT, code, headers, body, "No")
+    assert found.retry_after is None or 0 <= found.retry_after <= errors.LONGEST_WAIT
+    _words(str(found))
+
+
+def _node(data: bytes) -> None:
+    found = node_meta(_answer(data, "PartialObjectMetadata"))
+    assert all(isinstance(text, str) for text in (found.name, found.uid, *found.labels.values()))
+    assert all(isinstance(key, str) for key in found.applied)
+
+
+def _claim(data: bytes) -> None:
+    found = claim_of(_answer(data, "ResourceClaim"), "npu.furiosa.ai")
+    for one in found.results:
+        assert all(isinstance(text, str) and text for text in (one.request, one.pool, one.device))
+    hash(found)
+
+
+def _review(data: bytes) -> None:
+    api: Any = _Api(data)
+    user = _run(reviews.user_of(api, "token", deadline=1.0))
+    if user is not None:
+        said = json.loads(data)["status"]
+        assert said["authenticated"] is True
+        assert user.name == said["user"]["username"]
+        json.dumps(user.fields)
+        data = data.replace(b"TokenReview", b"SubjectAccessReview")
+        may = _run(reviews.may_get(_Api(data), user, "/", deadline=1.0))  # type: ignore[arg-type]
+        assert not may or said["allowed"] is True
+
+
+def _slices(data: bytes) -> None:
+    """The list, and the events of a watch, are one input: the first line is the list."""
+    first, _, rest = data.partition(b"\n")
+    with contextlib.suppress(ApiError):
+        _planned(_run(resourceslices.read(_Api(first), "n", "d")).slices)  # type: ignore[arg-type]
+
+    async def events(api: Any) -> None:
+        async for event in resourceslices.watch(api, "n", "d", "1", seconds=1):
+            _planned({event["object"]["metadata"]["name"]: event["object"]})
+
+    _run(events(_Api(rest)))
+
+
+def _planned(live: Any) -> None:
+    """What the publisher makes of what is there."""
+    wanted = slices.plan(
+        live, pool_of(card("rngd", 0)), driver="npu.furiosa.ai", node="n", uid="7b0c"
+    )
+    for each in wanted.apply:
+        slices.keeping_times(each, live)
+    slices.is_incomplete(live)
+    for each in live.values():
+        slices.counts(each)
+
+
+@contextlib.contextmanager
+def _file(data: bytes) -> Iterator[Path]:
+    descriptor = os.memfd_create("input")
+    try:
+        os.write(descriptor, data)
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+TARGETS = (
+    Target(name="sysfs-text", parse=_sysfs_text),
+    Target(name="sysfs-numbers", parse=_sysfs_numbers),
+    Target(name="sysfs-counters", parse=_sysfs_counters),
+    Target(name="sysfs-liveness", parse=parse.liveness, allowed=(ValueError,)),
+    Target(name="sysfs-card", parse=_sysfs_card, allowed=(NotServedError, ValueError), tries=12),
+    Target(name="machine", parse=_machine),
+    Target(name="pci-id", parse=_pci_id),
+    Target(name="config", parse=_config, allowed=(ConfigError,)),
+    Target(name="accept", parse=_accept),
+    Target(name="authorization", parse=_authorization),
+    Target(name="token", parse=_token, allowed=(CredentialsError, UnicodeDecodeError)),
+    Target(name="feature-file", parse=_feature_file),
+    Target(name="pod-resources", parse=_pod_resources, allowed=(ValueError,)),
+    Target(name="allocatable", parse=decode.allocatable, allowed=(ValueError,)),
+    Target(name="grpc-frame", parse=_grpc_frame, allowed=(ValueError,)),
+    Target(name="grpc-request", parse=_grpc_request, allowed=(GRPCError,)),
+    Target(name="kubelet-checkpoint", parse=_kubelet_checkpoint, allowed=(Unseen,)),
+    Target(name="ledger-record", parse=_ledger_record),
+    Target(name="lock", parse=_lock),
+    Target(name="api-refusal", parse=_refusal),
+    Target(name="node", parse=_node, allowed=(ApiError, ValueError)),
+    Target(name="claim", parse=_claim, allowed=(ApiError, ValueError)),
+    Target(name="review", parse=_review, allowed=(ApiError,)),
+    Target(name="slices", parse=_slices, allowed=(ApiError,)),
+)
