@@ -359,6 +359,9 @@ def hooks(given: Object) -> list[Object]:
 def test_helms_test_is_the_verify_job() -> None:
     (pod,) = hooks({})
     check(pod, "1.30")
+    # Helm uninstalls no hooks, so that one that succeeded must not stay.
+    policy = pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+    assert policy == "before-hook-creation,hook-succeeded"
     job = yaml.safe_load((K8S / "components/verify-job/job.yaml").read_text())
     wanted = job["spec"]["template"]["spec"]
     wanted["tolerations"] = [{"operator": "Exists"}]
