@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.apiserver import Node, node
+from bench.pod import COUNTED
 from npu_agent import simulator
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from npu_agent.simulator.pluginmanager import StandInPluginManager
@@ -49,6 +51,16 @@ class Spent:
 
     def __sub__(self, before: Spent) -> Spent:
         return Spent(self.cpu - before.cpu, self.loop - before.loop, self.threads - before.threads)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What only a process itself can count."""
+
+    tasks: int
+    """Of its event loop, that have not ended."""
+    objects: int
+    """That its garbage collector knows, garbage that it has not collected yet among them."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +143,14 @@ class Agent(Process):
     async def until_healthy(self, devices: int) -> Plugin:
         """What the kubelet knows, once so many devices are healthy."""
         return await self.kubelet.until(RESOURCE, lambda p: len(p.healthy()) == devices, DEADLINE)
+
+    async def inside(self) -> Inside:
+        """What is in it now; a FileNotFoundError if it has ended."""
+        counted = self.node.account.with_name(COUNTED)
+        counted.unlink(missing_ok=True)
+        self.popen.send_signal(signal.SIGUSR1)
+        await until(lambda: counted.exists() or self.popen.poll() is not None, interval=POLL)
+        return Inside(**json.loads(counted.read_text()))
 
     async def settled(self) -> None:
         """Waits until it serves pages and its labels are on the Node."""

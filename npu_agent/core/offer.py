@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState, Snapshot
+from npu_agent.core.hardware import Card, CardState, CoreRange, HealthState, Snapshot
 
 LONGEST_ID = 63
 """The kubelet's limit for a device ID."""
@@ -110,26 +110,29 @@ def names(state: CardState) -> set[str]:
 
 def cut(state: CardState, width: int) -> tuple[Device, ...]:
     """A card cut into devices of `width` cores."""
-    return _devices(state.id, state.card, state.health, width)
+    healthy = state.health.state is not HealthState.UNHEALTHY
+    return _devices(state.id, state.card, healthy, state.health.reason, width)
 
 
-@lru_cache(4096)
-def _devices(card_id: str, card: Card, health: Health, width: int) -> tuple[Device, ...]:
+@lru_cache(256)
+def _devices(
+    card_id: str, card: Card, healthy: bool, reason: str, width: int
+) -> tuple[Device, ...]:
     """The card cut into devices of `width` cores.
 
     Kept, because a Snapshot differs from the one before in one card or, mostly, in readings only:
-    so one change among many devices costs that card's.
+    so one change among many devices costs that card's. Not with the time of its health, which is
+    another one each time: a card that fails again and again would fill the memory.
     """
     return tuple(
-        _device(card_id, card, health, CoreRange(first, first + width - 1))
+        _device(card_id, card, healthy, reason, CoreRange(first, first + width - 1))
         for first in range(0, card.core_count - width + 1, width)
     )
 
 
-def _device(card_id: str, card: Card, health: Health, cores: CoreRange) -> Device:
+def _device(card_id: str, card: Card, healthy: bool, reason: str, cores: CoreRange) -> Device:
     whole = cores == card.all_cores
     covering, uncovered = cover(card, cores)
-    healthy, reason = health.state is not HealthState.UNHEALTHY, health.reason
     if healthy and uncovered:
         node = dict(card.access.core_nodes)[CoreRange(uncovered[0], uncovered[0])]
         healthy, reason = False, f"no device node for core {uncovered[0]}: /dev/{node} is missing"

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.offer import LONGEST_ID, Device, Resource, advertise
+from npu_agent.core.offer import LONGEST_ID, Device, Resource, advertise, cut
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import (
     devices,
@@ -224,6 +225,13 @@ def test_no_core_is_in_two_devices_and_none_is_lost(
         card = next(s.card for s in host.cards if s.id == device.card_id)
         assert set(device.nodes) <= card.nodes
         assert len(devnames(device)) == len(selectors(device))
+
+
+def test_a_card_that_fails_again_and_again_has_the_devices_it_had() -> None:
+    # They are kept for the next Snapshot: anew for each failure, they would fill the memory.
+    card = state("rngd", health=HealthState.UNHEALTHY, reason="alive says 0")
+    later = replace(card, health=replace(card.health, since=99.0))
+    assert cut(later, 1) is cut(card, 1)
 
 
 def _count(card: CardState) -> int:
