@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import select
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     import asyncio
@@ -17,6 +18,10 @@ Format = Literal["text", "json"]
 
 _SELDOM = 60.0
 """Seconds."""
+_PIECE = 1024
+"""Characters, 4096 bytes at most: as many fit into any pipe that poll says can be written to."""
+_PATIENCE = 100
+"""Milliseconds that the log may stop the event loop, once, where it is not read."""
 
 
 class Logger(logging.LoggerAdapter[logging.Logger]):
@@ -33,6 +38,9 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
 def logger(name: str) -> Logger:
     """The logger of a module; `name` is its ``__name__``."""
     return Logger(logging.getLogger(name), {})
+
+
+log = logger(__name__)
 
 
 class Seldom:
@@ -76,9 +84,46 @@ class LoopErrors:
         loop.default_exception_handler(context)
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to stderr as long as somebody reads it.
+
+    A full pipe would stop the event loop until whoever keeps the log reads on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self._left_out = 0
+        """Lines, since the pipe is full."""
+        self._room: select.poll | None = select.poll()
+        try:
+            self._room.register(sys.stderr.fileno(), select.POLLOUT)
+        except (OSError, ValueError):  # it has none where it is captured
+            self._room = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        try:
+            line = self.format(record) + self.terminator
+            for start in range(0, len(line), _PIECE):
+                if not self._takes_more():
+                    self._left_out += 1
+                    return
+                self.stream.write(line[start : start + _PIECE])
+                self.stream.flush()
+        except Exception:  # as every handler: what cannot be logged is nobody's failure
+            self.handleError(record)
+        if self._left_out:
+            lines, self._left_out = self._left_out, 0
+            log.warning("lines of the log were left out, as nobody read it", lines=lines)
+
+    def _takes_more(self) -> bool:
+        """Whether a write returns; waits a moment for a reader, but not again for the same one."""
+        return self._room is None or bool(self._room.poll(0 if self._left_out else _PATIENCE))
+
+
 def setup(level: str = "info", form: Format = "text") -> None:
     """Sends the log to stderr. May be called again: a live change of config does."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(_Json() if form == "json" else _Text())
     root = logging.getLogger()
     root.handlers[:] = [handler]

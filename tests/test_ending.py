@@ -35,6 +35,15 @@ socket.getaddrinfo = getaddrinfo
 """
 
 
+LOOP_HANGS = """
+import signal, time
+def hang(*_):
+    open({hangs!r}, "w").close()
+    time.sleep(1000)
+signal.signal(signal.SIGUSR1, hang)
+"""
+
+
 class Node:
     """A simulated tree with a card, a kubelet's stand-in, and room for what an agent needs."""
 
@@ -153,7 +162,19 @@ async def test_with_a_kubelet_that_is_stopped(node: Node) -> None:
 
 
 async def test_with_an_event_loop_that_hangs(node: Node, kubelet: StandInKubelet) -> None:
-    """In a write to a log that nobody reads any more."""
+    """In a call of the system that does not return."""
+    hangs = node.directory / "hangs"
+    (node.directory / "sitecustomize.py").write_text(LOOP_HANGS.format(hangs=str(hangs)))
+    path = f"{node.directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with node.agent(PYTHONPATH=path) as agent:
+        await registered(kubelet)
+        agent.send_signal(signal.SIGUSR1)
+        await until(hangs.exists)
+        code, log = await ended(agent)
+    assert (code, "ended without waiting for something that hangs" in log) == (1, True)
+
+
+async def test_with_a_log_that_nobody_reads(node: Node, kubelet: StandInKubelet) -> None:
     with node.agent() as agent:
         await registered(kubelet)
         assert agent.stderr
@@ -162,7 +183,7 @@ async def test_with_an_event_loop_that_hangs(node: Node, kubelet: StandInKubelet
         try:
             assert _is_full(full)
             agent.send_signal(signal.SIGTERM)  # which it logs
-            assert await asyncio.to_thread(agent.wait, LONG) == 1
+            assert await asyncio.to_thread(agent.wait, LONG) == 0
         finally:
             os.close(full)
 

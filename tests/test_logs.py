@@ -1,7 +1,10 @@
 import asyncio
 import errno
+import fcntl
 import json
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,3 +232,21 @@ def test_asyncio_reports_what_it_cannot_accept_once_a_minute(
         loop.call_exception_handler({"message": "never retrieved", "exception": error})
     assert stderr.getvalue().count("never retrieved") == 2
     loop.close()
+
+
+def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 16384)
+    monkeypatch.setattr(logs, "_PATIENCE", 1)
+    with os.fdopen(writer, "w") as unread, os.fdopen(reader) as late:
+        monkeypatch.setattr(sys, "stderr", unread)
+        logs.setup()
+        for number in range(100):
+            log.info("x" * 3000, number=number)
+        read = os.read(late.fileno(), 100_000).decode()
+        assert 3000 < len(read) <= 16384
+        assert "number=0" in read
+        log.info("read again")
+        read = os.read(late.fileno(), 100_000).decode()
+    assert "info    read again\n" in read
+    assert "warning lines of the log were left out, as nobody read it lines=9" in read

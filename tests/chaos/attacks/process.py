@@ -175,3 +175,13 @@ async def clock_jumps(here: World) -> None:
         await here.well()
         await here.pod()
     (here.agent.node.account / "clock").unlink()
+
+
+@attack(start=(sys.executable, "-m", "tests.chaos.mute"))
+async def log_that_nobody_reads(here: World) -> None:
+    """Nobody reads the agent's log, and the pipe to it is full.
+
+    Pods get NPUs, probes are answered.
+    """
+    for _ in range(40):  # which it logs, each time
+        await here.pod()
