@@ -37,7 +37,12 @@ def a_slice(name: str, **device: Any) -> dict[str, Any]:
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
         "metadata": {"name": name},
-        "spec": {"driver": DRIVER, "nodeName": NODE, "devices": [{"name": "npu-0", **device}]},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": NODE,
+            "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "npu-0", **device}],
+        },
     }
 
 

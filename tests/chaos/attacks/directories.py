@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import socket
 import stat
 import subprocess
@@ -292,6 +293,36 @@ async def cdi_spec_without_end(here: World) -> None:
     grown = here.process.memory() - before
     assert grown < 16 << 10, f"{grown >> 10} MiB more"
     assert path.stat().st_size < 1 << 20
+
+
+@attack(config=CDI)
+async def cdi_spec_is_damaged(here: World) -> None:
+    """The CDI spec is noise, a link to a file of somebody else's, a pipe, a folder, missing.
+
+    The right one takes its place as soon as it can; the other's file is as it was.
+    """
+    precious, path = victim(here), spec(here)
+    good = path.read_bytes()
+    makers: tuple[Callable[[], object], ...] = (
+        lambda: path.write_bytes(random.Random(1).randbytes(5000)),
+        lambda: path.symlink_to(precious),
+        lambda: os.mkfifo(path),
+        path.mkdir,
+        lambda: None,
+    )
+    for make in makers:
+        path.unlink()
+        make()
+        await here.fault("npu0", "gone")
+        if path.is_dir():
+            await here.logged("the CDI specs cannot be written")
+            path.rmdir()
+        await here.healthy(1)
+        await here.fault("npu0", "back")
+        await here.well()
+        unharmed(precious)
+        assert path.read_bytes() == good
+        assert not path.is_symlink()
 
 
 @attack(short=True)
