@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from tests.chaos.attacks import ATTACKS
+from tests.chaos.table import row
+from tests.e2e import test_attacks, test_it_keeps_working
 
 from .pages import page
 
@@ -27,6 +29,17 @@ def test_every_attack_has_its_row() -> None:
         [attack.what.replace("|", "\\|"), attack.holds.replace("|", "\\|")] for attack in ATTACKS
     ]
     assert [row[:2] for row in rows("stand-ins")] == there
+
+
+def test_every_scenario_on_a_real_kubelet_has_its_row() -> None:
+    """Written by `make chaos`."""
+    there = [
+        list(row(play))
+        for module in (test_it_keeps_working, test_attacks)
+        for name, play in vars(module).items()
+        if name.startswith("test_")
+    ]
+    assert [found[:2] for found in rows("real kubelet")] == there
 
 
 def test_every_attack_was_withstood() -> None:

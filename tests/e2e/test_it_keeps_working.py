@@ -41,6 +41,10 @@ def agents(node: Node) -> list[tuple[str, int]]:
 
 
 def test_a_card_dies_and_comes_back(node: Node) -> None:
+    """A card dies and comes back.
+
+    New Pods get the other one; one too many waits, and gets the card when that works again.
+    """
     node.fault("npu1", "dead")
     node.wait_allocatable(1)
     assert node.capacity() == 2
@@ -61,6 +65,10 @@ def test_a_card_dies_and_comes_back(node: Node) -> None:
 
 
 def test_a_card_dies_under_its_pod(node: Node) -> None:
+    """A card dies under its Pod.
+
+    The Pod's status shows it; the Pod is not restarted; the card is offered when it works again.
+    """
     node.run("victim", 1)
     card = node.environment("victim", "NPU_DEVNAME")[:4]
     node.fault(card, "dead")
@@ -81,6 +89,10 @@ def sick(node: Node, pod: str) -> bool:
 
 
 def test_a_card_that_hangs_is_fenced_and_harms_no_other(node: Node) -> None:
+    """Reading a card hangs.
+
+    It is fenced, and a new Pod gets the other one.
+    """
     node.fault("npu1", "hang")
     node.wait_allocatable(1)
     node.run("well", 1)
@@ -90,6 +102,10 @@ def test_a_card_that_hangs_is_fenced_and_harms_no_other(node: Node) -> None:
 
 
 def test_a_card_is_drained_and_comes_back(node: Node) -> None:
+    """A card is drained and comes back.
+
+    The Node's capacity follows, down and up.
+    """
     node.fault("npu0", "gone")
     node.wait_allocatable(1)
     node.cluster.wait_for("capacity to fall too", lambda: node.capacity() == 1, SOON)
@@ -100,6 +116,10 @@ def test_a_card_is_drained_and_comes_back(node: Node) -> None:
 
 
 def test_the_driver_is_reloaded(node: Node) -> None:
+    """The driver is unloaded under a running Pod, and loaded again.
+
+    The Pod keeps its card, and the next one gets the other.
+    """
     node.run("steady", 1)
     held = node.held()["steady"]
     for card in ("npu0", "npu1"):
@@ -155,6 +175,10 @@ def wait_said(node: Node, *words: str) -> None:
 
 
 def test_a_second_card_says_the_uuid_of_a_held_one(node: Node) -> None:
+    """A second card says the UUID of one that a Pod holds.
+
+    The held card keeps its ID, and nothing of it is handed out before the Pod ends.
+    """
     node.run("holder", 1)
     held, mine = node.held()["holder"], node.environment("holder", "NPU_DEVNAME")[:4]
     newcomer = entry(node, "npu1" if mine == "npu0" else "npu0") / "device_uuid"
@@ -176,6 +200,10 @@ def test_a_second_card_says_the_uuid_of_a_held_one(node: Node) -> None:
 
 
 def test_cards_are_renumbered_under_a_pod(node: Node) -> None:
+    """The cards are renumbered while a Pod holds one.
+
+    No card with the nodes that the Pod was given is handed out before it ends.
+    """
     before = ids(node)
     node.run("holder", 1)
     held, mine = node.held()["holder"], node.environment("holder", "NPU_DEVNAME")
@@ -200,6 +228,10 @@ def test_cards_are_renumbered_under_a_pod(node: Node) -> None:
 
 
 def test_a_card_is_disabled_by_an_edit(node: Node) -> None:
+    """A card is disabled by an edit of the ConfigMap.
+
+    It is not offered any more, and a card that the edit disables on another node is; no restart.
+    """
     before = agents(node)
     node.configure(
         yaml.safe_dump(
@@ -220,6 +252,10 @@ def test_a_card_is_disabled_by_an_edit(node: Node) -> None:
 
 
 def test_single_by_an_edit_while_a_pod_holds_a_whole_card(node: Node) -> None:
+    """`defaultPe` is changed to Single and back while Pods hold cards and cores.
+
+    No core is in two containers at any time.
+    """
     before = agents(node)
     node.run("whole", 1)
     whole = node.environment("whole", "NPU_DEVNAME")[:4]
@@ -251,6 +287,10 @@ def test_single_by_an_edit_while_a_pod_holds_a_whole_card(node: Node) -> None:
 
 
 def test_a_broken_edit_changes_nothing(node: Node) -> None:
+    """The ConfigMap is edited wrongly.
+
+    The log names line and key, and the last good config stays in force.
+    """
     before = agents(node)
     node.configure("defaultPe: Single\ninterval: soon\n")
 
@@ -264,6 +304,10 @@ def test_a_broken_edit_changes_nothing(node: Node) -> None:
 
 
 def test_the_kubelet_is_away_for_a_minute(node: Node) -> None:
+    """The kubelet is away for a minute.
+
+    Registered again, the running Pod keeps its card, and the log is not flooded.
+    """
     node.run("steady", 1)
     held, before = node.held()["steady"], agents(node)
     node.cluster.stop_kubelet()
@@ -278,6 +322,10 @@ def test_the_kubelet_is_away_for_a_minute(node: Node) -> None:
 
 
 def test_the_kubelet_hangs_for_a_minute(node: Node) -> None:
+    """The kubelet hangs for a minute (SIGSTOP).
+
+    The registration is kept; the running Pod keeps its card, and the next one gets the other.
+    """
     node.run("steady", 1)
     held, before = node.held()["steady"], agents(node)
     node.cluster.signal_kubelet(signal.SIGSTOP)
@@ -296,6 +344,10 @@ def test_the_kubelet_hangs_for_a_minute(node: Node) -> None:
 
 
 def test_the_kubelet_dies_while_the_agent_registers(node: Node) -> None:
+    """The kubelet is killed while the agent waits for its answer to Register.
+
+    Registered with the next two, and a Pod gets both cards.
+    """
     # Not while a rollout ends: the one that stands by would take over from one that fails here.
     node.cluster.wait_for("one agent", lambda: instances(node) == 1, SOON)
     before = agents(node)
@@ -342,6 +394,10 @@ def ready(node: Node) -> bool:
 
 
 def test_the_agent_is_killed_under_running_pods(node: Node) -> None:
+    """The agent is killed (SIGKILL) under a running Pod.
+
+    It is back, the Pod keeps its card, and the next one gets the other.
+    """
     node.run("steady", 1)
     held, (before,) = node.held()["steady"], agents(node)
     node.kill_agent()
@@ -359,6 +415,10 @@ def test_the_agent_is_killed_under_running_pods(node: Node) -> None:
 
 
 def test_a_rolling_update_leaves_no_gap(node: Node) -> None:
+    """The agent is updated while a Pod runs.
+
+    The Node's capacity never falls, and its allocatable is never 0 twice in a row.
+    """
     node.run("steady", 1)
     held = node.held()["steady"]
     with watched(node) as seen:
@@ -418,6 +478,10 @@ def _serves(node: Node) -> bool:
 
 
 def test_devices_by_cdi(node: Node) -> None:
+    """Devices are handed out by CDI names, and a card is drained meanwhile.
+
+    The Pod has the nodes of its card, and the spec no longer has the one that went.
+    """
     node.deploy({"allocation": {"method": "cdi"}}, "tests/e2e/cdi")
     try:
         spec = node.cluster.run_dir / "cdi" / "furiosa.ai-npu.json"
