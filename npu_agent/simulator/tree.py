@@ -165,7 +165,12 @@ class Simulation:
                 await asyncio.sleep(self._interval)
                 now = time.monotonic()
                 # On a thread: the demo runs the agent in the same event loop.
-                await asyncio.to_thread(self._step, now - last)
+                step = asyncio.create_task(asyncio.to_thread(self._step, now - last))
+                try:
+                    await asyncio.shield(step)
+                finally:
+                    # Whoever cancels may remove the tree next.
+                    await asyncio.gather(step, return_exceptions=True)
                 last = now
 
     def _step(self, dt: float) -> None:

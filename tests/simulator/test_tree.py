@@ -473,6 +473,27 @@ async def test_a_simulation_ends_with_words_when_its_tree_vanishes(tmp_path: Pat
     assert not (root / STATE_DIR / "state.json").exists()
 
 
+async def test_a_simulation_that_is_cancelled_writes_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = made(tmp_path / "root")
+    began, goes_on, ended = (threading.Event() for _ in range(3))
+
+    def step(*_: object) -> None:
+        began.set()
+        goes_on.wait(20)
+        ended.set()
+
+    monkeypatch.setattr(Simulation, "_step", step)
+    running = asyncio.create_task(Simulation(root, interval=0.001).run())
+    await asyncio.to_thread(began.wait, 20)
+    running.cancel()
+    asyncio.get_running_loop().call_later(0.01, goes_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended.is_set()
+
+
 async def test_only_a_made_tree_is_kept_alive(tmp_path: Path) -> None:
     with pytest.raises(SimulatorError, match="not a simulated tree"):
         await Simulation(tmp_path).run()
