@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node import SOON, Node
-from tests.e2e.test_it_keeps_working import agents, entry, well_again
+from tests.e2e.test_it_keeps_working import agents, entry, serves, well_again
 
 __all__ = ["well_again"]  # a fixture that each test has
 
@@ -121,6 +121,7 @@ def test_agent_is_stopped_for_good(node: Node) -> None:
         lambda: agents(node) == [(uid, restarts + 1)],
         6 * SOON,
     )
+    node.cluster.wait_for("it to serve again", lambda: serves(node), SOON)
     node.wait_allocatable(2)
     node.run("next", 1)
     assert node.held()["steady"] == held

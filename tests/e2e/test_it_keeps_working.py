@@ -193,6 +193,7 @@ def test_a_second_card_says_the_uuid_of_a_held_one(node: Node) -> None:
         node.delete_pods("holder")
         node.wait_phase("late", "Running")
         assert node.held() == {"late": held}
+        wait_said(node, "default/late")  # a grant whose Pod was never seen holds for a minute
         node.delete_pods("late")
         node.wait_allocatable(2)
     node.cluster.wait_for("the card's own UUID", lambda: own in ids(node).values(), SOON)
@@ -407,6 +408,7 @@ def test_the_agent_is_killed_under_running_pods(node: Node) -> None:
         return uid == before[0] and restarts == before[1] + 1
 
     node.cluster.wait_for("the agent's container to be restarted", restarted, 2 * SOON)
+    node.cluster.wait_for("it to serve again", lambda: serves(node), SOON)
     node.wait_allocatable(2)
     assert node.restarts() == {"steady": 0}
     assert node.held()["steady"] == held
@@ -423,7 +425,7 @@ def test_a_rolling_update_leaves_no_gap(node: Node) -> None:
     held = node.held()["steady"]
     with watched(node) as seen:
         node.restart()
-        node.cluster.wait_for("the new agent to take over", lambda: _serves(node), SOON)
+        node.cluster.wait_for("the new agent to take over", lambda: serves(node), SOON)
         node.wait_allocatable(2)
         node.run("next", 1)
     assert seen
@@ -471,7 +473,7 @@ def watched(node: Node) -> Iterator[list[tuple[int, int]]]:
         watch.stdout.close()
 
 
-def _serves(node: Node) -> bool:
+def serves(node: Node) -> bool:
     """Whether the one agent that is left has registered, by its own log."""
     (pod,) = node.agent_pods()
     return "registered resource" in node.cluster.logs(pod["metadata"]["name"], NAMESPACE)
@@ -486,7 +488,7 @@ def test_devices_by_cdi(node: Node) -> None:
     try:
         spec = node.cluster.run_dir / "cdi" / "furiosa.ai-npu.json"
         node.cluster.wait_for("the spec to be written", spec.exists, SOON)
-        node.cluster.wait_for("its agent to serve", lambda: _serves(node), SOON)
+        node.cluster.wait_for("its agent to serve", lambda: serves(node), SOON)
         node.wait_allocatable(2)
         names = [device["name"] for device in json.loads(spec.read_text())["devices"]]
         node.run("one", 1)
