@@ -441,7 +441,7 @@ class Conflicts:
     """The holds of a Ledger, arranged so that a device is compared with few of them."""
 
     def __init__(self, holds: Mapping[Name, Hold], cards: Iterable[Card]) -> None:
-        self._by_mark: dict[str, list[tuple[Name, Hold, Footprint]]] = {}
+        self._by_mark: dict[str, dict[tuple[Name, Footprint], Hold]] = {}
         """By each key and each node of what is held."""
         self._anything: list[tuple[Name, Hold]] = []
         """What nobody knows the cores of."""
@@ -454,12 +454,12 @@ class Conflicts:
             self.add(name, hold)
 
     def add(self, name: Name, hold: Hold) -> None:
-        """Takes one more hold into account."""
+        """Takes one more hold into account, or again one that is known."""
         if not hold.footprints:
             self._anything.append((name, hold))
         for held in hold.footprints:
             for mark in (*held.keys, *held.nodes):
-                self._by_mark.setdefault(mark, []).append((name, hold, held))
+                self._by_mark.setdefault(mark, {})[name, held] = hold
 
     def against(self, itself: Name, device: Device) -> str | None:
         """Why `device` must not be handed out; None: nobody holds any of it.
@@ -472,14 +472,13 @@ class Conflicts:
             if name != itself:
                 return f"{hold.holder} holds {name[1]} of {name[0]}, and no card here has that ID"
         wanted = footprint(device)
+        near: dict[tuple[Name, Footprint], Hold] = {}  # each of them once: most have many marks
         for mark in (*sorted(wanted.keys), *sorted(wanted.nodes)):
-            for name, hold, held in self._by_mark.get(mark, ()):
-                if name == itself:
-                    continue
-                what = self._shared(wanted, held)
-                if what is not None:
-                    known_as = "" if name[0] == CLAIM else f" as {name[1]} of {name[0]}"
-                    return f"{hold.holder} still holds {what}{known_as}"
+            near |= self._by_mark.get(mark, {})
+        for (name, held), hold in near.items():
+            if name != itself and (what := self._shared(wanted, held)) is not None:
+                known_as = "" if name[0] == CLAIM else f" as {name[1]} of {name[0]}"
+                return f"{hold.holder} still holds {what}{known_as}"
         return None
 
     def _shared(self, wanted: Footprint, held: Footprint) -> str | None:

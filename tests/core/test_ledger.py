@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState
-from npu_agent.core.ledger import SETTLED, UNSEEN, Assignment, Holding, Ledger, footprints_of
+from npu_agent.core.ledger import (
+    SETTLED,
+    UNSEEN,
+    Assignment,
+    Conflicts,
+    Holding,
+    Ledger,
+    footprints_of,
+)
 from npu_agent.core.offer import Device, advertise
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources, snapshot
@@ -87,6 +95,21 @@ def test_another_shape_of_the_held_cores_is_not_free() -> None:
 
 def test_other_cores_of_the_card_are_free_although_they_share_nodes() -> None:
     assert against(held(A, by="U0_cores_0", cores=1), A, cores=1)["U0_cores_1"] is None
+
+
+def test_what_is_held_is_compared_once_however_often_it_was_granted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, *others = devices = offered(A, cores=1)
+    ledger = Ledger().granted(NPU, devices, 0.0)
+    conflicts = ledger.conflicts([A])
+    for _ in range(100):
+        for name, hold in ledger.holds.items():
+            conflicts.add(name, hold)
+    compared: list[Any] = []
+    monkeypatch.setattr(Conflicts, "_shared", lambda *those: compared.append(those))
+    assert conflicts.against((NPU, first.id), first) is None
+    assert len(compared) == len(others)
 
 
 def test_another_resource_of_the_held_cores_is_not_free() -> None:
