@@ -59,12 +59,12 @@ async def recoveries() -> AsyncIterator[Figure]:
         await asyncio.to_thread(simulator.apply_fault, agent.root, "npu0", "dead")
         await agent.until_healthy(7)
         taken = f"{time.perf_counter() - began:.2f} s"
-        yield Figure("dead card to kubelet told", taken, "<= 1.5 s", "0 to 5 s")
+        yield Figure("dead card to kubelet informed", taken, "<= 1.5 s", "0 to 5 s")
         began = time.perf_counter()
         await asyncio.to_thread(simulator.apply_fault, agent.root, "npu0", "ok")
         await agent.until_healthy(8)
         taken = f"{time.perf_counter() - began:.2f} s"
-        yield Figure("mended card to kubelet told", taken, "", "never")
+        yield Figure("recovered card to kubelet informed", taken, "", "never")
 
         async def lose(what: str, target: str, peers: str, loss: Awaitable[None]) -> Figure:
             nonlocal known
@@ -101,7 +101,7 @@ async def recoveries() -> AsyncIterator[Figure]:
         after = await agent.told()
         nothing = after.endpoint == known.endpoint and after.messages == kept
         said = "nothing happens" if nothing else "registered anew"
-        yield Figure("kubelet.sock made anew, stream open", said, "nothing", "one exits")
+        yield Figure("kubelet.sock replaced, stream open", said, "nothing", "one exits")
 
 
 async def answers() -> AsyncIterator[Figure]:
