@@ -1164,18 +1164,8 @@ FAULTS = [
         ),
         (
             "endpoint: deregistered last",
-            "            await self._registration.shutdown()\n            with",
-            "            with",
-        ),
-        (
-            "endpoint: streams are cut",
-            "                        if not streams:\n                            break\n",
-            "                        break\n",
-        ),
-        (
-            "endpoint: the end waits for streams",
-            "async with asyncio.timeout(0.2):",
-            "async with asyncio.timeout(20):",
+            "            await self._registration.shutdown()\n            await drained",
+            "            await drained",
         ),
         (
             "endpoint: one socket is enough",
@@ -2468,6 +2458,25 @@ FAULTS = [
         "npu_agent/vendors/furiosa/parse.py",
         "tests/fuzz/test_corpus.py -k sysfs-liveness",
         ("fuzz: sysfs-liveness", "{said[:20]!r}", "{said.decode('latin-1')}"),
+    ),
+    *of(
+        "npu_agent/kubelet/rpc.py",
+        "tests/kubelet/test_rpc.py",
+        ("endpoint: who connects at the end is left", "_ACCEPTING = 2", "_ACCEPTING = 0"),
+    ),
+    *of(
+        "npu_agent/kubelet/rpc.py",
+        "tests/outputs/dra/test_endpoint.py",
+        (
+            "endpoint: streams are cut",
+            "                if not number:\n                    break\n",
+            "                break\n",
+        ),
+        (
+            "endpoint: the end waits for streams",
+            "        async with asyncio.timeout(0.2):\n            async for number",
+            "        async with asyncio.timeout(20):\n            async for number",
+        ),
     ),
     *of(
         "npu_agent/vendors/furiosa/sysfs.py",

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import math
 import os
+import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
@@ -33,6 +34,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
 from npu_agent import files
+from npu_agent.feed import Feed
 from npu_agent.logs import logger
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ _LARGEST = 4 << 20
 """Bytes of a request: what gRPC's own servers take. The kubelet's have a few hundred."""
 _LOOK_EVERY = 0.2
 """Seconds between checks of the socket of a call that is not answered."""
+_ACCEPTING = 2
+"""Turns of the loop from a connection that asyncio accepts to the one where it can be closed."""
 _TURN = 1 << 11
 """Bytes that a client sends which are taken at a time: some 60 streams that it opens and resets."""
 _RESETS, _RESETS_WITHIN = 100, 10.0
@@ -292,6 +296,15 @@ class _Patient(H2Protocol):
         return self.connection.streams_failed - self._resets > _RESETS
 
 
+async def drained(streams: Feed[int]) -> None:
+    """Waits until none of the streams, whose number this is, is open; 0.2 s at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.2):
+            async for number in streams.watch():
+                if not number:
+                    break
+
+
 class UnixServer(Server):
     """Serves gRPC on a unix socket, knows its connections, and closes them when it ends.
 
@@ -304,6 +317,7 @@ class UnixServer(Server):
         super().__init__(handlers)
         self.path = path
         self._connections: WeakSet[H2Protocol] = WeakSet()
+        self._socket: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
 
     def _protocol_factory(self) -> H2Protocol:
@@ -318,23 +332,18 @@ class UnixServer(Server):
         Raises:
             OSError: the socket cannot be made, or is somebody's already.
         """
-        if self.path.exists():
-            # asyncio would take over somebody's live socket without a word.
-            raise FileExistsError(f"{self.path} exists already")
-        # To its end, which is near: asyncio leaves a socket that listens behind if it is cancelled.
-        starting = asyncio.create_task(self.start(path=str(self.path)))
+        # Not asyncio's own: that would take over somebody's live socket without a word, and be left
+        # behind by who is cancelled; nor could it stop accepting before it is closed.
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            with contextlib.suppress(OSError):
-                await starting
-                self.close()
-                self.path.unlink()
-            raise
-        try:
+            self._socket.bind(os.fspath(self.path))
             self._identity = files.identity(self.path)
-        except OSError:  # swept already: a kubelet starts at this very moment
-            self.close()
+            await self.start(sock=self._socket)
+        except BaseException as error:
+            self._stop_accepting()
+            self._remove()
+            if isinstance(error, OSError):
+                raise OSError(error.errno, error.strerror, os.fspath(self.path)) from None
             raise
 
     def exists(self) -> bool:
@@ -347,15 +356,28 @@ class UnixServer(Server):
         Streams that should end in order have to be let return before. Whoever is cancelled here
         has closed and removed the socket all the same.
         """
-        self.close()
-        for protocol in list(self._connections):
-            if hasattr(protocol, "connection"):  # not if it was accepted just now
-                protocol.connection.close()
+        self._stop_accepting()
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await self.wait_closed()
+            for _ in range(_ACCEPTING):  # asyncio leaves these open once its server is closed
+                await asyncio.sleep(0)
         finally:
-            if self.exists():  # Python 3.13 has removed it
-                with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
-                    self.path.unlink()
+            self.close()
+            for protocol in list(self._connections):
+                if hasattr(protocol, "connection"):  # not if it was cancelled as it was accepted
+                    protocol.connection.close()
+            self._remove()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await self.wait_closed()
+
+    def _stop_accepting(self) -> None:
+        if self._socket and self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket)
+
+    def _remove(self) -> None:
+        """Closes the socket and removes its file, if that is ours."""
+        if self._socket:
+            self._socket.close()
+        if self._identity and self.exists():
+            with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
+                self.path.unlink()

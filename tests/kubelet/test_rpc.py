@@ -3,9 +3,10 @@
 import asyncio
 import math
 import os
+import socket as sockets
 import struct
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -54,6 +55,13 @@ async def server(socket: Path) -> AsyncIterator[UnixServer]:
     await one.listen()
     yield one
     await one.shutdown()
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[sockets.socket]:
+    with sockets.socket(sockets.AF_UNIX) as client:
+        client.connect(str(path))
+        yield client
 
 
 def request(name: str = "r/r") -> bytes:
@@ -119,6 +127,21 @@ async def announce(socket: Path, length: int) -> None:
         await stream.send_request()
         await stream._stream.send_data(struct.pack(">?I", False, length))
         await stream.recv_initial_metadata()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_client_that_comes_as_the_server_ends_sees_the_end(
+    socket: Path, server: UnixServer, turns: int
+) -> None:
+    # asyncio takes some turns of the loop from a connection that it accepts to its protocol.
+    with connected(socket) as client:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.shutdown()
+        client.settimeout(DEADLINE)
+        with suppress(ConnectionResetError):
+            while await asyncio.to_thread(client.recv, 4096):  # the first frame, if any
+                pass
 
 
 async def test_a_request_of_all_that_is_allowed_is_read(socket: Path, server: UnixServer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -10,7 +9,7 @@ import socket
 from pathlib import Path
 
 from npu_agent.config import SOCKET_PATH_MAX
-from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.rpc import UnixServer, drained
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 
 
@@ -67,10 +66,6 @@ class Endpoint:
         and the kubelet sees their end. Cancelled, it waits no longer, and leaves no socket.
         """
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    async for streams in self.plugin.streams.watch():
-                        if not streams.open:
-                            break
+            await drained(self.plugin.streams.map(lambda streams: streams.open))
         finally:
             await self._server.shutdown()

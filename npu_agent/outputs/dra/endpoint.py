@@ -7,7 +7,6 @@ services' socket by its path and refuses a path that it knows: each instance has
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.rpc import UnixServer, drained
 from npu_agent.logs import logger
 from npu_agent.outputs.dra.service import DraPlugin, Health, Registration, RegistrationState
 
@@ -132,11 +131,7 @@ class Endpoint:
         """
         try:
             await self._registration.shutdown()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    async for streams in self._health.streams.watch():
-                        if not streams:
-                            break
+            await drained(self._health.streams)
         finally:
             await self._service.shutdown()
 

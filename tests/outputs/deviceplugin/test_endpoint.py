@@ -4,10 +4,12 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from npu_agent import files
 from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.feed import Feed
 from npu_agent.kubelet.rpc import UnixServer
@@ -82,26 +84,33 @@ async def test_socket_of_somebody_else_is_never_taken_over(directory: Path) -> N
     first = endpoint(directory)
     await first.start()
     other = UnixServer([first.plugin], first.path)
-    with pytest.raises(FileExistsError, match="exists already"):
+    with pytest.raises(OSError, match=f"in use: '{first.path}'"):
         await other.listen()
     assert first.exists()
     await first.close()
 
 
+@pytest.mark.parametrize("when", ["identity", "start"])
 async def test_server_whose_socket_is_swept_at_its_start_does_not_stay_behind(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     server = UnixServer([], directory / "swept.sock")
-    start = server.start
+    where = server if when == "start" else files
+    then = getattr(where, when)
 
-    async def start_and_be_swept(*, path: str) -> None:
-        await start(path=path)
+    def swept(*args: Any, **kwargs: Any) -> Any:
         server.path.unlink()
+        return then(*args, **kwargs)
 
-    monkeypatch.setattr(server, "start", start_and_be_swept)
-    with pytest.raises(FileNotFoundError):
+    monkeypatch.setattr(where, when, swept)
+    if when == "identity":
+        with pytest.raises(FileNotFoundError, match=str(server.path)):
+            await server.listen()
+    else:
         await server.listen()
-    assert not server._server.is_serving()  # type: ignore[union-attr]
+        assert not server.exists()
+        await server.shutdown()
+    assert str(server.path) not in Path("/proc/net/unix").read_text()  # nobody listens
 
 
 async def test_an_end_that_is_cancelled_leaves_no_socket(directory: Path) -> None:

@@ -5,7 +5,7 @@ import re
 import socket
 import stat
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.core.claim import ClaimRef
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1alpha1
-from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, instance_of, sweep
+from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, Endpoint, instance_of, sweep
 from npu_agent.outputs.dra.service import DraPlugin, Prepared
 from npu_agent.simulator.pluginmanager import StandInPluginManager
 from tests.outputs.deviceplugin.helpers import names
@@ -123,15 +123,22 @@ async def test_the_drivers_directory_is_not_for_everybody(root: Path) -> None:
         assert stat.S_IMODE(endpoint.path.parent.stat().st_mode) == 0o750
 
 
-async def test_a_health_stream_sees_its_end_at_the_end(root: Path) -> None:
-    driver = Driver()
-    endpoint = driver.endpoint(root)
-    await endpoint.start()
+@asynccontextmanager
+async def streaming(endpoint: Endpoint) -> AsyncIterator[AsyncIterator[object]]:
+    """A health stream of which the first message has come."""
     async with Channel(path=str(endpoint.path)) as channel:
         messages = v1alpha1.DraResourceHealthStub(channel).node_watch_resources(
             v1alpha1.NodeWatchResourcesRequest()
         )
         await anext(messages)
+        yield messages
+
+
+async def test_a_health_stream_sees_its_end_at_the_end(root: Path) -> None:
+    driver = Driver()
+    endpoint = driver.endpoint(root)
+    await endpoint.start()
+    async with streaming(endpoint) as messages:
         ending = asyncio.create_task(_rest(messages))
         await asyncio.sleep(0)  # it reads, as the kubelet does
         driver.devices.close()
@@ -143,11 +150,7 @@ async def test_a_health_stream_that_goes_on_does_not_delay_the_end(root: Path) -
     driver = Driver()
     endpoint = driver.endpoint(root)
     await endpoint.start()
-    async with Channel(path=str(endpoint.path)) as channel:
-        messages = v1alpha1.DraResourceHealthStub(channel).node_watch_resources(
-            v1alpha1.NodeWatchResourcesRequest()
-        )
-        await anext(messages)
+    async with streaming(endpoint):
         async with asyncio.timeout(5):
             await endpoint.close()
         driver.devices.close()
@@ -157,11 +160,7 @@ async def test_an_end_that_is_cancelled_leaves_no_socket(root: Path) -> None:
     driver = Driver()
     endpoint = driver.endpoint(root)
     await endpoint.start()
-    async with Channel(path=str(endpoint.path)) as channel:
-        messages = v1alpha1.DraResourceHealthStub(channel).node_watch_resources(
-            v1alpha1.NodeWatchResourcesRequest()
-        )
-        await anext(messages)
+    async with streaming(endpoint):
         closing = asyncio.create_task(endpoint.close())
         await until(lambda: not endpoint.registration_path.exists())
         closing.cancel()  # it waits for the stream, which goes on
@@ -222,7 +221,7 @@ async def test_without_a_registry_nothing_is_made(root: Path) -> None:
 async def test_a_start_that_fails_half_way_leaves_no_socket(root: Path) -> None:
     endpoint = Driver().endpoint(root)
     endpoint.registration_path.touch()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(OSError, match="in use"):
         await endpoint.start()
     assert names(root / PLUGINS / DRIVER) == []
 
