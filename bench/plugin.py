@@ -100,7 +100,7 @@ async def recoveries() -> AsyncIterator[Figure]:
         await asyncio.sleep(3)
         after = await agent.told()
         nothing = after.endpoint == known.endpoint and after.messages == kept
-        said = "nothing happens" if nothing else "registered anew"
+        said = "nothing happens" if nothing else "registered again"
         yield Figure("kubelet.sock replaced, stream open", said, "nothing", "one exits")
 
 

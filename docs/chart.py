@@ -11,27 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import parts
 import yaml
 
 CHART = Path(__file__).resolve().parents[1] / "k8s/chart"
 FILE = CHART / "README.md"
-_BEGIN = "<!-- from values.yaml by `make docs`: begin -->\n"
-_END = "<!-- end -->\n"
 
 
 def current() -> str:
-    """The README with its tables made anew.
+    """The README with its tables as they should be.
 
     Raises:
         ValueError: the marks are not there, or a key of values.yaml has no comment.
     """
-    page = FILE.read_text()
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"{FILE} has lost its marks {_BEGIN.strip()} and {_END.strip()}")
     tables = "\n".join(_tables((CHART / "values.yaml").read_text()))
-    return f"{before}{begin}\n{tables}\n\n{end}{after}"
+    return parts.current(FILE, "values.yaml", f"{tables}\n")
 
 
 def _tables(text: str) -> Iterator[str]:
@@ -80,4 +74,4 @@ def _flow(node: yaml.Node) -> str:
 def _cell(text: str) -> str:
     """Names of pages as links; no full stop at the end."""
     linked = re.sub(r"\((docs/[\w./-]+\.md)(#[\w-]+)?\)", r"([\1](../../\1\2))", text)
-    return linked.removesuffix(".").replace("|", "\\|").replace("<", "\\<")
+    return parts.cell(linked)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import chart
 import translations
+from parts import cell, current
 from runbook import FILE, runbook
 
 from npu_agent.config.kinds import Group, Items, Kind
@@ -32,8 +33,6 @@ KEYS = tuple(keys_of(schema_of(WORDS)))
 
 CONFIGURATION = Path(__file__).parent / "configuration.md"
 HARDWARE = Path(__file__).parent / "hardware.md"
-BEGIN = "<!-- from {} by `make docs`: begin -->\n"
-END = "<!-- end -->\n"
 
 
 def reference() -> str:
@@ -55,7 +54,7 @@ def _row(key: Key) -> str:
         _type(key.kind),
         f"`{as_yaml(key.default)}`",
         "live" if key.live else "restart",
-        _cell(key.description),
+        cell(key.description),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -68,7 +67,7 @@ def _items(key: Key) -> Iterator[str]:
     yield "|---|---|---|---|"
     for each in key.kind.of.keys.values():
         needed = "yes" if each.default is MISSING else "no"
-        yield f"| `{each.name}` | {_type(each.kind)} | {needed} | {_cell(each.description)} |"
+        yield f"| `{each.name}` | {_type(each.kind)} | {needed} | {cell(each.description)} |"
 
 
 def _type(kind: Kind) -> str:
@@ -84,11 +83,7 @@ def _type(kind: Kind) -> str:
             return "`true`, `false`"
         case _, {"minimum": low, "maximum": high}:
             return f"{kind.must.removeprefix('a ')}, {low:g} to {high:g}"
-    return _cell(kind.must)
-
-
-def _cell(text: str) -> str:
-    return text.removesuffix(".").replace("|", "\\|").replace("<", "\\<")
+    return cell(kind.must)
 
 
 def unproven() -> str:
@@ -112,20 +107,6 @@ def unproven() -> str:
                 f"| {family.name} | `{one.file}` | {one.known} | {one.guessed} | {metrics} |"
             )
     return "\n".join(lines) + "\n"
-
-
-def current(page: Path, source: str, part: str) -> str:
-    """The page with `part`, its part that is made from `source`.
-
-    Raises:
-        ValueError: the marks are not there, or in disorder.
-    """
-    mark = BEGIN.format(source)
-    before, begin, rest = page.read_text().partition(mark)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has lost its marks {mark.strip()} and {END.strip()}")
-    return f"{before}{mark}\n{part}\n{END}{after}"
 
 
 def main() -> int:

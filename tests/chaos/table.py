@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.process import IN_POD
 from tests.chaos.world import World
@@ -31,13 +32,13 @@ class Attack:
     """
 
     play: Play
-    short: bool
-    alone: bool
-    root: bool
-    cards: str
-    config: str
-    start: tuple[str, ...]
-    prepare: Prepare
+    short: bool = False
+    alone: bool = False
+    root: bool = False
+    cards: str = "warboy=2"
+    config: str = ""
+    start: tuple[str, ...] = IN_POD
+    prepare: Prepare = nullcontext
 
     @property
     def name(self) -> str:
@@ -64,31 +65,11 @@ def row(function: object) -> tuple[str, str]:
 ATTACKS: list[Attack] = []
 
 
-def attack(
-    *,
-    short: bool = False,
-    alone: bool = False,
-    root: bool = False,
-    cards: str = "warboy=2",
-    config: str = "",
-    start: tuple[str, ...] = IN_POD,
-    prepare: Prepare = nullcontext,
-) -> Callable[[Play], Play]:
-    """Enters a function into the table; see `Attack`."""
+def attack(**options: Any) -> Callable[[Play], Play]:
+    """Enters a function into the table; the options are those of `Attack`."""
 
     def enter(play: Play) -> Play:
-        ATTACKS.append(
-            Attack(
-                play=play,
-                short=short,
-                alone=alone,
-                root=root,
-                cards=cards,
-                config=config,
-                start=start,
-                prepare=prepare,
-            )
-        )
+        ATTACKS.append(Attack(play=play, **options))
         return play
 
     return enter

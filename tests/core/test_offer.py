@@ -228,7 +228,7 @@ def test_no_core_is_in_two_devices_and_none_is_lost(
 
 
 def test_a_card_that_fails_again_and_again_has_the_devices_it_had() -> None:
-    # They are kept for the next Snapshot: anew for each failure, they would fill the memory.
+    # They are kept for the next Snapshot: one more for each failure would fill memory.
     card = state("rngd", health=HealthState.UNHEALTHY, reason="alive says 0")
     later = replace(card, health=replace(card.health, since=99.0))
     assert cut(later, 1) is cut(card, 1)

@@ -211,7 +211,8 @@ class Publisher:
         reason = "; ".join(errors) or None
         if reason and reason != self.cdi_error:
             log.error("the CDI specs cannot be written", reason=reason)
-        self.cdi_error, self._unwritten = reason, cdi.missing(specs, self._specs)
+        self.cdi_error = reason
+        self._unwritten = cdi.missing(specs, self._specs) if reason else frozenset()
         self._tried = specs
         return True
 
