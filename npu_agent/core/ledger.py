@@ -520,36 +520,34 @@ def footprint(device: Device) -> Footprint:
 
 def footprints_of(id_: str, cards: Iterable[Card]) -> set[Footprint]:
     """What a device ID can stand for, matched against every ID that these cards can have."""
-    return {found for card in cards if (found := _ids(card).get(id_))}
+    return {found for card in cards if (found := _meant(id_, card))}
 
 
-@lru_cache(128)
-def _ids(card: Card) -> dict[str, Footprint]:
-    """Every device ID that a card can have, under whatever shape and whatever part of its identity.
+def _meant(id_: str, card: Card) -> Footprint | None:
+    """What an ID stands for if the card can have it, under whatever shape and part of its identity.
 
     A whole card's ID wins over a part's: which of two cards is meant, `footprints_of` leaves open.
-    Kept for the cards of a node, and few that have left: with eight cores it has 25 kB.
     """
-    keys = keys_of(card)
-    parts = [Footprint(keys, cores, nodes) for cores, nodes in _reach(card.access, card.core_count)]
-    whole = Footprint(keys, card.all_cores, frozenset(card.access.nodes()))
-    found: dict[str, Footprint] = {}
-    for id_ in (card.uuid, card.serial, card.pci_bus_id, f"{card.family}-{card.index}"):
-        if id_:
-            found |= {device_id(id_, one.cores): one for one in parts}
-            found[id_] = whole
-    return found
+    names = (card.uuid, card.serial, card.pci_bus_id, f"{card.family}-{card.index}")
+    known = [name for name in names if name and id_.startswith(name)]
+    if id_ in known:
+        return Footprint(keys_of(card), card.all_cores, frozenset(card.access.nodes()))
+    for name in known:
+        part = _parts(card.access, card.core_count).get(id_.removeprefix(name))
+        if part:
+            return Footprint(keys_of(card), *part)
+    return None
 
 
 @lru_cache(128)
-def _reach(access: Access, count: int) -> tuple[tuple[CoreRange, frozenset[str]], ...]:
-    """The nodes of all neighbouring cores of a card that has `count`.
+def _parts(access: Access, count: int) -> dict[str, tuple[CoreRange, frozenset[str]]]:
+    """All neighbouring cores of a card that has `count`, by the end of their ID, and their nodes.
 
     The next card in its place has the same.
     """
     ranges = [CoreRange(first, last) for first in range(count) for last in range(first, count)]
-    return tuple(
-        (
+    return {
+        device_id("", cores): (
             cores,
             frozenset(
                 (
@@ -560,7 +558,7 @@ def _reach(access: Access, count: int) -> tuple[tuple[CoreRange, frozenset[str]]
             ),
         )
         for cores in ranges
-    )
+    }
 
 
 def _contradict(one: frozenset[str], other: frozenset[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,9 +67,16 @@ def held(*cards: Card, by: str, cores: int | None = None) -> Ledger:
     return answered(ledger, pod(by), at=10.0, cards=cards)
 
 
-def test_what_a_card_can_have_is_kept_once_for_all_its_ids() -> None:
+def test_a_part_is_the_same_whatever_its_card_is_called_by() -> None:
     (by_uuid,), (by_serial,) = (footprints_of(f"{id_}_cores_0", [A]) for id_ in ("U0", "S0"))
-    assert by_uuid is by_serial
+    assert by_uuid == by_serial
+    assert by_uuid.cores == CoreRange(0, 0)
+
+
+@pytest.mark.parametrize(("uuid", "serial"), [("U_cores_0", "U"), ("U", "U_cores_0")])
+def test_an_id_that_is_a_whole_cards_is_no_part_of_it(uuid: str, serial: str) -> None:
+    (found,) = footprints_of("U_cores_0", [replace(A, uuid=uuid, serial=serial)])
+    assert found.cores == A.all_cores
 
 
 @pytest.mark.parametrize("cores", [[0, float("inf")], [0, 1 << 64], [-1, 0], [1, 0]])
