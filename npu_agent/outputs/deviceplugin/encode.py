@@ -14,8 +14,10 @@ from functools import lru_cache
 from npu_agent.core.grant import Grant
 from npu_agent.core.offer import Device
 
-_CACHED = 1 << 16
-"""Pieces kept for each kind: 1,000 cards of 8 cores have 35,000 nodes."""
+_NODES = 1 << 16
+"""Nodes that are kept: 1,000 cards of 8 cores have 35,000. The next cards have the same."""
+_DEVICES = 1 << 12
+"""Devices that are kept. Each card has others: what has left is forgotten, in time."""
 
 
 def _varint(number: int) -> bytes:
@@ -37,7 +39,7 @@ def _entry(number: int, key: str, value: str) -> bytes:
     return _field(number, _field(1, key.encode()) + _field(2, value.encode()))
 
 
-@lru_cache(_CACHED)
+@lru_cache(_DEVICES)
 def _device(id_: str, healthy: bool, numa_node: int | None) -> bytes:
     body = _field(1, id_.encode()) + _field(2, b"Healthy" if healthy else b"Unhealthy")
     if numa_node is not None:
@@ -52,7 +54,7 @@ def device_list(devices: Iterable[Device]) -> bytes:
     return b"".join(_device(d.id, d.healthy, d.card.numa_node) for d in devices)
 
 
-@lru_cache(_CACHED)
+@lru_cache(_NODES)
 def _node(path: str) -> bytes:
     """A DeviceSpec: the node appears in the container where it is on a bare host."""
     where = f"/dev/{path}".encode()

@@ -30,7 +30,7 @@ _SEMVER = re.compile(
 """semver.org, version 2.0.0."""
 
 
-@lru_cache(1024)
+@lru_cache(512)
 def describe(card: Card, cores: CoreRange) -> Description:
     """What is published of a card's device with these cores; what is not known is left out.
 
@@ -59,6 +59,7 @@ def describe(card: Card, cores: CoreRange) -> Description:
     )
 
 
+@lru_cache(64)
 def version(text: str | None) -> Version | None:
     """A driver's ``2025.4.0~dev0, 7e25130`` as the semver ``2025.4.0-dev0+7e25130``.
 
