@@ -1,16 +1,33 @@
-"""The moments of periodic work on the event loop: the same for all that have the same period.
-
-An idle agent wakes up once for all of them and not once for each.
-"""
+"""When the event loop works: periodic work at the same moments, long work in turns with others."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 _PHASE = 0.25
 """Seconds. Between two probes of the cards, whose threads the loop would delay."""
+_TURN = 0.0005
+"""Seconds of long work between two turns for others."""
 
 
 def until_tick(every: float) -> float:
-    """Seconds until the next moment of those that are `every` seconds apart."""
+    """Seconds until the next moment of those that are `every` seconds apart.
+
+    They are the same for all that have the same period: an idle agent wakes up once for all of them
+    and not once for each.
+    """
     return every - (time.monotonic() - _PHASE) % every
+
+
+class Turns:
+    """Lets others have their turns during long work, and wakes nobody during short work."""
+
+    def __init__(self) -> None:
+        self._until = time.perf_counter() + _TURN
+
+    async def take(self) -> None:
+        """To be called every fraction of a millisecond."""
+        if time.perf_counter() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.perf_counter() + _TURN

@@ -21,7 +21,7 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
 from npu_agent.kubelet.rpc import ask
 from npu_agent.logs import logger
-from npu_agent.ticks import until_tick
+from npu_agent.ticks import Turns, until_tick
 
 log = logger(__name__)
 
@@ -39,8 +39,6 @@ with `decode.MOST` devices in each, take 60 more at their peak (measured): two a
 what grpclib holds of one at a time 4 (its window), the devices before and after they are sorted,
 together with the previous ones, 15, and the rest is memory in use only in part.
 """
-_SLICE = 0.0005
-"""Seconds of decoding before the loop gets a turn."""
 
 
 class UnavailableError(Exception):
@@ -187,20 +185,25 @@ async def _answer(socket: Path, method: str) -> bytearray:
 
 async def _decoded(socket: Path, answer: bytearray) -> _Known:
     rows: set[decoder.Row | decoder.ClaimRow] = set()
-    until = time.perf_counter() + _SLICE
+    found: list[Assignment | ClaimUse] = []
+    turns = Turns()
     try:
         async with asyncio.timeout(_DEADLINE):  # 8 MiB of nothing but empty fields take seconds
             for _ in _collect(answer, rows):
-                if time.perf_counter() >= until:
-                    await asyncio.sleep(0)
-                    until = time.perf_counter() + _SLICE
+                await turns.take()
+            for one in _sorted(rows):
+                found.append(one)
+                await turns.take()
     except TimeoutError:
         raise UnavailableError(
             f"{socket}: an answer of {len(answer):,} bytes could not be read within {_DEADLINE:g} s"
         ) from None
     except ValueError as error:
         raise UnavailableError(f"{socket}: {error}") from error
-    return _known(rows)
+    return (
+        tuple(one for one in found if isinstance(one, Assignment)),
+        tuple(one for one in found if isinstance(one, ClaimUse)),
+    )
 
 
 def decode(answer: bytes | bytearray) -> tuple[Assignment, ...]:
@@ -212,7 +215,7 @@ def decode(answer: bytes | bytearray) -> tuple[Assignment, ...]:
     rows: set[decoder.Row | decoder.ClaimRow] = set()
     for _ in _collect(answer, rows):
         pass
-    return _known(rows)[0]
+    return tuple(one for one in _sorted(rows) if isinstance(one, Assignment))
 
 
 def _collect(
@@ -229,12 +232,11 @@ def _collect(
         raise ValueError(f"not a ListPodResourcesResponse: {error}") from error
 
 
-def _known(rows: Iterable[decoder.Row | decoder.ClaimRow]) -> _Known:
-    """Sorted: the kubelet lists everything in an order that changes each time."""
-    devices, uses = [], []
-    for row in sorted(rows):
-        if len(row) == 5:
-            devices.append(Assignment(*row))
-        else:
-            uses.append(ClaimUse(*row))
-    return tuple(devices), tuple(uses)
+def _sorted(rows: Iterable[decoder.Row | decoder.ClaimRow]) -> Iterator[Assignment | ClaimUse]:
+    """What the rows say, in order: the kubelet lists everything in one that changes each time."""
+    of_pods: dict[tuple[str, ...], list[decoder.Row | decoder.ClaimRow]] = {}
+    for row in rows:
+        of_pods.setdefault(row[:2], []).append(row)
+    for pod in sorted(of_pods):  # all at once would take some ms where there are many
+        for row in sorted(of_pods[pod]):
+            yield Assignment(*row) if len(row) == 5 else ClaimUse(*row)

@@ -11,6 +11,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
+from npu_agent import ticks
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Assignment
 from npu_agent.feed import Feed
@@ -257,7 +258,7 @@ async def test_answer_that_is_none_of_grpc(socket: Path, reply: Reply, reason: s
 async def test_loop_turns_while_a_large_answer_is_decoded(
     socket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assignments, "_SLICE", 0.0)
+    monkeypatch.setattr(ticks, "_TURN", 0.0)
     turns = 0
 
     async def tick() -> None:
@@ -273,8 +274,8 @@ async def test_loop_turns_while_a_large_answer_is_decoded(
     decoded, _ = await assignments._decoded(socket, bytearray(reply))
     ticker.cancel()
     assert [one.device for one in decoded] == ids
-    # At least one for each 1,000 bytes of it, and for each 100 rows that are made assignments.
-    assert turns >= len(reply) / 1_000 + len(ids) / 100
+    # At least one for each 1,000 bytes of it, and for each row that is made an assignment.
+    assert turns >= len(reply) / 1_000 + len(ids)
 
 
 async def test_reading_an_answer_has_a_deadline(

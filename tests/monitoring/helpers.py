@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.process_collector import ProcessCollector
 
-from npu_agent.outputs.prometheus import own
+from npu_agent.outputs.prometheus import own, process
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 
 PROJECT = Path(__file__).parents[2]
@@ -80,13 +79,9 @@ def exported() -> set[str]:
     histograms: set[str] = set()
     for definition in own.DEFINITIONS:
         (histograms if definition.kind == "histogram" else names).add(definition.name)
+    names |= {definition.name for definition in process.DEFINITIONS}
     for schema in SCHEMAS.values():
         names |= {metric.name for metric in schema.metrics}
-    names |= {
-        sample.name
-        for metric in ProcessCollector(registry=None).collect()
-        for sample in metric.samples
-    }
     names |= {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
     return names
 

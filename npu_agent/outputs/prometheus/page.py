@@ -11,19 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from prometheus_client.exposition import generate_latest as as_text
-from prometheus_client.openmetrics.exposition import generate_latest as as_openmetrics
-from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import CollectorRegistry
-
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Holding
 from npu_agent.core.state import AgentState, stale_after
 from npu_agent.core.vocabulary import MetricSchema
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import logger
-from npu_agent.outputs.prometheus import cards, own
+from npu_agent.outputs.prometheus import cards, own, process
 from npu_agent.outputs.prometheus.text import Definition, Source
+from npu_agent.ticks import Turns
 
 log = logger(__name__)
 
@@ -37,8 +33,6 @@ _AT_LEAST = 1.0
 """Seconds between two renderings of the cards, however often they change."""
 _OWN_FOR = 1.0
 """Seconds for which the agent's own part is kept."""
-_TURN = 0.0005
-"""Seconds of rendering between two turns for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +75,6 @@ class Page:
         self._settings = settings
         self._hostname = hostname
         self._state = state
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
         self._failing: set[str] = set()
         """Families that failed the last time."""
         self._asked = asyncio.Event()
@@ -135,7 +127,7 @@ class Page:
                 return False
             late = stale_after(settings.interval)
             snapshot = cards.recent(snapshot, now - late)
-            turns = _Turns()
+            turns = Turns()
             shown = self._attempt(
                 "cards",
                 lambda: cards.shown(
@@ -167,10 +159,13 @@ class Page:
             for definition in own.DEFINITIONS
             if state is not None
         ]
-        # The library's page of OpenMetrics has the "# EOF" with which ours has to end.
-        encode, end = (as_openmetrics, b"# EOF\n") if openmetrics else (as_text, b"")
-        process = self._attempt("process", lambda: encode(self._process))
-        return b"".join((*parts, process or end))
+        used = self._attempt("process", process.this_process)
+        parts += [
+            self._family(definition, used, openmetrics=openmetrics)
+            for definition in process.DEFINITIONS
+            if used is not None
+        ]
+        return b"".join(parts) + (b"# EOF\n" if openmetrics else b"")
 
     def _family(
         self, definition: Definition[Source], source: Source, *, openmetrics: bool
@@ -196,15 +191,3 @@ class Page:
             return None
         self._failing.discard(name)
         return made
-
-
-class _Turns:
-    """Lets others have their turns during long work, and wakes nobody during short work."""
-
-    def __init__(self) -> None:
-        self._until = time.perf_counter() + _TURN
-
-    async def take(self) -> None:
-        if time.perf_counter() >= self._until:
-            await asyncio.sleep(0)
-            self._until = time.perf_counter() + _TURN

@@ -1,7 +1,7 @@
 """Metric families and the text that Prometheus reads: pure.
 
 Why not prometheus_client's own encoder: it sorts and escapes the labels of every sample each time,
-which for 8 cards of 8 cores takes 23 ms of the loop; rendering them here takes 1. The tests
+which for 8 cards of 8 cores takes 23 ms of the loop (here: 1), and it takes 1.4 MiB. The tests
 compare the two. Formats: Prometheus text format 0.0.4 and OpenMetrics 1.0.
 """
 

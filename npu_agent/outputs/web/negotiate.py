@@ -9,7 +9,6 @@ def wants_openmetrics(accept: str) -> bool:
     """Whether a scraper that sends this Accept header prefers OpenMetrics to the text format.
 
     Only if it names OpenMetrics: who accepts anything gets the format that everyone reads.
-    prometheus_client's own choice does not read the weights.
     """
     openmetrics = plain = 0.0
     for name, parameters, quality in _items(accept):

@@ -10,9 +10,6 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Protocol
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as TEXT
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS
-
 from npu_agent.core.problems import unready
 from npu_agent.core.state import AgentState
 from npu_agent.logs import logger
@@ -23,6 +20,8 @@ from npu_agent.outputs.web.status import as_json
 
 log = logger(__name__)
 
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _PLAIN = "text/plain; charset=utf-8"
 _JSON = "application/json; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
@@ -160,7 +159,7 @@ class Pages:
     async def _for_prometheus(self, accept: str) -> Answer:
         openmetrics = wants_openmetrics(accept)
         body = await self._metrics(openmetrics=openmetrics)
-        return _answer(body, OPENMETRICS if openmetrics else TEXT)
+        return _answer(body, _OPENMETRICS if openmetrics else _TEXT)
 
     async def _alive(self, _: str) -> Answer:
         return _answer("ok\n", _PLAIN)

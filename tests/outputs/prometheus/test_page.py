@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from npu_agent import ticks
 from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Holding
 from npu_agent.core.state import AgentState
 from npu_agent.feed import Feed
-from npu_agent.outputs.prometheus import cards, page
+from npu_agent.outputs.prometheus import cards, page, process
 from npu_agent.outputs.prometheus.page import Page, Settings
 from npu_agent.outputs.prometheus.text import Definition
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
@@ -211,7 +212,7 @@ async def test_many_changes_are_one_page(
 
 
 async def test_a_page_is_whole_or_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_TURN", 0.0)
+    monkeypatch.setattr(ticks, "_TURN", 0.0)
     old = snapshot(*(card(index=index, driver_version="old") for index in range(8)))
     new = snapshot(*(card(index=index, driver_version="new") for index in range(8)))
     async with running() as room:
@@ -254,7 +255,6 @@ async def test_every_form_says_the_same(cards_there: bool) -> None:
         if cards_there:
             room.snapshots.publish(snapshot(card(reading=full_reading())))
             await room.shows("furiosa_npu_info")
-        room.page._process = Pinned()  # type: ignore[assignment]
         plain = await room.page.body(openmetrics=False)
         openmetrics = await room.page.body(openmetrics=True)
     assert plain.count(b"# EOF") == 0
@@ -265,13 +265,6 @@ async def test_every_form_says_the_same(cards_there: bool) -> None:
         values(parsed(openmetrics, openmetrics=True), "npu_agent_registered", "resource"),
     ]
     assert told[0] == told[1] == {(RESOURCE,): 1}
-
-
-class Pinned:
-    """In place of the collector of ``process_*``."""
-
-    def collect(self) -> list[Any]:
-        return []
 
 
 async def test_own_part_is_made_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,12 +284,6 @@ async def test_own_part_is_made_once_a_second_at_most(monkeypatch: pytest.Monkey
     now += 0.2
     assert 'npu_agent_part_restarts_total{part="asked"} 2\n' in await room.text()
     assert asked == 2
-
-
-async def test_the_process_is_told_of() -> None:
-    text = await Room().text()
-    for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "start_time_seconds"):
-        assert f"\nprocess_{name} " in text
 
 
 async def test_a_family_that_fails_is_left_out_told_once_and_counted(
@@ -364,7 +351,7 @@ async def test_cards_that_cannot_be_shown_do_not_stay_as_they_were(
 
 @pytest.mark.parametrize("what", ["own", "process"])
 async def test_own_part_that_fails_costs_no_other(
-    what: str, caplog: pytest.LogCaptureFixture
+    what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.ERROR)
     room = Room()
@@ -375,7 +362,7 @@ async def test_own_part_that_fails_costs_no_other(
     if what == "own":
         room.own = broken
     else:
-        room.page._process.collect = broken  # type: ignore[method-assign]
+        monkeypatch.setattr(process, "this_process", broken)
     text = await room.text()
     assert ("npu_agent_build_info" in text) == (what != "own")
     assert ("process_open_fds" in text) == (what != "process")
