@@ -2260,8 +2260,8 @@ FAULTS = [
         ),
         (
             "web: OpenMetrics under the name of text",
-            "return _answer(body, OPENMETRICS if openmetrics else TEXT)",
-            "return _answer(body, TEXT)",
+            "return _answer(body, _OPENMETRICS if openmetrics else _TEXT)",
+            "return _answer(body, _TEXT)",
         ),
     ),
     *of(
@@ -2388,8 +2388,8 @@ FAULTS = [
         ),
         (
             "metrics: no end of OpenMetrics",
-            'b"# EOF\\n") if openmetrics',
-            'b"") if openmetrics',
+            'b"# EOF\\n" if openmetrics',
+            'b"" if openmetrics',
         ),
         (
             "metrics: podLabels has no effect",
@@ -2458,6 +2458,36 @@ FAULTS = [
         "npu_agent/vendors/furiosa/parse.py",
         "tests/fuzz/test_corpus.py -k sysfs-liveness",
         ("fuzz: sysfs-liveness", "{said[:20]!r}", "{said.decode('latin-1')}"),
+    ),
+    *of(
+        "npu_agent/outputs/prometheus/process.py",
+        "tests/outputs/prometheus/test_process.py",
+        ("process: resident is virtual", "resident=resident * page", "resident=virtual * page"),
+        ("process: since the boot", "return booted_at + ", "return "),
+        (
+            "process: no limit is a limit",
+            "None if most == resource.RLIM_INFINITY else most",
+            "most",
+        ),
+    ),
+    *of(
+        "npu_agent/core/ledger.py",
+        "tests/core/test_ledger.py",
+        (
+            "ledger: a whole card's ID is a part's",
+            "    if id_ in known:\n        return Footprint(keys_of(card), card.all_cores, "
+            "frozenset(card.access.nodes()))\n    for name in known:",
+            "    for name in known:",
+        ),
+    ),
+    *of(
+        "npu_agent/vendors/furiosa/sysfs.py",
+        "tests/vendors tests/inventory",
+        (
+            "sysfs: what comes later is not found",
+            "if before and before[0] == names:",
+            "if before:",
+        ),
     ),
     *of(
         "npu_agent/kubelet/rpc.py",

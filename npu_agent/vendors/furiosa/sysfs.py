@@ -24,7 +24,7 @@ from npu_agent.vendors.furiosa.profile import PROFILE
 from npu_agent.vendors.furiosa.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npu_agent.core.vocabulary import Vocabulary
     from npu_agent.vendors.furiosa.family import Family
@@ -61,16 +61,39 @@ class Furiosa:
         self._families = families
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")
+        self._ours_at: dict[str, tuple[list[str], tuple[tuple[str, int], ...]]] = {}
         self._nodes_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
         self._sensors_at: dict[str, tuple[tuple[int, int, float], _SensorFiles]] = {}
+        self._covering = {
+            name: [
+                tuple(cores for cores in family.core_ranges if core in cores)
+                for core in range(family.core_count)
+            ]
+            for name, family in families.items()
+        }
+        """For each core of a family's cards, the ranges that have it, the narrow ones first."""
 
     def scan(self) -> tuple[Entry, ...]:
         """See `Vendor.scan`."""
         found: list[Entry] = []
         for family in self._families.values():
-            with suppress(FileNotFoundError), os.scandir(f"{self.place}/{family.class_dir}") as at:
-                found += filter(None, (_entry(family, item) for item in at))
+            with suppress(FileNotFoundError):
+                directory = f"{self.place}/{family.class_dir}"
+                ours = self._ours(family, directory, os.listdir(directory))  # noqa: PTH208
+                found += filter(None, (_entry(family, path, index) for path, index in ours))
         return tuple(sorted(found, key=lambda entry: (entry.index, entry.family, entry.path)))
+
+    def _ours(
+        self, family: Family, directory: str, names: list[str]
+    ) -> tuple[tuple[str, int], ...]:
+        """The entries of cards by path and number; kept, as most names are of single cores."""
+        before = self._ours_at.get(directory)
+        if before and before[0] == names:
+            return before[1]
+        found = ((name, family.entry.fullmatch(name)) for name in names)
+        ours = tuple((f"{directory}/{name}", int(match[1])) for name, match in found if match)
+        self._ours_at[directory] = (names, ours)
+        return ours
 
     def identify(self, entry: Entry) -> Card:
         """See `Vendor.identify`."""
@@ -142,7 +165,7 @@ class Furiosa:
     ) -> tuple[CoreReading, ...]:
         """See `Vendor.read_cores`; `frequencies` are the MHz of each core, as far as known."""
         family = self._families[entry.family]
-        files = _CoreFiles(entry, family)
+        files = _CoreFiles(entry, family, self._covering[entry.family])
         found = (
             files.core(core, frequencies[core] if frequencies else None)
             for core in range(family.core_count)
@@ -243,13 +266,10 @@ class Furiosa:
         return tuple(files)
 
 
-def _entry(family: Family, item: os.DirEntry[str]) -> Entry | None:
-    """The entry of a card, if this is one of the family's."""
-    match = family.entry.fullmatch(item.name)
-    if match is None:
-        return None
+def _entry(family: Family, path: str, index: int) -> Entry | None:
+    """The entry of the card with this number, if it is still there."""
     try:
-        inode = os.stat(item.path).st_ino  # noqa: PTH116 (as in _is_node)
+        inode = os.stat(path).st_ino  # noqa: PTH116 (as in _is_node)
     except FileNotFoundError:
         return None  # unbound since the directory was listed
     except OSError as error:
@@ -257,8 +277,8 @@ def _entry(family: Family, item: os.DirEntry[str]) -> Entry | None:
         inode = 0  # `identify` says why; the others are found all the same
     return Entry(
         family=family.name,
-        index=int(match[1]),
-        path=item.path,
+        index=index,
+        path=path,
         inode=inode,
         counters_wrap=family.counts_in_use_only,
     )
@@ -276,8 +296,11 @@ class _CoreFiles:
     that has some.
     """
 
-    def __init__(self, entry: Entry, family: Family) -> None:
+    def __init__(
+        self, entry: Entry, family: Family, covering: Sequence[tuple[CoreRange, ...]]
+    ) -> None:
         self._family = family
+        self._covering = covering
         beside = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
         self._beside = f"{beside}/{family.core_entry.format(n=entry.index)}"
         self._fused: dict[str, _Figures | _Without] = {}
@@ -289,7 +312,7 @@ class _CoreFiles:
     def core(self, core: int, frequency: int | None) -> CoreReading | None:
         """What the files say of this core, which runs at `frequency` MHz; None if nothing."""
         family = self._family
-        covering = tuple(cores for cores in family.core_ranges if core in cores)
+        covering = self._covering[core]
         occupied = self._occupied[core] if self._occupied else None
         holder: CoreRange | None = None
         memory: _Figures | _Without = _Without.NOTHING
