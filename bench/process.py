@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -34,6 +35,9 @@ RESOURCE = "beta.furiosa.ai/npu"
 DEADLINE = 60.0
 POLL = 0.05
 """Seconds between two looks at what other processes do: it must not disturb what is measured."""
+_CONTAINERFILE = Path(__file__).parents[1] / "Containerfile"
+IMAGE = dict(re.findall(r"(\w+)=(\S+)", _CONTAINERFILE.read_text().rpartition("ENV PATH=")[2]))
+"""The environment of the image, in which the agent is measured."""
 NPU_AGENT = (sys.executable, "-m", "npu_agent")
 IN_POD = (sys.executable, "-m", "bench.pod")
 
@@ -226,7 +230,7 @@ async def running(
             try:
                 began = time.perf_counter()
                 arguments = ("run", "--host-root", str(root), "--config-file", str(file))
-                environment = {"NODE_NAME": here.name, **here.environment}
+                environment = {**IMAGE, "NODE_NAME": here.name, **here.environment}
                 start_one = partial(
                     program, *start, str(here.account), *arguments, environment=environment, log=log
                 )
