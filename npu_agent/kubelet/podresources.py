@@ -237,6 +237,6 @@ def _sorted(rows: Iterable[decoder.Row | decoder.ClaimRow]) -> Iterator[Assignme
     of_pods: dict[tuple[str, ...], list[decoder.Row | decoder.ClaimRow]] = {}
     for row in rows:
         of_pods.setdefault(row[:2], []).append(row)
-    for pod in sorted(of_pods):  # all at once would take some ms where there are many
+    for pod in sorted(of_pods):  # together, they would take some ms
         for row in sorted(of_pods[pod]):
             yield Assignment(*row) if len(row) == 5 else ClaimUse(*row)
