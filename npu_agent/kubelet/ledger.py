@@ -151,13 +151,14 @@ class LedgerKeeper:
         What is known of who holds what may be older than the other one's last Allocate or Prepare:
         its record is read, and the kubelet is asked again.
         """
-        taken_over, self._owner = not self._owner, True
         reading = DaemonThread("npu-ledger")
-        self._on_disk = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
-        self._lost |= self._on_disk is None
-        # What was prepared when this agent started may have been unprepared by the other one since.
-        ledger = replace(self._ledger, prepared={}) if taken_over else self._ledger
-        self.states.publish(ledger.recovered(self._on_disk, self._clock()))
+        async with self._saving:  # which would write over what is to be read
+            found = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
+            self._on_disk, self._lost = found, self._lost or found is None
+            # What was prepared when this agent started may have been unprepared by the other one.
+            ledger = self._ledger if self._owner else replace(self._ledger, prepared={})
+            self.states.publish(ledger.recovered(found, self._clock()))
+            self._owner = True
         await self._answer(_ANSWER)
         self.update()
 

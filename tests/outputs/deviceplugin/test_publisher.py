@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -495,5 +496,38 @@ async def test_a_record_of_the_one_before_us_is_read_when_the_node_is_ours(tmp_p
                 await asyncio.sleep(0)
         room.says(error="no answer")
         await renewing
+        assert await room.until(bool) == {room.card.id: False}
+        assert "a container from before the agent's start" in _reason(room)
+
+
+async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DRA saves what it is about to publish, maybe at the moment when the node becomes ours."""
+    may_read = threading.Event()
+    reading = threading.Event()
+
+    def slowly(directory: Path) -> bytes | None:
+        reading.set()
+        may_read.wait(10)
+        return left_behind(directory)
+
+    async def replace_now(path: Path, content: bytes, **_: object) -> None:
+        path.write_bytes(content)
+
+    room = Room(tmp_path)
+    async with room.running():  # it stands by
+        (tmp_path / RECORD).write_bytes(record(SINGLE))
+        monkeypatch.setattr("npu_agent.kubelet.ledger.left_behind", slowly)
+        monkeypatch.setattr("npu_agent.kubelet.ledger.files.replace", replace_now)
+        renewing = asyncio.create_task(room.publisher.renew())
+        await until(reading.is_set)
+        saving = asyncio.create_task(room.keeper.saved())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        may_read.set()
+        await until(lambda: room.kubelet.asked)
+        room.says(error="no answer")
+        await asyncio.gather(renewing, saving)
         assert await room.until(bool) == {room.card.id: False}
         assert "a container from before the agent's start" in _reason(room)
