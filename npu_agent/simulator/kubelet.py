@@ -18,7 +18,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.rpc import UnixChannel, UnixServer
 from npu_agent.kubelet.wire import v1 as pods
 from npu_agent.kubelet.wire import v1beta1 as wire
 
@@ -200,7 +200,7 @@ class StandInKubelet(wire.RegistrationBase):
         if request.version != "v1beta1":
             raise GRPCError(Status.UNKNOWN, f"version {request.version!r} is not supported")
         resource = request.resource_name
-        channel = Channel(path=str(self._directory / request.endpoint))
+        channel = UnixChannel(self._directory / request.endpoint)
         self._channels.append(channel)
         self._clients[resource] = channel
         try:

@@ -23,7 +23,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from npu_agent.backoff import Backoff
 from npu_agent.core.claim import ClaimRef, PreparedResult
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import apart
+from npu_agent.kubelet.rpc import UnixChannel, apart
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire import v1 as health_v1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1, v1beta1
@@ -225,7 +225,7 @@ class StandInPluginManager:
             await self._drop(entry)
 
     async def _register(self, socket: Path, entry: _Entry) -> None:
-        async with Channel(path=str(socket)) as channel:
+        async with UnixChannel(socket) as channel:
             stub = pluginregistration.RegistrationStub(channel)
             info = await stub.get_info(pluginregistration.InfoRequest(), timeout=_GET_INFO)
             endpoint = info.endpoint or str(socket)
@@ -261,7 +261,7 @@ class StandInPluginManager:
 
     def _open(self, entry: _Entry, instance: Instance) -> None:
         entry.instance = instance
-        entry.channel = Channel(path=instance.endpoint)
+        entry.channel = UnixChannel(Path(instance.endpoint))
         self.instances.publish((*self.instances.value, instance))
         entry.stream = asyncio.create_task(self._watch(instance, entry.channel))
 

@@ -19,6 +19,7 @@ from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.outputs.dra.service import Health
 from npu_agent.simulator import pluginmanager
 from npu_agent.simulator.pluginmanager import KNOWN, PrepareError, StandInPluginManager
+from tests.kubelet.closing import closed_when_connected
 from tests.outputs.dra.helpers import DRIVER, POOL, Driver, given, kubelet_root, listed, ref
 from tests.until import first, until
 
@@ -178,6 +179,19 @@ async def test_errors_are_in_the_words_of_a_pods_event(
         )
         with pytest.raises(PrepareError, match="disk full"):
             await manager.unprepare(DRIVER, ref("u1"))
+
+
+async def test_a_socket_that_closes_what_it_accepts_harms_no_other(
+    root: Path, manager: StandInPluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        closed_when_connected(patch)
+        path = root / "plugins_registry" / "closing.sock"
+        async with await asyncio.start_unix_server(lambda _, writer: writer.close(), path):
+            await until(lambda: bool(manager.failures))
+    assert manager.failures[0].endswith("it closes the connection")
+    async with Driver().served(root):
+        await first(manager.instances, len)
 
 
 async def test_an_answer_about_other_claims_is_an_error(
