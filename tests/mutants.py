@@ -331,7 +331,7 @@ FAULTS = [
         ),
         (
             "keeper: the record is not read again at a takeover",
-            "        self.states.publish(ledger.recovered(self._on_disk, self._clock()))\n",
+            "            self.states.publish(ledger.recovered(found, self._clock()))\n",
             "",
         ),
         ("keeper: a new owner does not ask", "        await self._answer(_ANSWER)\n", ""),
@@ -2468,6 +2468,24 @@ FAULTS = [
             "process: no limit is a limit",
             "None if most == resource.RLIM_INFINITY else most",
             "most",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/ledger.py",
+        "tests/outputs/deviceplugin/test_publisher.py",
+        (
+            "ledger: written before it is read",
+            "        async with self._saving:  # which would write over what is to be read\n",
+            "        self._owner = True\n        if True:\n",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/places.py",
+        "tests/kubelet/test_places.py tests/test_agent_moves.py",
+        (
+            "places: found once for ever",
+            "if not (self._seen and all(",
+            "if not (self._seen or all(",
         ),
     ),
     *of(

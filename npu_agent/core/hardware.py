@@ -11,6 +11,7 @@ import enum
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -121,12 +122,16 @@ class Card:
     @property
     def identities(self) -> frozenset[str]:
         """What identifies the card wherever it is: ``uuid:...``, ``serial:...``, ``pci:...``."""
-        known = zip(_KINDS, (self.uuid, self.serial, self.pci_bus_id), strict=True)
-        return frozenset(f"{kind}:{text}" for kind, text in known if text)
+        return _identities(self.uuid, self.serial, self.pci_bus_id)
 
     def same_as(self, other: Card) -> bool:
         """Whether both are one card, as far as they say: two that say nothing may well be."""
         return _same(self.identities, other.identities) is not False
+
+
+@lru_cache(256)  # asked for with each device that is compared
+def _identities(*texts: str | None) -> frozenset[str]:
+    return frozenset(f"{kind}:{text}" for kind, text in zip(_KINDS, texts, strict=True) if text)
 
 
 class SensorKind(enum.Enum):

@@ -437,11 +437,21 @@ def _assigned(
     ]
 
 
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A footprint that somebody holds. One is no other: it is found under each of its marks."""
+
+    name: Name
+    what: Footprint
+    by: Hold
+
+
 class Conflicts:
     """The holds of a Ledger, arranged so that a device is compared with few of them."""
 
     def __init__(self, holds: Mapping[Name, Hold], cards: Iterable[Card]) -> None:
-        self._by_mark: dict[str, dict[tuple[Name, Footprint], Hold]] = {}
+        self._held: dict[tuple[Name, Footprint], _Held] = {}
+        self._by_mark: dict[str, dict[_Held, None]] = {}
         """By each key and each node of what is held."""
         self._anything: list[tuple[Name, Hold]] = []
         """What nobody knows the cores of."""
@@ -457,9 +467,13 @@ class Conflicts:
         """Takes one more hold into account, or again one that is known."""
         if not hold.footprints:
             self._anything.append((name, hold))
-        for held in hold.footprints:
-            for mark in (*held.keys, *held.nodes):
-                self._by_mark.setdefault(mark, {})[name, held] = hold
+        for what in hold.footprints:
+            if known := self._held.get((name, what)):
+                known.by = hold
+                continue
+            held = self._held[name, what] = _Held(name, what, hold)
+            for mark in (*what.keys, *what.nodes):
+                self._by_mark.setdefault(mark, {})[held] = None
 
     def against(self, itself: Name, device: Device) -> str | None:
         """Why `device` must not be handed out; None: nobody holds any of it.
@@ -472,13 +486,14 @@ class Conflicts:
             if name != itself:
                 return f"{hold.holder} holds {name[1]} of {name[0]}, and no card here has that ID"
         wanted = footprint(device)
-        near: dict[tuple[Name, Footprint], Hold] = {}  # each of them once: most have many marks
+        near: dict[_Held, None] = {}  # each of them once: most have many marks
         for mark in (*sorted(wanted.keys), *sorted(wanted.nodes)):
             near |= self._by_mark.get(mark, {})
-        for (name, held), hold in near.items():
-            if name != itself and (what := self._shared(wanted, held)) is not None:
+        for held in near:
+            name = held.name
+            if name != itself and (what := self._shared(wanted, held.what)) is not None:
                 known_as = "" if name[0] == CLAIM else f" as {name[1]} of {name[0]}"
-                return f"{hold.holder} still holds {what}{known_as}"
+                return f"{held.by.holder} still holds {what}{known_as}"
         return None
 
     def _shared(self, wanted: Footprint, held: Footprint) -> str | None:
@@ -563,6 +578,8 @@ def _parts(access: Access, count: int) -> dict[str, tuple[CoreRange, frozenset[s
 
 def _contradict(one: frozenset[str], other: frozenset[str]) -> bool:
     """Whether both say something of one kind, and not the same."""
+    if one == other:
+        return False
     mine = dict(key.split(":", 1) for key in one)
     its = dict(key.split(":", 1) for key in other)
     return any(mine[kind] != its[kind] for kind in mine.keys() & its.keys())

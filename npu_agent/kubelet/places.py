@@ -8,6 +8,7 @@ be taken by both. What it needs to know of acknowledgements it asks the kubelet 
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Any
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.hardware import Card, CardState, Snapshot
-from npu_agent.core.ledger import Name, keys_of
+from npu_agent.core.ledger import Ledger, Name, keys_of
 from npu_agent.core.offer import Device, cut, names
 from npu_agent.core.places import Place, Situation, Wish, Wishes, moves_to, place, turns
 from npu_agent.feed import Feed, changes_of
@@ -88,6 +89,9 @@ class Places:
         self._clock = clock
         self._lists: Feed[Mapping[str, Collection[Device]]] = Feed({})
         """What the device plugin lists now."""
+        self._seen: tuple[object, ...] = ()
+        """The values of the feeds that the present situations were found from."""
+        self._found: Mapping[str, Situation] = {}
 
     @property
     def feeds(self) -> tuple[Feed[Any], ...]:
@@ -207,9 +211,17 @@ class Places:
         keys = keys_of(card)
         return id_ in listed or any(keys & one.keys for one in listed.values())
 
-    def _situations(self) -> dict[str, Situation]:
-        wishes, cards = self.wishes.value, self._snapshots.value.cards
-        ledger = self._keeper.states.value
+    def _situations(self) -> Mapping[str, Situation]:
+        """By ID, each card's; found once for all who ask after a change."""
+        wishes, snapshot = self.wishes.value, self._snapshots.value
+        seen = wishes, snapshot, self._keeper.states.value, self.listed.value
+        # By identity: a feed keeps its value while an equal one is published.
+        if not (self._seen and all(map(operator.is_, seen, self._seen))):
+            self._seen, self._found = seen, self._find(wishes, snapshot, seen[2])
+        return self._found
+
+    def _find(self, wishes: Wishes, snapshot: Snapshot, ledger: Ledger) -> dict[str, Situation]:
+        cards = snapshot.cards
         if not (ledger.sliced or ledger.prepared) and set(wishes.families.values()) <= {
             Wish.PLUGIN
         }:  # a node without DRA: what the device plugin asks before each list costs nothing

@@ -12,8 +12,8 @@ from tests.outputs.prometheus.helpers import parsed
 
 CHANGES = {
     "process_cpu_seconds": 1.0,
-    "process_virtual_memory_bytes": 64 << 20,
-    "process_resident_memory_bytes": 64 << 20,
+    "process_virtual_memory_bytes": 4 << 20,
+    "process_resident_memory_bytes": 4 << 20,
     "process_open_fds": 5,
 }
 """By how much each may change between two calls, in its unit; the others stay as they are."""
