@@ -2480,6 +2480,13 @@ FAULTS = [
         ),
     ),
     *of(
+        "npu_agent/core/kept.py",
+        "tests/core/test_kept.py",
+        ("kept: for ever", "            if calls > due:\n", "            if False:\n"),
+        ("kept: what is asked for is forgotten", "        asked.add(id(result))\n", ""),
+        ("kept: a few are too many", "max(len(results), _FEW)", "1"),
+    ),
+    *of(
         "npu_agent/kubelet/places.py",
         "tests/kubelet/test_places.py tests/test_agent_moves.py",
         (

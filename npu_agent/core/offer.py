@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, HealthState, Snapshot
+from npu_agent.core.kept import kept
 
 LONGEST_ID = 63
 """The kubelet's limit for a device ID."""
@@ -114,7 +114,7 @@ def cut(state: CardState, width: int) -> tuple[Device, ...]:
     return _devices(state.id, state.card, healthy, state.health.reason, width)
 
 
-@lru_cache(256)
+@kept
 def _devices(
     card_id: str, card: Card, healthy: bool, reason: str, width: int
 ) -> tuple[Device, ...]:
