@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,7 @@ class Port:
     words: str = "ok\n"
     reasons: list[str] = field(default_factory=list)
     served: asyncio.Server | None = None
+    answering: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         self.served = await asyncio.start_server(self._answer, "127.0.0.1", self.number)
@@ -171,8 +172,24 @@ class Port:
         if self.served:
             self.served.close()
         self.served = None
+        for task in self.answering:  # who only looks whether somebody listens sends nothing
+            task.cancel()
+        await asyncio.gather(*self.answering, return_exceptions=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self.answering.add(task)
+        task.add_done_callback(self.answering.discard)
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                await self._say(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _say(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         body, code = self.words, 200
         if head.startswith(b"GET /readyz "):
@@ -180,7 +197,6 @@ class Port:
             code = 503 if self.reasons else 200
         writer.write(f"HTTP/1.1 {code} X\r\nConnection: close\r\n\r\n{body}".encode())
         await writer.drain()
-        writer.close()
 
 
 @dataclass
