@@ -214,10 +214,11 @@ class Places:
     def _situations(self) -> Mapping[str, Situation]:
         """By ID, each card's; found once for all who ask after a change."""
         wishes, snapshot = self.wishes.value, self._snapshots.value
-        seen = wishes, snapshot, self._keeper.states.value, self.listed.value
+        ledger = self._keeper.states.value
+        seen = wishes, snapshot, ledger, self.listed.value
         # By identity: a feed keeps its value while an equal one is published.
         if not (self._seen and all(map(operator.is_, seen, self._seen))):
-            self._seen, self._found = seen, self._find(wishes, snapshot, seen[2])
+            self._seen, self._found = seen, self._find(wishes, snapshot, ledger)
         return self._found
 
     def _find(self, wishes: Wishes, snapshot: Snapshot, ledger: Ledger) -> dict[str, Situation]:

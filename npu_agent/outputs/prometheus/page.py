@@ -7,7 +7,7 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -153,19 +153,27 @@ class Page:
         return part
 
     def _render_own(self, *, openmetrics: bool) -> bytes:
-        state = self._attempt("own", self._state)
         parts = [
-            self._family(definition, state, openmetrics=openmetrics)
-            for definition in own.DEFINITIONS
-            if state is not None
-        ]
-        used = self._attempt("process", process.this_process)
-        parts += [
-            self._family(definition, used, openmetrics=openmetrics)
-            for definition in process.DEFINITIONS
-            if used is not None
+            *self._families("own", own.DEFINITIONS, self._state, openmetrics=openmetrics),
+            *self._families(
+                "process", process.DEFINITIONS, process.this_process, openmetrics=openmetrics
+            ),
         ]
         return b"".join(parts) + (b"# EOF\n" if openmetrics else b"")
+
+    def _families(
+        self,
+        name: str,
+        definitions: Iterable[Definition[Source]],
+        read: Callable[[], Source],
+        *,
+        openmetrics: bool,
+    ) -> Iterator[bytes]:
+        """The parts of families that have one source; none if that cannot be read."""
+        source = self._attempt(name, read)
+        if source is not None:
+            for definition in definitions:
+                yield self._family(definition, source, openmetrics=openmetrics)
 
     def _family(
         self, definition: Definition[Source], source: Source, *, openmetrics: bool

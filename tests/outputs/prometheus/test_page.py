@@ -286,6 +286,12 @@ async def test_own_part_is_made_once_a_second_at_most(monkeypatch: pytest.Monkey
     assert asked == 2
 
 
+async def test_the_process_is_on_the_page() -> None:
+    text = await Room().text()
+    for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "start_time_seconds"):
+        assert f"\nprocess_{name} " in text
+
+
 async def test_a_family_that_fails_is_left_out_told_once_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
