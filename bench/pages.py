@@ -64,7 +64,7 @@ async def costs(
     taken = await asyncio.to_thread(scrape, port, path, headers, scrapers, TIMES // scrapers)
     cpu = 1000 * (process.spent().cpu - cpu) / len(taken)
     peers = "3.2-7.2 ms p50" if path == "/metrics" else ""
-    what = f"{path}, {way}" + (f", {scrapers} at once" if scrapers > 1 else "")
+    what = f"{path}, {way}" + (f", {scrapers} scrapers" if scrapers > 1 else "")
     yield Figure(f"{what}: p50 / p99", quantiles(taken), "", peers)
     peers = "4.7-7.2 ms" if path == "/metrics" else ""
     yield Figure(f"{what}: CPU each", f"{cpu:.2f} ms", "", peers)
