@@ -11,11 +11,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 T = TypeVar("T")
 U = TypeVar("U")
 V = TypeVar("V")
+
+
+class ClosedError(Exception):
+    """A feed was closed before it had the value that somebody waited for."""
 
 
 class Feed(Generic[T]):
@@ -29,7 +33,7 @@ class Feed(Generic[T]):
         self._changed = asyncio.Event()
         self._closed = False
         self._derived: list[Callable[[], None]] = []
-        """Each brings one derived feed up to date."""
+        """Each brings one derived feed up to date, or sets the event of a reader of several."""
 
     @property
     def value(self) -> T:
@@ -103,6 +107,18 @@ class Feed(Generic[T]):
             else:
                 await changed.wait()
 
+    async def until(self, met: Callable[[T], object]) -> T:
+        """The first value that meets the condition, the present one or a newer one.
+
+        Raises:
+            ClosedError: the feed is closed.
+        """
+        while not self._closed:
+            if met(self._value):
+                return self._value
+            await self._changed.wait()
+        raise ClosedError
+
     def _update(self) -> None:
         for update in self._derived:
             update()
@@ -110,17 +126,19 @@ class Feed(Generic[T]):
         self._changed = asyncio.Event()
 
 
-async def changes_of(*feeds: Feed[Any]) -> AsyncIterator[None]:
+async def changes_of(*feeds: Feed[Any]) -> AsyncGenerator[None, None]:
     """Yields at the start, and again after any of `feeds` has changed; never ends by itself.
 
     The reader reads the feeds' values: changes that come while it is busy count as one change.
     """
-    while True:
-        changed = [feed.changed for feed in feeds]
-        yield
-        waiting = [asyncio.create_task(event.wait()) for event in changed]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
+    changed = asyncio.Event()
+    for feed in feeds:
+        feed._derived.append(changed.set)  # noqa: SLF001 (its own module)
+    try:
+        while True:
+            changed.clear()
+            yield
+            await changed.wait()
+    finally:
+        for feed in feeds:
+            feed._derived.remove(changed.set)  # noqa: SLF001

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from npu_agent.feed import Feed, changes_of
+from npu_agent.feed import ClosedError, Feed, changes_of
 
 
 async def collect(feed: Feed[int], into: list[int]) -> None:
@@ -189,6 +189,40 @@ async def test_changes_of_derived_feeds_are_seen_even_during_the_readers_work() 
     feed.publish((2, "c"))
     async with asyncio.timeout(30):
         await following
+
+
+async def test_a_reader_of_changes_that_ends_is_woken_no_more() -> None:
+    feed = Feed(0)
+    changes = changes_of(feed)
+    await anext(changes)
+    await changes.aclose()
+    assert not feed._derived
+
+
+async def test_until_returns_the_first_value_that_meets_the_condition() -> None:
+    feed = Feed(0)
+    assert await feed.until(lambda value: value == 0) == 0
+    waiting = asyncio.create_task(feed.until(lambda value: value > 1))
+    await turns()
+    feed.publish(1)
+    await turns()
+    assert not waiting.done()
+    feed.publish(2)
+    feed.publish(3)  # before it runs again
+    async with asyncio.timeout(30):
+        assert await waiting == 3
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+async def test_until_of_a_closed_feed_is_an_error(*, waiting: bool) -> None:
+    feed = Feed(0)
+    if not waiting:
+        feed.close()
+    until = asyncio.create_task(feed.until(bool))
+    await turns()
+    feed.close()
+    with pytest.raises(ClosedError):
+        await until
 
 
 async def test_a_feed_derived_from_a_closed_one_is_closed() -> None:

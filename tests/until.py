@@ -73,7 +73,4 @@ async def first(
 ) -> T:
     """The first value of a feed from now on that fulfils the condition."""
     async with asyncio.timeout(deadline):
-        async for value in feed.watch():
-            if condition(value):
-                return value
-    raise AssertionError("the feed was closed")
+        return await feed.until(condition)

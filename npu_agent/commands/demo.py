@@ -339,10 +339,8 @@ class Tour:
         await asyncio.to_thread(self._config.write_text, text.replace(old, new))
 
     async def _config_error(self, *, refused: bool) -> str | None:
-        async for state in self._agent.poller.states.watch():
-            if refused == bool(state.error):
-                return state.error
-        raise OSError("the agent no longer follows its config")
+        states = self._agent.poller.states
+        return (await states.until(lambda state: refused == bool(state.error))).error
 
     def _named(self, ids: Iterable[str]) -> str:
         return ", ".join(self._names[id_] for id_ in ids)

@@ -99,9 +99,7 @@ class ClaimsNode:
         devices = await self._api_server.until(
             lambda found: len(found) == len(self._specs), _DEADLINE
         )
-        async for instances in self._manager.instances.watch():
-            if instances:
-                break
+        instances = await self._manager.instances.until(bool)
         self._driver = instances[-1].driver
         slices = self._api_server.slices.value
         for device in self._devices():
@@ -250,9 +248,7 @@ class ClaimsNode:
     async def _reported(self, state: str) -> tuple[str, str]:
         """The health of the device and its message, once it is `state` in the Pod's status."""
         reported = partial(self._manager.state, self._driver, _NODE, self._device)
-        async for _ in self._manager.health.watch():
-            if reported()[0] == state:
-                break
+        await self._manager.health.until(lambda _: reported()[0] == state)
         return reported()
 
 

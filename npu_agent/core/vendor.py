@@ -66,7 +66,7 @@ class Probe:
     alive: bool | None
     """None: the driver does not say."""
     reason: str
-    """What the driver says, for people: ``alive says 0``."""
+    """Why it is not alive, for people: ``alive says 0``."""
     nodes: frozenset[str]
     """The card's device nodes that exist now, as `Card.nodes`."""
 

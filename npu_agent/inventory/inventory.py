@@ -213,11 +213,9 @@ async def read_once(vendors: Sequence[Vendor]) -> Snapshot:
     inventory = Inventory(vendors)
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
-        async for snapshot in inventory.snapshots.watch():
-            if snapshot.complete:
-                running.cancel()
-                return snapshot
-    raise AssertionError("the feed of an inventory is never closed")
+        snapshot = await inventory.snapshots.until(lambda found: found.complete)
+        running.cancel()
+    return snapshot
 
 
 def _log_changes(before: Snapshot, after: Snapshot) -> None:

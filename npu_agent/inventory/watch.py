@@ -17,7 +17,7 @@ from npu_agent.core import health
 from npu_agent.core.hardware import Card, Cause, Health, HealthState, Oddity, Reading
 from npu_agent.core.health import Outcome, Verdict
 from npu_agent.core.utilization import LONGEST_PAUSE, Meter
-from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Vendor
+from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Vendor
 from npu_agent.inventory.rounds import Task, next_moment, no_answer
 from npu_agent.logs import logger
 
@@ -102,8 +102,8 @@ class Watch(Task):
         """The card that was identified last, and where."""
         self._reading = False
         """Whether a reading is under way, and the log does not know that it hangs."""
-        self._settled: tuple[Verdict, Card | None] | None = None
-        """A verdict that changes nothing any more, on the card as it is known."""
+        self._settled: tuple[Probe, Card | None] | None = None
+        """A probe that changed nothing, and the card as it is known: nor will an equal one."""
         self._limited = False
         """Whether our own limits keep it from reading, which the log knows of."""
         self._pause = Backoff(first=0.2, longest=30.0)
@@ -215,9 +215,7 @@ class Watch(Task):
             if self._known is None:
                 self._show(entry, _not_served(entry, trouble))
                 return
-            verdict = self._probe(entry, self._known, trouble, now, settings)
-            if not self._is_settled(verdict) or settings.policy.max_temperature is not None:
-                self._judge(entry, verdict, settings)
+            self._probe(entry, self._known, trouble, now, settings)
             if now >= self._read_at:
                 # Where heat is a reason, it is read as often as everything else.
                 often = settings.policy.max_temperature is not None
@@ -255,38 +253,28 @@ class Watch(Task):
 
     def _probe(
         self, entry: Entry, card: Card, trouble: Exception | None, now: float, settings: Settings
-    ) -> Verdict:
+    ) -> None:
         """Whether the card works. `trouble` is what reading its identity ran into just now."""
         try:
             found = self._ask(entry, self._vendor.probe)
         except (OSError, ValueError) as error:
-            return Verdict(Outcome.BAD, said(error), Cause.NONSENSE)
+            self._judge(entry, Verdict(Outcome.BAD, said(error), Cause.NONSENSE), settings)
+            return
         if now < self._read_at and self._meter.due(now, settings.health_interval):
             self._count(entry)
+        limit = settings.policy.max_temperature
+        if not trouble and limit is None and self._settled == (found, card):
+            return
         if not found.nodes <= card.nodes:  # udev was still at work
             self._known = replace(card, nodes=card.nodes | found.nodes)
-        missing = sorted(card.nodes - found.nodes)
-        if found.alive is False:
-            return Verdict(Outcome.DEAD, found.reason)
-        if trouble:
-            return Verdict(Outcome.BAD, said(trouble), Cause.NONSENSE)
-        if missing:
-            shown = ", ".join(f"/dev/{node}" for node in missing[:3])
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            return Verdict(Outcome.BAD, f"{shown}{more} missing", Cause.NODES)
-        if found.alive is None:
-            return Verdict(Outcome.SILENT, "the driver does not say")
-        return Verdict(Outcome.GOOD, "works")
+        same = self._judge(entry, _verdict(card, found, trouble), settings)
+        self._settled = (found, self._known) if same and not trouble else None
 
-    def _is_settled(self, verdict: Verdict) -> bool:
-        return (
-            self._settled is not None
-            and self._settled[1] is self._known
-            and self._settled[0] == verdict
-        )
+    def _judge(self, entry: Entry, verdict: Verdict, settings: Settings) -> bool:
+        """Steps the card's health, and shows it; that does not wait for a reading.
 
-    def _judge(self, entry: Entry, verdict: Verdict, settings: Settings) -> None:
-        """Steps the card's health, and shows it; that does not wait for a reading."""
+        Returns whether nothing has changed.
+        """
         with self.lock:
             before, view = self._course, self.view
             if before is None or self._new:
@@ -297,12 +285,12 @@ class Watch(Task):
                     heat = reading.temperature()
                     verdict = health.with_heat(verdict, heat, before, settings.policy)
                 course = health.step(before, verdict, settings.policy, time.time())
-            self._settled = (verdict, self._known) if course == before else None
             if self._entry is entry:
                 self._course, self._new = course, False
         if before is None or before.health != course.health:
             self._read_at = 0.0  # readings and health should tell the same story
         self._show(entry, View(self._known, course.health, reading, probed=view.probed))
+        return course == before
 
     def _count(self, entry: Entry) -> None:
         with suppress(_LimitedError):
@@ -338,6 +326,22 @@ class Watch(Task):
                 self._course = None
         if view.probed:
             self.report()
+
+
+def _verdict(card: Card, found: Probe, trouble: Exception | None) -> Verdict:
+    """What a probe says of a card; `trouble` is what reading its identity ran into."""
+    missing = sorted(card.nodes - found.nodes)
+    if found.alive is False:
+        return Verdict(Outcome.DEAD, found.reason)
+    if trouble:
+        return Verdict(Outcome.BAD, said(trouble), Cause.NONSENSE)
+    if missing:
+        shown = ", ".join(f"/dev/{node}" for node in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        return Verdict(Outcome.BAD, f"{shown}{more} missing", Cause.NODES)
+    if found.alive is None:
+        return Verdict(Outcome.SILENT, "the driver does not say")
+    return Verdict(Outcome.GOOD, "works")
 
 
 def _not_served(entry: Entry, why: Exception | str | None) -> View:

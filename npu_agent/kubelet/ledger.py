@@ -343,9 +343,7 @@ class LedgerKeeper:
         self._pod_resources.ask()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline):
-                async for answer in holdings.watch():
-                    if answer.asked_at >= now:
-                        break
+                await holdings.until(lambda answer: answer.asked_at >= now)
         return holdings.value
 
 

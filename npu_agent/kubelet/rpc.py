@@ -300,9 +300,7 @@ async def drained(streams: Feed[int]) -> None:
     """Waits until none of the streams, whose number this is, is open; 0.2 s at most."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.2):
-            async for number in streams.watch():
-                if not number:
-                    break
+            await streams.until(lambda number: not number)
 
 
 class UnixServer(Server):

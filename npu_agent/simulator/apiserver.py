@@ -85,10 +85,8 @@ class StandInApiServer:
             TimeoutError: they were not within `timeout` seconds.
         """
         async with asyncio.timeout(timeout):
-            async for _ in self.slices.watch():
-                if condition(found := self.devices()):
-                    return found
-        raise TimeoutError
+            await self.slices.until(lambda _: condition(self.devices()))
+        return self.devices()
 
     def allocate(self, driver: str, name: str, devices: Sequence[str], *, pod: str) -> ClaimRef:
         """A new claim of the namespace ``default`` that has these devices, reserved for the Pod.

@@ -175,11 +175,10 @@ class StandInKubelet(wire.RegistrationBase):
             TimeoutError: it did not within `timeout` seconds.
         """
         async with asyncio.timeout(timeout):
-            async for plugins in self.plugins.watch():
-                plugin = plugins.get(resource)
-                if plugin is not None and condition(plugin):
-                    return plugin
-        raise TimeoutError
+            plugins = await self.plugins.until(
+                lambda found: resource in found and condition(found[resource])
+            )
+        return plugins[resource]
 
     async def _listen(self) -> None:
         self._server = UnixServer([self], self._directory / "kubelet.sock")

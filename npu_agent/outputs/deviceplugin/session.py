@@ -25,7 +25,7 @@ from npu_agent.kubelet.rpc import ask
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
-from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, Streams, options
+from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, options
 from npu_agent.ticks import until_tick
 
 log = logger(__name__)
@@ -141,10 +141,9 @@ class Session:
 
     async def _until_cards(self) -> None:
         """Waits for the first device: an empty list is of no use to the kubelet."""
-        async for devices in self._devices.watch():
-            if devices:
-                return
+        if not self._devices.value:
             self._say(SessionPhase.NO_CARDS)
+        await self._devices.until(bool)
 
     async def _hold(self, still_ours: Callable[[], bool]) -> None:
         """Serves for as long as the resource is ours: on a new socket after each loss."""
@@ -241,9 +240,12 @@ class Session:
             return f"the kubelet does not answer as it should: {error}"
         except (OSError, ProtocolError, StreamTerminatedError) as error:
             return f"the kubelet does not answer: {str(error) or type(error).__name__}"
-        if await _until(streams, lambda now: now.ever > before, _CONNECT_DEADLINE):
-            return None
-        return f"registered, but the kubelet asks for no devices within {_CONNECT_DEADLINE:g} s"
+        try:
+            async with asyncio.timeout(_CONNECT_DEADLINE):
+                await streams.until(lambda now: now.ever > before)
+        except TimeoutError:
+            return f"registered, but the kubelet asks for no devices within {_CONNECT_DEADLINE:g} s"
+        return None
 
     async def _until_lost(self, endpoint: Endpoint) -> str:
         """Waits until the kubelet has dropped us; returns how that was noticed.
@@ -251,20 +253,25 @@ class Session:
         A new kubelet.sock while our stream stays open means nothing: newer kubelets replace it
         without a restart, and a kubelet that died has closed the stream.
         """
+        ended = asyncio.create_task(endpoint.plugin.streams.until(lambda now: not now.open))
         proving = asyncio.create_task(self._until_disowned())
         try:
             while True:
-                if await _until(
-                    endpoint.plugin.streams, lambda now: not now.open, until_tick(_LOOK_EVERY)
-                ):
+                await asyncio.wait(
+                    (ended, proving),
+                    timeout=until_tick(_LOOK_EVERY),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if ended.done():
                     return "its stream ended"
                 if not endpoint.exists():
                     return "our socket was removed"
                 if proving.done():
                     return proving.result()
         finally:
+            ended.cancel()
             proving.cancel()
-            await asyncio.gather(proving, return_exceptions=True)
+            await asyncio.gather(ended, proving, return_exceptions=True)
 
     async def _until_disowned(self) -> str:
         """Waits until the kubelet no longer offers what we serve, although our stream is open.
@@ -314,16 +321,6 @@ class Session:
                 registrations=self._registrations,
             )
         )
-
-
-async def _until(feed: Feed[Streams], met: Callable[[Streams], bool], deadline: float) -> bool:
-    """Whether a value of `feed` meets the condition within `deadline` seconds."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(deadline):
-            async for value in feed.watch():
-                if met(value):
-                    return True
-    return False
 
 
 def _explained(error: OSError, directory: Path) -> str:

@@ -218,16 +218,13 @@ class Claims:
         """
         try:
             async with asyncio.timeout(_READY):
-                async for devices in self._devices.watch():
-                    if devices is not None:
-                        return
+                await self._devices.until(lambda devices: devices is not None)
         except TimeoutError:
-            pass
-        raise RefusalError(
-            Refusal.UNFIT,
-            "npu-agent does not know yet which cards this node has and who holds them: "
-            "it has just started; the kubelet tries again",
-        )
+            raise RefusalError(
+                Refusal.UNFIT,
+                "npu-agent does not know yet which cards this node has and who holds them: "
+                "it has just started; the kubelet tries again",
+            ) from None
 
     async def _read(self, ref: ClaimRef) -> Claim:
         """The claim that the kubelet means.

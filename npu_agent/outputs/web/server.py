@@ -79,9 +79,7 @@ class Server:
         from npu_agent.outputs.web.connections import serving
 
         if self._certificates is not None:
-            async for state in self._certificates.state.watch():
-                if state.expires_at is not None:
-                    break
+            await self._certificates.state.until(lambda state: state.expires_at is not None)
         sockets = await self._bound()
         try:
             async with serving(

@@ -36,6 +36,9 @@ _SETTLED = 1_000_000_000
 """Nanoseconds after which a directory's time tells it from any later change: file systems count
 in ticks of some milliseconds."""
 
+_SCAN_EVERY = 2.0
+"""Seconds between two scans while no node of any card comes or goes."""
+
 _NODE = re.compile("npu([0-9]{1,4})")
 """How the names of a card's nodes begin."""
 
@@ -61,6 +64,14 @@ class Furiosa:
         self._families = families
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")
+        self._found: list[tuple[int, str, str, int]] = []
+        """Number, family, path and inode of what the last scan found."""
+        self._entries: tuple[Entry, ...] = ()
+        """The same; new ones only when that changes, as a scan is made twice a second."""
+        self._nodes_then: list[int] = []
+        """When each directory of nodes had changed last before it; less if that was just now."""
+        self._scan_at = 0.0
+        """When to scan even if they stay the same, by `time.monotonic`."""
         self._ours_at: dict[str, tuple[list[str], tuple[tuple[str, int], ...]]] = {}
         self._nodes_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
         self._sensors_at: dict[str, tuple[tuple[int, int, float], _SensorFiles]] = {}
@@ -75,13 +86,29 @@ class Furiosa:
 
     def scan(self) -> tuple[Entry, ...]:
         """See `Vendor.scan`."""
-        found: list[Entry] = []
+        # A card that comes or goes does so with its nodes. Entries without any are found later.
+        nodes_at = [self._changed(family) for family in self._families.values()]
+        if nodes_at == self._nodes_then and time.monotonic() < self._scan_at:
+            return self._entries
+        found: list[tuple[int, str, str, int]] = []
         for family in self._families.values():
             with suppress(FileNotFoundError):
                 directory = f"{self.place}/{family.class_dir}"
                 ours = self._ours(family, directory, os.listdir(directory))  # noqa: PTH208
-                found += filter(None, (_entry(family, path, index) for path, index in ours))
-        return tuple(sorted(found, key=lambda entry: (entry.index, entry.family, entry.path)))
+                for path, index in ours:
+                    if (inode := _inode(path)) is not None:
+                        found.append((index, family.name, path, inode))
+        if found != self._found:
+            self._found = found
+            self._entries = tuple(self._entry(*each) for each in sorted(found))
+        now = time.time_ns()
+        self._nodes_then = [at for at in nodes_at if now - at > _SETTLED]
+        self._scan_at = time.monotonic() + _SCAN_EVERY
+        return self._entries
+
+    def _entry(self, index: int, family: str, path: str, inode: int) -> Entry:
+        wrap = self._families[family].counts_in_use_only
+        return Entry(family=family, index=index, path=path, inode=inode, counters_wrap=wrap)
 
     def _ours(
         self, family: Family, directory: str, names: list[str]
@@ -137,8 +164,7 @@ class Furiosa:
             alive = parse.liveness(_read(f"{entry.path}/{file}"))
         except ValueError as error:
             raise ValueError(f"{file} says {error}") from None
-        said = "nothing" if alive is None else int(alive)
-        return Probe(alive, f"{file} says {said}", self._nodes(entry))
+        return Probe(alive, f"{file} says 0" if alive is False else "", self._nodes(entry))
 
     def read(self, entry: Entry, card: Card) -> Reading:
         """See `Vendor.read`."""
@@ -212,15 +238,12 @@ class Furiosa:
     def _nodes(self, entry: Entry) -> frozenset[str]:
         """Which of the card's nodes exist. Never opened: opening takes the core.
 
-        Whatever comes or goes in a directory changes its time, so the last answer holds as long as
-        that stays the same: one stat of a directory instead of 35 of nodes, twice a second.
+        The last answer holds until anything comes or goes: one stat of a directory instead of 35
+        of nodes, twice a second.
         """
         family = self._families[entry.family]
-        directory = f"{self._dev}/{family.dev_dir}"
-        try:
-            changed = os.stat(directory).st_mtime_ns  # noqa: PTH116 (as in _is_node)
-        except OSError as error:
-            _unless_limited(error)
+        changed = self._changed(family)
+        if not changed:
             return frozenset()
         before = self._nodes_at.get(entry.key)
         if before and before[0] == changed:
@@ -232,6 +255,17 @@ class Furiosa:
         if settled:
             self._nodes_at[entry.key] = (changed, nodes)
         return nodes
+
+    def _changed(self, family: Family) -> int:
+        """When anything came or went last beside the family's nodes; 0 if there is no directory.
+
+        As ``st_mtime_ns``: whatever comes or goes in a directory changes its time.
+        """
+        try:
+            return os.stat(f"{self._dev}/{family.dev_dir}").st_mtime_ns  # noqa: PTH116
+        except OSError as error:
+            _unless_limited(error)
+            return 0
 
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
@@ -266,22 +300,15 @@ class Furiosa:
         return tuple(files)
 
 
-def _entry(family: Family, path: str, index: int) -> Entry | None:
-    """The entry of the card with this number, if it is still there."""
+def _inode(path: str) -> int | None:
+    """Of the entry of a card; None if it is no longer there."""
     try:
-        inode = os.stat(path).st_ino  # noqa: PTH116 (as in _is_node)
+        return os.stat(path).st_ino  # noqa: PTH116 (as in _is_node)
     except FileNotFoundError:
         return None  # unbound since the directory was listed
     except OSError as error:
         _unless_limited(error)
-        inode = 0  # `identify` says why; the others are found all the same
-    return Entry(
-        family=family.name,
-        index=index,
-        path=path,
-        inode=inode,
-        counters_wrap=family.counts_in_use_only,
-    )
+        return 0  # `identify` says why; the others are found all the same
 
 
 _Figures = tuple[int, int]

@@ -20,7 +20,7 @@ from npu_agent.kubelet import ownership
 from npu_agent.kubelet.ownership import Ownership, lock_path
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint
-from npu_agent.outputs.deviceplugin.service import Devices, Streams
+from npu_agent.outputs.deviceplugin.service import Devices
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from tests.kubelet.closing import closed_when_connected
@@ -419,17 +419,6 @@ async def test_registered_but_nobody_asks(
         room.kubelet.asks = True
         await room.registered()
         assert said() == [f"not registered: trying again: {status.reason}", "registered"]
-
-
-async def test_stream_that_opened_and_ended_unseen_counts() -> None:
-    streams = Feed(Streams())
-    waiting = asyncio.create_task(
-        session._until(streams, lambda now: now.ever > 0, deadline=DEADLINE)
-    )
-    await asyncio.sleep(0)
-    streams.publish(Streams(open=1, ever=1))
-    streams.publish(Streams(open=0, ever=1))
-    assert await waiting
 
 
 async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(

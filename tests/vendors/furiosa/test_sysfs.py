@@ -226,6 +226,31 @@ def test_an_entry_that_cannot_be_followed_does_not_hide_the_others(tmp_path: Pat
         host.identify(odd)
 
 
+def test_scans_cost_little_while_no_node_comes_or_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path / "host", "warboy=2,rngd=1")
+    now, listed, names = 100.0, [], os.listdir
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or names(path))  # type: ignore[func-returns-value]
+    for directory in (root / "dev", root / "dev/rngd"):
+        os.utime(directory, ns=(0, 0))  # nothing has come or gone for long
+    host = Furiosa(root)
+    before = host.scan()
+    shutil.rmtree(management(root, 0))
+    listed.clear()
+    assert host.scan() is before
+    assert listed == []
+    now += 2.0  # an entry that comes or goes without a node
+    assert [entry.name for entry in host.scan()] == ["npu1", "npu2"]
+    shutil.rmtree(management(root, 1))
+    (root / "dev/npu1").unlink()  # as a driver does that is unbound
+    assert [entry.name for entry in host.scan()] == ["npu2"]
+    listed.clear()
+    host.scan()  # more may come or go at the very same moment of the file system's clock
+    assert listed != []
+
+
 def test_a_class_directory_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "sys/class").mkdir(parents=True)
     (tmp_path / "sys/class/npu_mgmt").touch()
