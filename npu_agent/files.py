@@ -77,8 +77,10 @@ async def replace(
     make_directory: bool = True,
     durable: bool = False,
     deadline: float = _DEADLINE,
-) -> None:
+) -> bool:
     """Puts `content` in place, or removes the file (None); leaves it alone if it is so already.
+
+    Returns whether it was another one, or missing (removed: whether it was there).
 
     A `durable` file is on the disk before it takes the old one's place: after a power cut there is
     the old one or the new one, and never an empty one.
@@ -91,15 +93,17 @@ async def replace(
     """
     async with _turn(path, deadline) as thread:
         if content is None:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 await aiofiles.os.unlink(path, executor=thread)
-            return
+            except FileNotFoundError:
+                return False
+            return True
         abandoned = threading.Event()
         replace = partial(
             _replace, path, content, abandoned, directory=make_directory, durable=durable
         )
         try:
-            await asyncio.get_running_loop().run_in_executor(thread, replace)
+            return await asyncio.get_running_loop().run_in_executor(thread, replace)
         except BaseException:
             abandoned.set()
             raise
@@ -214,13 +218,13 @@ def is_device(path: Path, root: Path) -> bool:
 
 def _replace(
     path: Path, new: bytes, abandoned: threading.Event, *, directory: bool, durable: bool
-) -> None:
+) -> bool:
     """As `replace`, unless it is abandoned before the file takes the old one's place. May block."""
     # A link is replaced, and not what it leads to; so is a pipe, and a file that somebody has made
     # unreadable. A directory stays, and is reported below.
     with contextlib.suppress(IrregularError, PermissionError):
         if content(path, len(new) + 1, follow=False) == new:
-            return
+            return False
     if directory:
         path.parent.mkdir(parents=True, exist_ok=True)
     # Hidden, and with an ending of its own: some readers take every *.json of a directory. Random,
@@ -237,3 +241,4 @@ def _replace(
             beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+    return True

@@ -305,7 +305,7 @@ FAULTS = [
         ("files: what was given up is put in place", "if not abandoned.is_set():", "if True:"),
         (
             "files: written though it is so already",
-            "        if content(path, len(new) + 1, follow=False) == new:\n            return\n",
+            "        if content(path, len(new) + 1, follow=False) == new:\n            return False\n",
             "        pass\n",
         ),
         (
@@ -1099,13 +1099,18 @@ FAULTS = [
         ),
         (
             "claims: specs of claims that ended stay",
-            "            await self._sweep_specs()\n",
-            "            pass\n",
+            "            await files.replace(path, None)\n        return",
+            "            pass\n        return",
+        ),
+        (
+            "claims: a spec that somebody removed stays away",
+            "if path not in there]",
+            "if False]",
         ),
         (
             "claims: specs of prepared claims are swept",
-            "            if path.name not in known:\n",
-            "            if True:\n",
+            "for path in there - wanted.keys():",
+            "for path in there:",
         ),
         (
             "claims: each request of a container has its own variables",

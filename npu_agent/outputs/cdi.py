@@ -24,6 +24,9 @@ DIRECTORY = "var/run/cdi"
 """Below the host's root: where container runtimes expect specs that change while they run."""
 HOST_DIRECTORY = "etc/cdi"
 """Below the host's root: where they expect the specs of the host."""
+LOOK_EVERY = 30.0
+"""Seconds between checks that the specs are still there: a runtime reads them whenever it starts a
+container, and a host has programs that clean up."""
 ALL = "all"
 """The name of all cards together in a host's spec."""
 _VERSION = "0.5.0"

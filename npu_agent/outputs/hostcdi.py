@@ -14,8 +14,9 @@ from pathlib import Path
 from npu_agent import files
 from npu_agent.backoff import Backoff
 from npu_agent.core.hardware import Snapshot
-from npu_agent.feed import Feed, changes_of
+from npu_agent.feed import Feed
 from npu_agent.logs import logger
+from npu_agent.outputs import cdi
 from npu_agent.outputs.cdi import HostSpecs, host_specs
 
 log = logger(__name__)
@@ -47,39 +48,36 @@ class HostCdi:
         """What was written last."""
         self.error: str | None = None
         """Why the specs cannot be written; None while nothing is wrong."""
-        self._snapshots = snapshots
-        self._widths = widths
-        self._disabled = disabled
         self._directory = directory
 
+        def wanted(snapshot: Snapshot, disabled: frozenset[str]) -> HostSpecs | None:
+            return host_specs(snapshot, widths, disabled) if snapshot.complete else None
+
+        self._wanted = snapshots.map_with(disabled, wanted)
+        """What there should be; None as long as the cards are not known."""
+
     async def run(self) -> None:
-        """Follows the cards until cancelled; what could not be written is tried again."""
+        """Follows the cards until cancelled; what could not be written is tried again.
+
+        So is, now and then, what somebody has removed or changed.
+        """
         pause = Backoff(first=0.5, longest=30.0)
-        async for _ in changes_of(self._snapshots, self._disabled):
-            while (wanted := self._wanted()) and wanted != self.written:
+        while True:
+            changed, wanted = self._wanted.changed, self._wanted.value
+            wait = cdi.LOOK_EVERY
+            if wanted is not None:
+                before = self.written.files if self.written else {}
+                gone = before.keys() - wanted.files.keys()
                 try:
-                    await self._write(wanted)
+                    if await write(self._directory, wanted, remove=gone) or wanted != self.written:
+                        self._done(wanted)
+                    pause.reset()
                 except OSError as error:
                     self._failed(error)
-                    await self._changed_or_after(pause.next())
-                else:
-                    pause.reset()
-                    self._done(wanted)
-
-    def _wanted(self) -> HostSpecs | None:
-        """What there should be now; None as long as the cards are not known."""
-        snapshot = self._snapshots.value
-        if not snapshot.complete:
-            return None
-        return host_specs(snapshot, self._widths, self._disabled.value)
-
-    async def _write(self, wanted: HostSpecs) -> None:
-        before = self.written.files if self.written else {}
-        await write(self._directory, wanted, remove=before.keys() - wanted.files.keys())
-
-    async def _changed_or_after(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._snapshots.changed.wait(), seconds)
+                    wait = pause.next()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await changed.wait()
 
     def _failed(self, error: OSError) -> None:
         reason = f"{self._directory}: {error.strerror or error}"
@@ -95,13 +93,15 @@ class HostCdi:
                 log.warning("left out of the CDI specs", what=one)
 
 
-async def write(directory: Path, specs: HostSpecs, *, remove: Iterable[str] = ()) -> None:
-    """Puts the files in place, and removes those named.
+async def write(directory: Path, specs: HostSpecs, *, remove: Iterable[str] = ()) -> bool:
+    """Puts the files in place, and removes those named; returns whether it was not so already.
 
     Raises:
         OSError: the directory cannot be made or written.
     """
-    for name, content in specs.files.items():
+    wanted: dict[str, bytes | None] = {**dict.fromkeys(remove), **specs.files}
+    changed = [
         await files.replace(directory / name, content, durable=True)
-    for name in remove:
-        await files.replace(directory / name, None)
+        for name, content in wanted.items()
+    ]
+    return any(changed)

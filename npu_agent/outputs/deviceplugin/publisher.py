@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +80,8 @@ class Publisher:
         """The IDs of the devices that they do not have as they are now."""
         self._tried: Mapping[str, bytes] | None = None
         """What could not be written in this round."""
+        self._looked = 0.0
+        """When the specs on disk were checked last, by `time.monotonic`."""
         self._publishing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -198,11 +201,13 @@ class Publisher:
         if self._cdi_root is None:
             return False
         specs = cdi.specs(device for devices in lists.values() for device in devices)
-        if specs == self._specs:
+        now = time.monotonic()
+        if specs == self._specs and now < self._looked + cdi.LOOK_EVERY:
             self.cdi_error, self._unwritten = None, frozenset()
             return False
         if specs == self._tried:
             return False
+        self._looked = now
         errors = [
             error
             for name in {**self._specs, **specs}
@@ -219,7 +224,9 @@ class Publisher:
     async def _replace(self, path: Path, content: bytes | None) -> str | None:
         """Writes a file; returns why that failed."""
         try:
-            await files.replace(path, content)
+            known = content is not None and self._specs.get(path.name) == content
+            if await files.replace(path, content) and known:
+                log.warning("a CDI spec was missing or changed: written again", file=path)
         except OSError as error:
             if (good := self._specs.get(path.name)) and not await _is_as(path, good):
                 del self._specs[path.name]

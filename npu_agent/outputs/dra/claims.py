@@ -107,6 +107,8 @@ class Claims:
         """Under way."""
         self._orphans: set[str] = set()
         """Claims that the last sweep found to be gone and unused, by UID."""
+        self._troubles: dict[str, str] = {}
+        """Why specs could not be put right the last time, by UID, or "" for all of them."""
         self._unprepared: dict[str, float] = {}
         """When a claim was unprepared last, by UID; the latest ones."""
 
@@ -165,7 +167,7 @@ class Claims:
         self._keeper.rebuilt()
 
     async def sweep(self) -> None:
-        """Drops claims that no longer exist and that no Pod uses, and specs of claims that ended.
+        """Drops claims that no longer exist and that no Pod uses.
 
         An API server that does not answer ends nothing, and it takes two sweeps to end a claim: a
         Pod that was deleted by force is in no list while its containers end.
@@ -185,8 +187,61 @@ class Claims:
                     await self._end(claim.uid)
                     with contextlib.suppress(OSError):
                         await self._keeper.saved()
-        async with self._changing:
-            await self._sweep_specs()
+
+    async def tidy(self) -> None:
+        """Removes specs of claims that are not prepared, and writes those that somebody removed.
+
+        A container that is started again needs the spec of its claim, and the kubelet does not have
+        the claim prepared for that. So nothing is removed as long as it is not sure which claims
+        are prepared.
+        """
+        prepared = self._keeper.prepared.value
+        nameless = any(uid == _nameless(one.namespace, one.name) for uid, one in prepared.items())
+        if nameless or self._keeper.lost:
+            return
+        troubles: dict[str, str] = {}
+        try:
+            async with self._changing:
+                missing = await self._removed_specs()
+            for claim in missing if self._devices.value is not None else ():
+                try:
+                    await self._write_again(claim)
+                except RefusalError as error:
+                    if claim.uid in self._keeper.prepared.value:  # else it has just ended
+                        troubles[claim.uid] = str(error)
+        except OSError as error:
+            troubles[""] = f"{self._cdi_root}: {_explained(error)}"
+        for key, reason in troubles.items():
+            if self._troubles.get(key) != reason:
+                log.error("CDI specs of claims cannot be put right", reason=reason)
+        self._troubles = troubles
+
+    async def _removed_specs(self) -> list[PreparedClaim]:
+        """The claims without their specs; removes specs without a claim. Called with the lock.
+
+        Raises:
+            OSError: the specs cannot be listed, or removed.
+        """
+        pattern = cdi.claim_file(self._dra.claim_kind, "*")
+        there = await DaemonThread("npu-cdi").call(
+            lambda: set(self._cdi_root.glob(pattern)), deadline=_LISTING
+        )
+        wanted = {self._spec_of(uid): one for uid, one in self._keeper.prepared.value.items()}
+        for path in there - wanted.keys():
+            await files.replace(path, None)
+        return [one for path, one in wanted.items() if path not in there]
+
+    async def _write_again(self, known: PreparedClaim) -> None:
+        """Writes the spec of a prepared claim, unless the claim has ended meanwhile.
+
+        Raises:
+            RefusalError: its cards are no longer here.
+            OSError: it cannot be written.
+        """
+        claim, began = _as_before(known), time.monotonic()
+        if known.uid in self._keeper.prepared.value:
+            await self._whole(self._grant(claim, began, joined=known.joined))
+            log.warning("the CDI spec of a claim was missing: written again", claim=claim)
 
     async def _counted(self, ref: ClaimRef) -> tuple[PreparedResult, ...] | str:
         began, outcome = time.perf_counter(), _Outcome("failed", "")
@@ -466,30 +521,6 @@ class Claims:
         return uses is None or any(
             (use.claim_namespace, use.claim_name) == (claim.namespace, claim.name) for use in uses
         )
-
-    async def _sweep_specs(self) -> None:
-        """Removes the specs of claims that are not prepared; called with the lock.
-
-        Not as long as it is not sure which those are: a container that is started again needs its
-        spec, and nobody would write it.
-        """
-        prepared = self._keeper.prepared.value
-        nameless = any(uid == _nameless(one.namespace, one.name) for uid, one in prepared.items())
-        if nameless or self._keeper.lost:
-            return
-        known = {self._spec_of(uid).name for uid in self._keeper.prepared.value}
-        pattern = cdi.claim_file(self._dra.claim_kind, "*")
-        try:
-            there = await DaemonThread("npu-cdi").call(
-                lambda: list(self._cdi_root.glob(pattern)), deadline=_LISTING
-            )
-        except OSError as error:
-            log.warning("the CDI specs cannot be listed", directory=self._cdi_root, error=error)
-            return
-        for path in there:
-            if path.name not in known:
-                with contextlib.suppress(OSError):
-                    await files.replace(path, None)
 
     def _spec_of(self, uid: str) -> Path:
         return self._cdi_root / cdi.claim_file(self._dra.claim_kind, uid)

@@ -27,6 +27,7 @@ from npu_agent.kubelet.ledger import LedgerKeeper
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.logs import logger
+from npu_agent.outputs import cdi
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.endpoint import Endpoint, instance_of, sweep
 from npu_agent.outputs.dra.publisher import SlicePublisher
@@ -343,6 +344,7 @@ class Driver:
         tasks = [
             asyncio.create_task(self.slices.run()),
             asyncio.create_task(self._sweep_claims()),
+            asyncio.create_task(self._keep_specs()),
             asyncio.create_task(self._confirm()),
             asyncio.create_task(self._give_up()),
         ]
@@ -358,6 +360,11 @@ class Driver:
             await self.claims.rebuild()  # if the kubelet had not said before what is in use
             await self.claims.sweep()
             await asyncio.sleep(_SWEEP_EVERY)
+
+    async def _keep_specs(self) -> None:
+        while True:
+            await self.claims.tidy()
+            await asyncio.sleep(cdi.LOOK_EVERY)
 
     async def _serve(self, still_ours: Callable[[], bool]) -> None:
         """Serves the kubelet on new sockets until they are lost, or nothing is to be served."""

@@ -24,6 +24,7 @@ from npu_agent.core.offer import Device, advertise
 from npu_agent.feed import Feed
 from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, LedgerKeeper, left_behind
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import Kubelet
@@ -432,6 +433,22 @@ async def test_a_last_good_cdi_spec_that_is_no_more_is_none(
         monkeypatch.undo()
         room.says()
         await room.until(lambda d: d == {card: True, "new": True})
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"noise")])
+async def test_a_cdi_spec_that_somebody_removes_or_changes_is_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
+) -> None:
+    room = Room(tmp_path, by_cdi=True)
+    async with room.running():
+        room.says()
+        await room.until(lambda d: d == {room.card.id: True})
+        good = room.spec.read_bytes()
+        harm(room.spec)
+        room.publisher._looked -= cdi.LOOK_EVERY
+        room.says()  # as it does every few seconds
+        await until(lambda: room.spec.exists() and room.spec.read_bytes() == good)
+    assert caplog.text.count("missing or changed: written again") == 1
 
 
 def _reason(room: Room) -> str:

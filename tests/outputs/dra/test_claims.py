@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,60 @@ async def test_after_a_reboot_the_spec_is_written_again(tmp_path: Path) -> None:
     await room.restarted(uses=[("c", ZERO)])
     assert await room.prepared() == first
     assert "uid-c-npu" in spec(room)
+
+
+async def test_a_spec_that_somebody_removed_is_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    before = (room.cdi_root / SPEC).read_bytes()
+    shutil.rmtree(room.cdi_root)
+    del room.api["team", "c"]  # the API server is not needed
+    await room.claims.tidy()
+    assert (room.cdi_root / SPEC).read_bytes() == before
+    await room.claims.tidy()
+    assert caplog.text.count("written again") == 1
+    await room.unprepared()
+    await room.claims.tidy()
+    assert room.specs() == []
+
+
+async def test_a_claim_that_ends_meanwhile_gets_no_spec(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    known = room.keeper.prepared.value["uid-c"]
+    (room.cdi_root / SPEC).unlink()
+    async with room.claims._changing:
+        writing = asyncio.create_task(room.claims._write_again(known))
+        ending = asyncio.create_task(room.unprepared())
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await ending
+    with contextlib.suppress(RefusalError):
+        await writing
+    assert room.specs() == []
+    assert room.keeper.prepared.value == {}
+
+
+async def test_a_spec_of_a_card_that_left_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    (room.cdi_root / SPEC).unlink()
+    room.have()
+    await room.claims.tidy()
+    await room.claims.tidy()
+    assert caplog.text.count("cannot be put right") == 1
+    assert "ResourceClaim team/c has the device" in room.claims._troubles["uid-c"]
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
 
 
 async def test_after_a_reboot_that_renumbers_the_card_has_other_nodes(tmp_path: Path) -> None:
@@ -683,7 +739,7 @@ async def test_unprepare_on_a_disk_that_cannot_be_written(
         await room.unprepared()
         assert room.keeper.prepared.value == {}
     assert room.specs() == [SPEC]
-    await room.claims.sweep()
+    await room.claims.tidy()
     assert room.specs() == []
 
 
@@ -931,10 +987,10 @@ async def test_specs_are_kept_as_long_as_the_record_is_lost(tmp_path: Path) -> N
     while not renewing.done():
         room.says()
         await asyncio.sleep(0.001)
-    await room.claims.sweep()
+    await room.claims.tidy()
     assert spec.exists()
     await room.claims.rebuild()
-    await room.claims.sweep()
+    await room.claims.tidy()
     assert not spec.exists()
 
 
