@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from npu_agent.outputs.cdi import LOOK_EVERY
 from tests.cluster import settings
 from tests.e2e.dra.claims import (
     DRIVER,
@@ -79,6 +80,20 @@ def test_the_kubelet_restarts_and_then_a_container(node: Node) -> None:
     run(node, pod("next"))
     cards = {card for each in before.values() for card in each.cards}
     assert not verified(node, "next", 1).cards & cards
+
+
+def test_specs_are_removed_and_then_a_container_starts_again(node: Node) -> None:
+    """As by a script that cleans up: the runtime reads them, and the kubelet asks nobody again."""
+    run(node, pod("restarts", command=ENDS, restartPolicy="Always"))
+    before, there = verified(node, "restarts", 1), specs(node)
+    assert there
+    for name in there:
+        (node.cluster.run_dir / "cdi" / name).unlink()
+    node.cluster.wait_for("the specs", lambda: specs(node) == there, LOOK_EVERY + SOON)
+    node.cluster.exec("restarts", "sh", "-c", "kill -TERM 1")
+    node.cluster.wait_for("a restart", lambda: node.restarts() == {"restarts": 1}, SOON)
+    running(node, "restarts")
+    assert verified(node, "restarts", 1) == before
 
 
 def test_the_agent_is_killed_while_a_pod_ends(node: Node) -> None:
