@@ -2554,8 +2554,8 @@ FAULTS = [
         ),
         (
             "endpoint: the end waits for streams",
-            "        async with asyncio.timeout(0.2):\n            await streams",
-            "        async with asyncio.timeout(20):\n            await streams",
+            "async with asyncio.timeout(_DRAINED):",
+            "async with asyncio.timeout(100 * _DRAINED):",
         ),
     ),
     *of(

@@ -53,6 +53,8 @@ _LOOK_EVERY = 0.2
 """Seconds between checks of the socket of a call that is not answered."""
 _ACCEPTING = 2
 """Turns of the loop from a connection that asyncio accepts to the one where it can be closed."""
+_DRAINED = 0.2
+"""Seconds that streams have to end before their connections are closed."""
 _TURN = 1 << 11
 """Bytes that a client sends which are taken at a time: some 60 streams that it opens and resets."""
 _RESETS, _RESETS_WITHIN = 100, 10.0
@@ -297,9 +299,9 @@ class _Patient(H2Protocol):
 
 
 async def drained(streams: Feed[int]) -> None:
-    """Waits until none of the streams, whose number this is, is open; 0.2 s at most."""
+    """Waits until none of the streams, whose number this is, is open; for a moment at most."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.2):
+        async with asyncio.timeout(_DRAINED):
             await streams.until(lambda number: not number)
 
 
