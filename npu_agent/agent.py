@@ -56,7 +56,7 @@ from npu_agent.outputs.web.pages import Pages, Probes
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.supervise import keep_running
-from npu_agent.vendors import VENDORS, VOCABULARIES, WORDS
+from npu_agent.vendors import CDI_KINDS, VENDORS, VOCABULARIES, WORDS
 
 log = logger(__name__)
 
@@ -169,6 +169,7 @@ class Agent:
             else HostCdi(
                 snapshots=self.inventory.hardware,
                 widths=WORDS.families,
+                kinds=CDI_KINDS,
                 disabled=configs.map(lambda config: disabled_for(config, node_name)),
                 directory=host_root / cdi.HOST_DIRECTORY,
             )

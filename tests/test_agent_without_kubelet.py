@@ -133,11 +133,29 @@ def test_generate_fails_clearly(
     assert "--stdout" in error
 
 
+def test_generate_removes_a_spec_that_has_no_card_any_more(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cdi", "--host-root", str(root)]) == 0
+    for name in ("npu0", "npu1"):
+        simulator.apply_fault(root, name, "dead")
+    assert main(["cdi", "--host-root", str(root)]) == 1
+    assert not (root / SPEC).exists()
+    assert "removed: there is no NPU to offer" in capsys.readouterr().out
+
+
+def test_watch_prints_nothing_to_stdout(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cdi", "watch", "--stdout", "--host-root", str(root)]) == 2
+    assert "--stdout goes with `cdi generate` only" in capsys.readouterr().err
+    assert not (root / SPEC).exists()
+
+
 def test_watch_keeps_the_spec_true_until_it_is_ended(root: Path) -> None:
     with started("cdi", "watch", "--host-root", root) as process:
         wait_until(lambda: "npu0" in named(root))
         simulator.apply_fault(root, "npu0", "gone")
         wait_until(lambda: named(root) and "npu0" not in named(root))
-        code, _, _ = process.end()
+        code, _, log = process.end()
     assert code == 0
     assert named(root)
+    assert "CDI specs written" in log

@@ -4,56 +4,67 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
+from pathlib import Path
 
-from npu_agent.commands import CommandError
+from npu_agent.commands import WRONG, CommandError
 from npu_agent.commands.common import host_root, quiet, vendors
+from npu_agent.commands.screen import run_until_signal
 from npu_agent.core.hardware import Snapshot
 from npu_agent.feed import Feed
 from npu_agent.inventory.inventory import Inventory, read_once
-from npu_agent.logs import setup
-from npu_agent.outputs.cdi import HOST_DIRECTORY, host_specs
+from npu_agent.outputs.cdi import HOST_DIRECTORY, HostSpecs, host_specs
 from npu_agent.outputs.hostcdi import HostCdi, write
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import CDI_KINDS, WORDS
 
 
 def main(args: argparse.Namespace) -> int:
     """Does `args.action`."""
-    config = quiet(args)
-    if args.action == "generate":
-        asyncio.run(_generate(args))
-        return 0
-    if config.log.level == "error":  # of `quiet`: what is written is this command's output
-        setup("info", config.log.format)
-    asyncio.run(_watch(args))
+    if args.action == "watch":
+        if args.stdout:
+            raise CommandError("--stdout goes with `cdi generate` only: leave it out", WRONG)
+        quiet(args, "info")  # what is written is this command's output
+        run_until_signal(_watch(args))
+        return 0  # as of `run`: whoever runs it as a service ends it by a signal
+    quiet(args)
+    asyncio.run(_generate(args))
     return 0
 
 
 async def _generate(args: argparse.Namespace) -> None:
     directory = host_root(args) / HOST_DIRECTORY
     snapshot = await read_once(vendors(args))
-    specs = host_specs(snapshot, WORDS.families)
+    specs = host_specs(snapshot, WORDS.families, CDI_KINDS)
     for odd in snapshot.odd:
         print(f"npu-agent: not served: {odd.entry}: {odd.reason}", file=sys.stderr)
     for one in specs.left_out:
         print(f"npu-agent: left out: {one}", file=sys.stderr)
-    if not specs.files:
+    if args.stdout:
+        for content in filter(None, specs.files.values()):
+            print(content.decode(), end="")
+    else:
+        await _put(directory, specs)
+    if not specs.names:
         remedy = "`npu-agent doctor` says what is missing"
         raise CommandError(f"no NPU to offer below {host_root(args)}: {remedy}")
-    if args.stdout:
-        for content in specs.files.values():
-            print(content.decode(), end="")
-        return
+
+
+async def _put(directory: Path, specs: HostSpecs) -> None:
+    """Writes the files, and says so; those that there should not be are removed."""
     try:
-        await write(directory, specs)
+        changed = await write(directory, specs)
     except OSError as error:
         raise CommandError(
             f"{directory}: {error.strerror or error}: run it as root, or print the specs by "
             "--stdout"
         ) from error
-    print(*(f"{directory / name} written" for name in specs.files), sep="\n")
-    print(*specs.names, sep="\n")
+    for name, content in specs.files.items():
+        if content is not None:
+            print(f"{directory / name} written")
+        elif name in changed:
+            print(f"{directory / name} removed: there is no NPU to offer")
+    for device in specs.names:
+        print(device)
 
 
 async def _watch(args: argparse.Namespace) -> None:
@@ -61,15 +72,10 @@ async def _watch(args: argparse.Namespace) -> None:
     cdi = HostCdi(
         snapshots=inventory.snapshots.map(Snapshot.without_readings),
         widths=WORDS.families,
+        kinds=CDI_KINDS,
         disabled=Feed(frozenset()),
         directory=host_root(args) / HOST_DIRECTORY,
     )
-    parts = [asyncio.create_task(each.run()) for each in (inventory, cdi)]
-    stop = asyncio.create_task(asyncio.Event().wait())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.cancel)
-    done, _ = await asyncio.wait((*parts, stop), return_when=asyncio.FIRST_COMPLETED)
-    for task in (*parts, stop):
-        task.cancel()
-    for task in done & set(parts):
-        task.result()  # raises: neither of them ends by itself
+    async with asyncio.TaskGroup() as parts:
+        parts.create_task(inventory.run())
+        parts.create_task(cdi.run())

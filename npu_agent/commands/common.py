@@ -33,13 +33,17 @@ def effective(args: argparse.Namespace) -> config.Effective:
     return config.from_args(args, WORDS)
 
 
-def quiet(args: argparse.Namespace) -> config.Config:
+def quiet(args: argparse.Namespace, level: str = "error") -> config.Config:
     """Logging of the commands for people: only errors, unless they ask for more.
+
+    Args:
+        args: of the command.
+        level: what is logged if they do not say.
 
     Returns:
         The configuration.
     """
     found = effective(args)
     default = found.origins["log.level"] == "default"
-    logs.setup("error" if default else found.config.log.level, found.config.log.format)
+    logs.setup(level if default else found.config.log.level, found.config.log.format)
     return found.config

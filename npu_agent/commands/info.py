@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def main(args: argparse.Namespace) -> int:
 async def _once(args: argparse.Namespace) -> None:
     snapshot, held = await read_once(vendors(args)), await _assignments()
     if args.output in view.DATA:
+        for note in _notes(snapshot):
+            print(f"npu-agent: {note}", file=sys.stderr)
         print(view.data(view.cards_as_json(snapshot, held), args.output))
     else:
         print(_table(args, snapshot, held))
@@ -85,11 +88,16 @@ async def _assignments() -> tuple[Assignment, ...] | None:
         return None  # no kubelet here, or not ours to ask: the column is left out
 
 
+def _notes(snapshot: Snapshot) -> list[str]:
+    """What is no card that is served, though it may be one that cannot be read."""
+    return [f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.odd]
+
+
 def _table(
     args: argparse.Namespace, snapshot: Snapshot, held: tuple[Assignment, ...] | None
 ) -> str:
     wide = args.output == "wide"
-    notes = [f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.odd]
+    notes = _notes(snapshot)
     if not snapshot.cards:
         return view.drawn(f"no NPUs found below {host_root(args)}", *notes)
     width = None if wide else view.terminal_width()

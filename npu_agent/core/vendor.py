@@ -97,6 +97,8 @@ class Profile:
     environment: tuple[tuple[str, str], ...]
     """The variables that say which cores a container has, with the form of each item:
     ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""
+    cdi_kinds: tuple[str, ...]
+    """The kinds of its CDI devices, as `Access.cdi_kind`."""
 
 
 class Vendor(Protocol):

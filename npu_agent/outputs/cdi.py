@@ -66,8 +66,9 @@ def _by_name(spec: bytes) -> dict[str, object]:
 class HostSpecs:
     """What a host without a kubelet offers to its container runtime."""
 
-    files: Mapping[str, bytes]
-    """The spec files by their names in `HOST_DIRECTORY`: one for each vendor's kind."""
+    files: Mapping[str, bytes | None]
+    """The spec files by their names in `HOST_DIRECTORY`, one for each kind; None: there is to be
+    none, not even one that was written before."""
     names: tuple[str, ...]
     """The devices in them, as a runtime is asked for them: ``example.com/npu=npu0``."""
     left_out: tuple[str, ...]
@@ -75,7 +76,10 @@ class HostSpecs:
 
 
 def host_specs(
-    snapshot: Snapshot, widths: Mapping[str, Collection[int]], disabled: Collection[str] = ()
+    snapshot: Snapshot,
+    widths: Mapping[str, Collection[int]],
+    known: Iterable[str],
+    disabled: Collection[str] = (),
 ) -> HostSpecs:
     """The specs for people who name cards by hand, as in ``docker run --device``.
 
@@ -87,6 +91,7 @@ def host_specs(
         snapshot: the cards. Those that are unhealthy are left out: a runtime that is asked for one
             says that it does not know the device, and the container is not started.
         widths: for each family, how many cores a device can have.
+        known: the kinds of all vendors.
         disabled: names of cards to be left out, as `npu_agent.core.offer.advertise` takes them.
     """
     unwanted = {word.lower() for word in disabled}
@@ -112,7 +117,10 @@ def host_specs(
                 granted[name] = grant([one])
     for kind, devices in whole.items():
         kinds[kind][ALL] = grant(devices)
-    files = {_file(kind): _spec(kind, _entries(granted)) for kind, granted in kinds.items()}
+    files = {
+        _file(kind): _spec(kind, _entries(kinds[kind])) if kind in kinds else None
+        for kind in sorted({*known, *kinds})
+    }
     offered = (f"{kind}={name}" for kind, granted in kinds.items() for name in granted)
     return HostSpecs(files, tuple(offered), tuple(left_out))
 

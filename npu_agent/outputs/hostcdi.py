@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from npu_agent import files
@@ -23,9 +23,11 @@ log = logger(__name__)
 
 
 class HostCdi:
-    """Writes the specs whenever they change, and removes that of a vendor without cards.
+    """Writes the specs whenever they change, and removes that of a kind without cards to offer.
 
-    They stay when the agent ends: what is written there is true as long as no card changes.
+    They stay when the agent ends: what is written there is true as long as no card changes. What
+    was written before it started, and is no longer true, is removed too: a card can have died with
+    its host.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class HostCdi:
         *,
         snapshots: Feed[Snapshot],
         widths: Mapping[str, Collection[int]],
+        kinds: Collection[str],
         disabled: Feed[frozenset[str]],
         directory: Path,
     ) -> None:
@@ -41,6 +44,7 @@ class HostCdi:
         Args:
             snapshots: the cards, best without readings, which are of no interest here.
             widths: for each family, how many cores a device can have.
+            kinds: the kinds of CDI devices that there can be.
             disabled: names of cards to be left out.
             directory: where the container runtimes of the host read specs.
         """
@@ -51,7 +55,7 @@ class HostCdi:
         self._directory = directory
 
         def wanted(snapshot: Snapshot, disabled: frozenset[str]) -> HostSpecs | None:
-            return host_specs(snapshot, widths, disabled) if snapshot.complete else None
+            return host_specs(snapshot, widths, kinds, disabled) if snapshot.complete else None
 
         self._wanted = snapshots.map_with(disabled, wanted)
         """What there should be; None as long as the cards are not known."""
@@ -66,11 +70,10 @@ class HostCdi:
             changed, wanted = self._wanted.changed, self._wanted.value
             wait = cdi.LOOK_EVERY
             if wanted is not None:
-                before = self.written.files if self.written else {}
-                gone = before.keys() - wanted.files.keys()
                 try:
-                    if await write(self._directory, wanted, remove=gone) or wanted != self.written:
+                    if await write(self._directory, wanted) or wanted != self.written:
                         self._done(wanted)
+                    self.error = None
                     pause.reset()
                 except OSError as error:
                     self._failed(error)
@@ -86,22 +89,23 @@ class HostCdi:
         self.error = reason
 
     def _done(self, specs: HostSpecs) -> None:
-        before, self.written, self.error = self.written, specs, None
+        before, self.written = self.written, specs
         log.info("CDI specs written", directory=self._directory, devices=len(specs.names))
         for one in specs.left_out:
             if before is None or one not in before.left_out:
                 log.warning("left out of the CDI specs", what=one)
 
 
-async def write(directory: Path, specs: HostSpecs, *, remove: Iterable[str] = ()) -> bool:
-    """Puts the files in place, and removes those named; returns whether it was not so already.
+async def write(directory: Path, specs: HostSpecs) -> frozenset[str]:
+    """Puts the files in place, or removes them; returns the names of those that were otherwise.
 
     Raises:
         OSError: the directory cannot be made or written.
     """
-    wanted: dict[str, bytes | None] = {**dict.fromkeys(remove), **specs.files}
-    changed = [
-        await files.replace(directory / name, content, durable=True)
-        for name, content in wanted.items()
-    ]
-    return any(changed)
+    return frozenset(
+        [
+            name
+            for name, content in specs.files.items()
+            if await files.replace(directory / name, content, durable=True)
+        ]
+    )

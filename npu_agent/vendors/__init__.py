@@ -17,3 +17,5 @@ VENDORS: tuple[type[Vendor], ...] = (
 VOCABULARIES = tuple(vendor.vocabulary for vendor in VENDORS)
 WORDS = merged(VOCABULARIES)
 """What all of them call things: what the config is checked against."""
+CDI_KINDS = tuple(kind for vendor in VENDORS for kind in vendor.profile.cdi_kinds)
+"""The kinds of CDI devices of all of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent import simulator
+from npu_agent.cli import main
 from npu_agent.commands import view
 from tests.commands.test_view import CARD
 from tests.processes import started
@@ -151,3 +153,16 @@ def test_watch_for_programs_prints_a_document_at_every_change(root: Path) -> Non
         process.printed("---")
         _, out, err = process.end(signal.SIGTERM)
     assert (err, "\x1b" in out) == ("", False)
+
+
+def test_data_for_programs_leaves_what_cannot_be_read_to_stderr(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = (root / "sys/devices").rglob("npu0_mgmt/device_type")
+    file.unlink()
+    file.mkdir()
+    assert main(["info", "-o", "json", "--host-root", str(root)]) == 0
+    out, err = capsys.readouterr()
+    assert {card["name"] for card in json.loads(out)} == {"npu1", "npu2"}
+    assert "npu-agent: not served: " in err
+    assert "npu0_mgmt" in err

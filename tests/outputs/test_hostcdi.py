@@ -9,14 +9,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from npu_agent import files
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.feed import Feed
 from npu_agent.outputs.cdi import host_specs
 from npu_agent.outputs.hostcdi import HostCdi
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import CDI_KINDS, WORDS
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.until import until
 
@@ -34,12 +36,16 @@ def snapshot(*cards: CardState) -> Snapshot:
     return Snapshot(cards, complete=True)
 
 
-def devices(found: bytes) -> dict[str, Any]:
-    return {one["name"]: one["containerEdits"] for one in json.loads(found)["devices"]}
+def names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+def devices(found: bytes | None) -> dict[str, Any]:
+    return {one["name"]: one["containerEdits"] for one in json.loads(found or b"")["devices"]}
 
 
 def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
-    specs = host_specs(snapshot(state("A", 0), state("B", 1, "rngd")), WORDS.families)
+    specs = host_specs(snapshot(state("A", 0), state("B", 1, "rngd")), WORDS.families, CDI_KINDS)
     found = devices(specs.files[FILE])
     assert {"A", "npu0", "npu0:0-1", "npu0:0", "npu0:1"} <= found.keys()
     assert {"B", "npu1", "npu1:0-3", "npu1:4-7", "npu1:0-1", "npu1:7"} <= found.keys()
@@ -53,7 +59,7 @@ def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
 
 
 def test_all_is_the_union_of_the_cards() -> None:
-    specs = host_specs(snapshot(state("A", 0), state("B", 1)), WORDS.families)
+    specs = host_specs(snapshot(state("A", 0), state("B", 1)), WORDS.families, CDI_KINDS)
     found = devices(specs.files[FILE])["all"]
     assert "FURIOSA_DEVICES=npu:0:0-1,npu:1:0-1" in found["env"]
     nodes = [node["path"] for node in found["deviceNodes"]]
@@ -63,7 +69,7 @@ def test_all_is_the_union_of_the_cards() -> None:
 
 def test_a_sick_card_and_a_disabled_one_are_left_out_with_the_reason() -> None:
     cards = snapshot(state("A", 0, healthy=False), state("B", 1), state("C", 2))
-    specs = host_specs(cards, WORDS.families, disabled={"c"})
+    specs = host_specs(cards, WORDS.families, CDI_KINDS, {"c"})
     found = devices(specs.files[FILE])
     assert found["all"] == found["B"]
     assert not {"A", "npu0", "npu0:0", "C", "npu2"} & found.keys()
@@ -71,7 +77,7 @@ def test_a_sick_card_and_a_disabled_one_are_left_out_with_the_reason() -> None:
 
 
 def test_a_number_that_two_cards_have_names_neither() -> None:
-    specs = host_specs(snapshot(state("A", 0), state("B", 0, "rngd")), WORDS.families)
+    specs = host_specs(snapshot(state("A", 0), state("B", 0, "rngd")), WORDS.families, CDI_KINDS)
     found = devices(specs.files[FILE])
     assert found.keys() == {"A", "B", "all"}
     assert specs.left_out[0] == "the name npu0: several cards have it; use A"
@@ -81,13 +87,13 @@ def test_cores_without_a_node_are_left_out_and_the_others_stay() -> None:
     card = state("A", 0)
     nodes = card.card.nodes - {"npu0pe1"}
     card = replace(card, card=replace(card.card, nodes=nodes))
-    found = devices(host_specs(snapshot(card), WORDS.families).files[FILE])
+    found = devices(host_specs(snapshot(card), WORDS.families, CDI_KINDS).files[FILE])
     assert "npu0:1" not in found
     assert {"npu0:0", "npu0"} <= found.keys()
 
 
 def test_no_card_no_file() -> None:
-    assert host_specs(snapshot(), WORDS.families).files == {}
+    assert host_specs(snapshot(), WORDS.families, CDI_KINDS).files == {FILE: None}
 
 
 @asynccontextmanager
@@ -97,6 +103,7 @@ async def followed(
     cdi = HostCdi(
         snapshots=cards,
         widths=WORDS.families,
+        kinds=CDI_KINDS,
         disabled=disabled or Feed(frozenset()),
         directory=directory,
     )
@@ -119,6 +126,13 @@ async def test_the_file_follows_the_cards_and_goes_with_the_last(tmp_path: Path)
         await until(lambda: "B" not in devices(file.read_bytes()))
         cards.publish(snapshot())
         await until(lambda: not file.exists())
+
+
+async def test_what_an_agent_before_this_one_wrote_goes_if_there_is_no_card(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("{}")
+    (tmp_path / "somebody-elses.json").write_text("{}")
+    async with followed(Feed(snapshot(state("A", 0, healthy=False))), tmp_path):
+        await until(lambda: names(tmp_path) == ["somebody-elses.json"])
 
 
 async def test_nothing_is_written_or_removed_before_the_cards_are_known(tmp_path: Path) -> None:
@@ -154,3 +168,15 @@ async def test_what_somebody_removes_or_changes_is_written_again(
         before = file.read_bytes()
         harm(file)
         await until(lambda: file.exists() and file.read_bytes() == before)
+
+
+async def test_an_error_ends_although_the_file_is_as_it_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu_agent.outputs.cdi.LOOK_EVERY", 0.01)
+    async with followed(Feed(snapshot(state("A", 0))), tmp_path) as cdi:
+        await until((tmp_path / FILE).exists)
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "replace", AsyncMock(side_effect=OSError(24, "too many files")))
+            await until(lambda: cdi.error is not None)
+        await until(lambda: cdi.error is None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npu_agent.core.vendor import Driver, Profile
 from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.family import ENVIRONMENT
+from npu_agent.vendors.furiosa.family import CDI_KIND, ENVIRONMENT
 
 PROFILE = Profile(
     title="FuriosaAI",
@@ -15,5 +15,6 @@ PROFILE = Profile(
         for one in FAMILIES.values()
     ),
     environment=ENVIRONMENT,
+    cdi_kinds=(CDI_KIND,),
 )
 """All of it."""
