@@ -134,6 +134,7 @@ class Agent:
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
             resources=[one.name for one in self._wanted.value.resources],
+            drivers=[words.dra.driver for words in VOCABULARIES if words.dra],
             directory=directory,
             ledger=ledger,
         )
@@ -175,7 +176,7 @@ class Agent:
             )
         )
         """None where a kubelet hands out the cards."""
-        ownership = Ownership(directory)
+        ownership = Ownership(directory, self.keeper.disowned)
         self.drivers = tuple(
             Driver(
                 dra=words.dra,

@@ -204,6 +204,16 @@ FAULTS = [
             "self._settled and self._settled[0] == found",
         ),
         (
+            "watch: a probe that changed nothing outlives one that failed",
+            "        self._settled = None\n        with self.lock:\n            before, view",
+            "        with self.lock:\n            before, view",
+        ),
+        (
+            "watch: a probe of a card that was too hot changes nothing any more",
+            "if same and not trouble and limit is None:",
+            "if same and not trouble:",
+        ),
+        (
             "watch: a probe that changed nothing hides that the card cannot be identified",
             "if not trouble and limit is None and self",
             "if limit is None and self",
@@ -351,7 +361,7 @@ FAULTS = [
         ),
         (
             "keeper: the record is not read again at a takeover",
-            "            self.states.publish(ledger.recovered(found, self._clock()))\n",
+            "                    self.states.publish(ledger)\n",
             "",
         ),
         ("keeper: a new owner does not ask", "        await self._answer(_ANSWER)\n", ""),
@@ -381,8 +391,38 @@ FAULTS = [
             "",
         ),
         (
+            "keeper: another one's record is not taken",
+            "if self._on_disk is None or found not in (None, self._on_disk):",
+            "if self._on_disk is None:",
+        ),
+        (
+            "keeper: a record that cannot be read is none that is lost",
+            "found is None or ledger.unsure",
+            "found is None",
+        ),
+        (
+            "keeper: a record that could not be written is not tried again",
+            "and self._clock() < self._failed[1]:",
+            "and self._failed[1]:",
+        ),
+        (
+            "keeper: what is not on disk counts as saved when the agent ends",
+            "            raise OSError(ENDING)\n",
+            "            return\n",
+        ),
+        (
+            "keeper: granted while claims in use are not known",
+            "            raise RefusalError(Refusal.UNFIT, UNRECORDED)\n",
+            "            pass\n",
+        ),
+        (
+            "keeper: claims in use and in no record are nobody's",
+            "        if not self._lost:\n            return frozenset()\n",
+            "        return frozenset()\n",
+        ),
+        (
             "keeper: one failure to write is for ever",
-            "            self._on_disk = None  # so that the next one tries again\n",
+            "        self._failed = None  # it is tried now\n",
             "",
         ),
         (
@@ -396,7 +436,7 @@ FAULTS = [
         f"{DEVICEPLUGIN}/test_publisher.py",
         (
             "publisher: who holds what is not compared",
-            "if (reason := conflicts.against((resource, device.id), device))",
+            "if (reason := unrecorded or conflicts.against((resource, device.id), device))",
             "if (reason := None)",
         ),
         (
@@ -735,8 +775,8 @@ FAULTS = [
         "tests/test_agent_dra.py",
         (
             "publisher: a claim that is prepared is no reason to publish",
-            "            self._keeper.prepared,\n            *(self._places",
-            "            *(self._places",
+            "            self._keeper.prepared,\n            self._keeper.unrecorded,\n",
+            "            self._keeper.unrecorded,\n",
         ),
     ),
     *of(
@@ -804,8 +844,8 @@ FAULTS = [
         ),
         (
             "driver: the pool does not follow the ledger",
-            "*(keeper.holds, keeper.prepared, keeper.asked),",
-            "*(keeper.prepared, keeper.asked),",
+            "*(keeper.holds, keeper.prepared, keeper.asked, keeper.unrecorded),",
+            "*(keeper.prepared, keeper.asked, keeper.unrecorded),",
         ),
         (
             "driver: what containers hold has no taint",
@@ -894,8 +934,8 @@ FAULTS = [
         ),
         (
             "claims: the record is not saved before the answer",
-            "                await self._keeper.saved()\n            except",
-            "            except",
+            "                await self._keeper.saved()\n            except OSError:\n                if before",
+            "            except OSError:\n                if before",
         ),
         (
             "claims: no CDI spec is written",
@@ -1017,19 +1057,18 @@ FAULTS = [
         ),
         (
             "claims: unprepared without an owner",
-            "        if not self._keeper.owned:\n            reason",
-            "        if False:\n            reason",
-        ),
-        (
-            "claims: unprepare does not save",
-            "            with contextlib.suppress(OSError):  # logged; the next change writes it\n"
-            "                await self._keeper.saved()\n",
+            "            if not self._keeper.owned:\n                return False\n",
             "",
         ),
         (
+            "claims: unprepare does not save",
+            "                await self._keeper.saved()\n            except OSError:  # logged",
+            "                pass\n            except OSError:  # logged",
+        ),
+        (
             "claims: unprepare fails with the disk",
-            "            with contextlib.suppress(OSError):  # logged; the next change writes it\n",
-            "            with contextlib.nullcontext():\n",
+            "return self._keeper.owned\n            return True",
+            "return False\n            return True",
         ),
         (
             "claims: a rebuilt claim without a UID is not unprepared",
@@ -1099,18 +1138,33 @@ FAULTS = [
         ),
         (
             "claims: specs of claims that ended stay",
-            "            await files.replace(path, None)\n        return",
-            "            pass\n        return",
+            "            await files.replace(path, None)\n\n",
+            "            pass\n\n",
         ),
         (
             "claims: a spec that somebody removed stays away",
-            "if path not in there]",
-            "if False]",
+            "                        await self._write_again(uid)\n",
+            "                        pass\n",
         ),
         (
             "claims: specs of prepared claims are swept",
-            "for path in there - wanted.keys():",
+            "for path in there - {self._spec_of(uid) for uid in self._keeper.prepared.value}:",
             "for path in there:",
+        ),
+        (
+            "claims: a spec is written with other nodes than were granted",
+            "        if now.devices != known.devices:\n",
+            "        if False:\n",
+        ),
+        (
+            "claims: a claim of the same name keeps one that is gone",
+            "and (not devices or use.device in devices)",
+            "",
+        ),
+        (
+            "claims: what is unprepared as the agent ends is said to be done",
+            "return self._keeper.owned\n            return True",
+            "return True\n            return True",
         ),
         (
             "claims: each request of a container has its own variables",

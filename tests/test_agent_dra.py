@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
+from grpclib.exceptions import GRPCError
 
 from npu_agent import agent as agent_module
 from npu_agent import simulator
@@ -29,6 +31,7 @@ from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
 from npu_agent.inventory import rounds
+from npu_agent.kubelet import podresources
 from npu_agent.kubelet.ledger import RECORD, LedgerKeeper
 from npu_agent.outputs.dra import driver as driver_module
 from npu_agent.outputs.dra.endpoint import REGISTRY
@@ -475,6 +478,26 @@ async def test_a_claim_outlives_its_agent_and_a_lost_record(
         await room.registered()
         with pytest.raises(PrepareError, match="ResourceClaim team/kept"):
             await room.prepared(room.cluster.claim("other", NAMES[0]))
+
+
+async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card_is_for_dra(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the device plugin would give a second Pod what a claim's has."""
+    use = ClaimUse("team", "pod-c", "main", "team", "c", DRIVER, NODE, NAMES[0])
+    room.node.cards("warboy=2")
+    claim = room.cluster.claim("c", NAMES[0])
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        await room.registered()
+        await room.prepared(claim)
+    (room.node.plugins / RECORD).unlink()
+    monkeypatch.setattr(podresources, "_answer", AsyncMock(return_value=bytearray(b"it")))
+    monkeypatch.setattr(podresources, "_decoded", AsyncMock(return_value=((), (use,))))
+    async with room.node.agent(**NOTHING_ELSE) as agent:
+        await until(lambda: agent.keeper.prepared.value.keys() == {"uid-c"})
+        await until(lambda: room.node.kubelet.plugins.value[NPU].healthy() == (UUIDS[1],))
+        with pytest.raises(GRPCError, match="has moved to DRA"):
+            await room.node.kubelet.allocate_ids(NPU, [UUIDS[0]])
 
 
 async def test_a_node_is_one_agents_by_both_apis(room: Room) -> None:

@@ -268,13 +268,15 @@ class Watch(Task):
         if not found.nodes <= card.nodes:  # udev was still at work
             self._known = replace(card, nodes=card.nodes | found.nodes)
         same = self._judge(entry, _verdict(card, found, trouble), settings)
-        self._settled = (found, self._known) if same and not trouble else None
+        if same and not trouble and limit is None:
+            self._settled = (found, self._known)
 
     def _judge(self, entry: Entry, verdict: Verdict, settings: Settings) -> bool:
         """Steps the card's health, and shows it; that does not wait for a reading.
 
         Returns whether nothing has changed.
         """
+        self._settled = None
         with self.lock:
             before, view = self._course, self.view
             if before is None or self._new:
@@ -323,7 +325,7 @@ class Watch(Task):
                 return
             self.view = view
             if view.card is None:
-                self._course = None
+                self._course = self._settled = None
         if view.probed:
             self.report()
 

@@ -41,6 +41,11 @@ RECORD = ".npu-agent.ledger.json"
 OLD_RECORD = ".npu-agent.shapes.json"
 """What versions before 0.9 wrote. It does not say which cores were handed out."""
 
+ENDING = "this npu-agent is about to end: the kubelet asks the next one"
+"""Why nothing is noted any more."""
+UNRECORDED = "claims that are in use are not in the agent's record: they are being found"
+"""Why nothing is granted while `LedgerKeeper.unrecorded` has a driver."""
+
 _LARGEST = 16 << 20
 """Bytes that are read of it: it has some 600 for each device."""
 _READING = 5.0
@@ -51,6 +56,8 @@ _LOOK = 2.0
 """Seconds of it while a Pod waits."""
 _LAST_ANSWER = 0.2
 """Seconds of the one that the agent has for its end."""
+_TRY_AGAIN = 5.0
+"""Seconds until a record that could not be written is tried again; another one immediately."""
 _RESTART = 30.0
 """Seconds after a restart of the kubelet for which it may list fewer Pods than run: it asks the API
 server which Pods it has."""
@@ -69,6 +76,7 @@ class LedgerKeeper:
         snapshots: Feed[Snapshot],
         pod_resources: PodResources,
         resources: Collection[str],
+        drivers: Collection[str],
         directory: Path,
         ledger: Ledger,
         clock: Callable[[], float] = time.monotonic,
@@ -79,6 +87,7 @@ class LedgerKeeper:
             snapshots: the cards.
             pod_resources: who is asked who holds what.
             resources: the names under which the device plugin hands out cards.
+            drivers: the DRA drivers that do so.
             directory: the kubelet's device-plugins directory.
             ledger: with what an agent before this one has `left_behind` there.
             clock: the one of `Holdings.asked_at`.
@@ -94,12 +103,19 @@ class LedgerKeeper:
         self.asked: Feed[bool] = Feed(False)
         """Whether the kubelet was asked who holds what; it may not have said."""
         self.holdings: Feed[tuple[Holding, ...]] = Feed(())
+        self.unrecorded: Feed[frozenset[str]] = Feed(frozenset())
+        """The drivers of claims that containers use and no record has: nobody knows which cores
+        these have, until `rebuilt`."""
         self._snapshots = snapshots
         self._pod_resources = pod_resources
         self._resources = resources
+        self._drivers = drivers
         self._directory = directory
         self._clock = clock
         self._on_disk: bytes | None = None
+        """The record that this agent has read or written last."""
+        self._failed: tuple[bytes, float] | None = None
+        """The record that could not be written, and when to try again."""
         self._trouble: str | None = None
         """Why the record could not be written last."""
         self._conflicts = ledger.conflicts(())
@@ -107,7 +123,8 @@ class LedgerKeeper:
         """When the answer was asked for that the ledger has."""
         self._owner = False
         self._lost = False
-        """Whether there was no record when the node became this agent's; until `rebuilt`."""
+        """Whether there was no record that can be read when the node became this agent's; until
+        `rebuilt`."""
         self._saving = asyncio.Lock()
 
     @property
@@ -123,6 +140,11 @@ class LedgerKeeper:
     def rebuilt(self) -> None:
         """Called when the claims that are in use were found again."""
         self._lost = False
+        self.update()
+
+    def disowned(self) -> None:
+        """Called when the node may be another agent's: what is on disk is that one's."""
+        self._owner = False
 
     def claim_uses(self) -> tuple[ClaimUse, ...] | None:
         """Which containers use which claims, as pod-resources says; None if it does not answer."""
@@ -146,19 +168,24 @@ class LedgerKeeper:
             self.update()
 
     async def renew(self) -> None:
-        """Called when the node has just become this agent's, maybe from another one's hands.
+        """Called by each that serves, when the node is this agent's: maybe it was another one's.
 
         What is known of who holds what may be older than the other one's last Allocate or Prepare:
-        its record is read, and the kubelet is asked again.
+        its record is read, and the kubelet is asked again. Where the record is still this agent's
+        own, or the node is, what is known is newer than the disk.
         """
         reading = DaemonThread("npu-ledger")
         async with self._saving:  # which would write over what is to be read
-            found = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
-            self._on_disk, self._lost = found, self._lost or found is None
-            # What was prepared when this agent started may have been unprepared by the other one.
-            ledger = self._ledger if self._owner else replace(self._ledger, prepared={})
-            self.states.publish(ledger.recovered(found, self._clock()))
-            self._owner = True
+            if not self._owner:
+                found = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
+                if self._on_disk is None or found not in (None, self._on_disk):
+                    # What was prepared when this agent started may have been unprepared by the
+                    # other one.
+                    ledger = replace(self._ledger, prepared={}).recovered(found, self._clock())
+                    self.states.publish(ledger)
+                    self._lost = self._lost or found is None or ledger.unsure
+                self._on_disk = found
+                self._owner = True
         await self._answer(_ANSWER)
         self.update()
 
@@ -183,9 +210,20 @@ class LedgerKeeper:
             if self._ledger.doubtful:
                 self._pod_resources.ask_soon()
         self._conflicts = self._ledger.conflicts(cards)
+        self.unrecorded.publish(self._unrecorded(answer.claim_uses))
         self.asked.publish(bool(answer.asked_at))
         self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards, answer.claim_uses))
         return self._conflicts
+
+    def _unrecorded(self, uses: Iterable[ClaimUse]) -> frozenset[str]:
+        if not self._lost:
+            return frozenset()
+        known = {(one.namespace, one.name) for one in self._ledger.prepared.values()}
+        return frozenset(
+            use.driver
+            for use in uses
+            if use.driver in self._drivers and (use.claim_namespace, use.claim_name) not in known
+        )
 
     def offering(self, devices: Mapping[str, Iterable[Device]]) -> None:
         """Notes what the device plugin is about to offer, by resource; `save` it before."""
@@ -207,6 +245,8 @@ class LedgerKeeper:
         Raises:
             RefusalError: somebody holds cores or nodes of one of them.
         """
+        if self.unrecorded.value:
+            raise RefusalError(Refusal.UNFIT, UNRECORDED)
         for device in devices:
             self._check((resource, device.id), device)
             if self._ledger.in_slices(device.card_id, device.card):
@@ -233,9 +273,7 @@ class LedgerKeeper:
         """
         for device in devices:
             if not self._owner:
-                raise RefusalError(
-                    Refusal.UNFIT, "this npu-agent is about to end: the kubelet asks the next one"
-                )
+                raise RefusalError(Refusal.UNFIT, ENDING)
             self._check((CLAIM, claim.uid), device)
         self._change(self._ledger.with_claim(claim))
 
@@ -287,7 +325,12 @@ class LedgerKeeper:
     async def save(self) -> bool:
         """Writes the ledger if the disk has another one; returns whether it tried to."""
         async with self._saving:
-            if not self._owner or (record := self._ledger.record()) == self._on_disk:
+            if not self._owner:
+                return False
+            if (record := self._ledger.record()) == self._on_disk:
+                self._trouble = None
+                return False
+            if self._failed and self._failed[0] == record and self._clock() < self._failed[1]:
                 return False
             path = self._directory / RECORD
             try:
@@ -297,9 +340,9 @@ class LedgerKeeper:
                 if reason != self._trouble:
                     log.error("the record of who holds what cannot be written", reason=reason)
                 self._trouble = reason
+                self._failed = record, self._clock() + _TRY_AGAIN
             else:
-                self._trouble = None
-            self._on_disk = record  # even if it cannot be written: the next change tries again
+                self._on_disk, self._failed, self._trouble = record, None, None
             with contextlib.suppress(OSError):
                 (self._directory / OLD_RECORD).unlink(missing_ok=True)
             return True
@@ -308,11 +351,14 @@ class LedgerKeeper:
         """Returns when the disk has all that is known now.
 
         Raises:
-            OSError: it cannot be written; the message says what and where.
+            OSError: it cannot be written, and the message says what and where; or the node is no
+                longer this agent's.
         """
+        self._failed = None  # it is tried now
         await self.save()
+        if not self._owner:
+            raise OSError(ENDING)
         if self._trouble:
-            self._on_disk = None  # so that the next one tries again
             raise OSError(self._trouble)
 
     @property

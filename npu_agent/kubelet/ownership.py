@@ -42,9 +42,15 @@ def lock_path(directory: Path) -> Path:
 class Ownership:
     """One agent's claim to serve the devices of its node; all its sessions share it."""
 
-    def __init__(self, directory: Path) -> None:
-        """`directory` is the kubelet's device-plugins directory."""
+    def __init__(self, directory: Path, lost: Callable[[], None] = lambda: None) -> None:
+        """Nobody's yet.
+
+        Args:
+            directory: the kubelet's device-plugins directory.
+            lost: called when the node was this agent's, and another one may have it now.
+        """
         self._path = lock_path(directory)
+        self._lost = lost
         self._descriptor = -1
         self._users = 0
         self._owner: str | None = None
@@ -78,10 +84,16 @@ class Ownership:
                 self._owner = None
                 await asyncio.sleep(_SETTLE)
             _sign(self._descriptor)
-            yield lambda: not files.gone(self._path, _identity(self._descriptor))
+            mine = _identity(self._descriptor)  # others open another file, if this one is gone
+            try:
+                yield lambda: not files.gone(self._path, mine)
+            finally:
+                if files.gone(self._path, mine):
+                    self._lost()
         finally:
             self._users -= 1
             if not self._users:
+                self._lost()
                 self._let_go()
 
     def _open(self) -> None:

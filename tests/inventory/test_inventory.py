@@ -113,6 +113,7 @@ async def test_a_card_that_fails_is_fenced_and_comes_back(
 ) -> None:
     async with watching(root) as watched:
         before = watched.record.value
+        await until(lambda: all(w._settled for w in watched.inventory._watches.values()))
         watched.fault("npu0", fault)
         fenced = await watched.card("npu0", UNHEALTHY)
         assert reason in fenced.health.reason
@@ -159,6 +160,16 @@ async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path)
         watched.fault("npu0", "hot")
         await watched.looks(5)
         assert watched.record.value.cards[0].health.state is HEALTHY
+
+
+async def test_a_card_that_was_too_hot_is_back_when_heat_no_longer_counts(root: Path) -> None:
+    limit = health.Policy(max_temperature=90.0)
+    async with watching(root, settings=replace(QUICK, policy=limit)) as watched:
+        watched.fault("npu0", "hot")
+        await watched.card("npu0", UNHEALTHY)
+        await watched.looks(5)
+        watched.settings.publish(QUICK)
+        await watched.card("npu0", HEALTHY)
 
 
 async def test_heat_is_read_as_often_as_health_where_it_counts(root: Path) -> None:

@@ -146,6 +146,42 @@ async def test_lock_file_that_somebody_removed_or_replaced_does_not_count(tmp_pa
             assert not still_ours()
 
 
+async def test_who_lost_the_lock_does_not_own_it_by_another_session_that_waits(
+    tmp_path: Path,
+) -> None:
+    lost = Mock()
+    ours = Ownership(tmp_path, lost)
+    waits = asyncio.Event()
+    async with ours.held(nobody) as still_ours:
+        lock_path(tmp_path).unlink()
+        async with Ownership(tmp_path).held(nobody) as newer:
+
+            async def second() -> None:
+                async with ours.held(lambda _: waits.set()):
+                    pass
+
+            session = asyncio.create_task(second())
+            await waits.wait()
+            assert newer()
+            assert not still_ours()
+            lost.assert_not_called()
+            session.cancel()
+            await asyncio.gather(session, return_exceptions=True)
+    lost.assert_called()
+
+
+async def test_the_last_session_that_ends_says_that_the_node_may_be_anothers(
+    tmp_path: Path,
+) -> None:
+    lost = Mock()
+    ours = Ownership(tmp_path, lost)
+    async with ours.held(nobody):
+        async with ours.held(nobody):
+            pass
+        lost.assert_not_called()
+    lost.assert_called_once_with()
+
+
 async def test_lock_file_that_cannot_be_seen_for_now_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

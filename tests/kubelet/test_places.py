@@ -46,6 +46,7 @@ class Room:
             snapshots=snapshots,
             pod_resources=PodResources(Path("/nowhere"), Feed(1e9)),
             resources=[NPU],
+            drivers=["npu.furiosa.ai"],
             directory=Path("/nowhere"),
             ledger=Ledger(),
         )

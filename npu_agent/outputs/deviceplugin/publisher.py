@@ -14,7 +14,7 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.core.places import Place
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.kubelet.ledger import UNRECORDED, LedgerKeeper
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.logs import logger
@@ -91,6 +91,7 @@ class Publisher:
             self._wanted,
             self._pod_resources.holdings,
             self._keeper.prepared,
+            self._keeper.unrecorded,
             *(self._places.feeds if self._places else ()),
         ):
             await self.publish()
@@ -134,10 +135,11 @@ class Publisher:
         if self._places:
             self._places.listing(offered)
         self._keeper.offering(offered)
+        unrecorded = UNRECORDED if self._keeper.unrecorded.value else None
         return {
             resource: tuple(
                 replace(device, healthy=False, reason=reason)
-                if (reason := conflicts.against((resource, device.id), device))
+                if (reason := unrecorded or conflicts.against((resource, device.id), device))
                 else device
                 for device in devices
             )

@@ -25,7 +25,7 @@ from npu_agent.core.offer import Device
 from npu_agent.core.pool import DraNames, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.kubelet.ledger import ENDING, LedgerKeeper
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.threads import DaemonThread
@@ -126,10 +126,8 @@ class Claims:
         logged and tried again by `sweep`. Only an agent that is about to end refuses: the next one
         would take the claims for prepared.
         """
-        if not self._keeper.owned:
-            reason = "this npu-agent is about to end: the kubelet asks the next one"
-            return dict.fromkeys((ref.uid for ref in refs), reason)
-        await self._whole(self._end_all(refs))
+        if not await self._whole(self._end_all(refs)):
+            return dict.fromkeys((ref.uid for ref in refs), ENDING)
         self._counts.unprepares["unprepared"] += len(refs)
         return dict.fromkeys((ref.uid for ref in refs), None)
 
@@ -202,13 +200,13 @@ class Claims:
         troubles: dict[str, str] = {}
         try:
             async with self._changing:
-                missing = await self._removed_specs()
-            for claim in missing if self._devices.value is not None else ():
+                await self._remove_specs()
+            for uid in prepared if self._devices.value is not None else ():
                 try:
-                    await self._write_again(claim)
+                    async with self._changing:
+                        await self._write_again(uid)
                 except RefusalError as error:
-                    if claim.uid in self._keeper.prepared.value:  # else it has just ended
-                        troubles[claim.uid] = str(error)
+                    troubles[uid] = str(error)
         except OSError as error:
             troubles[""] = f"{self._cdi_root}: {_explained(error)}"
         for key, reason in troubles.items():
@@ -216,8 +214,8 @@ class Claims:
                 log.error("CDI specs of claims cannot be put right", reason=reason)
         self._troubles = troubles
 
-    async def _removed_specs(self) -> list[PreparedClaim]:
-        """The claims without their specs; removes specs without a claim. Called with the lock.
+    async def _remove_specs(self) -> None:
+        """Removes the specs of claims that are not prepared. Called with the lock.
 
         Raises:
             OSError: the specs cannot be listed, or removed.
@@ -226,22 +224,29 @@ class Claims:
         there = await DaemonThread("npu-cdi").call(
             lambda: set(self._cdi_root.glob(pattern)), deadline=_LISTING
         )
-        wanted = {self._spec_of(uid): one for uid, one in self._keeper.prepared.value.items()}
-        for path in there - wanted.keys():
+        for path in there - {self._spec_of(uid) for uid in self._keeper.prepared.value}:
             await files.replace(path, None)
-        return [one for path, one in wanted.items() if path not in there]
 
-    async def _write_again(self, known: PreparedClaim) -> None:
-        """Writes the spec of a prepared claim, unless the claim has ended meanwhile.
+    async def _write_again(self, uid: str) -> None:
+        """Writes the spec of a claim if it is not as its Pods were given it. Called with the lock.
 
         Raises:
-            RefusalError: its cards are no longer here.
+            RefusalError: its cards are no longer here, or no longer have the same nodes.
             OSError: it cannot be written.
         """
-        claim, began = _as_before(known), time.monotonic()
-        if known.uid in self._keeper.prepared.value:
-            await self._whole(self._grant(claim, began, joined=known.joined))
-            log.warning("the CDI spec of a claim was missing: written again", claim=claim)
+        known = self._keeper.prepared.value.get(uid)
+        if known is None or not all(one.request for one in known.devices):
+            return  # it has ended meanwhile; or it was rebuilt, and nobody knows what is whose
+        claim = _as_before(known)
+        found = [(result, self._device(claim, result)) for result in claim.results]
+        now = _prepared(claim, found, self._dra.driver, joined=known.joined)
+        if now.devices != known.devices:
+            raise RefusalError(
+                Refusal.UNFIT, f"{claim} was given other device nodes than its cards have now"
+            )
+        spec = cdi.claim_spec(self._dra.claim_kind, uid, _grants(found, joined=known.joined))
+        if await files.replace(self._spec_of(uid), spec):
+            log.warning("a CDI spec was missing or changed: written again", claim=claim)
 
     async def _counted(self, ref: ClaimRef) -> tuple[PreparedResult, ...] | str:
         began, outcome = time.perf_counter(), _Outcome("failed", "")
@@ -455,13 +460,19 @@ class Claims:
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
 
-    async def _end_all(self, refs: Sequence[ClaimRef]) -> None:
+    async def _end_all(self, refs: Sequence[ClaimRef]) -> bool:
+        """Returns whether the next agent will know of it, if there is one."""
         async with self._changing:
+            if not self._keeper.owned:
+                return False
             for ref in refs:
                 self._keeper.unprepare(_nameless(ref.namespace, ref.name))
                 await self._end(ref.uid)
-            with contextlib.suppress(OSError):  # logged; the next change writes it
+            try:
                 await self._keeper.saved()
+            except OSError:  # logged; it is tried again
+                return self._keeper.owned
+            return True
 
     async def _rebuilt(self, namespace: str, name: str, uses: Iterable[ClaimUse]) -> PreparedClaim:
         """A claim as it must have been prepared."""
@@ -516,10 +527,15 @@ class Claims:
             return False
 
     def _used(self, claim: PreparedClaim) -> bool:
-        """Whether pod-resources names a container that uses this claim, or does not answer."""
-        uses = self._keeper.claim_uses()
+        """Whether pod-resources names a container that uses this claim, or does not answer.
+
+        Another claim of its name has other devices, or none yet.
+        """
+        uses, devices = self._keeper.claim_uses(), {one.device for one in claim.devices}
         return uses is None or any(
-            (use.claim_namespace, use.claim_name) == (claim.namespace, claim.name) for use in uses
+            (use.claim_namespace, use.claim_name) == (claim.namespace, claim.name)
+            and (not devices or use.device in devices)
+            for use in uses
         )
 
     def _spec_of(self, uid: str) -> Path:

@@ -162,6 +162,8 @@ class Driver:
     @property
     def _in_use(self) -> bool:
         """Whether there is anything to serve although the config does not ask for DRA."""
+        if self._dra.driver in self._keeper.unrecorded.value:
+            return True
         if self._wanted.value.families:
             return bool(self.prepared())
         return bool(self.prepared()) or bool(self._sliced())
@@ -208,7 +210,9 @@ class Driver:
             self._say(SessionPhase.ENDED)
 
     async def _until_it_serves(self) -> None:
-        async for _ in changes_of(self._wanted, self._keeper.prepared, self._keeper.sliced):
+        async for _ in changes_of(
+            *(self._wanted, self._keeper.prepared, self._keeper.sliced, self._keeper.unrecorded)
+        ):
             if not self.needed:
                 self._say(SessionPhase.NO_CARDS)
             elif self._node_name is None:
@@ -225,7 +229,7 @@ class Driver:
         keeper, seen = self._keeper, None
         async for _ in changes_of(
             *(self._snapshots, self._wanted, self._uncounted, self._untainted),
-            *(keeper.holds, keeper.prepared, keeper.asked),
+            *(keeper.holds, keeper.prepared, keeper.asked, keeper.unrecorded),
             *self._places.feeds,
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
@@ -357,12 +361,12 @@ class Driver:
 
     async def _sweep_claims(self) -> None:
         while True:
-            await self.claims.rebuild()  # if the kubelet had not said before what is in use
             await self.claims.sweep()
             await asyncio.sleep(_SWEEP_EVERY)
 
     async def _keep_specs(self) -> None:
         while True:
+            await self.claims.rebuild()  # if the kubelet had not said before what is in use
             await self.claims.tidy()
             await asyncio.sleep(cdi.LOOK_EVERY)
 

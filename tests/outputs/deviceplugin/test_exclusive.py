@@ -232,6 +232,7 @@ class Machine(RuleBasedStateMachine):
             snapshots=self.snapshots,
             pod_resources=kubelet,
             resources=[resource.name for resource in feed.value.resources],
+            drivers=["npu.furiosa.ai"],
             directory=self.directory,
             ledger=Ledger().recovered(left_behind(self.directory), self.now),
             clock=lambda: self.now,

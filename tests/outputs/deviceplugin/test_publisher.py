@@ -17,6 +17,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from npu_agent import files
+from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
@@ -50,6 +51,7 @@ class Room:
             snapshots=self.snapshots,
             pod_resources=self.kubelet,
             resources=[resource.name for resource in wanted.resources],
+            drivers=["npu.furiosa.ai"],
             directory=directory,
             ledger=Ledger().recovered(left_behind(directory), self.clock()),
             clock=self.clock,
@@ -501,6 +503,39 @@ async def test_what_the_next_agent_needs_is_left(
                 await other.publisher.end()
         assert record.exists()
         assert room.spec.exists()
+
+
+async def test_a_record_that_could_not_be_written_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    async with room.running():
+        with monkeypatch.context() as patched:
+            full = AsyncMock(side_effect=OSError(errno.ENOSPC, "full"))
+            patched.setattr(files, "replace", full)
+            await room.owned()
+            await room.until(lambda d: d == {room.card.id: True})
+            tries = full.call_count
+            await room.publisher.publish()
+            assert full.call_count == tries  # not in each round of a kubelet that is busy
+        assert not (tmp_path / RECORD).exists()
+        for _ in range(3):
+            room.says()
+        await until((tmp_path / RECORD).exists)
+
+
+async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    use = ClaimUse("team", "pod", "main", "team", "c", "npu.furiosa.ai", "node", "npu-0")
+    async with room.running():
+        await room.owned()
+        await room.until(lambda d: d == {room.card.id: True})
+        room.now += 2.0
+        room.kubelet.holdings.publish(Holdings(claim_uses=(use,), asked_at=room.now))
+        await room.until(lambda d: d == {room.card.id: False})
+        assert "are not in the agent's record" in _reason(room)
+        room.keeper.rebuilt()
+        await room.until(lambda d: d == {room.card.id: True})
 
 
 async def test_a_record_of_the_one_before_us_is_read_when_the_node_is_ours(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ class Room:
             snapshots=self.snapshots,
             pod_resources=self.kubelet,
             resources=[NPU],
+            drivers=["npu.furiosa.ai"],
             directory=self.directory,
             ledger=Ledger().recovered(left_behind(self.directory), self.clock()),
             clock=self.clock,

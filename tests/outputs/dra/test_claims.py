@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -102,15 +103,24 @@ async def test_after_a_reboot_the_spec_is_written_again(tmp_path: Path) -> None:
     assert "uid-c-npu" in spec(room)
 
 
-async def test_a_spec_that_somebody_removed_is_written_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: shutil.rmtree(path.parent),
+        lambda path: path.write_bytes(path.read_bytes()[:30]),
+        lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    ],
+    ids=["removed", "cut", "link"],
+)
+async def test_a_spec_that_somebody_removed_or_changed_is_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
 ) -> None:
     room = Room(tmp_path)
     await room.owned()
     room.claim("c", result(ZERO))
     await room.prepared()
     before = (room.cdi_root / SPEC).read_bytes()
-    shutil.rmtree(room.cdi_root)
+    harm(room.cdi_root / SPEC)
     del room.api["team", "c"]  # the API server is not needed
     await room.claims.tidy()
     assert (room.cdi_root / SPEC).read_bytes() == before
@@ -126,16 +136,15 @@ async def test_a_claim_that_ends_meanwhile_gets_no_spec(tmp_path: Path) -> None:
     await room.owned()
     room.claim("c", result(ZERO))
     await room.prepared()
-    known = room.keeper.prepared.value["uid-c"]
     (room.cdi_root / SPEC).unlink()
     async with room.claims._changing:
-        writing = asyncio.create_task(room.claims._write_again(known))
         ending = asyncio.create_task(room.unprepared())
+        await asyncio.sleep(0)
+        tidying = asyncio.create_task(room.claims.tidy())
         for _ in range(5):
             await asyncio.sleep(0)
     await ending
-    with contextlib.suppress(RefusalError):
-        await writing
+    await tidying
     assert room.specs() == []
     assert room.keeper.prepared.value == {}
 
@@ -154,6 +163,144 @@ async def test_a_spec_of_a_card_that_left_is_reported_once(
     assert caplog.text.count("cannot be put right") == 1
     assert "ResourceClaim team/c has the device" in room.claims._troubles["uid-c"]
     assert room.keeper.prepared.value.keys() == {"uid-c"}
+
+
+async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    before = room.keeper.prepared.value
+    (room.cdi_root / SPEC).unlink()
+    room.have(state(index=5, id_=room.cards[0].id))
+    await room.claims.tidy()
+    assert room.specs() == []
+    assert room.keeper.prepared.value == before  # the old nodes are still held
+
+
+async def test_another_claim_of_its_name_does_not_keep_one_that_is_gone(tmp_path: Path) -> None:
+    """pod-resources names a claim that is not prepared yet, without a driver and device."""
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    room.claim("c", result(ZERO), uid="new")
+    for _ in range(2):
+        room.says(uses=[("c", "")], driver="")
+        await room.claims.sweep()
+    assert room.keeper.prepared.value == {}
+
+
+async def test_an_agent_that_ends_amid_a_prepare_or_unprepare_does_not_say_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    room.claim("d", result(ONE))
+    await room.prepared("d")
+    write = files.replace
+
+    async def replace(path: Path, content: bytes | None, **how: Any) -> bool:
+        if path.name != RECORD:
+            room.keeper.disowned()  # as it does when it ends
+        return await write(path, content, **how)
+
+    monkeypatch.setattr(files, "replace", replace)
+    assert "about to end" in await room.prepared()
+    room.keeper._owner = True
+    assert "about to end" in str((await room.claims.unprepare([ref("d")]))["uid-d"])
+    monkeypatch.undo()
+    await room.restarted()
+    assert room.keeper.prepared.value.keys() == {"uid-d"}
+
+
+async def test_what_was_unprepared_does_not_come_back_when_another_session_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    with monkeypatch.context() as patched:
+        full = AsyncMock(side_effect=OSError(errno.ENOSPC, "full"))
+        patched.setattr(files, "replace", full)
+        await room.unprepared()  # the disk still has it
+        await room.owned()
+    assert room.keeper.prepared.value == {}
+
+
+async def test_a_directory_that_is_wiped_costs_nothing_that_is_known(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    before = (tmp_path / RECORD).read_bytes()
+    (tmp_path / RECORD).unlink()
+    room.keeper.disowned()  # as the lock has gone too
+    await room.owned()
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    await room.keeper.saved()
+    assert (tmp_path / RECORD).read_bytes() == before
+
+
+async def test_what_another_agent_unprepared_while_it_had_the_node_stays_so(tmp_path: Path) -> None:
+    room, other = Room(tmp_path), Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    room.keeper.disowned()
+    await other.owned()
+    await other.unprepared()
+    written = (tmp_path / RECORD).read_bytes()
+    room.keeper.unprepare("nothing")
+    assert not await room.keeper.save()
+    await room.owned()
+    assert room.keeper.prepared.value == {}
+    assert (tmp_path / RECORD).read_bytes() == written
+
+
+@pytest.mark.parametrize("record", [None, b"", b"{"])
+async def test_claims_are_found_however_late_the_kubelet_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes | None
+) -> None:
+    monkeypatch.setattr("npu_agent.kubelet.ledger._ANSWER", 0.01)
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    (tmp_path / RECORD).unlink()
+    if record is not None:
+        (tmp_path / RECORD).write_bytes(record)
+    room.start()
+    room.says(error="its socket is missing")
+    await room.keeper.renew()
+    room.known()
+    await room.claims.rebuild()
+    for _ in range(3):
+        room.says(uses=[("c", ZERO)])
+    assert room.keeper.unrecorded.value == {"npu.furiosa.ai"}
+    await room.claims.tidy()
+    with pytest.raises(RefusalError, match="not in the agent's record"):
+        room.keeper.grant(NPU, devices(room.cards[0]))
+    assert room.specs() == [SPEC]
+    await room.claims.rebuild()
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.keeper.unrecorded.value == frozenset()
+    await room.claims.tidy()
+    assert room.specs() == [SPEC]
+
+
+async def test_claims_of_others_are_no_reason_to_wait(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    room.says(uses=[("c", ZERO)])
+    await room.keeper.renew()
+    room.says(uses=[("c", ZERO)])
+    assert room.keeper.unrecorded.value == {"npu.furiosa.ai"}
+    room.says(uses=[("c", "gpu-0")], driver="gpu.example.com")
+    assert room.keeper.unrecorded.value == frozenset()
 
 
 async def test_after_a_reboot_that_renumbers_the_card_has_other_nodes(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             snapshots=snapshots,
             pod_resources=kubelet,
             resources=[NPU],
+            drivers=["npu.furiosa.ai"],
             directory=directory,
             ledger=Ledger().recovered(left_behind(directory), 0.0),
         )
