@@ -580,7 +580,49 @@ FAULTS = [
             "            known=ledger.cards,\n",
             "",
         ),
-        ("agent: the publisher does not end", "            await self.publisher.end()\n", ""),
+        ("agent: the publisher does not end", "await self.publisher.end()", "pass"),
+    ),
+    *of(
+        "npu_agent/outputs/deviceplugin/publisher.py",
+        "tests/test_agent.py -k disk_that_hangs",
+        (
+            "agent: a disk that hangs keeps the streams from their end",
+            "_ENDING = 0.3",
+            "_ENDING = 9.0",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/deviceplugin/publisher.py",
+        f"{DEVICEPLUGIN}/test_publisher.py -k disk_that_hangs",
+        (
+            "publisher: what is granted while a disk hangs and the agent ends",
+            "            self._keeper.close()\n",
+            "            pass\n",
+        ),
+        (
+            "publisher: the removal of a spec stops the loop",
+            "await files.replace(path, None)",
+            "path.unlink(missing_ok=True)",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/ledger.py",
+        f"{DEVICEPLUGIN}/test_publisher.py -k disk_that_hangs",
+        (
+            "keeper: what is granted after the end",
+            "        if self._closed:\n",
+            "        if False:\n",
+        ),
+        (
+            "keeper: a node is owned after the end",
+            "self._owner = not self._closed",
+            "self._owner = True",
+        ),
+        (
+            "keeper: the removal of the record stops the loop",
+            "await files.replace(self._directory / RECORD, None)",
+            "(self._directory / RECORD).unlink(missing_ok=True)",
+        ),
     ),
     *of(
         "npu_agent/core/places.py",

@@ -41,6 +41,9 @@ RECORD = ".npu-agent.ledger.json"
 OLD_RECORD = ".npu-agent.shapes.json"
 """What versions before 0.9 wrote. It does not say which cores were handed out."""
 
+ENDING = "this npu-agent is about to end: the kubelet asks the next one"
+"""Why nothing is noted any more."""
+
 _LARGEST = 16 << 20
 """Bytes that are read of it: it has some 600 for each device."""
 _READING = 5.0
@@ -106,6 +109,8 @@ class LedgerKeeper:
         self._answered_at = 0.0
         """When the answer was asked for that the ledger has."""
         self._owner = False
+        self._closed = False
+        """Whether the agent ends: the node does not become its own again."""
         self._lost = False
         """Whether there was no record when the node became this agent's; until `rebuilt`."""
         self._saving = asyncio.Lock()
@@ -158,7 +163,7 @@ class LedgerKeeper:
             # What was prepared when this agent started may have been unprepared by the other one.
             ledger = self._ledger if self._owner else replace(self._ledger, prepared={})
             self.states.publish(ledger.recovered(found, self._clock()))
-            self._owner = True
+            self._owner = not self._closed
         await self._answer(_ANSWER)
         self.update()
 
@@ -205,8 +210,11 @@ class LedgerKeeper:
         """Notes that a container is given these devices; called before it is.
 
         Raises:
-            RefusalError: somebody holds cores or nodes of one of them.
+            RefusalError: somebody holds cores or nodes of one of them; or the agent ends, and the
+                next one would not know.
         """
+        if self._closed:
+            raise RefusalError(Refusal.UNFIT, ENDING)
         for device in devices:
             self._check((resource, device.id), device)
             if self._ledger.in_slices(device.card_id, device.card):
@@ -233,9 +241,7 @@ class LedgerKeeper:
         """
         for device in devices:
             if not self._owner:
-                raise RefusalError(
-                    Refusal.UNFIT, "this npu-agent is about to end: the kubelet asks the next one"
-                )
+                raise RefusalError(Refusal.UNFIT, ENDING)
             self._check((CLAIM, claim.uid), device)
         self._change(self._ledger.with_claim(claim))
 
@@ -258,19 +264,26 @@ class LedgerKeeper:
         """Called when the kubelet dropped our devices: it may have been restarted."""
         self.states.publish(self._ledger.doubted(self._clock() + _RESTART))
 
+    def close(self) -> None:
+        """From now on the node is not this agent's: nothing is granted, prepared or written.
+
+        Needs no lock: what holds one may wait for a disk.
+        """
+        self._owner, self._closed = False, True
+
     async def end(self) -> bool:
         """Called when the agent is about to end, while the node is still its own.
 
         What the disk has for the next agent is of no use if no container holds a device: a node
-        whose agent was removed is as clean as before. Takes 0.2 s at most. Returns whether nothing
-        is held, so that others may clean up as well.
+        whose agent was removed is as clean as before. Takes 0.2 s, or as long as the disk. Returns
+        whether nothing is held, so that others may clean up as well.
         """
         if not self._owner:
             return False
         now = self._clock()
         answer = await self._answer(_LAST_ANSWER)
         async with self._saving:  # which would write it again
-            self._owner = False
+            self.close()
             holds, ours = self._ledger.holds, self._resources
             # What is held may also have the name of a resource that is not served any more.
             held = any(one.name in holds or one.resource in ours for one in answer.assignments)
@@ -281,7 +294,7 @@ class LedgerKeeper:
             if held or starting or ledger.prepared or ledger.sliced or unsure:
                 return False
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
-                (self._directory / RECORD).unlink(missing_ok=True)
+                await files.replace(self._directory / RECORD, None)
             return True
 
     async def save(self) -> bool:
