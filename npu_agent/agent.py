@@ -60,8 +60,9 @@ from npu_agent.vendors import CDI_KINDS, VENDORS, VOCABULARIES, WORDS
 
 log = logger(__name__)
 
-_SHUTDOWN = 0.8
-"""Seconds for the sessions to end in order; with the rest the process is gone within 1 s."""
+_SHUTDOWN = 0.9
+"""Seconds for the publisher and the sessions to end in order, of which the publisher takes 0.3 at
+most; with the rest the process is gone within 1 s."""
 
 
 _ASK_AGAIN = 60.0
@@ -296,6 +297,7 @@ class Agent:
                 for name, server in (("server", self.server), ("probes", self.probes))
             ]
             await stop.wait()
+            until = time.monotonic() + _SHUTDOWN
             if not self.host_cdi:
                 await self.publisher.end()
             # The kubelet first: it should see the end of its stream while everything still works.
@@ -303,7 +305,7 @@ class Agent:
             for task in (*sessions, *drivers, *servers):
                 task.cancel()
             if kubelet_tasks := (*sessions, *drivers):
-                await asyncio.wait(kubelet_tasks, timeout=_SHUTDOWN)
+                await asyncio.wait(kubelet_tasks, timeout=max(0.0, until - time.monotonic()))
             for task in (*rest, *sessions, *drivers):
                 task.cancel()
         await self._api.close()

@@ -167,7 +167,11 @@ FAULTS = [
         "tests/inventory/test_rounds.py",
         ("rounds: nobody takes over", "self._take_over(self._doing[0])", "pass"),
         ("rounds: the others wait for the deadline", "_PATIENCE = 0.1", "_PATIENCE = 100.0"),
-        ("rounds: hangs are found one by one", "        self._share_out()\n", ""),
+        (
+            "rounds: hangs are found one by one",
+            "            self._steadily(self._share_out, self._making)\n",
+            "",
+        ),
         (
             "rounds: nobody watches after a hang",
             "self._maker, self._watcher, self._doing = threading.current_thread(), None, None",
@@ -175,16 +179,50 @@ FAULTS = [
         ),
         (
             "rounds: a thread stays after a hang",
-            "if threading.current_thread() is self._maker:\n                self._doing",
-            "if threading.current_thread():\n                self._doing",
+            "while not self._ended and threading.current_thread() is self._maker:",
+            "while not self._ended:",
         ),
         (
             "rounds: a task on two threads",
             "            if task.busy:\n                return False\n",
             "",
         ),
-        ("rounds: news are not told", "self._news = True", "pass"),
+        (
+            "rounds: news are not told",
+            "_report(self) -> None:\n        self._news = True",
+            "_report(self) -> None:\n        pass",
+        ),
         ("rounds: no way to wake it", "        self._making.end()\n", ""),
+        (
+            "rounds: a rest without an end ends the thread",
+            "rest = min(moment - time.monotonic(), _LONGEST_REST)",
+            "rest = moment - time.monotonic()",
+        ),
+        (
+            "rounds: a task that fails ends the round",
+            "        except Exception:\n            with task.lock:",
+            "        except KeyError:\n            with task.lock:",
+        ),
+        (
+            "rounds: a fault ends the thread",
+            '        except Exception:\n            log.exception("the rounds',
+            '        except KeyError:\n            log.exception("the rounds',
+        ),
+        (
+            "rounds: a fault swallows news",
+            "            self._news = True  # it may not have been passed on\n",
+            "",
+        ),
+        (
+            "rounds: a thread that has ended is not missed",
+            "if ended := self._maker_ended():",
+            "if ended := False:",
+        ),
+        (
+            "rounds: a watchdog that has ended is not missed",
+            "if self._watcher is None or not self._watcher.is_alive():",
+            "if self._watcher is None:",
+        ),
     ),
     *of(
         "npu_agent/inventory/rounds.py",
@@ -198,6 +236,11 @@ FAULTS = [
     *of(
         "npu_agent/inventory/watch.py",
         "tests/inventory/test_inventory.py",
+        (
+            "watch: one that watches nothing any more does not say so",
+            "            self.report()  # it can be forgotten now\n",
+            "            pass\n",
+        ),
         (
             "watch: a probe that changed nothing outlives another card",
             "self._settled == (found, card)",
@@ -577,7 +620,49 @@ FAULTS = [
             "            known=ledger.cards,\n",
             "",
         ),
-        ("agent: the publisher does not end", "            await self.publisher.end()\n", ""),
+        ("agent: the publisher does not end", "await self.publisher.end()", "pass"),
+    ),
+    *of(
+        "npu_agent/outputs/deviceplugin/publisher.py",
+        "tests/test_agent.py -k disk_that_hangs",
+        (
+            "agent: a disk that hangs keeps the streams from their end",
+            "_ENDING = 0.3",
+            "_ENDING = 9.0",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/deviceplugin/publisher.py",
+        f"{DEVICEPLUGIN}/test_publisher.py -k disk_that_hangs",
+        (
+            "publisher: what is granted while a disk hangs and the agent ends",
+            "            self._keeper.close()\n",
+            "            pass\n",
+        ),
+        (
+            "publisher: the removal of a spec stops the loop",
+            "await files.replace(path, None)",
+            "path.unlink(missing_ok=True)",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/ledger.py",
+        f"{DEVICEPLUGIN}/test_publisher.py -k disk_that_hangs",
+        (
+            "keeper: what is granted after the end",
+            "        if self._closed:\n",
+            "        if False:\n",
+        ),
+        (
+            "keeper: a node is owned after the end",
+            "self._owner = not self._closed",
+            "self._owner = True",
+        ),
+        (
+            "keeper: the removal of the record stops the loop",
+            "await files.replace(self._directory / RECORD, None)",
+            "(self._directory / RECORD).unlink(missing_ok=True)",
+        ),
     ),
     *of(
         "npu_agent/core/places.py",

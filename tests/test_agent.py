@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import grpc
 import pytest
 
 from npu_agent import agent as agent_module
-from npu_agent import simulator
+from npu_agent import files, simulator
 from npu_agent.agent import Agent
 from npu_agent.config import (
     AllocationConfig,
@@ -46,6 +47,7 @@ from npu_agent.vendors import WORDS
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
 from tests.processes import Process, started
+from tests.until import until
 
 NPU = "beta.furiosa.ai/npu"
 DEADLINE = 30.0
@@ -181,6 +183,29 @@ async def test_card_that_hangs_harms_no_other_card_and_not_the_end(node: Node) -
         assert plugin.devices[1] == (UUIDS[1], "Healthy")
     assert not (await node.told(lambda p: not p.connected)).healthy()
     node.fault("npu0", "ok")  # lets the thread that reads go
+
+
+async def test_a_disk_that_hangs_does_not_keep_the_streams_from_their_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.cards("warboy=1")
+    hangs, go_on = threading.Event(), threading.Event()
+    replace = files._replace
+
+    def stuck(*args: Any, **named: Any) -> bool:
+        hangs.set()
+        go_on.wait(DEADLINE)
+        return replace(*args, **named)
+
+    async with node.agent():
+        await node.listed(1)
+        monkeypatch.setattr(files, "_replace", stuck)
+        node.cards("warboy=2")  # the record has to have the new one before it is listed
+        await until(hangs.is_set)
+    assert not (await node.told(lambda p: not p.connected)).healthy()
+    assert names(node.plugins) == [RECORD, "kubelet.sock"]
+    assert "cannot be written" not in caplog.text  # it ended before that deadline, of 5 s
+    go_on.set()
 
 
 async def test_host_without_cards_registers_nothing_until_one_comes(node: Node) -> None:

@@ -95,7 +95,7 @@ class Inventory:
             watch = self._watches[key]
             watch.move(None)
             watch.view = View()
-            if not watch.busy:  # else it is kept, lest its card's return makes another thread
+            if watch.idle:  # else it is kept, lest its card's return makes another thread
                 del self._watches[key]
         for key, (vendor, entry) in present.items():
             if key in before:

@@ -2,7 +2,9 @@
 
 One thread makes the rounds: it does whatever is due, one task after the other, as threads that wake
 up together only get into each other's way. A second one watches it, and makes the rounds in its
-place when a task hangs; the thread that hangs ends when its task comes back.
+place when a task hangs; the thread that hangs ends when its task comes back. A fault of our own
+ends neither: it is logged, and the rounds go on. Where a thread has ended nevertheless, the other
+one replaces it.
 
 Daemon threads, because a read that hangs in the kernel cannot be ended, and the interpreter waits
 at its exit for every other kind of thread.
@@ -27,6 +29,10 @@ READ_DEADLINE = 0.5
 fenced within 1.5 s of its last good answer."""
 _PATIENCE = 0.1
 """Seconds after which the other tasks no longer wait for the one under way."""
+_LONGEST_REST = 60.0
+"""Seconds, also where nothing is ever due: a lock waits for some centuries at most."""
+_AFTER_A_FAULT = 1.0
+"""Seconds until what failed unexpectedly is tried again."""
 
 
 def no_answer() -> str:
@@ -94,7 +100,7 @@ class Rounds:
         self._lock = threading.Lock()
         self._tasks: tuple[Task, ...] = ()
         self._maker: threading.Thread | None = None
-        """The thread that makes the rounds; None when it has ended."""
+        """The thread that makes the rounds; None before `start`."""
         self._watcher: threading.Thread | None = None
         self._doing: tuple[Task, float] | None = None
         """What the maker does now, and since when."""
@@ -136,20 +142,30 @@ class Rounds:
             self._news = False
             self._changed()
 
+    def _steadily(self, step: Callable[[], None], pause: _Pause) -> None:
+        """Makes a step. A fault of our own is logged, and ends no thread: nobody would notice."""
+        try:
+            step()
+        except Exception:
+            log.exception("the rounds of the cards failed, and go on")
+            self._news = True  # it may not have been passed on
+            pause.until(time.monotonic() + _AFTER_A_FAULT)
+
     # On the thread that makes the rounds.
 
     def _make(self) -> None:
-        while not self._ended:
-            if self._watcher is None:
-                self._start_watcher()
-            for task in self._tasks:
-                if task.due <= time.monotonic() and self._begin(task):
-                    task.do()
-                    if not self._finish(task):
-                        return
-            self._tell()
-            dues = [task.due for task in self._tasks if not task.busy]
-            self._making.until(min(dues, default=time.monotonic() + 1))
+        while not self._ended and threading.current_thread() is self._maker:
+            self._steadily(self._round, self._making)
+
+    def _round(self) -> None:
+        if self._watcher is None or not self._watcher.is_alive():
+            self._start_watcher()
+        for task in self._tasks:
+            if task.due <= time.monotonic() and self._begin(task) and not self._done(task):
+                return
+        self._tell()
+        dues = [task.due for task in self._tasks if not task.busy]
+        self._making.until(min(dues, default=time.monotonic() + 1))
 
     def _start_watcher(self) -> None:
         watcher = threading.Thread(target=self._watch, name="npu-watchdog", daemon=True)
@@ -165,6 +181,18 @@ class Rounds:
             task.busy, self._doing = True, (task, time.monotonic())
             return True
 
+    def _done(self, task: Task) -> bool:
+        """Does a task that has begun; returns whether this thread still makes the rounds."""
+        try:
+            task.do()
+        except Exception:
+            with task.lock:
+                task.due = time.monotonic() + _AFTER_A_FAULT
+            log.exception("a task of the rounds failed", task=task.name)
+        finally:
+            makes = self._finish(task)
+        return makes
+
     def _finish(self, task: Task) -> bool:
         """Returns whether this thread still makes the rounds."""
         with self._lock:
@@ -179,28 +207,41 @@ class Rounds:
     # On the thread that watches it.
 
     def _watch(self) -> None:
-        while not self._ended:
-            dues = [due for task in self._tasks if task.busy and (due := task.check())]
-            self._tell()
-            with self._lock:
-                now = time.monotonic()
-                if self._doing is None:
-                    free = (task.due for task in self._tasks if not task.busy)
-                    dues.append(min(free, default=now + 1) + _PATIENCE)
-                elif now < (until := self._doing[1] + _PATIENCE):
-                    dues.append(until)
-                else:
-                    self._take_over(self._doing[0])
-                    break
-            self._watching.until(min(dues))
+        while not self._ended and threading.current_thread() is not self._maker:
+            self._steadily(self._look, self._watching)
         if threading.current_thread() is self._maker:
-            self._share_out()
+            self._steadily(self._share_out, self._making)
             self._make()
 
-    def _take_over(self, task: Task) -> None:
+    def _look(self) -> None:
+        dues = [due for task in self._tasks if task.busy and (due := task.check())]
+        self._tell()
+        with self._lock:
+            now = time.monotonic()
+            if ended := self._maker_ended():
+                self._take_over(None)
+            elif self._doing is None:
+                free = (task.due for task in self._tasks if not task.busy)
+                dues.append(min(free, default=now + 1) + _PATIENCE)
+            elif now < (until := self._doing[1] + _PATIENCE):
+                dues.append(until)
+            else:
+                self._take_over(self._doing[0])
+                return
+        if ended:
+            log.error("the thread that probes the cards has ended: another one takes its place")
+        else:
+            self._watching.until(min(dues))
+
+    def _maker_ended(self) -> bool:
+        """Whether nobody makes the rounds, although they have not been ended."""
+        alive = self._maker is not None and self._maker.is_alive()
+        return not alive and not self._ended
+
+    def _take_over(self, hangs: Task | None) -> None:
         """Becomes the thread that makes the rounds, under the lock."""
-        if self._maker:
-            self._maker.name = task.name
+        if self._maker and hangs:
+            self._maker.name = hangs.name
         self._maker, self._watcher, self._doing = threading.current_thread(), None, None
         self._maker.name = "npu-probes"
 
@@ -222,8 +263,7 @@ class Rounds:
                 return
             task.asks()
             task.busy = True
-        task.do()
-        self._finish(task)
+        self._done(task)
 
 
 class _Pause:
@@ -234,8 +274,12 @@ class _Pause:
         self._held.acquire()
 
     def until(self, moment: float) -> None:
-        """Rests until then, by `time.monotonic`, or until `end`, even if that came before."""
-        self._held.acquire(timeout=max(0.0, moment - time.monotonic()))
+        """Rests until then, by `time.monotonic`, or until `end`, even if that came before.
+
+        For `_LONGEST_REST` at most.
+        """
+        rest = min(moment - time.monotonic(), _LONGEST_REST)
+        self._held.acquire(timeout=max(0.0, rest))
 
     def end(self) -> None:
         """Ends the pause under way, or else the next one."""

@@ -116,6 +116,11 @@ class Watch(Task):
         """What it watches; None: nothing any more."""
         return self._entry
 
+    @property
+    def idle(self) -> bool:
+        """Whether it watches nothing any more, and no read of what it watched is under way."""
+        return self._entry is None and (not self.busy or self.due == math.inf)
+
     def move(self, entry: Entry | None) -> None:
         """Watches another entry of the same place from now on; None: nothing."""
         with self.lock:
@@ -185,6 +190,8 @@ class Watch(Task):
         with self.lock:
             if self._entry is entry:
                 self.due = due
+        if entry is None:
+            self.report()  # it can be forgotten now
 
     def _begin(self, entry: Entry) -> None:
         """Knows nothing of the entry."""

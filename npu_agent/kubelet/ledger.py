@@ -122,6 +122,8 @@ class LedgerKeeper:
         self._answered_at = 0.0
         """When the answer was asked for that the ledger has."""
         self._owner = False
+        self._closed = False
+        """Whether the agent ends: the node does not become its own again."""
         self._lost = False
         """Whether there was no record that can be read when the node became this agent's; until
         `rebuilt`."""
@@ -185,7 +187,7 @@ class LedgerKeeper:
                     self.states.publish(ledger)
                     self._lost = self._lost or found is None or ledger.unsure
                 self._on_disk = found
-                self._owner = True
+                self._owner = not self._closed
         await self._answer(_ANSWER)
         self.update()
 
@@ -243,8 +245,11 @@ class LedgerKeeper:
         """Notes that a container is given these devices; called before it is.
 
         Raises:
-            RefusalError: somebody holds cores or nodes of one of them.
+            RefusalError: somebody holds cores or nodes of one of them; or the agent ends, and the
+                next one would not know.
         """
+        if self._closed:
+            raise RefusalError(Refusal.UNFIT, ENDING)
         if self.unrecorded.value:
             raise RefusalError(Refusal.UNFIT, UNRECORDED)
         for device in devices:
@@ -296,19 +301,26 @@ class LedgerKeeper:
         """Called when the kubelet dropped our devices: it may have been restarted."""
         self.states.publish(self._ledger.doubted(self._clock() + _RESTART))
 
+    def close(self) -> None:
+        """From now on the node is not this agent's: nothing is granted, prepared or written.
+
+        Needs no lock: what holds one may wait for a disk.
+        """
+        self._owner, self._closed = False, True
+
     async def end(self) -> bool:
         """Called when the agent is about to end, while the node is still its own.
 
         What the disk has for the next agent is of no use if no container holds a device: a node
-        whose agent was removed is as clean as before. Takes 0.2 s at most. Returns whether nothing
-        is held, so that others may clean up as well.
+        whose agent was removed is as clean as before. Takes 0.2 s, or as long as the disk. Returns
+        whether nothing is held, so that others may clean up as well.
         """
         if not self._owner:
             return False
         now = self._clock()
         answer = await self._answer(_LAST_ANSWER)
         async with self._saving:  # which would write it again
-            self._owner = False
+            self.close()
             holds, ours = self._ledger.holds, self._resources
             # What is held may also have the name of a resource that is not served any more.
             held = any(one.name in holds or one.resource in ours for one in answer.assignments)
@@ -319,7 +331,7 @@ class LedgerKeeper:
             if held or starting or ledger.prepared or ledger.sliced or unsure:
                 return False
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
-                (self._directory / RECORD).unlink(missing_ok=True)
+                await files.replace(self._directory / RECORD, None)
             return True
 
     async def save(self) -> bool:

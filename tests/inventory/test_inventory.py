@@ -47,7 +47,7 @@ from tests.inventory.helpers import (
     watching,
     write,
 )
-from tests.until import until
+from tests.until import until, wait_until
 
 HEALTHY, UNHEALTHY, UNKNOWN = HealthState.HEALTHY, HealthState.UNHEALTHY, HealthState.UNKNOWN
 
@@ -1063,6 +1063,39 @@ async def test_a_hung_card_that_answers_while_it_is_away_is_probed_when_it_retur
         release(away / "alive", "1\n")
         await until(lambda: watch.due == math.inf and threads() == before)
         away.rename(entry)
+        await watched.names("npu0", "npu1")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_cards_that_all_hang_and_go_come_back(root: Path, tmp_path: Path) -> None:
+    """A driver that is unloaded and loaded again, and a search that takes long in between."""
+
+    class Slow(Furiosa):
+        hold = False
+
+        def scan(self) -> tuple[Entry, ...]:
+            if self.hold:
+                wait_until(lambda: "npu-scan" in threads())  # somebody else makes the rounds
+                self.hold = False
+            return super().scan()
+
+    host = Slow(root)
+    async with watching(root, host) as watched:
+        before = threads()
+        entries = [management(root, index) for index in range(2)]
+        for index, entry in enumerate(entries):
+            write(entry / "alive", None)
+            os.mkfifo(entry / "alive")
+            await watched.card(f"npu{index}", UNHEALTHY)
+        away = [entry.rename(tmp_path / entry.name) for entry in entries]
+        await watched.until(lambda s: not s.cards)
+        for entry in away:
+            release(entry / "alive", "1\n")
+        await until(lambda: not watched.inventory._watches)
+        host.hold = True
+        await until(lambda: not host.hold and threads() == before)
+        for entry, back in zip(away, entries, strict=True):
+            entry.rename(back)
         await watched.names("npu0", "npu1")
 
 

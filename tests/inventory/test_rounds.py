@@ -1,4 +1,5 @@
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -6,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from npu_agent.inventory import rounds
-from npu_agent.inventory.rounds import Rounds, Task
+from npu_agent.inventory.rounds import Rounds, Task, _Pause
 from tests.until import until
 
 LONG = 30.0
@@ -21,14 +22,23 @@ class Probe(Task):
         self.threads: set[threading.Thread] = set()
         self.works = threading.Event()
         self.works.set()
+        self.fails: BaseException | None = None
+        """What it raises the next time."""
+        self.check_fails: BaseException | None = None
 
     def do(self) -> None:
         self.threads.add(threading.current_thread())
         self.works.wait(LONG)
         self.done += 1
+        error, self.fails = self.fails, None
+        if error:
+            raise error
         self.due = rounds.next_moment(0.01)
 
     def check(self) -> float:
+        error, self.check_fails = self.check_fails, None
+        if error:
+            raise error
         with self.lock:
             missed, due = self.missed(0.01)
         if missed:
@@ -42,6 +52,8 @@ class Crew:
 
     def __init__(self, count: int) -> None:
         self.news = 0
+        self.fails: BaseException | None = None
+        """What `changed` raises the next time."""
         self.before = set(threading.enumerate())
         self.probes = [Probe(f"card-{number}") for number in range(count)]
         self.rounds = Rounds(self.changed)
@@ -49,6 +61,9 @@ class Crew:
         self.rounds.start()
 
     def changed(self) -> None:
+        error, self.fails = self.fails, None
+        if error:
+            raise error
         self.news += 1
 
     def threads(self) -> list[str]:
@@ -158,3 +173,94 @@ async def test_a_task_that_becomes_due_is_done_after_wake(crew: Crew) -> None:
     late.due = 0.0
     crew.rounds.wake()
     await crew.go_on(late)
+
+
+# What must not end them.
+
+
+async def test_tasks_that_are_never_due_end_no_thread(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The only other one hangs: whoever takes over has nothing to do, for ever."""
+    hangs, *others = crew.probes
+    crew.rounds.follow((hangs,))
+    for probe in others:
+        probe.due = math.inf
+    crew.rounds.follow((hangs, *others))
+    hangs.works.clear()
+    await until(lambda: crew.threads() == ["card-0", "npu-probes", "npu-watchdog"])
+    hangs.works.set()
+    await until(lambda: "card-0" not in crew.threads())
+    await crew.go_on(hangs)
+    assert crew.threads() == ["npu-probes", "npu-watchdog"]
+    assert caplog.messages == []
+
+
+def test_a_pause_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_LONGEST_REST", 0.01)
+    _Pause().until(math.inf)
+
+
+async def test_a_task_that_fails_is_done_again_and_keeps_no_other_back(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rounds, "_AFTER_A_FAULT", 0.05)
+    crew.probes[0].fails = MemoryError("for a moment")
+    await until(lambda: crew.probes[0].fails is None)
+    await crew.go_on()
+    assert crew.threads() == ["npu-probes", "npu-watchdog"]
+    (record,) = caplog.records
+    assert record.message == "a task of the rounds failed"
+    assert record.exc_info
+    assert "for a moment" in str(record.exc_info[1])
+
+
+@pytest.mark.parametrize("who", ["rounds", "watchdog"])
+async def test_a_fault_between_two_tasks_does_not_end_the_rounds(
+    who: str, crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rounds, "_AFTER_A_FAULT", 0.05)
+    first = crew.probes[0]
+    if who == "rounds":
+        crew.fails = MemoryError("for a moment")
+        first.report()
+        await until(lambda: crew.fails is None)
+        await until(lambda: crew.news == 1)  # what could not be passed on was not lost
+    else:
+        first.check_fails = MemoryError("for a moment")
+        first.works.clear()
+        await until(lambda: first.check_fails is None)
+        await until(lambda: first.missed_so_far > 0)
+        first.works.set()
+    await crew.go_on()
+    await until(lambda: crew.threads() == ["npu-probes", "npu-watchdog"])
+    assert caplog.messages == ["the rounds of the cards failed, and go on"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_ends_is_replaced(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    """`SystemExit` ends a thread without a word."""
+    first = crew.probes[0]
+    before = set(threading.enumerate())
+    first.fails = SystemExit()
+    await until(lambda: first.fails is None)
+    await crew.go_on()
+    assert caplog.messages == [
+        "the thread that probes the cards has ended: another one takes its place"
+    ]
+    first.works.clear()
+    await until(lambda: "card-0" in crew.threads())
+    first.check_fails = SystemExit()  # now the one that watches
+    await until(lambda: first.check_fails is None)
+    missed = first.missed_so_far
+    await until(lambda: first.missed_so_far > missed)
+    first.works.set()
+    await crew.go_on()
+    await until(lambda: crew.threads() == ["npu-probes", "npu-watchdog"])
+    assert not {thread for thread in before - crew.before if thread.is_alive()}
+
+
+async def test_the_end_is_no_fault(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    crew.rounds.end()
+    await until(lambda: crew.threads() == [])
+    assert caplog.messages == []

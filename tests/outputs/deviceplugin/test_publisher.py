@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
+import aiofiles.os
 import pytest
 
 from npu_agent import files
@@ -27,8 +28,9 @@ from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, LedgerKeeper, left_behi
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
+from npu_agent.threads import DaemonThread
 from tests.outputs.deviceplugin.helpers import resources, state
-from tests.outputs.helpers import Kubelet
+from tests.outputs.helpers import Kubelet, claim
 from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
@@ -536,6 +538,57 @@ async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Pa
         assert "are not in the agent's record" in _reason(room)
         room.keeper.rebuilt()
         await room.until(lambda d: d == {room.card.id: True})
+
+
+@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize("name", [RECORD, SPEC])
+async def test_a_disk_that_hangs_does_not_keep_the_agent(
+    tmp_path: Path, name: str, removed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends before the file's deadline of 5 s has passed, and hands out nothing any more."""
+    room = Room(tmp_path, by_cdi=True)
+    hangs, go_on = threading.Event(), threading.Event()
+    replace, unlink = files._replace, aiofiles.os.unlink
+
+    def stuck() -> None:
+        hangs.set()
+        go_on.wait(30)
+
+    def replacing(path: Path, *args: Any, **named: Any) -> bool:
+        if path.name == name:
+            stuck()
+        return replace(path, *args, **named)
+
+    async def removing(path: Path, executor: DaemonThread) -> None:
+        if path.name == name:
+            await asyncio.get_running_loop().run_in_executor(executor, stuck)
+        await unlink(path, executor=executor)
+
+    async with room.running():
+        await room.owned()
+        await until(room.spec.exists)
+        monkeypatch.setattr(files, "_replace", replacing)
+        monkeypatch.setattr(aiofiles.os, "unlink", removing)
+        if removed:
+            await room.ended()
+        else:
+            room.snapshots.publish(Snapshot((room.card, state(index=1, id_="o")), complete=True))
+            await until(hangs.is_set)
+            await room.publisher.end()
+        assert hangs.is_set()
+        assert room.keeper._trouble is room.publisher.cdi_error is None  # no deadline has passed
+        assert not room.keeper.owned
+        with pytest.raises(RefusalError, match="about to end"):
+            room.granted()
+        with pytest.raises(RefusalError, match="about to end"):
+            room.keeper.prepare(claim("c", room.card), room.publisher.devices[NPU].value)
+        go_on.set()
+        asked = room.kubelet.asked
+        renewing = asyncio.create_task(room.publisher.renew())  # of a session that just began
+        await until(lambda: room.kubelet.asked > asked)
+        room.says()
+        await renewing
+        assert not room.keeper.owned
 
 
 async def test_a_record_of_the_one_before_us_is_read_when_the_node_is_ours(tmp_path: Path) -> None:
