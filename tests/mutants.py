@@ -854,6 +854,36 @@ FAULTS = [
             "                pass  #",
         ),
         (
+            "driver: a full disk holds up all cards",
+            "while self._notes() and not failed:",
+            "while self._notes():",
+        ),
+        (
+            "driver: a card that a full disk does not know is in a slice",
+            "if place.sliced} - self._unsaved",
+            "if place.sliced}",
+        ),
+        (
+            "driver: a full disk is not tried again",
+            "                self._again.publish(self._again.value + 1)\n",
+            "",
+        ),
+        (
+            "driver: a full disk empties the slices",
+            "            if placed or not self._unsaved or self.offered",
+            "            if True or self.offered",
+        ),
+        (
+            "driver: a full disk is no trouble",
+            "            elif self._unwritten.value:\n",
+            "            elif False:\n",
+        ),
+        (
+            "driver: a full disk is trouble for ever",
+            '                self._unwritten.publish("")\n',
+            "                pass\n",
+        ),
+        (
             "driver: a restart of the kubelet is not noticed",
             "                    self._keeper.kubelet_lost()\n",
             "",

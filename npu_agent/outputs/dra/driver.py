@@ -44,7 +44,8 @@ to 15 s, and without a driver its Pod would stay Terminating."""
 _SWEEP_EVERY = 600.0
 """Seconds between two searches for claims that ended without our being asked."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 2.0
-"""Seconds between attempts to serve while the kubelet's directories cannot be used."""
+"""Seconds between attempts to serve, or to write the record, while the kubelet's directories cannot
+be used."""
 _GRACE = 5.0
 """Seconds from the API server's word that the slices are without a card until the device plugin may
 list it: a claim that the scheduler has allocated just before that is prepared."""
@@ -124,8 +125,12 @@ class Driver:
         self._wanted = wanted
         self._places = places
         self._registrations = 0
-        self._unsaved = False
-        """Whether the disk does not know yet of cards that are about to be in slices."""
+        self._unsaved: frozenset[str] = frozenset()
+        """The IDs of cards that are about to be in slices, and that the disk does not know yet."""
+        self._unwritten: Feed[str] = Feed("")
+        """Why the disk could not be made to know them; "" where it was, or there are none."""
+        self._again: Feed[int] = Feed(0)
+        """How often that was to be tried again."""
         self._beside: list[asyncio.Task[None]] = []
         """What runs beside the serving; none of it ends by itself."""
         self._logged = ""
@@ -179,7 +184,10 @@ class Driver:
     async def run(self) -> None:
         """Serves until cancelled."""
         pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
-        self._beside = [asyncio.create_task(self._follow())]
+        self._beside = [
+            asyncio.create_task(self._follow()),
+            asyncio.create_task(self._save_again()),
+        ]
         try:
             while True:
                 await self._until_it_serves()
@@ -226,7 +234,7 @@ class Driver:
         async for _ in changes_of(
             *(self._snapshots, self._wanted, self._uncounted, self._untainted),
             *(keeper.holds, keeper.prepared, keeper.asked),
-            *self._places.feeds,
+            *(*self._places.feeds, self._again),
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
             if not self.needed or not snapshot.complete or not keeper.asked.value:
@@ -243,17 +251,23 @@ class Driver:
                         partitions=True,  # a claim can hold a part of a card that is whole now
                     )
                 )
-            while await self._notes():
-                pass
-            self.offered.publish(self._placed())
+            failed = False
+            while self._notes() and not failed:
+                failed = not await self._saves()
+            if not self._unsaved:
+                self._unwritten.publish("")
+            placed = self._placed()
+            if placed or not self._unsaved or self.offered.value is not None:  # as above
+                self.offered.publish(placed)
 
-    async def _notes(self) -> bool:
-        """Has the disk know of the cards that are about to be in slices.
+    def _notes(self) -> bool:
+        """Notes the cards that are about to be in slices.
 
-        Returns whether it did not, so that all is to be decided again.
+        Returns whether there are any that the disk does not know. The answer holds until the next
+        await.
         """
-        places = self._places.now()
-        self._unsaved |= self._keeper.slicing(
+        places, before = self._places.now(), self._keeper.sliced.value
+        self._keeper.slicing(
             self._dra.driver,
             (
                 state
@@ -261,21 +275,45 @@ class Driver:
                 if state.card.family in self._vendor_families and places[state.id].sliced
             ),
         )
-        if not self._unsaved:
-            return False
+        now = self._keeper.sliced.value
+        fresh = {id_ for id_, one in now.items() if one != before.get(id_)}
+        self._unsaved = (self._unsaved | fresh) & now.keys()
+        return bool(self._unsaved)
+
+    async def _saves(self) -> bool:
+        """Has the disk know of the cards that are about to be in slices; returns whether it does.
+
+        While it does not they stay out: the next agent would not know that they are in slices. All
+        others go on, with their taints.
+        """
+        about = self._unsaved
         try:
             await self._keeper.saved()
-            self._unsaved = False
-        except OSError as error:  # the next agent would not know of them
-            self._trouble(str(error))
-            await asyncio.sleep(_RETRY_LONGEST)
+        except OSError as error:
+            if self._unwritten.publish(str(error)):
+                log.warning(
+                    "cards stay out of the ResourceSlices until the record can be written",
+                    driver=self._dra.driver,
+                    cards=", ".join(sorted(about)),
+                    reason=str(error),
+                )
+            return False
+        self._unsaved -= about
         return True
+
+    async def _save_again(self) -> None:
+        """Has it tried again, with pauses, what `_saves` could not do."""
+        async for _ in changes_of(self._unwritten):
+            pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+            while self._unwritten.value:
+                await asyncio.sleep(pause.next())
+                self._again.publish(self._again.value + 1)
 
     def _placed(self) -> tuple[PoolDevice, ...]:
         """The devices whose cards are to be in slices."""
         places, wanted = self._places.now(), self._wanted.value
         cut = wanted.partitions and not self._uncounted.value
-        here = {id_ for id_, place in places.items() if place.sliced}
+        here = {id_ for id_, place in places.items() if place.sliced} - self._unsaved
         # The scheduler counts the cores of claims for devices that it sees, and of no others.
         seen = {
             one.name
@@ -417,7 +455,7 @@ class Driver:
         A kubelet from 1.36 on holds the stream of health open for as long as it has us.
         """
         asked = streamed = 0
-        async for _ in changes_of(endpoint.registration, health.streams):
+        async for _ in changes_of(endpoint.registration, health.streams, self._unwritten):
             now = endpoint.registration.value
             if now.asked > asked:
                 if asked:
@@ -428,6 +466,8 @@ class Driver:
             streamed = max(streamed, health.streams.value)
             if now.error:
                 self._trouble(f"the kubelet refuses: {now.error}")
+            elif self._unwritten.value:
+                self._say(SessionPhase.BLOCKED, self._unwritten.value)
             elif streamed and not health.streams.value:
                 self._say(SessionPhase.REGISTERING, "the kubelet has closed its stream of health")
             elif now.registered:
