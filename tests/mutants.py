@@ -612,8 +612,30 @@ FAULTS = [
         ),
         (
             "driver: cards stay for ever where slices cannot be seen",
-            "self.slices.no_access and not",
-            "False and not",
+            "return self.slices.no_access and not needed",
+            "return False",
+        ),
+        (
+            "driver: slices that cannot be seen count as deleted while the kubelet has us",
+            "            while still_ours() and (self._registers or time.monotonic() < until):\n",
+            "            while still_ours() and (self._serves or time.monotonic() < until):\n"
+            "                if self._leaves_slices:\n"
+            "                    await self._until_wiped(still_ours)\n",
+        ),
+        (
+            "driver: slices that cannot be seen count as deleted before the kubelet deletes them",
+            "if time.monotonic() - since >= _WIPED:",
+            "if time.monotonic() - since >= 0:",
+        ),
+        (
+            "driver: unregistered although the slices can be seen again",
+            "while still_ours() and self._leaves_slices:",
+            "while still_ours():",
+        ),
+        (
+            "driver: gone before the last answer where slices cannot be seen",
+            "or time.monotonic() < until):",
+            "or (time.monotonic() < until and not self._leaves_slices)):",
         ),
     ),
     *of(
@@ -749,13 +771,13 @@ FAULTS = [
         ),
         (
             "driver: served for ever",
-            "while still_ours() and (self._serves or time.monotonic() < until):",
+            "while still_ours() and (self._registers or time.monotonic() < until):",
             "while still_ours():",
         ),
         (
             "driver: gone before the last answer",
-            "while still_ours() and (self._serves or time.monotonic() < until):",
-            "while still_ours() and self._serves:",
+            "while still_ours() and (self._registers or time.monotonic() < until):",
+            "while still_ours() and self._registers:",
         ),
         (
             "driver: dead sockets stay",
@@ -769,8 +791,8 @@ FAULTS = [
         ),
         (
             "driver: a part that fails is gone",
-            "                        task.result()  # raises: the whole part is started again\n",
-            "                        pass\n",
+            "            task.result()\n",
+            "            pass\n",
         ),
         (
             "driver: a kubelet that has closed its stream has us",

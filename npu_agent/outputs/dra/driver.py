@@ -2,7 +2,8 @@
 
 Start reading at `Driver.run`. The kubelet is served as long as DRA offers cards here, and also as
 long as a claim is prepared: a Pod whose claim nobody unprepares stays Terminating for ever. It is
-served, too, until the last card that goes to the device plugin has left the slices.
+served, too, until the last card that goes to the device plugin has left the slices; where these
+cannot be seen it is not, so that the kubelet deletes them.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ list it: a claim that the scheduler has allocated just before that is prepared."
 _CONFIRM_EVERY = 0.2
 """Seconds between two checks meanwhile."""
 _WIPED = 60.0
-"""Seconds after which there are no slices on a node whose driver may not, or cannot, list them: a
-kubelet deletes those of a driver that has not been registered for 30 s."""
+"""Seconds without being registered after which there are no slices on a node whose driver may not,
+or cannot, list them: a kubelet deletes those of a driver that has not been registered for 30 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +177,20 @@ class Driver:
         """Whether there is anything to serve, and somebody to serve it to."""
         return self._in_use or (self.needed and not self._wanted.value.impossible)
 
+    @property
+    def _leaves_slices(self) -> bool:
+        """Whether the slices are the kubelet's to delete: they cannot be seen, nor is one needed.
+
+        So it is where the component of DRA was removed: the right to see them goes with it.
+        """
+        needed = self._wanted.value.families or self.prepared()
+        return self.slices.no_access and not needed
+
+    @property
+    def _registers(self) -> bool:
+        """Whether the kubelet is to have us: as long as it does, it deletes no slices."""
+        return self._serves and not self._leaves_slices
+
     def _sliced(self) -> set[str]:
         """The IDs of the cards that our slices may have."""
         sliced = self._keeper.sliced.value
@@ -201,6 +216,9 @@ class Driver:
                         async with self._publishing():
                             while still_ours() and self._serves:
                                 try:
+                                    if self._leaves_slices:
+                                        await self._until_wiped(still_ours)
+                                        continue
                                     await self._serve(still_ours)
                                     pause.reset()  # those sockets were made
                                 except OSError as error:
@@ -362,19 +380,23 @@ class Driver:
         """Whether the API server has confirmed what is offered, and nothing else."""
         return self.offered.value is not None and self.slices.in_place.value == self.offered.value
 
-    async def _give_up(self) -> None:
-        """Takes the slices for deleted where they cannot be seen, if no card is to be in one.
+    async def _until_wiped(self, still_ours: Callable[[], bool]) -> None:
+        """Waits, no longer registered, until the kubelet has deleted the slices, and notes that.
 
-        So it is where the component of DRA was removed: the right to see them goes with it.
+        Ends before that if they can be seen, or one is needed.
         """
-        while True:
-            await asyncio.sleep(_WIPED)
-            if self.slices.no_access and not (self._wanted.value.families or self.prepared()):
+        since = time.monotonic()
+        self._trouble("the ResourceSlices cannot be listed: waiting for the kubelet to delete them")
+        while still_ours() and self._leaves_slices:
+            if time.monotonic() - since >= _WIPED:
                 log.warning(
                     "the ResourceSlices cannot be listed: the kubelet has deleted them by now",
                     driver=self._dra.driver,
                 )
                 self._keeper.unsliced(self._sliced())
+                return
+            await asyncio.sleep(until_tick(_LOOK_EVERY))
+            _check(*self._beside)
 
     @contextlib.asynccontextmanager
     async def _publishing(self) -> AsyncIterator[None]:
@@ -384,7 +406,6 @@ class Driver:
             asyncio.create_task(self._sweep_claims()),
             asyncio.create_task(self._keep_specs()),
             asyncio.create_task(self._confirm()),
-            asyncio.create_task(self._give_up()),
         ]
         self._beside += tasks
         try:
@@ -422,16 +443,14 @@ class Driver:
         ]
         until = 0.0
         try:
-            while still_ours() and (self._serves or time.monotonic() < until):
+            while still_ours() and (self._registers or time.monotonic() < until):
                 if self.prepared():
                     until = time.monotonic() + _LINGER
                 await asyncio.sleep(until_tick(_LOOK_EVERY))
                 if not endpoint.exists():
                     self._trouble("our socket was removed: registering again")
                     return
-                for task in (*self._beside, *tasks):
-                    if task.done():
-                        task.result()  # raises: the whole part is started again
+                _check(*self._beside, *tasks)
         finally:
             served.close()  # the streams return, and the kubelet sees their end
             try:
@@ -497,6 +516,13 @@ class Driver:
                 registrations=self._registrations,
             )
         )
+
+
+def _check(*tasks: asyncio.Task[None]) -> None:
+    """Raises what one of them has failed with: the whole part is started again."""
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 async def _ended(tasks: Iterable[asyncio.Task[None]]) -> None:
