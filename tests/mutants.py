@@ -737,8 +737,30 @@ FAULTS = [
         ),
         (
             "driver: cards stay for ever where slices cannot be seen",
-            "self.slices.no_access and not",
-            "False and not",
+            "return self.slices.no_access and not needed",
+            "return False",
+        ),
+        (
+            "driver: slices that cannot be seen count as deleted while the kubelet has us",
+            "            while still_ours() and (self._registers or time.monotonic() < until):\n",
+            "            while still_ours() and (self._serves or time.monotonic() < until):\n"
+            "                if self._leaves_slices:\n"
+            "                    await self._until_wiped(still_ours)\n",
+        ),
+        (
+            "driver: slices that cannot be seen count as deleted before the kubelet deletes them",
+            "if time.monotonic() - since >= _WIPED:",
+            "if time.monotonic() - since >= 0:",
+        ),
+        (
+            "driver: unregistered although the slices can be seen again",
+            "while still_ours() and self._leaves_slices:",
+            "while still_ours():",
+        ),
+        (
+            "driver: gone before the last answer where slices cannot be seen",
+            "or time.monotonic() < until):",
+            "or (time.monotonic() < until and not self._leaves_slices)):",
         ),
     ),
     *of(
@@ -874,13 +896,13 @@ FAULTS = [
         ),
         (
             "driver: served for ever",
-            "while still_ours() and (self._serves or time.monotonic() < until):",
+            "while still_ours() and (self._registers or time.monotonic() < until):",
             "while still_ours():",
         ),
         (
             "driver: gone before the last answer",
-            "while still_ours() and (self._serves or time.monotonic() < until):",
-            "while still_ours() and self._serves:",
+            "while still_ours() and (self._registers or time.monotonic() < until):",
+            "while still_ours() and self._registers:",
         ),
         (
             "driver: dead sockets stay",
@@ -894,8 +916,8 @@ FAULTS = [
         ),
         (
             "driver: a part that fails is gone",
-            "                        task.result()  # raises: the whole part is started again\n",
-            "                        pass\n",
+            "            task.result()\n",
+            "            pass\n",
         ),
         (
             "driver: a kubelet that has closed its stream has us",
@@ -977,6 +999,36 @@ FAULTS = [
             "driver: slices are not listed after a restart of the kubelet",
             "                self.slices.ask_now()  #",
             "                pass  #",
+        ),
+        (
+            "driver: a full disk holds up all cards",
+            "while self._notes() and not failed:",
+            "while self._notes():",
+        ),
+        (
+            "driver: a card that a full disk does not know is in a slice",
+            "if place.sliced} - self._unsaved",
+            "if place.sliced}",
+        ),
+        (
+            "driver: a full disk is not tried again",
+            "                self._again.publish(self._again.value + 1)\n",
+            "",
+        ),
+        (
+            "driver: a full disk empties the slices",
+            "            if placed or not self._unsaved or self.offered",
+            "            if True or self.offered",
+        ),
+        (
+            "driver: a full disk is no trouble",
+            "            elif self._unwritten.value:\n",
+            "            elif False:\n",
+        ),
+        (
+            "driver: a full disk is trouble for ever",
+            '                self._unwritten.publish("")\n',
+            "                pass\n",
         ),
         (
             "driver: a restart of the kubelet is not noticed",

@@ -101,6 +101,26 @@ async def never_both(moving: Moving) -> AsyncIterator[None]:
         assert not both
 
 
+@asynccontextmanager
+async def deletes_slices(room: Room, *, after: float) -> AsyncIterator[None]:
+    """The kubelet deletes the slices of a driver that it has not had for so many seconds."""
+
+    async def follow() -> None:
+        await room.registered()
+        while True:
+            await first(room.manager.instances, lambda now: not now)
+            await asyncio.sleep(after)
+            if not room.manager.instances.value:
+                return room.cluster.delete_all()
+
+    following = asyncio.create_task(follow())
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
 async def test_free_cards_move_and_come_back(moving: Moving) -> None:
     room = moving.room
     async with moving.agent(PLUGIN) as agent, never_both(moving):
@@ -308,9 +328,52 @@ async def test_without_the_right_to_see_slices_they_are_gone_after_a_while(
     async with moving.agent(PLUGIN) as agent:
         await until(lambda: agent.drivers[0].slices.no_access)
         assert not agent.places.listed.value
-    monkeypatch.setattr(driver_module, "_WIPED", 0.1)
-    async with moving.agent(PLUGIN):
+    await first(room.manager.instances, lambda now: not now)
+    monkeypatch.setattr(driver_module, "_WIPED", 1.5)
+    async with moving.agent(PLUGIN) as agent, never_both(moving), deletes_slices(room, after=0.1):
         await moving.listed(*UUIDS)
+        assert agent.state().dra == ()
+        await until(lambda: reasons(agent) == [])
+
+
+async def test_without_the_right_to_see_slices_the_driver_comes_back_when_it_is_needed(
+    moving: Moving,
+) -> None:
+    room = moving.room
+    async with moving.agent(DRA):
+        await room.registered()
+        await room.free(*NAMES)
+    room.cluster.instead["list"] = status(403, "not allowed")
+    async with moving.agent(PLUGIN) as agent, never_both(moving):
+        await until(lambda: agent.drivers[0].slices.no_access)
+        await first(room.manager.instances, lambda now: not now)
+        waiting = "waiting for the kubelet to delete them"
+        await until(lambda: any(waiting in one for one in reasons(agent)))
+        moving.configure(DRA)
+        await room.registered()
+        room.cluster.instead.clear()
+        await room.prepared(room.cluster.claim("c", NAMES[0]))
+
+
+async def test_without_the_right_to_see_slices_the_last_claim_is_answered_for(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet that has not got the answer asks again, and needs the driver for that."""
+    room = moving.room
+    monkeypatch.setattr(driver_module, "_LINGER", 1.0)
+    ref = room.cluster.claim("c", NAMES[0])
+    async with moving.agent(DRA):
+        await room.registered()
+        await room.prepared(ref)
+    await first(room.manager.instances, lambda now: not now)
+    room.cluster.instead["list"] = status(403, "not allowed")
+    async with moving.agent(PLUGIN) as agent:
+        await room.registered()
+        await until(lambda: agent.drivers[0].slices.no_access)
+        await room.manager.unprepare(DRIVER, ref)
+        since = time.monotonic()
+        await first(room.manager.instances, lambda now: not now)
+        assert time.monotonic() - since > 0.5
 
 
 def in_force(agent: Agent, api: str) -> bool:

@@ -2,7 +2,8 @@
 
 Start reading at `Driver.run`. The kubelet is served as long as DRA offers cards here, and also as
 long as a claim is prepared: a Pod whose claim nobody unprepares stays Terminating for ever. It is
-served, too, until the last card that goes to the device plugin has left the slices.
+served, too, until the last card that goes to the device plugin has left the slices; where these
+cannot be seen it is not, so that the kubelet deletes them.
 """
 
 from __future__ import annotations
@@ -44,15 +45,16 @@ to 15 s, and without a driver its Pod would stay Terminating."""
 _SWEEP_EVERY = 600.0
 """Seconds between two searches for claims that ended without our being asked."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 2.0
-"""Seconds between attempts to serve while the kubelet's directories cannot be used."""
+"""Seconds between attempts to serve, or to write the record, while the kubelet's directories cannot
+be used."""
 _GRACE = 5.0
 """Seconds from the API server's word that the slices are without a card until the device plugin may
 list it: a claim that the scheduler has allocated just before that is prepared."""
 _CONFIRM_EVERY = 0.2
 """Seconds between two checks meanwhile."""
 _WIPED = 60.0
-"""Seconds after which there are no slices on a node whose driver may not, or cannot, list them: a
-kubelet deletes those of a driver that has not been registered for 30 s."""
+"""Seconds without being registered after which there are no slices on a node whose driver may not,
+or cannot, list them: a kubelet deletes those of a driver that has not been registered for 30 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +126,12 @@ class Driver:
         self._wanted = wanted
         self._places = places
         self._registrations = 0
-        self._unsaved = False
-        """Whether the disk does not know yet of cards that are about to be in slices."""
+        self._unsaved: frozenset[str] = frozenset()
+        """The IDs of cards that are about to be in slices, and that the disk does not know yet."""
+        self._unwritten: Feed[str] = Feed("")
+        """Why the disk could not be made to know them; "" where it was, or there are none."""
+        self._again: Feed[int] = Feed(0)
+        """How often that was to be tried again."""
         self._beside: list[asyncio.Task[None]] = []
         """What runs beside the serving; none of it ends by itself."""
         self._logged = ""
@@ -173,6 +179,20 @@ class Driver:
         """Whether there is anything to serve, and somebody to serve it to."""
         return self._in_use or (self.needed and not self._wanted.value.impossible)
 
+    @property
+    def _leaves_slices(self) -> bool:
+        """Whether the slices are the kubelet's to delete: they cannot be seen, nor is one needed.
+
+        So it is where the component of DRA was removed: the right to see them goes with it.
+        """
+        needed = self._wanted.value.families or self.prepared()
+        return self.slices.no_access and not needed
+
+    @property
+    def _registers(self) -> bool:
+        """Whether the kubelet is to have us: as long as it does, it deletes no slices."""
+        return self._serves and not self._leaves_slices
+
     def _sliced(self) -> set[str]:
         """The IDs of the cards that our slices may have."""
         sliced = self._keeper.sliced.value
@@ -181,7 +201,10 @@ class Driver:
     async def run(self) -> None:
         """Serves until cancelled."""
         pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
-        self._beside = [asyncio.create_task(self._follow())]
+        self._beside = [
+            asyncio.create_task(self._follow()),
+            asyncio.create_task(self._save_again()),
+        ]
         try:
             while True:
                 await self._until_it_serves()
@@ -195,6 +218,9 @@ class Driver:
                         async with self._publishing():
                             while still_ours() and self._serves:
                                 try:
+                                    if self._leaves_slices:
+                                        await self._until_wiped(still_ours)
+                                        continue
                                     await self._serve(still_ours)
                                     pause.reset()  # those sockets were made
                                 except OSError as error:
@@ -230,7 +256,7 @@ class Driver:
         async for _ in changes_of(
             *(self._snapshots, self._wanted, self._uncounted, self._untainted),
             *(keeper.holds, keeper.prepared, keeper.asked, keeper.unrecorded),
-            *self._places.feeds,
+            *(*self._places.feeds, self._again),
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
             if not self.needed or not snapshot.complete or not keeper.asked.value:
@@ -247,17 +273,23 @@ class Driver:
                         partitions=True,  # a claim can hold a part of a card that is whole now
                     )
                 )
-            while await self._notes():
-                pass
-            self.offered.publish(self._placed())
+            failed = False
+            while self._notes() and not failed:
+                failed = not await self._saves()
+            if not self._unsaved:
+                self._unwritten.publish("")
+            placed = self._placed()
+            if placed or not self._unsaved or self.offered.value is not None:  # as above
+                self.offered.publish(placed)
 
-    async def _notes(self) -> bool:
-        """Has the disk know of the cards that are about to be in slices.
+    def _notes(self) -> bool:
+        """Notes the cards that are about to be in slices.
 
-        Returns whether it did not, so that all is to be decided again.
+        Returns whether there are any that the disk does not know. The answer holds until the next
+        await.
         """
-        places = self._places.now()
-        self._unsaved |= self._keeper.slicing(
+        places, before = self._places.now(), self._keeper.sliced.value
+        self._keeper.slicing(
             self._dra.driver,
             (
                 state
@@ -265,21 +297,45 @@ class Driver:
                 if state.card.family in self._vendor_families and places[state.id].sliced
             ),
         )
-        if not self._unsaved:
-            return False
+        now = self._keeper.sliced.value
+        fresh = {id_ for id_, one in now.items() if one != before.get(id_)}
+        self._unsaved = (self._unsaved | fresh) & now.keys()
+        return bool(self._unsaved)
+
+    async def _saves(self) -> bool:
+        """Has the disk know of the cards that are about to be in slices; returns whether it does.
+
+        While it does not they stay out: the next agent would not know that they are in slices. All
+        others go on, with their taints.
+        """
+        about = self._unsaved
         try:
             await self._keeper.saved()
-            self._unsaved = False
-        except OSError as error:  # the next agent would not know of them
-            self._trouble(str(error))
-            await asyncio.sleep(_RETRY_LONGEST)
+        except OSError as error:
+            if self._unwritten.publish(str(error)):
+                log.warning(
+                    "cards stay out of the ResourceSlices until the record can be written",
+                    driver=self._dra.driver,
+                    cards=", ".join(sorted(about)),
+                    reason=str(error),
+                )
+            return False
+        self._unsaved -= about
         return True
+
+    async def _save_again(self) -> None:
+        """Has it tried again, with pauses, what `_saves` could not do."""
+        async for _ in changes_of(self._unwritten):
+            pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+            while self._unwritten.value:
+                await asyncio.sleep(pause.next())
+                self._again.publish(self._again.value + 1)
 
     def _placed(self) -> tuple[PoolDevice, ...]:
         """The devices whose cards are to be in slices."""
         places, wanted = self._places.now(), self._wanted.value
         cut = wanted.partitions and not self._uncounted.value
-        here = {id_ for id_, place in places.items() if place.sliced}
+        here = {id_ for id_, place in places.items() if place.sliced} - self._unsaved
         # The scheduler counts the cores of claims for devices that it sees, and of no others.
         seen = {
             one.name
@@ -328,19 +384,23 @@ class Driver:
         """Whether the API server has confirmed what is offered, and nothing else."""
         return self.offered.value is not None and self.slices.in_place.value == self.offered.value
 
-    async def _give_up(self) -> None:
-        """Takes the slices for deleted where they cannot be seen, if no card is to be in one.
+    async def _until_wiped(self, still_ours: Callable[[], bool]) -> None:
+        """Waits, no longer registered, until the kubelet has deleted the slices, and notes that.
 
-        So it is where the component of DRA was removed: the right to see them goes with it.
+        Ends before that if they can be seen, or one is needed.
         """
-        while True:
-            await asyncio.sleep(_WIPED)
-            if self.slices.no_access and not (self._wanted.value.families or self.prepared()):
+        since = time.monotonic()
+        self._trouble("the ResourceSlices cannot be listed: waiting for the kubelet to delete them")
+        while still_ours() and self._leaves_slices:
+            if time.monotonic() - since >= _WIPED:
                 log.warning(
                     "the ResourceSlices cannot be listed: the kubelet has deleted them by now",
                     driver=self._dra.driver,
                 )
                 self._keeper.unsliced(self._sliced())
+                return
+            await asyncio.sleep(until_tick(_LOOK_EVERY))
+            _check(*self._beside)
 
     @contextlib.asynccontextmanager
     async def _publishing(self) -> AsyncIterator[None]:
@@ -350,7 +410,6 @@ class Driver:
             asyncio.create_task(self._sweep_claims()),
             asyncio.create_task(self._keep_specs()),
             asyncio.create_task(self._confirm()),
-            asyncio.create_task(self._give_up()),
         ]
         self._beside += tasks
         try:
@@ -388,16 +447,14 @@ class Driver:
         ]
         until = 0.0
         try:
-            while still_ours() and (self._serves or time.monotonic() < until):
+            while still_ours() and (self._registers or time.monotonic() < until):
                 if self.prepared():
                     until = time.monotonic() + _LINGER
                 await asyncio.sleep(until_tick(_LOOK_EVERY))
                 if not endpoint.exists():
                     self._trouble("our socket was removed: registering again")
                     return
-                for task in (*self._beside, *tasks):
-                    if task.done():
-                        task.result()  # raises: the whole part is started again
+                _check(*self._beside, *tasks)
         finally:
             served.close()  # the streams return, and the kubelet sees their end
             try:
@@ -421,7 +478,7 @@ class Driver:
         A kubelet from 1.36 on holds the stream of health open for as long as it has us.
         """
         asked = streamed = 0
-        async for _ in changes_of(endpoint.registration, health.streams):
+        async for _ in changes_of(endpoint.registration, health.streams, self._unwritten):
             now = endpoint.registration.value
             if now.asked > asked:
                 if asked:
@@ -432,6 +489,8 @@ class Driver:
             streamed = max(streamed, health.streams.value)
             if now.error:
                 self._trouble(f"the kubelet refuses: {now.error}")
+            elif self._unwritten.value:
+                self._say(SessionPhase.BLOCKED, self._unwritten.value)
             elif streamed and not health.streams.value:
                 self._say(SessionPhase.REGISTERING, "the kubelet has closed its stream of health")
             elif now.registered:
@@ -461,6 +520,13 @@ class Driver:
                 registrations=self._registrations,
             )
         )
+
+
+def _check(*tasks: asyncio.Task[None]) -> None:
+    """Raises what one of them has failed with: the whole part is started again."""
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 async def _ended(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.places import Wish, Wishes
@@ -129,6 +133,27 @@ async def test_nothing_is_served_where_nothing_is_wanted(tmp_path: Path) -> None
         here.wanted.publish(Wanted(families=frozenset()))
         await here.phase(SessionPhase.NO_CARDS)
         assert here.sockets() == 0
+
+
+async def test_no_pool_without_its_cards_is_offered_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of cards that no record names the slices of an agent before this one may have all."""
+    replace, tries = files.replace, 0
+
+    async def full(path: Path, *_: Any, **__: Any) -> None:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(files, "replace", full)
+    async with world(tmp_path) as here:
+        assert os.strerror(errno.ENOSPC) in await here.phase(SessionPhase.BLOCKED)
+        await until(lambda: tries > 3)
+        assert here.driver.offered.value is None
+        monkeypatch.setattr(files, "replace", replace)
+        await until(lambda: here.server.devices)
+        assert all(event["object"]["spec"]["devices"] for _, event in here.server._events)
 
 
 @pytest.mark.parametrize("part", ["slices", "follow"])
