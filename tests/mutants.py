@@ -421,6 +421,11 @@ FAULTS = [
             "cdi.missing(specs, {})",
         ),
         (
+            "publisher: an agent that stands by writes the CDI specs",
+            "if self._cdi_root is None or not self._keeper.owned:",
+            "if self._cdi_root is None:",
+        ),
+        (
             "publisher: CDI specs are removed under running Pods",
             "            if not await self._keeper.end():\n                return\n",
             "            await self._keeper.end()\n",

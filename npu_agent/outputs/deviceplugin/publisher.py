@@ -198,8 +198,8 @@ class Publisher:
         A container cannot start without the spec of its device. Where a file cannot be replaced,
         the last good one stays, and what is in it can still be handed out.
         """
-        if self._cdi_root is None:
-            return False
+        if self._cdi_root is None or not self._keeper.owned:
+            return False  # another agent, with a config of its own, may serve the node
         specs = cdi.specs(device for devices in lists.values() for device in devices)
         now = time.monotonic()
         if specs == self._specs and now < self._looked + cdi.LOOK_EVERY:

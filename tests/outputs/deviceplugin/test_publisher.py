@@ -362,7 +362,7 @@ async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
 async def test_cdi_specs_are_there_before_the_device_is_offered(tmp_path: Path) -> None:
     room = Room(tmp_path, by_cdi=True)
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
         spec = json.loads(room.spec.read_text())
         assert spec["kind"] == "furiosa.ai/npu"
@@ -376,7 +376,7 @@ async def test_without_a_cdi_spec_nothing_is_offered(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("in the way")
     room = Room(tmp_path, by_cdi=True)
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {room.card.id: False})
         assert "cannot be written" in _reason(room)
 
@@ -398,7 +398,7 @@ async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_
         await write(path, content, **how)
 
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {card: True})
         good = room.spec.read_bytes()
         monkeypatch.setattr(files, "replace", refused)
@@ -424,7 +424,7 @@ async def test_a_last_good_cdi_spec_that_is_no_more_is_none(
     room = Room(tmp_path, by_cdi=True)
     card = room.card.id
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {card: True})
         harm(room.spec)
         monkeypatch.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
@@ -441,7 +441,7 @@ async def test_a_cdi_spec_that_somebody_removes_or_changes_is_written_again(
 ) -> None:
     room = Room(tmp_path, by_cdi=True)
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
         good = room.spec.read_bytes()
         harm(room.spec)
@@ -449,6 +449,22 @@ async def test_a_cdi_spec_that_somebody_removes_or_changes_is_written_again(
         room.says()  # as it does every few seconds
         await until(lambda: room.spec.exists() and room.spec.read_bytes() == good)
     assert caplog.text.count("missing or changed: written again") == 1
+
+
+async def test_an_agent_that_stands_by_leaves_the_cdi_specs_alone(tmp_path: Path) -> None:
+    """Its config may be another one, and the one that serves the node hands out what is there."""
+    room, standby = Room(tmp_path, by_cdi=True), Room(tmp_path, SINGLE, by_cdi=True)
+    await room.owned()
+    assert named(room) == [room.card.id]
+    standby.says()
+    await standby.publisher.publish()
+    assert len(standby.publisher.devices[NPU].value) == 2
+    assert named(room) == [room.card.id]
+
+
+def named(room: Room) -> list[str]:
+    """The devices in the spec on disk."""
+    return [device["name"] for device in json.loads(room.spec.read_bytes())["devices"]]
 
 
 def _reason(room: Room) -> str:
