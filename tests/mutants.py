@@ -421,6 +421,11 @@ FAULTS = [
             "cdi.missing(specs, {})",
         ),
         (
+            "publisher: CDI specs forget what is granted while they are written",
+            "before=self._published,",
+            "before=self._decided,",
+        ),
+        (
             "publisher: an agent that stands by writes the CDI specs",
             "if self._cdi_root is None or not self._keeper.owned:",
             "if self._cdi_root is None:",
@@ -485,6 +490,12 @@ FAULTS = [
             "cdi: names that CDI forbids",
             "if device.nodes and _NAME.fullmatch(device.id):",
             "if device.nodes:",
+        ),
+        ("cdi: what is held leaves with the list", 'if each["name"] in left]', "if not left]"),
+        (
+            "cdi: what is held is what it was, and not what it is",
+            "if left := set(held) - written:",
+            "if left := set(held):",
         ),
     ),
     *of(

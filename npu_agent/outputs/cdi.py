@@ -34,16 +34,33 @@ _VERSION = "0.5.0"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
-def specs(devices: Iterable[Device]) -> dict[str, bytes]:
+def specs(
+    devices: Iterable[Device],
+    before: Mapping[str, bytes] | None = None,
+    held: Collection[str] = (),
+) -> dict[str, bytes]:
     """The spec files for these devices by their names in `DIRECTORY`: one for each vendor's kind.
 
     Devices whose ID is no name for CDI, or that have no nodes, are left out: one of them would
     make the runtime refuse the whole file.
+
+    Args:
+        devices: what is offered.
+        before: the spec files until now.
+        held: IDs of devices that containers hold. Those that are not offered now stay as they were
+            in `before`: when a container starts again in its Pod, the kubelet asks nobody, and
+            passes on the CDI name that it was given for the first start.
     """
     found: dict[str, list[dict[str, object]]] = {}
+    written = set()
     for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order):
         if device.nodes and _NAME.fullmatch(device.id):
             found.setdefault(device.card.access.cdi_kind, []).append(_entry(device))
+            written.add(device.id)
+    if left := set(held) - written:
+        for spec in map(json.loads, (before or {}).values()):
+            if kept := [each for each in spec["devices"] if each["name"] in left]:
+                found.setdefault(spec["kind"], []).extend(kept)
     return {_file(kind): _spec(kind, entries) for kind, entries in found.items()}
 
 

@@ -58,3 +58,16 @@ def test_only_the_device_that_a_runtime_would_refuse_is_left_out() -> None:
         assert [device["name"] for device in spec["devices"]] == [good.id]
     assert specs([replace(good, nodes=())]) == {}
     assert specs([]) == {}
+
+
+def test_what_is_held_stays_as_it_was_until_it_is_offered_again() -> None:
+    one, other = devices("A")
+    (third, _) = devices("B", 1, "acme.example/anvil")
+    before = specs((one, other, third))
+    assert specs((one, other, third), before, held=("A_cores_1", "unknown")) == before
+    kept = specs((one,), before, held=(other.id, third.id))
+    assert kept == before
+    assert specs((one,), kept, held=(third.id,)) == specs((one, third))
+    assert specs((), before) == {}
+    moved = devices("A", 2)[1]
+    assert specs((one, moved), before, held=(moved.id,)) == specs((one, moved))

@@ -78,6 +78,11 @@ class Publisher:
         """The CDI specs on disk, by file name."""
         self._unwritten: frozenset[str] = frozenset()
         """The IDs of the devices that they do not have as they are now."""
+        self._decided: Mapping[str, bytes] = {}
+        """The CDI specs that there should be, as of this round."""
+        self._published: Mapping[str, bytes] = {}
+        """The same as of the round that published what is offered: they have all that can be held,
+        also what is granted while a round goes on."""
         self._tried: Mapping[str, bytes] | None = None
         """What could not be written in this round."""
         self._looked = 0.0
@@ -163,6 +168,7 @@ class Publisher:
     def _put(self, lists: Mapping[str, Devices]) -> None:
         """Publishes; there must be no await between the last use of the ledger and this."""
         self._report_missing(lists)
+        self._published = self._decided
         for name, devices in lists.items():
             if self._unwritten:
                 reason = f"the CDI specs cannot be written: {self.cdi_error}"
@@ -195,12 +201,16 @@ class Publisher:
     async def _write_specs(self, lists: Mapping[str, Devices]) -> bool:
         """Writes the CDI specs if the disk has others, and returns whether it did.
 
-        A container cannot start without the spec of its device. Where a file cannot be replaced,
-        the last good one stays, and what is in it can still be handed out.
+        A container cannot start without the spec of its device, so what is held stays. Where a file
+        cannot be replaced, the last good one stays, and what is in it can still be handed out.
         """
         if self._cdi_root is None or not self._keeper.owned:
             return False  # another agent, with a config of its own, may serve the node
-        specs = cdi.specs(device for devices in lists.values() for device in devices)
+        self._decided = specs = cdi.specs(
+            (device for devices in lists.values() for device in devices),
+            before=self._published,
+            held={device for _, device in self._keeper.states.value.holds},
+        )
         now = time.monotonic()
         if specs == self._specs and now < self._looked + cdi.LOOK_EVERY:
             self.cdi_error, self._unwritten = None, frozenset()

@@ -451,6 +451,61 @@ async def test_a_cdi_spec_that_somebody_removes_or_changes_is_written_again(
     assert caplog.text.count("missing or changed: written again") == 1
 
 
+@pytest.mark.parametrize("change", ["shape", "disabled", "the card leaves"])
+async def test_what_a_pod_holds_stays_in_the_cdi_spec_until_the_pod_has_ended(
+    tmp_path: Path, change: str
+) -> None:
+    """The kubelet passes on the same CDI name when a container starts again in its Pod."""
+    room = Room(tmp_path, by_cdi=True)
+    card, new = room.card.id, []
+    await room.owned()
+    before = room.spec.read_bytes()
+    room.granted()
+    match change:
+        case "shape":
+            room.wanted.publish(SINGLE)
+            new = [f"{card}_cores_0", f"{card}_cores_1"]
+        case "disabled":
+            room.wanted.publish(replace(FUSION, disabled=frozenset({"npu0"})))
+        case _:
+            room.snapshots.publish(Snapshot((), complete=True))
+    for _ in range(3):  # in doubt, and later as the kubelet says
+        await room.publisher.publish()
+        assert named(room) == [*new, card]
+        assert json.loads(before)["devices"][0] in json.loads(room.spec.read_bytes())["devices"]
+        room.says(card)
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert (named(room) if new else room.spec.exists()) == (new or False)
+
+
+async def test_what_is_granted_while_the_cdi_spec_is_written_without_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path, by_cdi=True)
+    write, writing, go_on = files.replace, asyncio.Event(), asyncio.Event()
+
+    async def slow(path: Path, content: bytes | None, **options: bool) -> bool:
+        done = await write(path, content, **options)
+        if path == room.spec:
+            writing.set()
+            await go_on.wait()
+        return done
+
+    await room.owned()
+    monkeypatch.setattr(files, "replace", slow)
+    room.wanted.publish(SINGLE)
+    publishing = asyncio.create_task(room.publisher.publish())
+    async with asyncio.timeout(10):
+        await writing.wait()
+    assert room.card.id not in named(room)
+    room.granted()  # of the old list, which is still the one that is offered
+    go_on.set()
+    await publishing
+    assert room.card.id in named(room)
+
+
 async def test_an_agent_that_stands_by_leaves_the_cdi_specs_alone(tmp_path: Path) -> None:
     """Its config may be another one, and the one that serves the node hands out what is there."""
     room, standby = Room(tmp_path, by_cdi=True), Room(tmp_path, SINGLE, by_cdi=True)
