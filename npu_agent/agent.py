@@ -151,6 +151,7 @@ class Agent:
             pod_resources=self.pod_resources,
             keeper=self.keeper,
             cdi_root=host_root / cdi.DIRECTORY if by_cdi else None,
+            cdi_kinds=("furiosa.ai/npu",),  # TODO merge: CDI_KINDS
             places=self.places,
         )
         method = config.labels.output if kubelet else "none"

@@ -426,8 +426,23 @@ FAULTS = [
             "before=self._decided,",
         ),
         (
+            "publisher: CDI specs that were left behind stay although there are no cards",
+            "if self._cdi_root is None or (cards and not owned):",
+            "if self._cdi_root is None or not owned:",
+        ),
+        (
+            "publisher: CDI specs of a killed agent are forgotten",
+            "self._published, self._looked, self._found = dict(self._specs), -math.inf, owned",
+            "self._looked, self._found = -math.inf, owned",
+        ),
+        (
+            "publisher: CDI specs are read before the node is ours, and never again",
+            "if self._found is not owned:",
+            "if self._found is None:",
+        ),
+        (
             "publisher: an agent that stands by writes the CDI specs",
-            "if self._cdi_root is None or not self._keeper.owned:",
+            "if self._cdi_root is None or (cards and not owned):",
             "if self._cdi_root is None:",
         ),
         (
@@ -492,6 +507,7 @@ FAULTS = [
             "if device.nodes:",
         ),
         ("cdi: what is held leaves with the list", 'if each["name"] in left]', "if not left]"),
+        ("cdi: hooks of others are taken over", " and entry == _node_entry(name, paths)", ""),
         (
             "cdi: what is held is what it was, and not what it is",
             "if left := set(held) - written:",

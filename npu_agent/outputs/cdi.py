@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from npu_agent.core.grant import Grant, grant
 from npu_agent.core.hardware import CardState, Snapshot
@@ -61,7 +62,34 @@ def specs(
         for spec in map(json.loads, (before or {}).values()):
             if kept := [each for each in spec["devices"] if each["name"] in left]:
                 found.setdefault(spec["kind"], []).extend(kept)
-    return {_file(kind): _spec(kind, entries) for kind, entries in found.items()}
+    return {spec_file(kind): _spec(kind, entries) for kind, entries in found.items()}
+
+
+def spec_file(kind: str) -> str:
+    """The name in `DIRECTORY` of the spec file of a kind's devices."""
+    return f"{kind.replace('/', '-')}.json"
+
+
+def recovered(kind: str, content: bytes) -> bytes:
+    """The spec of this kind, as `specs` writes it, with those devices of a file that are so too.
+
+    Anything else in it (hooks that a runtime would run as root, or noise) is not taken over.
+    """
+    try:
+        devices = [each for each in json.loads(content)["devices"] if _is_ours(each)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        devices = []
+    return _spec(kind, list({each["name"]: each for each in devices}.values()))
+
+
+def _is_ours(entry: Any) -> bool:
+    """Whether a device of a spec is as `specs` writes one."""
+    try:
+        name, nodes = entry["name"], entry["containerEdits"]["deviceNodes"]
+        paths = [one["path"].removeprefix("/dev/") for one in nodes]
+        return bool(paths and _NAME.fullmatch(name)) and entry == _node_entry(name, paths)
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def missing(wanted: Mapping[str, bytes], there: Mapping[str, bytes]) -> frozenset[str]:
@@ -129,7 +157,7 @@ def host_specs(
                 granted[name] = grant([one])
     for kind, devices in whole.items():
         kinds[kind][ALL] = grant(devices)
-    files = {_file(kind): _spec(kind, _entries(granted)) for kind, granted in kinds.items()}
+    files = {spec_file(kind): _spec(kind, _entries(granted)) for kind, granted in kinds.items()}
     offered = (f"{kind}={name}" for kind, granted in kinds.items() for name in granted)
     return HostSpecs(files, tuple(offered), tuple(left_out))
 
@@ -165,10 +193,6 @@ def claim_spec(kind: str, uid: str, grants: Mapping[str, Grant]) -> bytes:
     )
 
 
-def _file(kind: str) -> str:
-    return f"{kind.replace('/', '-')}.json"
-
-
 def _entries(grants: Mapping[str, Grant]) -> list[dict[str, object]]:
     """CDI devices with all that is granted, by name."""
     return [
@@ -190,7 +214,11 @@ def _spec(kind: str, entries: list[dict[str, object]]) -> bytes:
 
 
 def _entry(device: Device) -> dict[str, object]:
-    return {"name": device.id, "containerEdits": {"deviceNodes": _nodes(device.nodes)}}
+    return _node_entry(device.id, device.nodes)
+
+
+def _node_entry(name: str, nodes: Iterable[str]) -> dict[str, object]:
+    return {"name": name, "containerEdits": {"deviceNodes": _nodes(nodes)}}
 
 
 def _nodes(nodes: Iterable[str]) -> list[dict[str, str]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.service import Devices
 
 log = logger(__name__)
+
+_LARGEST = 4 << 20
+"""Bytes that are read of a CDI spec: it has some 1,500 for each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Publisher:
         pod_resources: PodResources,
         keeper: LedgerKeeper,
         cdi_root: Path | None,
+        cdi_kinds: Collection[str] = (),
         places: Places | None = None,
     ) -> None:
         """A publisher of nothing yet.
@@ -60,6 +65,7 @@ class Publisher:
             keeper: the ledger.
             cdi_root: where the devices are written as CDI specs before they are offered; None: they
                 are not.
+            cdi_kinds: the kinds of which an agent before this one may have left a spec there.
             places: which cards are offered here; all of them without it.
         """
         self.devices: Mapping[str, Feed[Devices]] = {
@@ -72,6 +78,7 @@ class Publisher:
         self._places = places
         self._missing: set[tuple[str, str]] = set()
         self._cdi_root = cdi_root
+        self._cdi_kinds = cdi_kinds
         self.cdi_error: str | None = None
         """Why the CDI specs cannot be written; None while nothing is wrong."""
         self._specs: dict[str, bytes] = {}
@@ -85,7 +92,10 @@ class Publisher:
         also what is granted while a round goes on."""
         self._tried: Mapping[str, bytes] | None = None
         """What could not be written in this round."""
-        self._looked = 0.0
+        self._found: bool | None = None
+        """Whether the node was this agent's when the specs were read that were there before; None:
+        they were not read yet."""
+        self._looked = -math.inf
         """When the specs on disk were checked last, by `time.monotonic`."""
         self._publishing = asyncio.Lock()
 
@@ -108,9 +118,9 @@ class Publisher:
     async def end(self) -> None:
         """Called when the agent is about to end: removes the CDI specs if nothing is held."""
         async with self._publishing:  # which would write them again
+            root, self._cdi_root = self._cdi_root, None
             if not await self._keeper.end():
                 return
-            root, self._cdi_root = self._cdi_root, None
             for path in [root / name for name in self._specs] if root else ():
                 with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
                     path.unlink(missing_ok=True)
@@ -204,8 +214,13 @@ class Publisher:
         A container cannot start without the spec of its device, so what is held stays. Where a file
         cannot be replaced, the last good one stays, and what is in it can still be handed out.
         """
-        if self._cdi_root is None or not self._keeper.owned:
+        owned, cards = self._keeper.owned, self._snapshots.value.cards
+        if self._cdi_root is None or (cards and not owned):
             return False  # another agent, with a config of its own, may serve the node
+        if self._found is not owned:
+            self._specs = await self._left_behind(self._cdi_root)
+            self._published, self._looked, self._found = dict(self._specs), -math.inf, owned
+            return True
         self._decided = specs = cdi.specs(
             (device for devices in lists.values() for device in devices),
             before=self._published,
@@ -230,6 +245,19 @@ class Publisher:
         self._unwritten = cdi.missing(specs, self._specs) if reason else frozenset()
         self._tried = specs
         return True
+
+    async def _left_behind(self, root: Path) -> dict[str, bytes]:
+        """The specs of an agent before this one, by file name: its Pods may still run.
+
+        What cannot be read is as good as nothing: no container can be started by it either.
+        """
+        found = {}
+        for kind in self._cdi_kinds:
+            path = root / cdi.spec_file(kind)
+            with contextlib.suppress(OSError):
+                content = await files.read(path, _LARGEST, follow=False)
+                found[path.name] = cdi.recovered(kind, content)
+        return found
 
     async def _replace(self, path: Path, content: bytes | None) -> str | None:
         """Writes a file; returns why that failed."""

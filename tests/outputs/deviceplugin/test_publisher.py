@@ -60,6 +60,7 @@ class Room:
             pod_resources=self.kubelet,
             keeper=self.keeper,
             cdi_root=directory / "cdi" if by_cdi else None,
+            cdi_kinds=("furiosa.ai/npu",),
         )
         self.messages: list[tuple[tuple[str, bool], ...]] = []
 
@@ -478,6 +479,74 @@ async def test_what_a_pod_holds_stays_in_the_cdi_spec_until_the_pod_has_ended(
         room.says()
         await room.publisher.publish()
     assert (named(room) if new else room.spec.exists()) == (new or False)
+
+
+async def test_what_a_pod_holds_stays_in_the_cdi_spec_when_the_agent_is_killed(
+    tmp_path: Path,
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    card = killed.card.id
+    await killed.owned()
+    killed.granted()
+    room = Room(tmp_path, SINGLE, by_cdi=True)
+    room.says()
+    await room.publisher.publish()  # it stands by
+    await room.owned(card)
+    assert named(room) == [f"{card}_cores_0", f"{card}_cores_1", card]
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert named(room) == [f"{card}_cores_0", f"{card}_cores_1"]
+
+
+async def test_what_was_held_when_the_cards_went_is_known_when_the_node_becomes_ours(
+    tmp_path: Path,
+) -> None:
+    """Without cards nobody serves the node; what was read then is not what is there later."""
+    room = Room(tmp_path, SINGLE, by_cdi=True)
+    room.snapshots.publish(Snapshot((), complete=True))
+    room.says()
+    await room.publisher.publish()
+    other = Room(tmp_path, by_cdi=True)
+    await other.owned()
+    other.granted()
+    room.snapshots.publish(Snapshot((room.card,), complete=True))
+    await room.owned(room.card.id)
+    assert room.card.id in named(room)
+
+
+@pytest.mark.parametrize("left", ["spec", "noise"])
+async def test_a_cdi_spec_of_a_killed_agent_goes_if_there_are_no_cards_now(
+    tmp_path: Path, left: str
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    await killed.owned()
+    if left == "noise":
+        killed.spec.write_bytes(b"noise")
+    (tmp_path / RECORD).unlink()
+    room = Room(tmp_path, by_cdi=True)
+    room.snapshots.publish(Snapshot((), complete=True))
+    room.says()
+    await room.publisher.publish()
+    assert not room.spec.exists()
+
+
+async def test_a_cdi_spec_of_a_killed_agent_stays_for_its_pods_although_there_are_no_cards(
+    tmp_path: Path,
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    await killed.owned()
+    killed.granted()
+    room = Room(tmp_path, by_cdi=True)
+    room.snapshots.publish(Snapshot((), complete=True))
+    for _ in range(3):
+        room.says(room.card.id)
+        await room.publisher.publish()
+        assert named(room) == [room.card.id]
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert not room.spec.exists()
 
 
 async def test_what_is_granted_while_the_cdi_spec_is_written_without_it_returns(
