@@ -431,6 +431,11 @@ FAULTS = [
             "if self._cdi_root is None or not owned:",
         ),
         (
+            "publisher: devices leave the CDI specs while nobody knows who holds them",
+            "if self._pod_resources.holdings.value.error is not None:",
+            "if self._pod_resources.holdings.value.error == 0:",
+        ),
+        (
             "publisher: CDI specs of a killed agent are forgotten",
             "self._published, self._looked, self._found = dict(self._specs), -math.inf, owned",
             "self._looked, self._found = -math.inf, owned",
@@ -506,12 +511,16 @@ FAULTS = [
             "if device.nodes and _NAME.fullmatch(device.id):",
             "if device.nodes:",
         ),
-        ("cdi: what is held leaves with the list", 'if each["name"] in left]', "if not left]"),
+        (
+            "cdi: what is held leaves with the list",
+            'or each["name"] in held)',
+            "and not held)",
+        ),
         ("cdi: hooks of others are taken over", " and entry == _node_entry(name, paths)", ""),
         (
             "cdi: what is held is what it was, and not what it is",
-            "if left := set(held) - written:",
-            "if left := set(held):",
+            'if each["name"] not in written and (held',
+            "if (held",
         ),
     ),
     *of(

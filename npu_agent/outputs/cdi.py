@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 def specs(
     devices: Iterable[Device],
     before: Mapping[str, bytes] | None = None,
-    held: Collection[str] = (),
+    held: Collection[str] | None = (),
 ) -> dict[str, bytes]:
     """The spec files for these devices by their names in `DIRECTORY`: one for each vendor's kind.
 
@@ -50,7 +50,8 @@ def specs(
         before: the spec files until now.
         held: IDs of devices that containers hold. Those that are not offered now stay as they were
             in `before`: when a container starts again in its Pod, the kubelet asks nobody, and
-            passes on the CDI name that it was given for the first start.
+            passes on the CDI name that it was given for the first start. None: nobody knows who
+            holds what, so all stay.
     """
     found: dict[str, list[dict[str, object]]] = {}
     written = set()
@@ -58,9 +59,14 @@ def specs(
         if device.nodes and _NAME.fullmatch(device.id):
             found.setdefault(device.card.access.cdi_kind, []).append(_entry(device))
             written.add(device.id)
-    if left := set(held) - written:
+    if held is None or not written.issuperset(held):
         for spec in map(json.loads, (before or {}).values()):
-            if kept := [each for each in spec["devices"] if each["name"] in left]:
+            kept = [
+                each
+                for each in spec["devices"]
+                if each["name"] not in written and (held is None or each["name"] in held)
+            ]
+            if kept:
                 found.setdefault(spec["kind"], []).extend(kept)
     return {spec_file(kind): _spec(kind, entries) for kind, entries in found.items()}
 

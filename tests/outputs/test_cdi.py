@@ -71,6 +71,7 @@ def test_what_is_held_stays_as_it_was_until_it_is_offered_again() -> None:
     assert kept == before
     assert specs((one,), kept, held=(third.id,)) == specs((one, third))
     assert specs((), before) == {}
+    assert specs((), before, held=None) == specs((one, other), before, held=None) == before
     moved = devices("A", 2)[1]
     assert specs((one, moved), before, held=(moved.id,)) == specs((one, moved))
 

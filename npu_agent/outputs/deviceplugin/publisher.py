@@ -224,7 +224,7 @@ class Publisher:
         self._decided = specs = cdi.specs(
             (device for devices in lists.values() for device in devices),
             before=self._published,
-            held={device for _, device in self._keeper.states.value.holds},
+            held=self._held(),
         )
         now = time.monotonic()
         if specs == self._specs and now < self._looked + cdi.LOOK_EVERY:
@@ -245,6 +245,15 @@ class Publisher:
         self._unwritten = cdi.missing(specs, self._specs) if reason else frozenset()
         self._tried = specs
         return True
+
+    def _held(self) -> set[str] | None:
+        """The IDs of the devices that containers hold; None: nobody knows.
+
+        As long as the kubelet does not say it: the record of an agent before this one may be lost.
+        """
+        if self._pod_resources.holdings.value.error is not None:
+            return None
+        return {device for _, device in self._keeper.states.value.holds}
 
     async def _left_behind(self, root: Path) -> dict[str, bytes]:
         """The specs of an agent before this one, by file name: its Pods may still run.

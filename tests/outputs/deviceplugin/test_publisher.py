@@ -549,6 +549,22 @@ async def test_a_cdi_spec_of_a_killed_agent_stays_for_its_pods_although_there_ar
     assert not room.spec.exists()
 
 
+async def test_no_device_leaves_the_cdi_spec_while_nobody_knows_who_holds_it(
+    tmp_path: Path,
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    await killed.owned()
+    (tmp_path / RECORD).unlink()
+    room = Room(tmp_path, by_cdi=True)
+    room.snapshots.publish(Snapshot((), complete=True))
+    room.says(error="kubelet.sock is missing")
+    await room.publisher.publish()
+    assert named(room) == [room.card.id]
+    room.says()
+    await room.publisher.publish()
+    assert not room.spec.exists()
+
+
 async def test_what_is_granted_while_the_cdi_spec_is_written_without_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
