@@ -427,13 +427,28 @@ FAULTS = [
         ),
         (
             "publisher: CDI specs that were left behind stay although there are no cards",
-            "if self._cdi_root is None or (cards and not owned):",
-            "if self._cdi_root is None or not owned:",
+            "(not owned and (cards or not self._by_cdi)):",
+            "not owned:",
         ),
         (
             "publisher: devices leave the CDI specs while nobody knows who holds them",
             "if self._pod_resources.holdings.value.error is not None:",
             "if self._pod_resources.holdings.value.error == 0:",
+        ),
+        (
+            "publisher: CDI specs are written although nobody wants CDI names",
+            "for device in devices if self._by_cdi),",
+            "for device in devices),",
+        ),
+        (
+            "publisher: CDI specs of others are removed",
+            "if self._by_cdi or spec == content:",
+            "if spec:",
+        ),
+        (
+            "publisher: an old CDI spec that cannot be removed is a problem",
+            "if errors and not self._by_cdi:",
+            "if errors and not errors:",
         ),
         (
             "publisher: CDI specs of a killed agent are forgotten",
@@ -447,7 +462,7 @@ FAULTS = [
         ),
         (
             "publisher: an agent that stands by writes the CDI specs",
-            "if self._cdi_root is None or (cards and not owned):",
+            "if self._cdi_root is None or (not owned and (cards or not self._by_cdi)):",
             "if self._cdi_root is None:",
         ),
         (

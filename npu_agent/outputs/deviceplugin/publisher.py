@@ -52,8 +52,9 @@ class Publisher:
         wanted: Feed[Wanted],
         pod_resources: PodResources,
         keeper: LedgerKeeper,
-        cdi_root: Path | None,
+        cdi_root: Path,
         cdi_kinds: Collection[str] = (),
+        by_cdi: bool = False,
         places: Places | None = None,
     ) -> None:
         """A publisher of nothing yet.
@@ -63,9 +64,10 @@ class Publisher:
             wanted: what the config says.
             pod_resources: who holds what.
             keeper: the ledger.
-            cdi_root: where the devices are written as CDI specs before they are offered; None: they
-                are not.
+            cdi_root: where container runtimes read CDI specs.
             cdi_kinds: the kinds of which an agent before this one may have left a spec there.
+            by_cdi: whether the devices are written there before they are offered. If not, what was
+                left there goes once no container holds any of it.
             places: which cards are offered here; all of them without it.
         """
         self.devices: Mapping[str, Feed[Devices]] = {
@@ -77,8 +79,10 @@ class Publisher:
         self._keeper = keeper
         self._places = places
         self._missing: set[tuple[str, str]] = set()
-        self._cdi_root = cdi_root
+        self._cdi_root: Path | None = cdi_root
+        """None when the agent is about to end."""
         self._cdi_kinds = cdi_kinds
+        self._by_cdi = by_cdi
         self.cdi_error: str | None = None
         """Why the CDI specs cannot be written; None while nothing is wrong."""
         self._specs: dict[str, bytes] = {}
@@ -215,14 +219,16 @@ class Publisher:
         cannot be replaced, the last good one stays, and what is in it can still be handed out.
         """
         owned, cards = self._keeper.owned, self._snapshots.value.cards
-        if self._cdi_root is None or (cards and not owned):
+        if self._cdi_root is None or (not owned and (cards or not self._by_cdi)):
             return False  # another agent, with a config of its own, may serve the node
         if self._found is not owned:
             self._specs = await self._left_behind(self._cdi_root)
             self._published, self._looked, self._found = dict(self._specs), -math.inf, owned
             return True
+        if not (self._by_cdi or self._specs):
+            return False
         self._decided = specs = cdi.specs(
-            (device for devices in lists.values() for device in devices),
+            (device for devices in lists.values() for device in devices if self._by_cdi),
             before=self._published,
             held=self._held(),
         )
@@ -238,6 +244,10 @@ class Publisher:
             for name in {**self._specs, **specs}
             if (error := await self._replace(self._cdi_root / name, specs.get(name)))
         ]
+        if errors and not self._by_cdi:
+            # What is left does no harm, and the agent needs no right to write there.
+            self._specs = {}
+            return True
         reason = "; ".join(errors) or None
         if reason and reason != self.cdi_error:
             log.error("the CDI specs cannot be written", reason=reason)
@@ -265,7 +275,9 @@ class Publisher:
             path = root / cdi.spec_file(kind)
             with contextlib.suppress(OSError):
                 content = await files.read(path, _LARGEST, follow=False)
-                found[path.name] = cdi.recovered(kind, content)
+                spec = cdi.recovered(kind, content)
+                if self._by_cdi or spec == content:  # else it may be somebody else's
+                    found[path.name] = spec
         return found
 
     async def _replace(self, path: Path, content: bytes | None) -> str | None:

@@ -59,8 +59,9 @@ class Room:
             wanted=self.wanted,
             pod_resources=self.kubelet,
             keeper=self.keeper,
-            cdi_root=directory / "cdi" if by_cdi else None,
+            cdi_root=directory / "cdi",
             cdi_kinds=("furiosa.ai/npu",),
+            by_cdi=by_cdi,
         )
         self.messages: list[tuple[tuple[str, bool], ...]] = []
 
@@ -448,7 +449,8 @@ async def test_a_cdi_spec_that_somebody_removes_or_changes_is_written_again(
         harm(room.spec)
         room.publisher._looked -= cdi.LOOK_EVERY
         room.says()  # as it does every few seconds
-        await until(lambda: room.spec.exists() and room.spec.read_bytes() == good)
+        await until(lambda: "missing or changed: written again" in caplog.text)
+        assert room.spec.read_bytes() == good
     assert caplog.text.count("missing or changed: written again") == 1
 
 
@@ -547,6 +549,66 @@ async def test_a_cdi_spec_of_a_killed_agent_stays_for_its_pods_although_there_ar
         room.says()
         await room.publisher.publish()
     assert not room.spec.exists()
+
+
+async def test_without_cdi_names_a_spec_that_was_left_goes_with_the_last_pod_that_was_given_them(
+    tmp_path: Path,
+) -> None:
+    killed = Room(tmp_path, SINGLE, by_cdi=True)
+    card = killed.card.id
+    await killed.owned()
+    room = Room(tmp_path)
+    room.says(f"{card}_cores_0")
+    await room.publisher.publish()  # it stands by: the other one may still offer all of it
+    assert named(room) == [f"{card}_cores_0", f"{card}_cores_1"]
+    await room.owned(f"{card}_cores_0")
+    for _ in range(3):
+        room.says(f"{card}_cores_0")
+        await room.publisher.publish()
+    assert named(room) == [f"{card}_cores_0"]
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert not room.spec.exists()
+    assert [device.healthy for device in room.publisher.devices[NPU].value] == [True]
+
+
+async def test_without_cdi_names_no_spec_is_written_and_nobody_elses_is_removed(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    assert not room.spec.parent.exists()
+    room.spec.parent.mkdir()
+    room.spec.write_text('{"kind": "furiosa.ai/npu", "devices": []}')
+    (tmp_path / RECORD).unlink()
+    other = Room(tmp_path)
+    await other.owned()
+    assert room.spec.exists()
+
+
+async def test_without_cdi_names_a_spec_that_cannot_be_removed_is_nobodys_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    await killed.owned()
+    write = files.replace
+
+    async def read_only(path: Path, content: bytes | None, **how: Any) -> bool:
+        if path == killed.spec:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return await write(path, content, **how)
+
+    monkeypatch.setattr(files, "replace", read_only)
+    room = Room(tmp_path)
+    room.wanted.publish(SINGLE)
+    await room.owned()
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert room.spec.exists()
+    assert room.publisher.cdi_error is None
+    assert [device.healthy for device in room.publisher.devices[NPU].value] == [True, True]
 
 
 async def test_no_device_leaves_the_cdi_spec_while_nobody_knows_who_holds_it(
