@@ -152,7 +152,9 @@ class Agent:
             wanted=self._wanted,
             pod_resources=self.pod_resources,
             keeper=self.keeper,
-            cdi_root=host_root / cdi.DIRECTORY if by_cdi else None,
+            cdi_root=host_root / cdi.DIRECTORY,
+            cdi_kinds=CDI_KINDS,
+            by_cdi=by_cdi,
             places=self.places,
         )
         method = config.labels.output if kubelet else "none"

@@ -504,6 +504,51 @@ FAULTS = [
             "cdi.missing(specs, {})",
         ),
         (
+            "publisher: CDI specs forget what is granted while they are written",
+            "before=self._published,",
+            "before=self._decided,",
+        ),
+        (
+            "publisher: CDI specs that were left behind stay although there are no cards",
+            "(not owned and (cards or not self._by_cdi)):",
+            "not owned:",
+        ),
+        (
+            "publisher: devices leave the CDI specs while nobody knows who holds them",
+            "if self._pod_resources.holdings.value.error is not None:",
+            "if self._pod_resources.holdings.value.error == 0:",
+        ),
+        (
+            "publisher: CDI specs are written although nobody wants CDI names",
+            "for device in devices if self._by_cdi),",
+            "for device in devices),",
+        ),
+        (
+            "publisher: CDI specs of others are removed",
+            "if self._by_cdi or spec == content:",
+            "if spec:",
+        ),
+        (
+            "publisher: an old CDI spec that cannot be removed is a problem",
+            "if errors and not self._by_cdi:",
+            "if errors and not errors:",
+        ),
+        (
+            "publisher: CDI specs of a killed agent are forgotten",
+            "self._published, self._looked, self._found = dict(self._specs), -math.inf, owned",
+            "self._looked, self._found = -math.inf, owned",
+        ),
+        (
+            "publisher: CDI specs are read before the node is ours, and never again",
+            "if self._found is not owned:",
+            "if self._found is None:",
+        ),
+        (
+            "publisher: an agent that stands by writes the CDI specs",
+            "if self._cdi_root is None or (not owned and (cards or not self._by_cdi)):",
+            "if self._cdi_root is None:",
+        ),
+        (
             "publisher: CDI specs are removed under running Pods",
             "            if not await self._keeper.end():\n                return\n",
             "            await self._keeper.end()\n",
@@ -563,6 +608,17 @@ FAULTS = [
             "cdi: names that CDI forbids",
             "if device.nodes and _NAME.fullmatch(device.id):",
             "if device.nodes:",
+        ),
+        (
+            "cdi: what is held leaves with the list",
+            'or each["name"] in held)',
+            "and not held)",
+        ),
+        ("cdi: hooks of others are taken over", " and entry == _node_entry(name, paths)", ""),
+        (
+            "cdi: what is held is what it was, and not what it is",
+            'if each["name"] not in written and (held',
+            "if (held",
         ),
     ),
     *of(

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from npu_agent.core.grant import Grant, grant
 from npu_agent.core.hardware import CardState, Snapshot
@@ -34,17 +35,67 @@ _VERSION = "0.5.0"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
-def specs(devices: Iterable[Device]) -> dict[str, bytes]:
+def specs(
+    devices: Iterable[Device],
+    before: Mapping[str, bytes] | None = None,
+    held: Collection[str] | None = (),
+) -> dict[str, bytes]:
     """The spec files for these devices by their names in `DIRECTORY`: one for each vendor's kind.
 
     Devices whose ID is no name for CDI, or that have no nodes, are left out: one of them would
     make the runtime refuse the whole file.
+
+    Args:
+        devices: what is offered.
+        before: the spec files until now.
+        held: IDs of devices that containers hold. Those that are not offered now stay as they were
+            in `before`: when a container starts again in its Pod, the kubelet asks nobody, and
+            passes on the CDI name that it was given for the first start. None: nobody knows who
+            holds what, so all stay.
     """
     found: dict[str, list[dict[str, object]]] = {}
+    written = set()
     for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order):
         if device.nodes and _NAME.fullmatch(device.id):
             found.setdefault(device.card.access.cdi_kind, []).append(_entry(device))
-    return {_file(kind): _spec(kind, entries) for kind, entries in found.items()}
+            written.add(device.id)
+    if held is None or not written.issuperset(held):
+        for spec in map(json.loads, (before or {}).values()):
+            kept = [
+                each
+                for each in spec["devices"]
+                if each["name"] not in written and (held is None or each["name"] in held)
+            ]
+            if kept:
+                found.setdefault(spec["kind"], []).extend(kept)
+    return {spec_file(kind): _spec(kind, entries) for kind, entries in found.items()}
+
+
+def spec_file(kind: str) -> str:
+    """The name in `DIRECTORY` of the spec file of a kind's devices."""
+    return f"{kind.replace('/', '-')}.json"
+
+
+def recovered(kind: str, content: bytes) -> bytes:
+    """The spec of this kind, as `specs` writes it, with those devices of a file that are so too.
+
+    Anything else in it (hooks that a runtime would run as root, or noise) is not taken over.
+    """
+    try:
+        devices = [each for each in json.loads(content)["devices"] if _is_ours(each)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        devices = []
+    return _spec(kind, list({each["name"]: each for each in devices}.values()))
+
+
+def _is_ours(entry: Any) -> bool:
+    """Whether a device of a spec is as `specs` writes one."""
+    try:
+        name, nodes = entry["name"], entry["containerEdits"]["deviceNodes"]
+        paths = [one["path"].removeprefix("/dev/") for one in nodes]
+        return bool(paths and _NAME.fullmatch(name)) and entry == _node_entry(name, paths)
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def missing(wanted: Mapping[str, bytes], there: Mapping[str, bytes]) -> frozenset[str]:
@@ -118,7 +169,7 @@ def host_specs(
     for kind, devices in whole.items():
         kinds[kind][ALL] = grant(devices)
     files = {
-        _file(kind): _spec(kind, _entries(kinds[kind])) if kind in kinds else None
+        spec_file(kind): _spec(kind, _entries(kinds[kind])) if kind in kinds else None
         for kind in sorted({*known, *kinds})
     }
     offered = (f"{kind}={name}" for kind, granted in kinds.items() for name in granted)
@@ -156,10 +207,6 @@ def claim_spec(kind: str, uid: str, grants: Mapping[str, Grant]) -> bytes:
     )
 
 
-def _file(kind: str) -> str:
-    return f"{kind.replace('/', '-')}.json"
-
-
 def _entries(grants: Mapping[str, Grant]) -> list[dict[str, object]]:
     """CDI devices with all that is granted, by name."""
     return [
@@ -181,7 +228,11 @@ def _spec(kind: str, entries: list[dict[str, object]]) -> bytes:
 
 
 def _entry(device: Device) -> dict[str, object]:
-    return {"name": device.id, "containerEdits": {"deviceNodes": _nodes(device.nodes)}}
+    return _node_entry(device.id, device.nodes)
+
+
+def _node_entry(name: str, nodes: Iterable[str]) -> dict[str, object]:
+    return {"name": name, "containerEdits": {"deviceNodes": _nodes(nodes)}}
 
 
 def _nodes(nodes: Iterable[str]) -> list[dict[str, str]]:

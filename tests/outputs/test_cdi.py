@@ -6,9 +6,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
-from npu_agent.outputs.cdi import specs
+from npu_agent.outputs.cdi import recovered, specs
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 
@@ -58,3 +60,55 @@ def test_only_the_device_that_a_runtime_would_refuse_is_left_out() -> None:
         assert [device["name"] for device in spec["devices"]] == [good.id]
     assert specs([replace(good, nodes=())]) == {}
     assert specs([]) == {}
+
+
+def test_what_is_held_stays_as_it_was_until_it_is_offered_again() -> None:
+    one, other = devices("A")
+    (third, _) = devices("B", 1, "acme.example/anvil")
+    before = specs((one, other, third))
+    assert specs((one, other, third), before, held=("A_cores_1", "unknown")) == before
+    kept = specs((one,), before, held=(other.id, third.id))
+    assert kept == before
+    assert specs((one,), kept, held=(third.id,)) == specs((one, third))
+    assert specs((), before) == {}
+    assert specs((), before, held=None) == specs((one, other), before, held=None) == before
+    moved = devices("A", 2)[1]
+    assert specs((one, moved), before, held=(moved.id,)) == specs((one, moved))
+
+
+KIND = "furiosa.ai/npu"
+
+
+def test_of_what_is_on_disk_only_devices_as_we_write_them_are_taken_over() -> None:
+    (written,) = specs(devices()).values()
+    assert recovered(KIND, written) == written
+    spec = json.loads(written)
+    one, other = spec["devices"]
+    edits = one["containerEdits"]
+    hook = {"hookName": "prestart", "path": "/tmp/evil"}
+    node = {"path": "/dev/npu0", "hostPath": "/dev/sda", "permissions": "rw"}
+    others: tuple[Any, ...] = (
+        {**one, "containerEdits": {**edits, "hooks": [hook]}},
+        {**one, "containerEdits": {"deviceNodes": [node]}},
+        {**one, "containerEdits": {"deviceNodes": []}},
+        {**one, "containerEdits": {"env": ["A=B"]}},
+        {**one, "name": "a b"},
+        {**one, "name": 1},
+        {**one, "containerEdits": {"deviceNodes": [{"path": 1}]}},
+        "noise",
+        None,
+        other,  # twice: a runtime refuses the whole file for that
+    )
+    found = {**spec, "containerEdits": {"hooks": [hook]}, "devices": [*others, other]}
+    assert json.loads(recovered(KIND, json.dumps(found).encode())) == {**spec, "devices": [other]}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[]", b"{}", b'{"devices": 1}', b'{"devices":' + b"[" * 100_000]
+)
+def test_noise_on_disk_has_no_devices(content: bytes) -> None:
+    assert json.loads(recovered(KIND, content)) == {
+        "cdiVersion": "0.5.0",
+        "kind": KIND,
+        "devices": [],
+    }

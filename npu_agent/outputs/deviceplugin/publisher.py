@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,8 @@ log = logger(__name__)
 
 _ENDING = 0.3
 """Seconds for the end: the kubelet has 0.2 of them to say who holds what."""
+_LARGEST = 4 << 20
+"""Bytes that are read of a CDI spec: it has some 1,500 for each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,9 @@ class Publisher:
         wanted: Feed[Wanted],
         pod_resources: PodResources,
         keeper: LedgerKeeper,
-        cdi_root: Path | None,
+        cdi_root: Path,
+        cdi_kinds: Collection[str] = (),
+        by_cdi: bool = False,
         places: Places | None = None,
     ) -> None:
         """A publisher of nothing yet.
@@ -61,8 +66,10 @@ class Publisher:
             wanted: what the config says.
             pod_resources: who holds what.
             keeper: the ledger.
-            cdi_root: where the devices are written as CDI specs before they are offered; None: they
-                are not.
+            cdi_root: where container runtimes read CDI specs.
+            cdi_kinds: the kinds of which an agent before this one may have left a spec there.
+            by_cdi: whether the devices are written there before they are offered. If not, what was
+                left there goes once no container holds any of it.
             places: which cards are offered here; all of them without it.
         """
         self.devices: Mapping[str, Feed[Devices]] = {
@@ -74,16 +81,27 @@ class Publisher:
         self._keeper = keeper
         self._places = places
         self._missing: set[tuple[str, str]] = set()
-        self._cdi_root = cdi_root
+        self._cdi_root: Path | None = cdi_root
+        """None when the agent is about to end."""
+        self._cdi_kinds = cdi_kinds
+        self._by_cdi = by_cdi
         self.cdi_error: str | None = None
         """Why the CDI specs cannot be written; None while nothing is wrong."""
         self._specs: dict[str, bytes] = {}
         """The CDI specs on disk, by file name."""
         self._unwritten: frozenset[str] = frozenset()
         """The IDs of the devices that they do not have as they are now."""
+        self._decided: Mapping[str, bytes] = {}
+        """The CDI specs that there should be, as of this round."""
+        self._published: Mapping[str, bytes] = {}
+        """The same as of the round that published what is offered: they have all that can be held,
+        also what is granted while a round goes on."""
         self._tried: Mapping[str, bytes] | None = None
         """What could not be written in this round."""
-        self._looked = 0.0
+        self._found: bool | None = None
+        """Whether the node was this agent's when the specs were read that were there before; None:
+        they were not read yet."""
+        self._looked = -math.inf
         """When the specs on disk were checked last, by `time.monotonic`."""
         self._publishing = asyncio.Lock()
 
@@ -120,9 +138,9 @@ class Publisher:
 
     async def _clean_up(self) -> None:
         async with self._publishing:  # which would write them again
+            root, self._cdi_root = self._cdi_root, None
             if not await self._keeper.end():
                 return
-            root, self._cdi_root = self._cdi_root, None
             for path in [root / name for name in self._specs] if root else ():
                 with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
                     await files.replace(path, None)
@@ -181,6 +199,7 @@ class Publisher:
     def _put(self, lists: Mapping[str, Devices]) -> None:
         """Publishes; there must be no await between the last use of the ledger and this."""
         self._report_missing(lists)
+        self._published = self._decided
         for name, devices in lists.items():
             if self._unwritten:
                 reason = f"the CDI specs cannot be written: {self.cdi_error}"
@@ -213,12 +232,23 @@ class Publisher:
     async def _write_specs(self, lists: Mapping[str, Devices]) -> bool:
         """Writes the CDI specs if the disk has others, and returns whether it did.
 
-        A container cannot start without the spec of its device. Where a file cannot be replaced,
-        the last good one stays, and what is in it can still be handed out.
+        A container cannot start without the spec of its device, so what is held stays. Where a file
+        cannot be replaced, the last good one stays, and what is in it can still be handed out.
         """
-        if self._cdi_root is None:
+        owned, cards = self._keeper.owned, self._snapshots.value.cards
+        if self._cdi_root is None or (not owned and (cards or not self._by_cdi)):
+            return False  # another agent, with a config of its own, may serve the node
+        if self._found is not owned:
+            self._specs = await self._left_behind(self._cdi_root)
+            self._published, self._looked, self._found = dict(self._specs), -math.inf, owned
+            return True
+        if not (self._by_cdi or self._specs):
             return False
-        specs = cdi.specs(device for devices in lists.values() for device in devices)
+        self._decided = specs = cdi.specs(
+            (device for devices in lists.values() for device in devices if self._by_cdi),
+            before=self._published,
+            held=self._held(),
+        )
         now = time.monotonic()
         if specs == self._specs and now < self._looked + cdi.LOOK_EVERY:
             self.cdi_error, self._unwritten = None, frozenset()
@@ -231,6 +261,10 @@ class Publisher:
             for name in {**self._specs, **specs}
             if (error := await self._replace(self._cdi_root / name, specs.get(name)))
         ]
+        if errors and not self._by_cdi:
+            # What is left does no harm, and the agent needs no right to write there.
+            self._specs = {}
+            return True
         reason = "; ".join(errors) or None
         if reason and reason != self.cdi_error:
             log.error("the CDI specs cannot be written", reason=reason)
@@ -238,6 +272,30 @@ class Publisher:
         self._unwritten = cdi.missing(specs, self._specs) if reason else frozenset()
         self._tried = specs
         return True
+
+    def _held(self) -> set[str] | None:
+        """The IDs of the devices that containers hold; None: nobody knows.
+
+        As long as the kubelet does not say it: the record of an agent before this one may be lost.
+        """
+        if self._pod_resources.holdings.value.error is not None:
+            return None
+        return {device for _, device in self._keeper.states.value.holds}
+
+    async def _left_behind(self, root: Path) -> dict[str, bytes]:
+        """The specs of an agent before this one, by file name: its Pods may still run.
+
+        What cannot be read is as good as nothing: no container can be started by it either.
+        """
+        found = {}
+        for kind in self._cdi_kinds:
+            path = root / cdi.spec_file(kind)
+            with contextlib.suppress(OSError):
+                content = await files.read(path, _LARGEST, follow=False)
+                spec = cdi.recovered(kind, content)
+                if self._by_cdi or spec == content:  # else it may be somebody else's
+                    found[path.name] = spec
+        return found
 
     async def _replace(self, path: Path, content: bytes | None) -> str | None:
         """Writes a file; returns why that failed."""

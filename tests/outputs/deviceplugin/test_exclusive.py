@@ -243,7 +243,7 @@ class Machine(RuleBasedStateMachine):
             wanted=feed,
             pod_resources=kubelet,
             keeper=keeper,
-            cdi_root=None,
+            cdi_root=self.directory / "cdi",
             places=places,
         )
         return Agent(keeper, publisher, kubelet, feed, places, name)

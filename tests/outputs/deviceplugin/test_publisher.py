@@ -63,7 +63,9 @@ class Room:
             wanted=self.wanted,
             pod_resources=self.kubelet,
             keeper=self.keeper,
-            cdi_root=directory / "cdi" if by_cdi else None,
+            cdi_root=directory / "cdi",
+            cdi_kinds=("furiosa.ai/npu",),
+            by_cdi=by_cdi,
         )
         self.messages: list[tuple[tuple[str, bool], ...]] = []
 
@@ -366,7 +368,7 @@ async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
 async def test_cdi_specs_are_there_before_the_device_is_offered(tmp_path: Path) -> None:
     room = Room(tmp_path, by_cdi=True)
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
         spec = json.loads(room.spec.read_text())
         assert spec["kind"] == "furiosa.ai/npu"
@@ -380,7 +382,7 @@ async def test_without_a_cdi_spec_nothing_is_offered(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("in the way")
     room = Room(tmp_path, by_cdi=True)
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {room.card.id: False})
         assert "cannot be written" in _reason(room)
 
@@ -402,7 +404,7 @@ async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_
         await write(path, content, **how)
 
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {card: True})
         good = room.spec.read_bytes()
         monkeypatch.setattr(files, "replace", refused)
@@ -428,7 +430,7 @@ async def test_a_last_good_cdi_spec_that_is_no_more_is_none(
     room = Room(tmp_path, by_cdi=True)
     card = room.card.id
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {card: True})
         harm(room.spec)
         monkeypatch.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
@@ -445,14 +447,230 @@ async def test_a_cdi_spec_that_somebody_removes_or_changes_is_written_again(
 ) -> None:
     room = Room(tmp_path, by_cdi=True)
     async with room.running():
-        room.says()
+        await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
         good = room.spec.read_bytes()
         harm(room.spec)
         room.publisher._looked -= cdi.LOOK_EVERY
         room.says()  # as it does every few seconds
-        await until(lambda: room.spec.exists() and room.spec.read_bytes() == good)
+        await until(lambda: "missing or changed: written again" in caplog.text)
+        assert room.spec.read_bytes() == good
     assert caplog.text.count("missing or changed: written again") == 1
+
+
+@pytest.mark.parametrize("change", ["shape", "disabled", "the card leaves"])
+async def test_what_a_pod_holds_stays_in_the_cdi_spec_until_the_pod_has_ended(
+    tmp_path: Path, change: str
+) -> None:
+    """The kubelet passes on the same CDI name when a container starts again in its Pod."""
+    room = Room(tmp_path, by_cdi=True)
+    card, new = room.card.id, []
+    await room.owned()
+    before = room.spec.read_bytes()
+    room.granted()
+    match change:
+        case "shape":
+            room.wanted.publish(SINGLE)
+            new = [f"{card}_cores_0", f"{card}_cores_1"]
+        case "disabled":
+            room.wanted.publish(replace(FUSION, disabled=frozenset({"npu0"})))
+        case _:
+            room.snapshots.publish(Snapshot((), complete=True))
+    for _ in range(3):  # in doubt, and later as the kubelet says
+        await room.publisher.publish()
+        assert named(room) == [*new, card]
+        assert json.loads(before)["devices"][0] in json.loads(room.spec.read_bytes())["devices"]
+        room.says(card)
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert (named(room) if new else room.spec.exists()) == (new or False)
+
+
+async def test_what_a_pod_holds_stays_in_the_cdi_spec_when_the_agent_is_killed(
+    tmp_path: Path,
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    card = killed.card.id
+    await killed.owned()
+    killed.granted()
+    room = Room(tmp_path, SINGLE, by_cdi=True)
+    room.says()
+    await room.publisher.publish()  # it stands by
+    await room.owned(card)
+    assert named(room) == [f"{card}_cores_0", f"{card}_cores_1", card]
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert named(room) == [f"{card}_cores_0", f"{card}_cores_1"]
+
+
+async def test_what_was_held_when_the_cards_went_is_known_when_the_node_becomes_ours(
+    tmp_path: Path,
+) -> None:
+    """Without cards nobody serves the node; what was read then is not what is there later."""
+    room = Room(tmp_path, SINGLE, by_cdi=True)
+    room.snapshots.publish(Snapshot((), complete=True))
+    room.says()
+    await room.publisher.publish()
+    other = Room(tmp_path, by_cdi=True)
+    await other.owned()
+    other.granted()
+    room.snapshots.publish(Snapshot((room.card,), complete=True))
+    await room.owned(room.card.id)
+    assert room.card.id in named(room)
+
+
+@pytest.mark.parametrize("left", ["spec", "noise"])
+async def test_a_cdi_spec_of_a_killed_agent_goes_if_there_are_no_cards_now(
+    tmp_path: Path, left: str
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    await killed.owned()
+    if left == "noise":
+        killed.spec.write_bytes(b"noise")
+    (tmp_path / RECORD).unlink()
+    room = Room(tmp_path, by_cdi=True)
+    room.snapshots.publish(Snapshot((), complete=True))
+    room.says()
+    await room.publisher.publish()
+    assert not room.spec.exists()
+
+
+async def test_a_cdi_spec_of_a_killed_agent_stays_for_its_pods_although_there_are_no_cards(
+    tmp_path: Path,
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    await killed.owned()
+    killed.granted()
+    room = Room(tmp_path, by_cdi=True)
+    room.snapshots.publish(Snapshot((), complete=True))
+    for _ in range(3):
+        room.says(room.card.id)
+        await room.publisher.publish()
+        assert named(room) == [room.card.id]
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert not room.spec.exists()
+
+
+async def test_without_cdi_names_a_spec_that_was_left_goes_with_the_last_pod_that_was_given_them(
+    tmp_path: Path,
+) -> None:
+    killed = Room(tmp_path, SINGLE, by_cdi=True)
+    card = killed.card.id
+    await killed.owned()
+    room = Room(tmp_path)
+    room.says(f"{card}_cores_0")
+    await room.publisher.publish()  # it stands by: the other one may still offer all of it
+    assert named(room) == [f"{card}_cores_0", f"{card}_cores_1"]
+    await room.owned(f"{card}_cores_0")
+    for _ in range(3):
+        room.says(f"{card}_cores_0")
+        await room.publisher.publish()
+    assert named(room) == [f"{card}_cores_0"]
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert not room.spec.exists()
+    assert [device.healthy for device in room.publisher.devices[NPU].value] == [True]
+
+
+async def test_without_cdi_names_no_spec_is_written_and_nobody_elses_is_removed(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    assert not room.spec.parent.exists()
+    room.spec.parent.mkdir()
+    room.spec.write_text('{"kind": "furiosa.ai/npu", "devices": []}')
+    (tmp_path / RECORD).unlink()
+    other = Room(tmp_path)
+    await other.owned()
+    assert room.spec.exists()
+
+
+async def test_without_cdi_names_a_spec_that_cannot_be_removed_is_nobodys_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    await killed.owned()
+    write = files.replace
+
+    async def read_only(path: Path, content: bytes | None, **how: Any) -> bool:
+        if path == killed.spec:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return await write(path, content, **how)
+
+    monkeypatch.setattr(files, "replace", read_only)
+    room = Room(tmp_path)
+    room.wanted.publish(SINGLE)
+    await room.owned()
+    for _ in range(3):
+        room.says()
+        await room.publisher.publish()
+    assert room.spec.exists()
+    assert room.publisher.cdi_error is None
+    assert [device.healthy for device in room.publisher.devices[NPU].value] == [True, True]
+
+
+async def test_no_device_leaves_the_cdi_spec_while_nobody_knows_who_holds_it(
+    tmp_path: Path,
+) -> None:
+    killed = Room(tmp_path, by_cdi=True)
+    await killed.owned()
+    (tmp_path / RECORD).unlink()
+    room = Room(tmp_path, by_cdi=True)
+    room.snapshots.publish(Snapshot((), complete=True))
+    room.says(error="kubelet.sock is missing")
+    await room.publisher.publish()
+    assert named(room) == [room.card.id]
+    room.says()
+    await room.publisher.publish()
+    assert not room.spec.exists()
+
+
+async def test_what_is_granted_while_the_cdi_spec_is_written_without_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path, by_cdi=True)
+    write, writing, go_on = files.replace, asyncio.Event(), asyncio.Event()
+
+    async def slow(path: Path, content: bytes | None, **options: bool) -> bool:
+        done = await write(path, content, **options)
+        if path == room.spec:
+            writing.set()
+            await go_on.wait()
+        return done
+
+    await room.owned()
+    monkeypatch.setattr(files, "replace", slow)
+    room.wanted.publish(SINGLE)
+    publishing = asyncio.create_task(room.publisher.publish())
+    async with asyncio.timeout(10):
+        await writing.wait()
+    assert room.card.id not in named(room)
+    room.granted()  # of the old list, which is still the one that is offered
+    go_on.set()
+    await publishing
+    assert room.card.id in named(room)
+
+
+async def test_an_agent_that_stands_by_leaves_the_cdi_specs_alone(tmp_path: Path) -> None:
+    """Its config may be another one, and the one that serves the node hands out what is there."""
+    room, standby = Room(tmp_path, by_cdi=True), Room(tmp_path, SINGLE, by_cdi=True)
+    await room.owned()
+    assert named(room) == [room.card.id]
+    standby.says()
+    await standby.publisher.publish()
+    assert len(standby.publisher.devices[NPU].value) == 2
+    assert named(room) == [room.card.id]
+
+
+def named(room: Room) -> list[str]:
+    """The devices in the spec on disk."""
+    return [device["name"] for device in json.loads(room.spec.read_bytes())["devices"]]
 
 
 def _reason(room: Room) -> str:
