@@ -1920,6 +1920,11 @@ FAULTS = [
             "careful=False)",
         ),
         (
+            "labels: new ones are in place before there is an answer",
+            "in_place = before.in_place and labels == before.labels",
+            "in_place = before.in_place",
+        ),
+        (
             "labels: the server's wish to wait is not granted",
             "await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))",
             "await asyncio.sleep(pause.next())",

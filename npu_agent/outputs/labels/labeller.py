@@ -157,7 +157,10 @@ class Labeller:
             await _within(changed, now.resync * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> None:
-        self.state.publish(replace(self.state.value, labels=labels))
+        before = self.state.value
+        # New labels are not there yet, and the API server may take its time.
+        in_place = before.in_place and labels == before.labels
+        self.state.publish(replace(before, labels=labels, in_place=in_place))
         done = await self._output.put(labels, careful=careful)
         if self._reported:
             self._reported = ""
