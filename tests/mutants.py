@@ -1902,6 +1902,15 @@ FAULTS = [
         ),
     ),
     *of(
+        "npu_agent/commands/labels.py",
+        "tests/commands/test_labels.py",
+        (
+            "labels apply: careful is never",
+            "careful=doubt is not None)",
+            "careful=False)",
+        ),
+    ),
+    *of(
         "npu_agent/outputs/labels/labeller.py",
         f"{LABELS}/test_labeller.py",
         (

@@ -52,6 +52,7 @@ async def _show_or_apply(
     root = host_root(args)
     snapshot = await read_once(vendors(args))
     machine = read_machine(root)
+    doubt = compute.unsure(snapshot)
     if args.action == "show":
         explained = list(compute.explained(snapshot, machine, sets))
         if args.output in view.DATA:
@@ -59,12 +60,21 @@ async def _show_or_apply(
             print(view.data(rows, args.output))
         else:
             view.show(view.labels_table(explained), wide=args.output == "wide")
+        if doubt:
+            print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
+        return
+    if doubt:
+        words = "our labels that are on the Node already stay as they are"
+        print(f"npu-agent: {doubt}: {words}", file=sys.stderr)
+    labels = compute.labels(snapshot, machine, sets)
+    done = await output.put(labels, careful=doubt is not None)
+    if count := done["left"]:
+        raise CommandError(
+            f"not applied: {count} of our labels would change, and stay as they are while {doubt}: "
+            "apply again when it can be read or is gone, or clear and apply to have the labels of "
+            "the other cards"
+        )
+    if args.output in view.DATA:
+        print(view.data(dict(labels), args.output))
     else:
-        labels = compute.labels(snapshot, machine, sets)
-        await output.put(labels, careful=False)
-        if args.output in view.DATA:
-            print(view.data(dict(labels), args.output))
-        else:
-            print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
-    if doubt := compute.unsure(snapshot):
-        print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
+        print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
