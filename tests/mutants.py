@@ -1909,6 +1909,11 @@ FAULTS = [
             "careful=doubt is not None)",
             "careful=False)",
         ),
+        (
+            "labels apply: firmware that hangs costs all",
+            "    except OSError as error:\n",
+            "    except KeyError as error:\n",
+        ),
     ),
     *of(
         "npu_agent/outputs/labels/labeller.py",

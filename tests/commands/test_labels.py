@@ -1,14 +1,17 @@
-"""`npu-agent labels`: what `apply` does while a card cannot be read."""
+"""`npu-agent labels` while a card, or what the machine is called, cannot be read."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from npu_agent import cli, simulator
+from npu_agent.outputs.labels.compute import VENDOR_FILE
 from npu_agent.outputs.labels.nfd import FILE, parse
+from tests.processes import ran
 
 COUNT = "beta.furiosa.ai/npu.count"
 
@@ -81,3 +84,15 @@ def test_show_says_that_it_may_not_be_all(root: Path, capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     assert COUNT in out
     assert "these may not be all: what may be a card cannot be read: " in err
+
+
+def test_a_machine_whose_firmware_hangs_costs_its_labels_only(root: Path) -> None:
+    file = root / VENDOR_FILE.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)  # whoever opens it waits for a writer
+    code, out, err = ran("labels", "apply", "--labels-output=nfd", "--host-root", root)
+    assert code == 0
+    assert there(root)[COUNT] == "2"
+    assert "machine." not in out
+    assert "the machine's vendor and name cannot be read: no answer within 2 s" in err
