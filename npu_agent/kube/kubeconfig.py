@@ -7,9 +7,11 @@ there is a kubeconfig to load; in the agent's Pod there is none.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import yaml
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
@@ -39,11 +41,13 @@ async def load(paths: str) -> Credentials:
     made.host = ""
     try:
         thread = DaemonThread("npu-kubeconfig")
-        merged = await thread.call(lambda: KubeConfigMerger(paths).config, deadline=_DEADLINE)
+        merged = await thread.call(lambda: _merged(paths), deadline=_DEADLINE)
         loader = KubeConfigLoader(config_dict=merged, config_base_path=None)
         await _read_token(merged)
         # Not on a thread: it may run a login program, whose wait has to be cancellable.
         await loader.load_and_set(made)
+    except CredentialsError:
+        raise
     except Exception as error:  # the library has no error of its own for a malformed file
         raise CredentialsError(
             f"{source} cannot be used: {one_line(error)}", "does kubectl work with it?"
@@ -62,6 +66,39 @@ async def load(paths: str) -> Credentials:
         server_name=made.tls_server_name,
         proxy=made.proxy or proxy_for(made.host),
     )
+
+
+def _merged(paths: str) -> Any:
+    """What the library makes of the files; it fails in Python's words at a file of another shape.
+
+    Raises:
+        CredentialsError: one of them is no kubeconfig.
+        OSError, yaml.YAMLError: one cannot be read.
+    """
+    for each in filter(None, paths.split(os.pathsep)):
+        file = Path(os.path.expanduser(each))  # noqa: PTH111 (Path's raises for a user without a home)
+        if file.exists():
+            with file.open() as opened:
+                if wrong := _misshapen(yaml.safe_load(opened)):
+                    raise CredentialsError(
+                        f"the kubeconfig {file} cannot be used: {wrong}",
+                        "log in to the cluster to have it written, or set KUBECONFIG to another "
+                        "file",
+                    )
+    return KubeConfigMerger(paths).config
+
+
+def _misshapen(content: object) -> str | None:
+    """What keeps this from being a kubeconfig, as far as its shape goes."""
+    if content is None:
+        return "it is empty"
+    if not isinstance(content, dict):
+        return "it has to be a map with clusters, contexts and users"
+    for key in ("clusters", "contexts", "users"):
+        each = content.get(key) or []
+        if not isinstance(each, list) or not all(isinstance(i, dict) and "name" in i for i in each):
+            return f"{key} has to be a list of maps, each with a name"
+    return None
 
 
 async def _read_token(config: Any) -> None:

@@ -634,6 +634,33 @@ async def test_a_kubeconfig_that_is_none(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "it is empty"),
+        ("# later\n---\n", "it is empty"),
+        ("[]", "it has to be a map with clusters, contexts and users"),
+        ("- a\n- b\n", "it has to be a map"),
+        ("see the wiki", "it has to be a map"),
+        ("clusters: 5", "clusters has to be a list of maps, each with a name"),
+        ("contexts: {x: {cluster: c}}", "contexts has to be a list of maps"),
+        ("users: [u]", "users has to be a list of maps"),
+        ("users: [{user: {}}]", "users has to be a list of maps, each with a name"),
+    ],
+)
+async def test_a_kubeconfig_of_another_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: str
+) -> None:
+    good = kubeconfig(tmp_path, "http://h")
+    bad = tmp_path / "bad"
+    bad.write_text(content)
+    monkeypatch.setenv("KUBECONFIG", f"{good}:{bad}")
+    error = await trouble(Api(deadline=DEADLINE))
+    assert error.kind is Kind.CREDENTIALS
+    assert f"the kubeconfig {bad} cannot be used: {words}" in error.what
+    assert "set KUBECONFIG to another file" in error.remedy
+
+
+@pytest.mark.parametrize(
     ("token", "words"),
     [
         ("", "token is empty"),
