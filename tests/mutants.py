@@ -1596,6 +1596,11 @@ FAULTS = [
         "npu_agent/kube/client.py",
         "tests/kube/test_client.py tests/kube/test_apart.py",
         (
+            "client: the API server is accused of a login program that hangs",
+            "        if self._session is None:\n            return attempt",
+            "        if False:\n            return attempt",
+        ),
+        (
             "client: no deadline for waiting",
             "            async with asyncio.timeout(self._deadline), self._calling:\n",
             "            async with self._calling, asyncio.timeout(self._deadline):\n",
@@ -1728,6 +1733,15 @@ FAULTS = [
         (
             "slices API: a watch begins now",
             '            "resourceVersion": resource_version,\n',
+            "",
+        ),
+    ),
+    *of(
+        "npu_agent/kube/login.py",
+        "tests/kube/test_client.py",
+        (
+            "login: a program that hangs goes on",
+            "        transport.close()  # which kills it, and closes its pipes\n",
             "",
         ),
     ),
