@@ -2050,6 +2050,21 @@ FAULTS = [
         "npu_agent/outputs/events.py",
         "tests/outputs/test_events.py",
         (
+            "events: one that is refused goes before new ones",
+            "min(waiting.items(), key=lambda each: each[1].refused)",
+            "next(iter(waiting.items()))",
+        ),
+        (
+            "events: all is well while one is refused",
+            " and not any(one.refused for one in waiting.values()):",
+            ":",
+        ),
+        (
+            "events: what is refused again is news again",
+            "again = record.refused > 0 and error.kind in _OF_ONE",
+            "again = False",
+        ),
+        (
             "events: each card is added at the start",
             "        if previous is None and before.complete:\n",
             "        if previous is None:\n",
