@@ -2065,6 +2065,11 @@ FAULTS = [
             "again = False",
         ),
         (
+            "events: what is under way is lost",
+            " and event != self._sending:",
+            ":",
+        ),
+        (
             "events: each card is added at the start",
             "        if previous is None and before.complete:\n",
             "        if previous is None:\n",

@@ -153,6 +153,8 @@ class Events:
         self._drivers = tuple(drivers)
         self._records: dict[Event, _Record] = {}
         """The one that has waited for longest comes first."""
+        self._sending: Event | None = None
+        """The one that is under way."""
         self._more = asyncio.Event()
 
     async def run(self) -> None:
@@ -201,10 +203,13 @@ class Events:
         self._more.set()
 
     def _forget(self) -> None:
-        """Drops what is too old to be sent, or to be counted as a repetition."""
+        """Drops what is too old to be sent, or to be counted as a repetition.
+
+        But what is under way: it may arrive.
+        """
         now = _now()
         for event, record in list(self._records.items()):
-            if now - record.kept_from > _KEPT_FOR:
+            if now - record.kept_from > _KEPT_FOR and event != self._sending:
                 del self._records[event]
                 if record.unsent:
                     self.results["lost"] += 1
@@ -252,6 +257,14 @@ class Events:
 
     async def _send(self, node: str, event: Event, record: _Record) -> None:
         """Sends what is unsent of one Event; more of it may happen meanwhile."""
+        self._sending = event
+        try:
+            self.results[await self._put(node, event, record)] += 1
+        finally:
+            self._sending = None
+
+    async def _put(self, node: str, event: Event, record: _Record) -> str:
+        """Does it; returns what it was, for `results`."""
         unsent, result = record.unsent, "repeated"
         # A Node may be created again by its old name: whoever describes it sees what is about it,
         # and not what was about the one before.
@@ -273,7 +286,7 @@ class Events:
             result = "sent"
         record.sent += unsent
         record.unsent -= unsent
-        self.results[result] += 1
+        return result
 
 
 def _as_object(event: Event, record: _Record, node: str, uid: str) -> dict[str, Any]:

@@ -399,6 +399,21 @@ async def test_what_is_too_old_is_lost_and_counted(
         assert "npu1" in event["message"]
 
 
+async def test_what_becomes_too_old_while_it_is_sent_is_not_lost(
+    room: Room, clock: list[float]
+) -> None:
+    room.server.answers.clear()
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        assert room.server.calls.value == 1
+        clock[1] += 601.0
+        await room.show(dead(0), dead(1))
+        room.server.answers.set()
+        await until(lambda: len(room.server.objects) == 2)
+        await room.seen()
+        assert one.results == {"sent": 2}
+
+
 @pytest.mark.parametrize("kind", [Kind.NOT_FOUND, Kind.CONFLICT])
 async def test_a_node_that_is_away_or_a_name_that_is_taken_loses_no_event(
     room: Room, kind: Kind
