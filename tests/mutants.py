@@ -1843,6 +1843,11 @@ FAULTS = [
         "npu_agent/kube/client.py",
         "tests/kube/test_client.py tests/kube/test_apart.py",
         (
+            "client: the API server is accused of a login program that hangs",
+            "        if self._session is None:\n            return attempt",
+            "        if False:\n            return attempt",
+        ),
+        (
             "client: no deadline for waiting",
             "            async with asyncio.timeout(self._deadline), self._calling:\n",
             "            async with self._calling, asyncio.timeout(self._deadline):\n",
@@ -1975,6 +1980,15 @@ FAULTS = [
         (
             "slices API: a watch begins now",
             '            "resourceVersion": resource_version,\n',
+            "",
+        ),
+    ),
+    *of(
+        "npu_agent/kube/login.py",
+        "tests/kube/test_client.py",
+        (
+            "login: a program that hangs goes on",
+            "        transport.close()  # which kills it, and closes its pipes\n",
             "",
         ),
     ),
@@ -2149,6 +2163,20 @@ FAULTS = [
         ),
     ),
     *of(
+        "npu_agent/commands/labels.py",
+        "tests/commands/test_labels.py",
+        (
+            "labels apply: careful is never",
+            "careful=doubt is not None)",
+            "careful=False)",
+        ),
+        (
+            "labels apply: firmware that hangs costs all",
+            "    except OSError as error:\n",
+            "    except KeyError as error:\n",
+        ),
+    ),
+    *of(
         "npu_agent/outputs/labels/labeller.py",
         f"{LABELS}/test_labeller.py",
         (
@@ -2165,6 +2193,11 @@ FAULTS = [
             "labels: careful is never",
             "careful=now.unsure)",
             "careful=False)",
+        ),
+        (
+            "labels: new ones are in place before there is an answer",
+            "in_place = before.in_place and labels == before.labels",
+            "in_place = before.in_place",
         ),
         (
             "labels: the server's wish to wait is not granted",
@@ -2263,6 +2296,26 @@ FAULTS = [
     *of(
         "npu_agent/outputs/events.py",
         "tests/outputs/test_events.py",
+        (
+            "events: one that is refused goes before new ones",
+            "min(waiting.items(), key=lambda each: each[1].refused)",
+            "next(iter(waiting.items()))",
+        ),
+        (
+            "events: all is well while one is refused",
+            " and not any(one.refused for one in waiting.values()):",
+            ":",
+        ),
+        (
+            "events: what is refused again is news again",
+            "again = record.refused > 0 and error.kind in _OF_ONE",
+            "again = False",
+        ),
+        (
+            "events: what is under way is lost",
+            " and event != self._sending:",
+            ":",
+        ),
         (
             "events: each card is added at the start",
             "        if previous is None and before.complete:\n",

@@ -272,7 +272,8 @@ COMMANDS = {
             summary="show the labels of the Node and why; apply them once; clear them",
             about="What this host's cards say about the labels of its Node. The running agent "
             "keeps them; apply and clear do it once, by hand, and need NODE_NAME and the API "
-            "server.",
+            "server. While something that may be a card cannot be read, apply changes none that "
+            "are there: exit code 1.",
             usage="[show|apply|clear] [options]",
             examples=(
                 ("labels", "every label, its value, and why"),

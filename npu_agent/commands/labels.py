@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import os
 import sys
+from functools import partial
+from pathlib import Path
 
 from npu_agent.commands import CommandError, view
 from npu_agent.commands.common import host_root, quiet, vendors
@@ -13,8 +15,11 @@ from npu_agent.core.vocabulary import LabelSet, label_sets
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api
 from npu_agent.outputs.labels import compute, output_of
-from npu_agent.outputs.labels.labeller import Output, UnavailableError
+from npu_agent.outputs.labels.compute import Machine
+from npu_agent.outputs.labels.labeller import MACHINE_DEADLINE, Output, UnavailableError
 from npu_agent.outputs.labels.machine import read_machine
+from npu_agent.text import one_line
+from npu_agent.threads import DaemonThread
 from npu_agent.vendors import VOCABULARIES
 
 
@@ -49,9 +54,9 @@ async def _act(args: argparse.Namespace) -> int:
 async def _show_or_apply(
     args: argparse.Namespace, output: Output, sets: tuple[LabelSet, ...]
 ) -> None:
-    root = host_root(args)
     snapshot = await read_once(vendors(args))
-    machine = read_machine(root)
+    machine = await _machine(host_root(args))
+    doubt = compute.unsure(snapshot)
     if args.action == "show":
         explained = list(compute.explained(snapshot, machine, sets))
         if args.output in view.DATA:
@@ -59,12 +64,32 @@ async def _show_or_apply(
             print(view.data(rows, args.output))
         else:
             view.show(view.labels_table(explained), wide=args.output == "wide")
+        if doubt:
+            print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
+        return
+    if doubt:
+        words = "our labels that are on the Node already stay as they are"
+        print(f"npu-agent: {doubt}: {words}", file=sys.stderr)
+    labels = compute.labels(snapshot, machine, sets)
+    done = await output.put(labels, careful=doubt is not None)
+    if count := done["left"]:
+        raise CommandError(
+            f"not applied: {count} of our labels would change, and stay as they are while {doubt}: "
+            "apply again when it can be read or is gone, or clear and apply to have the labels of "
+            "the other cards"
+        )
+    if args.output in view.DATA:
+        print(view.data(dict(labels), args.output))
     else:
-        labels = compute.labels(snapshot, machine, sets)
-        await output.put(labels, careful=False)
-        if args.output in view.DATA:
-            print(view.data(dict(labels), args.output))
-        else:
-            print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
-    if doubt := compute.unsure(snapshot):
-        print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
+        print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
+
+
+async def _machine(root: Path) -> Machine:
+    """The machine's vendor and name; as in the agent, a file that hangs costs no more than both."""
+    try:
+        read = partial(read_machine, root)
+        return await DaemonThread("npu-dmi").call(read, deadline=MACHINE_DEADLINE)
+    except OSError as error:
+        words = f"the machine's vendor and name cannot be read: {one_line(error.strerror or error)}"
+        print(f"npu-agent: {words}", file=sys.stderr)
+        return Machine(vendor=None, name=None)

@@ -38,6 +38,9 @@ _LARGEST_ERROR = 64 * 2**10
 _REREAD = 60.0
 """Seconds until the token is read again. The kubelet replaces it long before it expires, so that a
 401 is rare; client-go waits as long."""
+_LOADING = 0.8
+"""The share of a call's deadline that a login program may take: with all of it, people would see
+that the call has not ended, and not why."""
 _CLOSING = 0.3
 """Seconds: the whole agent has one for its end."""
 _APART = 8
@@ -220,6 +223,12 @@ class Api:
 
     def _silent(self, request: Request, seconds: float) -> ApiError:
         attempt = self._named(request.attempt)
+        if self._session is None:
+            return attempt.failed(
+                Kind.TIMEOUT,
+                f"nothing was sent within {seconds:g} s, as the credentials are still being loaded",
+                "does a file system hang, or a login program of the kubeconfig?",
+            )
         return attempt.failed(
             Kind.TIMEOUT,
             f"{attempt.server} has not answered within {seconds:g} s",
@@ -286,7 +295,9 @@ class Api:
 
     async def _connect(self) -> tuple[ClientSession, Credentials]:
         if self._session is None or self._credentials is None:
-            found = self._given or await _credentials(self._kubeconfig)
+            found = self._given or await _credentials(
+                self._kubeconfig, deadline=self._deadline * _LOADING
+            )
             self._token_read_at = time.monotonic()
             await _on_thread(importlib.import_module, "aiohttp")  # 0.2 to 0.4 s the first time
             context = await _on_thread(tls_context, found)
@@ -325,7 +336,7 @@ class Api:
         )
 
 
-async def _credentials(given: Path | None) -> Credentials:
+async def _credentials(given: Path | None, *, deadline: float) -> Credentials:
     """By precedence: `given`; in a Pod its service account; $KUBECONFIG; ~/.kube/config.
 
     Raises:
@@ -346,7 +357,7 @@ async def _credentials(given: Path | None) -> Credentials:
             "without by labels.output: none and events: false",
         )
     module = await _on_thread(importlib.import_module, "npu_agent.kube.kubeconfig")
-    loaded: Credentials = await module.load(paths)
+    loaded: Credentials = await module.load(paths, deadline=deadline)
     return loaded
 
 

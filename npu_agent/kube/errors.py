@@ -22,6 +22,7 @@ LONGEST_WAIT = 300.0
 
 
 _DRA = ("resourceslices", "resourceclaims")
+_NO_DRA = "it does not serve resource.k8s.io/v1: DRA needs Kubernetes 1.34 or later"
 _REVIEWS = ("tokenreviews", "subjectaccessreviews")
 
 
@@ -214,41 +215,56 @@ def _forbidden(attempt: Attempt, said: str) -> str:
         who = "the service account " + "/".join(found.groups())
     elif found := re.search(r'User "([^"]+)"', said):
         who = f"the user {found[1]}"
-    component = "dra" if attempt.resource in _DRA else ""
-    if attempt.resource in _REVIEWS:
-        component = "metrics-authorization"
-    if component:
+    if attempt.resource in ("nodes", "events"):
         return (
-            f"{who} has no right to {attempt.verb} {attempt.resource}: the component "
-            f"k8s/components/{component} gives it"
+            f"{who} has no right to {attempt.verb} {attempt.resource}: the ClusterRole in k8s/ "
+            "gives it (get and patch nodes, create and patch events): kubectl apply -k k8s/"
         )
-    return (
-        f"{who} has no right to {attempt.verb} {attempt.resource}: the ClusterRole in k8s/ gives "
-        "it (get and patch nodes, create and patch events): kubectl apply -k k8s/"
-    )
+    return f"{who} has no right to {attempt.verb} {attempt.resource}: {_giver(attempt.resource)}"
+
+
+def _giver(resource: str) -> str:
+    """What gives the rights to what is no Node and no Event."""
+    if resource in _DRA:
+        return "the component k8s/components/dra gives it"
+    if resource in _REVIEWS:
+        return "the component k8s/components/metrics-authorization gives it"
+    if resource == "deviceclasses":
+        return "nothing in k8s/ gives it, as the agent needs none: do this as an administrator"
+    role = "basic-user" if resource == "selfsubjectaccessreviews" else "discovery"
+    return f"Kubernetes' own ClusterRole system:{role} gives it to all users: is it bound?"
 
 
 def _not_found(attempt: Attempt, official: bool) -> str:
-    if attempt.resource in _DRA and attempt.verb in ("list", "watch", "patch"):
-        return "it does not serve resource.k8s.io/v1: DRA needs Kubernetes 1.34 or later"
+    resource = attempt.resource
+    if resource in _DRA and attempt.verb in ("list", "watch", "patch"):
+        return _NO_DRA
+    if resource == "deviceclasses" and (attempt.verb == "list" or not official):
+        return _NO_DRA  # for a group that it does not serve, it answers with no Status
     if not official:
         return "is that a Kubernetes API server, and is the path in its URL right?"
-    if attempt.resource == "nodes":
+    if resource == "nodes":
         return (
             "NODE_NAME may be wrong: it has to be the name that `kubectl get nodes` shows, and "
             "k8s/daemonset.yaml takes it from spec.nodeName"
         )
-    if attempt.resource == "resourceclaims":
+    if resource == "events":
+        return "the namespace does not exist, or the Event has expired"
+    if resource == "resourceclaims":
         return "the claim was deleted"
-    return "the namespace does not exist, or the Event has expired"
+    if resource == "deviceclasses":
+        return "there is no class of this name: the component k8s/components/dra has the agent's"
+    if resource.endswith("reviews"):
+        return "it serves no reviews, as every Kubernetes does: is that its own API server?"
+    return "there is no such object"
 
 
 def _conflict(attempt: Attempt) -> str:
     if attempt.resource == "nodes":
         return "the Node was deleted or created again since it was read; it is read again"
-    if attempt.resource in _DRA:
-        return "somebody else has changed it at the same time"
-    return "an Event of this name exists, or its namespace is being deleted"
+    if attempt.resource == "events":
+        return "an Event of this name exists, or its namespace is being deleted"
+    return "somebody else has changed it at the same time"
 
 
 def failed(attempt: Attempt, error: Exception) -> ApiError:

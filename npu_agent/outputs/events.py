@@ -36,6 +36,9 @@ _MOST = 256
 _BURST, _EVERY = 25, 10.0
 """So many Events without a pause, and then one each so many seconds."""
 _RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
+_OF_ONE = (Kind.FORBIDDEN, Kind.CONFLICT, Kind.GARBAGE)
+"""What may be wrong with one Event alone: a webhook refuses it, or repeats need a right that is
+missing. The others go before it then."""
 _now = time.monotonic
 
 
@@ -117,6 +120,8 @@ class _Record:
     uid: str = ""
     """The Node that it is about there."""
     sent: int = 0
+    refused: int = 0
+    """How often in a row it could not be sent for what may be its own fault."""
 
 
 class Events:
@@ -148,6 +153,8 @@ class Events:
         self._drivers = tuple(drivers)
         self._records: dict[Event, _Record] = {}
         """The one that has waited for longest comes first."""
+        self._sending: Event | None = None
+        """The one that is under way."""
         self._more = asyncio.Event()
 
     async def run(self) -> None:
@@ -196,10 +203,13 @@ class Events:
         self._more.set()
 
     def _forget(self) -> None:
-        """Drops what is too old to be sent, or to be counted as a repetition."""
+        """Drops what is too old to be sent, or to be counted as a repetition.
+
+        But what is under way: it may arrive.
+        """
         now = _now()
         for event, record in list(self._records.items()):
-            if now - record.kept_from > _KEPT_FOR:
+            if now - record.kept_from > _KEPT_FOR and event != self._sending:
                 del self._records[event]
                 if record.unsent:
                     self.results["lost"] += 1
@@ -207,11 +217,15 @@ class Events:
     async def _send_all(self, node: str) -> None:
         pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
         allowed, filled = float(_BURST), _now()
+        works = False
         while True:
             self._more.clear()
             self._forget()
-            event = next((event for event, one in self._records.items() if one.unsent), None)
-            if event is None:
+            waiting = {event: one for event, one in self._records.items() if one.unsent}
+            if works and self.error and not any(one.refused for one in waiting.values()):
+                self.error = None
+                log.info("events can be sent again")
+            if not waiting:
                 await self._more.wait()
                 continue
             now = _now()
@@ -219,25 +233,38 @@ class Events:
             if allowed < 1:
                 await asyncio.sleep((1 - allowed) * _EVERY)
                 continue
+            # Of those that were refused as often as each other, the oldest.
+            event, record = min(waiting.items(), key=lambda each: each[1].refused)
             try:
-                await self._send(node, event, self._records[event])
+                await self._send(node, event, record)
             except ApiError as error:
+                again = record.refused > 0 and error.kind in _OF_ONE
                 if error.kind is Kind.REFUSED:  # it would be refused again
                     self.results["lost"] += 1
                     self._records.pop(event, None)
-                if str(error) != self.error:
-                    self.error = str(error)
-                    log.warning("events cannot be sent: trying again", reason=error)
+                elif error.kind in _OF_ONE:
+                    record.refused += 1
+                if not again:
+                    works = False
+                    if str(error) != self.error:
+                        log.warning("events cannot be sent: trying again", reason=error)
+                self.error = str(error)
                 await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))
                 continue
             allowed -= 1
             pause.reset()
-            if self.error:
-                self.error = None
-                log.info("events can be sent again")
+            record.refused, works = 0, True
 
     async def _send(self, node: str, event: Event, record: _Record) -> None:
         """Sends what is unsent of one Event; more of it may happen meanwhile."""
+        self._sending = event
+        try:
+            self.results[await self._put(node, event, record)] += 1
+        finally:
+            self._sending = None
+
+    async def _put(self, node: str, event: Event, record: _Record) -> str:
+        """Does it; returns what it was, for `results`."""
         unsent, result = record.unsent, "repeated"
         # A Node may be created again by its old name: whoever describes it sees what is about it,
         # and not what was about the one before.
@@ -259,7 +286,7 @@ class Events:
             result = "sent"
         record.sent += unsent
         record.unsent -= unsent
-        self.results[result] += 1
+        return result
 
 
 def _as_object(event: Event, record: _Record, node: str, uid: str) -> dict[str, Any]:

@@ -63,6 +63,61 @@ def test_any_answer_is_an_error_with_one_line(status: int, body: bytes) -> None:
     assert str(error).isprintable()
 
 
+def remedy(status: int, verb: str, resource: str, *, official: bool = True) -> str:
+    attempt = Attempt(doing=f"{verb} it", verb=verb, resource=resource, server="https://a")
+    body = b'{"kind": "Status"}' if official else b"404 page not found"
+    return answered(attempt, status, {}, body, None).remedy
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "words"),
+    [
+        ("get", "nodes", "the ClusterRole in k8s/ gives it (get and patch nodes, "),
+        ("patch", "events", "the ClusterRole in k8s/ gives it"),
+        ("list", "resourceslices", "the component k8s/components/dra gives it"),
+        ("get", "resourceclaims", "the component k8s/components/dra gives it"),
+        ("create", "tokenreviews", "the component k8s/components/metrics-authorization gives it"),
+        ("create", "selfsubjectaccessreviews", "own ClusterRole system:basic-user gives it"),
+        ("get", "/apis/resource.k8s.io/v1", "own ClusterRole system:discovery gives it"),
+        ("get", "deviceclasses", "nothing in k8s/ gives it, as the agent needs none"),
+        ("list", "deviceclasses", "do this as an administrator"),
+    ],
+)
+def test_what_gives_a_right(verb: str, resource: str, words: str) -> None:
+    said = remedy(403, verb, resource)
+    assert f"has no right to {verb} {resource}: " in said
+    assert words in said
+    assert said.count("ClusterRole in k8s/") == (resource in ("nodes", "events"))
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "official", "words"),
+    [
+        ("get", "nodes", True, "NODE_NAME may be wrong"),
+        ("patch", "events", True, "the Event has expired"),
+        ("get", "resourceclaims", True, "the claim was deleted"),
+        ("list", "resourceslices", False, "it does not serve resource.k8s.io/v1"),
+        ("list", "deviceclasses", False, "it does not serve resource.k8s.io/v1"),
+        ("get", "deviceclasses", False, "it does not serve resource.k8s.io/v1"),
+        ("get", "deviceclasses", True, "there is no class of this name"),
+        ("delete", "resourceslices", True, "there is no such object"),
+        ("create", "selfsubjectaccessreviews", True, "it serves no reviews"),
+        ("create", "tokenreviews", True, "it serves no reviews"),
+        ("create", "tokenreviews", False, "is that a Kubernetes API server"),
+    ],
+)
+def test_what_was_not_found(verb: str, resource: str, official: bool, words: str) -> None:
+    said = remedy(404, verb, resource, official=official)
+    assert words in said
+    assert ("Event" in said) == (resource == "events")
+
+
+@pytest.mark.parametrize("resource", ["nodes", "events", "resourceslices", "tokenreviews"])
+def test_a_conflict_is_about_what_was_asked_for(resource: str) -> None:
+    said = remedy(409, "patch", resource)
+    assert ("Event" in said, "Node" in said) == (resource == "events", resource == "nodes")
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -133,6 +133,8 @@ class Server(Api):
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: Feed[int] = field(default_factory=lambda: Feed(0))
     refusal: ApiError | None = None
+    refused: Callable[[Request], ApiError | None] = lambda _: None
+    """What it has against a request."""
     node_uid: str = "node-uid"
     answers: asyncio.Event = field(default_factory=asyncio.Event)
     """Set but while it takes its time."""
@@ -145,6 +147,8 @@ class Server(Api):
         await self.answers.wait()
         if self.refusal:
             raise self.refusal
+        if refusal := self.refused(request):
+            raise refusal
         if request.method == "GET":
             assert request.path == "/api/v1/nodes/node-1"
             metadata = {"name": "node-1", "uid": self.node_uid, "resourceVersion": "1"}
@@ -395,6 +399,21 @@ async def test_what_is_too_old_is_lost_and_counted(
         assert "npu1" in event["message"]
 
 
+async def test_what_becomes_too_old_while_it_is_sent_is_not_lost(
+    room: Room, clock: list[float]
+) -> None:
+    room.server.answers.clear()
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        assert room.server.calls.value == 1
+        clock[1] += 601.0
+        await room.show(dead(0), dead(1))
+        room.server.answers.set()
+        await until(lambda: len(room.server.objects) == 2)
+        await room.seen()
+        assert one.results == {"sent": 2}
+
+
 @pytest.mark.parametrize("kind", [Kind.NOT_FOUND, Kind.CONFLICT])
 async def test_a_node_that_is_away_or_a_name_that_is_taken_loses_no_event(
     room: Room, kind: Kind
@@ -418,6 +437,102 @@ async def test_an_event_that_is_refused_for_good_holds_up_no_other(room: Room) -
         await until(lambda: room.server.objects)
         (event,) = room.server.objects.values()
         assert "npu1" in event["message"]
+
+
+def about(card: str, kind: Kind) -> Callable[[Request], ApiError | None]:
+    """A webhook that refuses what is about a card."""
+    return lambda request: error(kind) if f"{card} " in str(request.body) else None
+
+
+@pytest.mark.parametrize("kind", [Kind.FORBIDDEN, Kind.CONFLICT, Kind.GARBAGE])
+async def test_an_event_that_a_webhook_refuses_holds_up_no_other(
+    room: Room, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "npu_agent.outputs.events")
+    room.server.refused = about("npu0", kind)
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        await until(lambda: one.error)
+        await room.show(dead(0), dead(1))
+        await until(lambda: room.server.objects)
+        (event,) = room.server.objects.values()
+        assert "npu1" in event["message"]
+        await room.server.reached(room.server.calls.value + 6)
+        assert one.error, "the first one is still refused"
+        await room.show(dead(0), card(1))
+        await until(lambda: len(room.server.objects) == 2)
+        room.server.refused = lambda _: None
+        await until(lambda: len(room.server.objects) == 3)
+        await until(lambda: not one.error)
+        assert one.results == {"sent": 3}
+    said = [record.message for record in caplog.records]
+    assert said == ["events cannot be sent: trying again", "events can be sent again"]
+
+
+async def test_new_events_go_before_all_that_are_refused(room: Room) -> None:
+    room.snapshots.publish(snapshot(*map(card, range(6))))
+    tried: list[str] = []
+
+    def refused(request: Request) -> ApiError | None:
+        if request.method == "POST":
+            assert request.body
+            tried.append(request.body["message"][:4])
+            return None if "npu5 " in request.body["message"] else error(Kind.FORBIDDEN)
+        return None
+
+    room.server.refused = refused
+    async with room.running():
+        await room.show(*map(dead, range(5)), card(5))
+        await until(lambda: len(tried) >= 12)
+        assert tried[:10] == ["npu0", "npu1", "npu2", "npu3", "npu4"] * 2
+        before = len(tried)
+        await room.show(*map(dead, range(6)))
+        await until(lambda: "npu5" in tried)
+        assert tried.index("npu5") <= before + 1, "the one that was under way may come first"
+
+
+async def test_an_event_that_is_refused_until_it_is_too_old_is_no_trouble_any_more(
+    room: Room, clock: list[float]
+) -> None:
+    room.server.refused = about("npu0", Kind.FORBIDDEN)
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        await until(lambda: one.error)
+        await room.show(dead(0), dead(1))
+        await until(lambda: room.server.objects)
+        assert one.error
+        clock[1] += 601.0
+        await until(lambda: not one.error)
+        assert one.results == {"sent": 1, "lost": 1}
+
+
+async def test_events_that_are_all_refused_stay_a_trouble_when_they_are_lost(
+    room: Room, clock: list[float]
+) -> None:
+    async with room.running() as one:
+        await room.show(card(0), dead(1))
+        await until(lambda: one.results["sent"])
+        room.server.refusal = error(Kind.FORBIDDEN)
+        await room.show(dead(0), dead(1))
+        await until(lambda: one.error)
+        clock[1] += 601.0
+        await until(lambda: one.results["lost"])
+        await room.seen()
+        assert one.error, "nothing could be sent since"
+
+
+async def test_repeats_without_the_right_to_patch_hold_up_no_other(room: Room) -> None:
+    def refused(request: Request) -> ApiError | None:
+        return error(Kind.FORBIDDEN) if request.method == "PATCH" else None
+
+    room.server.refused = refused
+    async with room.running() as one:
+        await room.show(dead(0), card(1))
+        await room.show(card(0), card(1))
+        await room.show(dead(0), card(1))
+        await until(lambda: one.error)
+        await room.show(dead(0), dead(1))
+        await until(lambda: any("npu1" in each["message"] for each in room.server.objects.values()))
 
 
 async def test_there_is_a_limit_to_requests_and_to_what_waits(

@@ -24,7 +24,8 @@ log = logger(__name__)
 
 _RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
 """Seconds between tries while the labels cannot be put in place."""
-_MACHINE_DEADLINE = 2.0
+MACHINE_DEADLINE = 2.0
+"""Seconds for reading what the machine is called."""
 _SETTLE = 1.0
 """Seconds that new labels have to stay the same before they are written: a driver that is reloaded
 removes its cards one by one, and each step would be a write."""
@@ -126,7 +127,7 @@ class Labeller:
         if self._machine is None:
             thread = DaemonThread("npu-dmi")
             try:
-                self._machine = await thread.call(self._read_machine, deadline=_MACHINE_DEADLINE)
+                self._machine = await thread.call(self._read_machine, deadline=MACHINE_DEADLINE)
             except OSError as error:
                 log.warning("the machine's vendor and name cannot be read", error=error)
                 self._machine = Machine(vendor=None, name=None)
@@ -157,7 +158,10 @@ class Labeller:
             await _within(changed, now.resync * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> None:
-        self.state.publish(replace(self.state.value, labels=labels))
+        before = self.state.value
+        # New labels are not there yet, and the API server may take its time.
+        in_place = before.in_place and labels == before.labels
+        self.state.publish(replace(before, labels=labels, in_place=in_place))
         done = await self._output.put(labels, careful=careful)
         if self._reported:
             self._reported = ""

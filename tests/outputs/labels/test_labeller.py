@@ -18,7 +18,7 @@ from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, UnavailableError
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS
-from tests.until import until
+from tests.until import first, until
 
 DEADLINE = 20.0
 WELL = Health(state=HealthState.HEALTHY, reason="works", since=0.0)
@@ -46,9 +46,12 @@ class Place:
         self.refusal: UnavailableError | None = None
         self.answer = Counter(written=1)
         self.changes = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
         self.puts.publish((*self.puts.value, (dict(labels), careful)))
+        await self.answers.wait()
         if self.refusal:
             raise self.refusal
         return self.answer
@@ -116,6 +119,29 @@ async def test_labels_are_put_once_and_not_again_while_nothing_changes(room: Roo
             await asyncio.sleep(0)
         assert len(room.place.puts.value) == 1
         assert one.results == {"written": 1}
+
+
+async def test_new_labels_are_not_in_place_before_there_is_an_answer(room: Room) -> None:
+    async with room.running() as one:
+        await room.put(1)
+        await first(one.state, lambda state: state.in_place)
+        room.place.answers.clear()
+        room.snapshots.publish(cards(1))
+        labels = await room.put(2)
+        assert one.state.value.labels == labels
+        assert not one.state.value.in_place
+        room.place.answers.set()
+        await first(one.state, lambda state: state.in_place)
+
+
+async def test_labels_that_are_checked_stay_in_place_meanwhile(room: Room) -> None:
+    async with room.running() as one:
+        await room.put(1)
+        await first(one.state, lambda state: state.in_place)
+        room.place.answers.clear()
+        room.resync.publish(0.01)
+        await room.put(2)
+        assert one.state.value.in_place
 
 
 async def test_nothing_is_put_before_the_hardware_is_known(room: Room) -> None:
