@@ -229,10 +229,12 @@ async def _allocatable(here: Situation, resource: Resource) -> Finding:
     """Whether the Node has as many devices to give as are healthy here."""
     seen, node = await here.see(snapshot), await own_node(here)
     devices = offered(here, resource, seen)
-    healthy = len(await expected(here, resource.name, devices))
+    right = await expected(here, resource.name, devices)
+    healthy, claimed = len(right.sure), len(right.claimed)
     count = str(part(node, "status", "allocatable").get(resource.name, "0"))
-    if count == str(healthy):
-        return ok(f"{count}, as many as are healthy here")
+    besides = f", besides {claimed} of cards that claims use" if claimed else ""
+    if count in map(str, range(healthy, healthy + claimed + 1)):
+        return ok(f"{count}, as many as are healthy here{besides}")
     if doubtful(seen):
         return unknown(
             f"{count} on the Node, {healthy} healthy here, where not all could be read",
@@ -245,7 +247,7 @@ async def _allocatable(here: Situation, resource: Resource) -> Finding:
     if await here.see_or(owner, Owner()) is None:
         remedy = "no npu-agent serves this node: is its Pod running here?"
     return wrong(
-        f"{count} on the Node, {healthy} healthy device(s) here",
+        f"{count} on the Node, {healthy} healthy device(s) here{besides}",
         remedy,
         f"kubectl -n kube-system get pods -o wide --field-selector spec.nodeName={here.node_name}",
     )

@@ -8,7 +8,7 @@ import fcntl
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -36,11 +36,15 @@ from npu_agent.doctor.probe import Directory, Process
 from npu_agent.doctor.situation import Situation
 from npu_agent.kube.errors import ApiError, Attempt, Kind, answered
 from npu_agent.kubelet.ownership import Owner, lock_path
+from npu_agent.kubelet.podresources import socket_beside
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.outputs.labels import nfd
 from npu_agent.vendors import WORDS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
 from tests.kube.helpers import hangs
+from tests.kubelet.test_podresources import PodResources
 from tests.outputs.deviceplugin.helpers import snapshot, state
 
 DIRECTORY = Directory(path=Path("/plugins"), owner="uid 0, gid 0, mode 0750")
@@ -438,7 +442,7 @@ async def test_what_several_lines_need_is_seen_once(
 ) -> None:
     asked: list[Path] = []
 
-    async def fetch(path: Path) -> tuple[Assignment, ...]:
+    async def fetch(path: Path, _: Collection[str]) -> tuple[Assignment, ...]:
         asked.append(path)
         return ()
 
@@ -565,6 +569,61 @@ async def test_a_device_that_is_kept_back_is_not_missed() -> None:
     """Somebody holds its cores under a resource of before."""
     old = Assignment("ns", "pod", "c", "furiosa.ai/warboy", "WARBOY-0")
     assert (await owned({}, {kubelet.held: (old,)})).state is Verdict.OK
+
+
+async def test_a_card_that_a_claim_holds_is_not_missed(node: Node) -> None:
+    """Where cards move to the device plugin, it lists this one once its claims have ended."""
+    card = simulator.card("warboy", 0)
+    await claimed(node, f"npu-{card.uuid.lower()}", "train", "eval")
+    node.registered[RESOURCE].remove(card.uuid)
+    node.write_checkpoint()
+    node.api.node["status"]["allocatable"][RESOURCE] = "1"
+    lines = await node.examined()
+    assert not [line for line in lines.values() if line.state is Verdict.WRONG]
+    assert lines["pod-resources"].detail == "answers: 1 of our devices are held by Pods"
+    assert lines[f"resource {RESOURCE}"].detail == "the kubelet knows 1, all of them ours"
+    allocatable = lines[f"allocatable {RESOURCE}"]
+    assert allocatable.detail.endswith(
+        "as many as are healthy here, besides 1 of cards that claims use"
+    )
+    # It excuses no other card.
+    node.registered[RESOURCE].clear()
+    node.write_checkpoint()
+    node.api.node["status"]["allocatable"][RESOURCE] = "0"
+    lines = await node.examined()
+    assert "knows 0 of 1" in lines[f"resource {RESOURCE}"].detail
+    assert lines[f"allocatable {RESOURCE}"].state is Verdict.WRONG
+
+
+async def test_a_card_with_an_administrators_claim_may_be_offered(node: Node) -> None:
+    """Such a claim holds nothing, and pod-resources does not say that it is one."""
+    await claimed(node, f"npu-{simulator.card('warboy', 0).uuid.lower()}", "monitor")
+    lines = await node.examined()
+    assert not [line for line in lines.values() if line.state is Verdict.WRONG]
+    node.api.node["status"]["allocatable"][RESOURCE] = "3"
+    assert (await node.examined())[f"allocatable {RESOURCE}"].state is Verdict.WRONG
+
+
+async def test_a_claim_on_a_card_that_has_gone(node: Node) -> None:
+    await claimed(node, "npu-gone", "train")
+    line = (await node.examined())["pod-resources"]
+    assert line.state is Verdict.NOTE
+    assert "Pod ml/train holds npu-gone" in line.detail
+
+
+async def claimed(node: Node, device: str, *containers: str) -> None:
+    """Has the kubelet list this device of a claim for the containers of a Pod."""
+    resource = wire.ClaimResource(driver_name="npu.furiosa.ai", pool_name="n1", device_name=device)
+    claim = wire.DynamicResource(
+        claim_name="npus", claim_namespace="ml", claim_resources=[resource]
+    )
+    each = [wire.ContainerResources(name=one, dynamic_resources=[claim]) for one in containers]
+    pod = wire.PodResources(name="train", namespace="ml", containers=each)
+    path = socket_beside(node.directory)
+    path.unlink()
+    listed = bytes(wire.ListPodResourcesResponse(pod_resources=[pod]))
+    node.plugins.append(UnixServer([PodResources(listed)], path))
+    await node.plugins[-1].listen()
 
 
 async def test_a_device_that_a_pod_holds_and_that_has_gone() -> None:
