@@ -33,6 +33,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "resource": (*_SYS, *_KUBELET, "other plugins", "odd", "readiness"),
     "CDI directory": ("host root",),
     "NFD directory": ("host root",),
+    "metrics.listen": ("metrics.tls",),
     "readiness": _KUBELET,
     "right to": _API,
     "Node": ("API server", "NODE_NAME", "right to get nodes"),
