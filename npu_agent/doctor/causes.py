@@ -48,7 +48,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
         "readiness",
     ),
     "labels": (*_SYS, *_NODE, "odd", "right to patch nodes", "NFD directory"),
-    "DRA": ("API server", "NODE_NAME"),
+    "DRA": _NODE,
     "DRA rights": _API,
     "DRA registry of": (*_KUBELET, "DRA"),
     "DRA directory of": (*_KUBELET, "DRA"),

@@ -23,6 +23,8 @@ from npu_agent.config import (
     DisabledDevice,
     LabelsConfig,
     MetricsConfig,
+    NodeApi,
+    ResourceSpec,
     TlsConfig,
     default_config,
 )
@@ -515,6 +517,36 @@ async def test_nothing_is_asked_where_nothing_is_wanted(node: Node) -> None:
         Verdict.UNUSED
     }
     assert not [name for name in lines if name.startswith(("right to", "allocatable"))]
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        {"allocation": AllocationConfig(api="dra")},
+        {"allocation": AllocationConfig(api="auto")},
+        {"allocation": AllocationConfig(nodes=(NodeApi(node_name="n1", api="dra"),))},
+        {"resources": (ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra"),)},
+    ],
+)
+async def test_where_only_dra_asks_for_the_cluster(node: Node, asking: dict[str, Any]) -> None:
+    node.reconfigure(labels=LabelsConfig(output="none"), events=False, **asking)
+    lines = await node.examined()
+    names = ("NODE_NAME", "API server", "right to get nodes", "Node", "DRA")
+    assert {lines[name].state for name in names} == {Verdict.OK}
+    assert [name for name in lines if name.startswith("right to")] == ["right to get nodes"]
+    # What is wrong there is what to fix, and what DRA lacks follows from it.
+    node.situation = replace(node.situation, node_name=None)
+    lines = await node.examined()
+    assert lines["NODE_NAME"].state is Verdict.WRONG
+    node.situation = replace(node.situation, node_name="n1")
+    node.api.rights.clear()
+    lines = await node.examined()
+    assert lines["right to get nodes"].state is Verdict.WRONG
+    assert lines["DRA"].follows == "right to get nodes"
+    node.api.refusal = 401
+    lines = await node.examined()
+    assert lines["API server"].state is Verdict.WRONG
+    assert lines["DRA"].follows == "API server"
 
 
 # --- what hangs, and what is our own fault
