@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
+import os
 import signal
 import sys
 
@@ -48,12 +50,25 @@ async def _generate(args: argparse.Namespace) -> None:
     try:
         await write(directory, specs)
     except OSError as error:
+        # The second name is that of the spec: the first one is of the file beside it.
+        where = error.filename2 or directory
         raise CommandError(
-            f"{directory}: {error.strerror or error}: run it as root, or print the specs by "
-            "--stdout"
+            f"{where}: {error.strerror or error}: {_remedy(error)}print the specs by --stdout"
         ) from error
     print(*(f"{directory / name} written" for name in specs.files), sep="\n")
     print(*specs.names, sep="\n")
+
+
+def _remedy(error: OSError) -> str:
+    """What may help where specs cannot be written; ends with "or", unless nothing is known."""
+    match error.errno:
+        case errno.EACCES | errno.EPERM if os.geteuid():
+            return "run it as root, or "
+        case errno.EROFS:
+            return "mount it to be written, or "
+        case errno.EISDIR | errno.ENOTDIR | errno.EEXIST:
+            return "move away what is in the place of it, or "
+    return ""
 
 
 async def _watch(args: argparse.Namespace) -> None:
