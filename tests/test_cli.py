@@ -307,6 +307,28 @@ def test_info_watch_shows_a_change_and_ends_on_ctrl_c(root: Path) -> None:
     assert (code, err) == (130, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_goes_on_until_a_signal_ends_well_by_it(
+    root: Path, plugin_dir: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """docs/commands.md: for these that is the end that they were started for."""
+    plugin_dir.mkdir()
+    options = ("--host-root", root, f"--plugin-dir={plugin_dir}", "--metrics-listen=127.0.0.1:0")
+    with started("run", *options) as agent, started("simulate", tmp_path / "other") as simulated:
+        agent.said("serving metrics and status")
+        simulated.printed("break a card")
+        assert [one.end(number)[0] for one in (agent, simulated)] == [0, 0]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_only_watches_says_which_signal_ended_it(
+    root: Path, number: signal.Signals, code: int
+) -> None:
+    with started("info", "--watch", "--host-root", root) as process:
+        process.printed("healthy")
+        assert process.end(number)[0] == code
+
+
 def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> None:
     async def ask(form: str) -> tuple[int, str, str]:
         server = UnixServer([PodResources(HELD)], assignments.socket_beside(plugin_dir))
