@@ -7,6 +7,7 @@ Exit codes: 0 fine, 1 failed, 2 wrong use or wrong config.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import stat
 import sys
@@ -21,9 +22,13 @@ from npu_agent.commands.parser import Parser
 from npu_agent.config.text import did_you_mean
 from npu_agent.text import printable, reason, shown
 
+_STDOUT = 1
+"""Its file descriptor."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that `arguments` (default: the process's) name; returns the exit code."""
+    _hold_stdout()
     try:
         try:
             args = parse(sys.argv[1:] if arguments is None else arguments)
@@ -39,10 +44,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + 2
     except BrokenPipeError:
-        # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader (`| head`) has gone
         return FAILED
+    except OSError as error:
+        if not _is_of_stdout():
+            raise
+        _drop_stdout()
+        why = "it is closed" if error.errno == errno.EBADF else reason(error)
+        return _failed(FAILED, f"standard output cannot be written: {why}")
     return code
+
+
+def _hold_stdout() -> None:
+    """Where stdout is closed, makes it one that cannot be written.
+
+    Python has none then, and takes every print for done; and the next file that is opened would be
+    the standard output of the processes that are started here. `run` needs none.
+    """
+    if sys.stdout is None:
+        null = os.open(os.devnull, os.O_RDONLY)
+        if null != _STDOUT:
+            os.dup2(null, _STDOUT)
+            os.close(null)
+        sys.stdout = open(_STDOUT, "w", closefd=False)  # noqa: SIM115 (for the process)
+
+
+def _is_of_stdout() -> bool:
+    """Whether stdout is what could not be written: it still cannot."""
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
+
+
+def _drop_stdout() -> None:
+    """Sends what is left to nowhere: Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:

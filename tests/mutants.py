@@ -2362,8 +2362,8 @@ FAULTS = [
         ),
         (
             "doctor: fewer devices than are healthy will do",
-            "    if count == str(healthy):\n",
-            "    if int(count) <= healthy:\n",
+            "    if count in map(str, range(healthy, healthy + claimed + 1)):\n",
+            "    if int(count) <= healthy + claimed:\n",
         ),
         (
             "doctor: a right that is missing is none of its business",
@@ -2423,6 +2423,16 @@ FAULTS = [
             "doctor: what is held counts as missing",
             "        if device.healthy and conflicts.against((resource, device.id), device) is None\n",
             "        if device.healthy\n",
+        ),
+        (
+            "doctor: what a claim holds counts as missing",
+            "device.id for device in free if device.card_id not in claimed)",
+            "device.id for device in free)",
+        ),
+        (
+            "doctor: who holds cards by claims is not asked",
+            "fetch(socket_beside(here.directory), here.drivers)",
+            "fetch(socket_beside(here.directory))",
         ),
         (
             "doctor: a Pod on a card that is gone is no news",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -130,7 +132,40 @@ def test_generate_fails_clearly(
     assert main(["cdi", "--host-root", str(root)]) == 1
     error = capsys.readouterr().err
     assert str(root / "etc" / "cdi") in error
-    assert "--stdout" in error
+    assert "move away what is in the place of it, or print the specs by --stdout" in error
+    (root / "etc" / "cdi").unlink()
+    (root / SPEC).mkdir(parents=True)
+    assert main(["cdi", "--host-root", str(root)]) == 1
+    error = capsys.readouterr().err
+    assert f"{root / SPEC}: Is a directory: move away" in error
+    assert "root, or" not in error
+
+
+@pytest.mark.parametrize(
+    ("number", "uid", "remedy"),
+    [
+        (errno.EACCES, 7, "run it as root, or print the specs by --stdout"),
+        (errno.EPERM, 7, "run it as root, or print the specs by --stdout"),
+        (errno.EPERM, 0, "Operation not permitted: print the specs by --stdout"),  # immutable
+        (errno.EROFS, 0, "mount it to be written, or print the specs by --stdout"),
+        (errno.ENOSPC, 7, "No space left on device: print the specs by --stdout"),
+    ],
+)
+def test_only_who_is_not_root_is_to_become_root(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+    uid: int,
+    remedy: str,
+) -> None:
+    async def fails(*_: object) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("npu_agent.commands.cdi.write", fails)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert main(["cdi", "--host-root", str(root)]) == 1
+    assert capsys.readouterr().err.rstrip().endswith(remedy)
 
 
 def test_generate_removes_a_spec_that_has_no_card_any_more(

@@ -1,6 +1,7 @@
 """The command line, run as a user runs it."""
 
 import asyncio
+import errno
 import json
 import os
 import platform
@@ -22,7 +23,7 @@ from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.vendors import WORDS
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
 from tests.outputs.deviceplugin.helpers import short_directory
-from tests.processes import DEADLINE, environment, ran, started
+from tests.processes import DEADLINE, Process, environment, ran, started
 
 CARD = simulator.card("warboy", 0)
 
@@ -306,6 +307,28 @@ def test_info_watch_shows_a_change_and_ends_on_ctrl_c(root: Path) -> None:
     assert (code, err) == (130, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_goes_on_until_a_signal_ends_well_by_it(
+    root: Path, plugin_dir: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """docs/commands.md: for these that is the end that they were started for."""
+    plugin_dir.mkdir()
+    options = ("--host-root", root, f"--plugin-dir={plugin_dir}", "--metrics-listen=127.0.0.1:0")
+    with started("run", *options) as agent, started("simulate", tmp_path / "other") as simulated:
+        agent.said("serving metrics and status")
+        simulated.printed("break a card")
+        assert [one.end(number)[0] for one in (agent, simulated)] == [0, 0]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_only_watches_says_which_signal_ended_it(
+    root: Path, number: signal.Signals, code: int
+) -> None:
+    with started("info", "--watch", "--host-root", root) as process:
+        process.printed("healthy")
+        assert process.end(number)[0] == code
+
+
 def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> None:
     async def ask(form: str) -> tuple[int, str, str]:
         server = UnixServer([PodResources(HELD)], assignments.socket_beside(plugin_dir))
@@ -435,6 +458,71 @@ def test_reader_that_goes_away_is_no_reason_to_complain(root: Path, command: str
     os.close(write)
     _, err = done.communicate(timeout=DEADLINE)
     assert (done.returncode, err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "why"), [(">/dev/full", "No space left on device"), (">&-", "it is closed")]
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "command", ["version", "config schema", "info", "doctor", "completion bash", "run --help-all"]
+)
+def test_what_stdout_does_not_take_is_an_error_of_one_line(
+    root: Path, command: str, unbuffered: str, redirected: str, why: str
+) -> None:
+    if unbuffered and "--help" in command:
+        pytest.skip("argparse itself ignores that its help is not taken")
+    done = redirected_run(
+        redirected, "--host-root", root, *command.split(), PYTHONUNBUFFERED=unbuffered
+    )
+    error = f"npu-agent: error: standard output cannot be written: {why}\n"
+    assert (done.returncode, done.stderr) == (1, error)
+
+
+def test_an_error_that_is_not_of_stdout_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("npu_agent.commands.version.main", fails)
+    with pytest.raises(OSError, match="No space left"):
+        cli.main(["version"])
+
+
+def test_the_agent_needs_no_stdout(root: Path, plugin_dir: Path) -> None:
+    """And nothing that it opens takes its place."""
+    plugin_dir.mkdir()
+    words = ("run", f"--plugin-dir={plugin_dir}", "--metrics-listen=127.0.0.1:0")
+    with subprocess.Popen(
+        by_shell(">&-", "--host-root", root, *words),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as popen:
+        agent = Process(popen)
+        try:
+            agent.said("serving metrics and status")
+            assert Path(f"/proc/{popen.pid}/fd/1").readlink() == Path(os.devnull)
+            assert agent.end()[0] == 0
+        finally:
+            popen.kill()
+
+
+def redirected_run(
+    redirected: str, *arguments: str | Path, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        by_shell(redirected, *arguments),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE,
+        env=environment(env),
+    )
+
+
+def by_shell(redirected: str, *arguments: str | Path) -> list[str]:
+    """`npu-agent` with a redirection."""
+    words = [sys.executable, "-m", "npu_agent", *map(str, arguments)]
+    return ["sh", "-c", f'exec "$@" {redirected}', "sh", *words]
 
 
 def test_python_m_is_the_same_command() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -54,9 +56,10 @@ async def _put(directory: Path, specs: HostSpecs) -> None:
     try:
         changed = await write(directory, specs)
     except OSError as error:
+        # The second name is that of the spec: the first one is of the file beside it.
+        where = error.filename2 or directory
         raise CommandError(
-            f"{directory}: {error.strerror or error}: run it as root, or print the specs by "
-            "--stdout"
+            f"{where}: {error.strerror or error}: {_remedy(error)}print the specs by --stdout"
         ) from error
     for name, content in specs.files.items():
         if content is not None:
@@ -65,6 +68,18 @@ async def _put(directory: Path, specs: HostSpecs) -> None:
             print(f"{directory / name} removed: there is no NPU to offer")
     for device in specs.names:
         print(device)
+
+
+def _remedy(error: OSError) -> str:
+    """What may help where specs cannot be written; ends with "or", unless nothing is known."""
+    match error.errno:
+        case errno.EACCES | errno.EPERM if os.geteuid():
+            return "run it as root, or "
+        case errno.EROFS:
+            return "mount it to be written, or "
+        case errno.EISDIR | errno.ENOTDIR | errno.EEXIST:
+            return "move away what is in the place of it, or "
+    return ""
 
 
 async def _watch(args: argparse.Namespace) -> None:

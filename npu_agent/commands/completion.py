@@ -121,6 +121,11 @@ def _names(places: list[Place]) -> str:
     return " | ".join(f"'{name} {word}'" for name, word in known)
 
 
+def _patterns(places: list[Place]) -> str:
+    """A pattern of `case`: the options that take a value."""
+    return " | ".join(name for names in _values(places) for name in names)
+
+
 def _values(places: list[Place]) -> dict[tuple[str, ...], Value]:
     """The options with a value, by their names; one name means the same everywhere."""
     found = {}
@@ -144,6 +149,13 @@ def _bash(places: list[Place]) -> Iterator[str]:
         "        prev=${COMP_WORDS[COMP_CWORD - 2]}",
         "    fi",
         "    for ((i = 1; i < COMP_CWORD; i++)); do",
+        "        case ${COMP_WORDS[i]} in",
+        f"            {_patterns(places)})",
+        "                # What follows is its value, and no command.",
+        "                ((i++))",
+        "                [[ ${COMP_WORDS[i]} == = ]] && ((i++))",
+        "                continue ;;",
+        "        esac",
         '        case "$command ${COMP_WORDS[i]}" in',
         f"            {_names(places)}) command=${{command:+$command }}${{COMP_WORDS[i]}} ;;",
         "        esac",
@@ -187,9 +199,14 @@ def _zsh(places: list[Place]) -> Iterator[str]:
         "#compdef npu-agent",
         "# zsh completion for npu-agent; made by `npu-agent completion zsh`",
         "_npu_agent() {",
-        "    local command= word",
+        "    local command= word value=",
         "    local -a found",
         '    for word in "${(@)words[2,CURRENT-1]}"; do',
+        "        # What follows an option that takes a value is no command.",
+        "        if [[ -n $value ]]; then value=; continue; fi",
+        "        case $word in",
+        f"            ({_patterns(places)}) value=1; continue ;;",
+        "        esac",
         '        case "$command $word" in',
         f"            ({_names(places)})",
         "                command=${command:+$command }$word ;;",
@@ -247,7 +264,18 @@ def _fish(places: list[Place]) -> Iterator[str]:
         "# fish completion for npu-agent; made by `npu-agent completion fish`",
         "function __npu_agent_at",
         "    set -l found ''",
+        "    set -l value",
         "    for word in (commandline -opc)[2..-1]",
+        "        # What follows an option that takes a value is no command.",
+        "        if set -q value[1]",
+        "            set value",
+        "            continue",
+        "        end",
+        "        switch $word",
+        f"            case {' '.join(name for names in _values(places) for name in names)}",
+        "                set value 1",
+        "                continue",
+        "        end",
         '        switch "$found $word"',
         f"            case {' '.join(_fish_quoted(f'{name} {word}') for name, word in known)}",
         '                set found (string trim -- "$found $word")',

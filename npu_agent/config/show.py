@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from npu_agent.config.kinds import Group, Items
+from npu_agent.config.kinds import Group, Items, Word
 from npu_agent.config.schema import KEYS, Key, schema_of
 from npu_agent.config.text import as_yaml
 
@@ -41,7 +42,7 @@ def json_schema(words: Vocabulary) -> dict[str, Any]:
     root = schema_of(words)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **root.json,
+        **_or_null(root.json),
         "$defs": _definitions(root),
     }
 
@@ -73,10 +74,15 @@ def _defaults(group: Group) -> dict[str, object]:
     }
 
 
+def _or_null(kind: Mapping[str, Any]) -> dict[str, Any]:
+    """A file, a group or a list is null while all of its lines are commented out."""
+    return {"anyOf": [kind, {"type": "null"}]}
+
+
 def _property(key: Key) -> dict[str, Any]:
     kind = dict(key.kind.json)
-    if key.optional:
-        kind = {"anyOf": [kind, {"type": "null"}]}
+    if key.optional or not isinstance(key.kind, Word):
+        kind = _or_null(kind)
     if key.description:
         kind = {"description": key.description, **kind}
     if isinstance(key.kind, Group):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from npu_agent.config.resources import asks_for
 from npu_agent.core.offer import Resource
 from npu_agent.core.vocabulary import label_sets
 from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, unused, wrong
@@ -50,7 +51,7 @@ async def lines(here: Situation) -> Lines:
             yield f"allocatable {one.name}", _allocatable(here, one)
     else:
         for name in ("NODE_NAME", "API server", "Node"):
-            yield name, unused("labels.output and events ask nothing of it")
+            yield name, unused("nothing asks for it: labels, events, DRA, metrics.authorization")
     yield "labels", _labels(here)
 
 
@@ -60,6 +61,8 @@ def wanted(here: Situation) -> dict[Right, str]:
     rights = {}
     if config.labels.output == "api" or config.events:
         rights["get", "nodes"] = "labels and Events are about its own Node"
+    elif _dra_asked(here):
+        rights["get", "nodes"] = "DRA depends on the version of its kubelet"
     if config.labels.output == "api":
         rights["patch", "nodes"] = "labels are applied to it"
     if config.events:
@@ -71,12 +74,20 @@ def wanted(here: Situation) -> dict[Right, str]:
     return rights
 
 
+def _dra_asked(here: Situation) -> bool:
+    """Whether cards may be offered by DRA here."""
+    config, node = here.config, here.node_name
+    if node is None and config.allocation.nodes:
+        return True  # which of them this node is, nobody knows
+    return asks_for(config, "dra", node) or asks_for(config, "auto", node)
+
+
 def _node_name(here: Situation) -> Finding:
     if here.node_name:
         return ok(here.node_name)
     if here.in_pod:
         return wrong(
-            "not set: no Node can be labelled, and Events are about none",
+            "not set: no Node can be labelled, Events are about none, and there is no DRA",
             "set it from spec.nodeName by the downward API, as k8s/daemonset.yaml does",
             "kubectl apply -k k8s/",
         )
@@ -229,10 +240,12 @@ async def _allocatable(here: Situation, resource: Resource) -> Finding:
     """Whether the Node has as many devices to give as are healthy here."""
     seen, node = await here.see(snapshot), await own_node(here)
     devices = offered(here, resource, seen)
-    healthy = len(await expected(here, resource.name, devices))
+    right = await expected(here, resource.name, devices)
+    healthy, claimed = len(right.sure), len(right.claimed)
     count = str(part(node, "status", "allocatable").get(resource.name, "0"))
-    if count == str(healthy):
-        return ok(f"{count}, as many as are healthy here")
+    besides = f", besides {claimed} of cards that claims use" if claimed else ""
+    if count in map(str, range(healthy, healthy + claimed + 1)):
+        return ok(f"{count}, as many as are healthy here{besides}")
     if doubtful(seen):
         return unknown(
             f"{count} on the Node, {healthy} healthy here, where not all could be read",
@@ -245,7 +258,7 @@ async def _allocatable(here: Situation, resource: Resource) -> Finding:
     if await here.see_or(owner, Owner()) is None:
         remedy = "no npu-agent serves this node: is its Pod running here?"
     return wrong(
-        f"{count} on the Node, {healthy} healthy device(s) here",
+        f"{count} on the Node, {healthy} healthy device(s) here{besides}",
         remedy,
         f"kubectl -n kube-system get pods -o wide --field-selector spec.nodeName={here.node_name}",
     )

@@ -57,7 +57,7 @@ async def lines(here: Situation) -> Lines:
     if support is not None and not support.available:
         return
     yield "DRA rights", _rights()
-    for driver in drivers(here):
+    for driver in here.drivers:
         yield f"DRA registry of {driver}", _registry(here, driver)
         yield f"DRA directory of {driver}", _directory(here, driver)
         yield f"DRA slices of {driver}", _slices(here, driver)
@@ -67,12 +67,6 @@ async def lines(here: Situation) -> Lines:
         yield f"DeviceClass {driver}", _device_class(driver)
         yield f"resource names of {driver}", _resource_names(here, driver)
         yield f"policy {_POLICY}", _policy(here, driver)
-
-
-def drivers(here: Situation) -> tuple[str, ...]:
-    """The names of the vendors' drivers."""
-    words = (vendor.vocabulary for vendor in here.vendors)
-    return tuple(each.dra.driver for each in words if each.dra)
 
 
 async def _support(here: Situation) -> Finding:

@@ -6,11 +6,13 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger, footprints_of
 from npu_agent.core.offer import Device, Resource
+from npu_agent.core.pool import devices_by_name
 from npu_agent.core.trouble import TroubleKind, kind_of
 from npu_agent.doctor.check import (
     AGENT_LOG,
@@ -85,9 +87,9 @@ async def _serving_agent(here: Situation) -> Finding:
 
 
 async def held(here: Situation) -> tuple[Assignment, ...]:
-    """What the kubelet's pod-resources API lists."""
+    """What the kubelet's pod-resources API lists; by claims, the vendors' devices."""
     try:
-        return await fetch(socket_beside(here.directory))
+        return await fetch(socket_beside(here.directory), here.drivers)
     except UnavailableError as error:
         raise Unseen(str(error), kind_of(error.__cause__ or error)) from error
 
@@ -105,9 +107,14 @@ async def _pod_resources(here: Situation) -> Finding:
             KUBELET,
         )
     ours = {resource.name for resource in here.resources}
-    mine = [one for one in assignments if one.resource in ours]
+    mine = [one for one in assignments if one.claim or one.resource in ours]
     seen = await here.see_or(snapshot, Snapshot())
-    gone = [one for one in mine if not _of_a_card(one.device, seen)]
+    by_claim = devices_by_name(seen.cards)
+    gone = [
+        one
+        for one in mine
+        if not (one.device in by_claim if one.claim else _of_a_card(one.device, seen))
+    ]
     if gone and seen.complete and not doubtful(seen):
         more = f", and {len(gone) - 1} more are" if len(gone) > 1 else ""
         return note(
@@ -115,7 +122,9 @@ async def _pod_resources(here: Situation) -> Finding:
             f"more{more}",
             "its card was drained or has failed under it: delete the Pod, or bring the card back",
         )
-    return ok(f"answers: {len(mine)} of our devices are held by Pods")
+    # Several containers may use the device of one claim.
+    count = len({(one.resource, one.device) for one in mine})
+    return ok(f"answers: {count} of our devices are held by Pods")
 
 
 def _of_a_card(id_: str, seen: Snapshot) -> bool:
@@ -143,16 +152,34 @@ def registered_in(checkpoint: bytes, path: Path) -> Mapping[str, frozenset[str]]
         raise Unseen(f"{path} is not as kubelets write it") from None
 
 
-async def expected(here: Situation, resource: str, devices: tuple[Device, ...]) -> frozenset[str]:
-    """The IDs that can be handed out, computed as the agent does it; those in use among them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The IDs of devices that the device plugin can hand out; those in use among them."""
+
+    sure: frozenset[str]
+    claimed: frozenset[str]
+    """Of cards that claims use as well. The agent keeps these back, unless all of those claims are
+    for administrators, which pod-resources does not say."""
+
+
+async def expected(here: Situation, resource: str, devices: tuple[Device, ...]) -> Expected:
+    """What of `devices` can be handed out, computed as the agent does it."""
     assignments = await here.see_or(held, ())
     cards = {device.card for device in devices}
-    ledger = Ledger().answered(assignments, 0.0, cards=cards, resources=[resource])
-    conflicts = ledger.conflicts(cards)
-    return frozenset(
-        device.id
+    by_plugin = [one for one in assignments if not one.claim]
+    conflicts = (
+        Ledger().answered(by_plugin, 0.0, cards=cards, resources=[resource]).conflicts(cards)
+    )
+    free = [
+        device
         for device in devices
         if device.healthy and conflicts.against((resource, device.id), device) is None
+    ]
+    named = devices_by_name((await here.see_or(snapshot, Snapshot())).cards)
+    claimed = {named[one.device][0] for one in assignments if one.claim and one.device in named}
+    return Expected(
+        sure=frozenset(device.id for device in free if device.card_id not in claimed),
+        claimed=frozenset(device.id for device in free if device.card_id in claimed),
     )
 
 
@@ -169,7 +196,7 @@ async def _resource(here: Situation, resource: Resource) -> Finding:
     for other in sorted(known.keys() - configured):
         if both := sorted(id_ for id_ in known[other] if footprints_of(id_, cards)):
             return await _doubled(here, both[0], other)
-    healthy = await expected(here, resource.name, devices)
+    healthy = (await expected(here, resource.name, devices)).sure
     if missing := healthy - ids:
         detail = f"the kubelet knows {len(healthy) - len(missing)} of {len(healthy)} devices"
         if await here.see_or(owner, None):

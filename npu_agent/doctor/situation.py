@@ -74,6 +74,12 @@ class Situation:
             self.config, merged([vendor.vocabulary for vendor in self.vendors]).core_counts
         )
 
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        """The names of the vendors' DRA drivers."""
+        words = (vendor.vocabulary for vendor in self.vendors)
+        return tuple(each.dra.driver for each in words if each.dra)
+
     async def see(self, probe: Callable[[Situation], Awaitable[T]]) -> T:
         """What `probe` returns; it runs once, however many lines need it.
 

@@ -75,6 +75,10 @@ def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
             (f"info --host-root {tmp_path}/dir", f"info --host-root {tmp_path}/directory"),
             (f"config check {tmp_path}/config-f", f"config check {tmp_path}/config-file.yaml"),
             ("config sch", "config schema"),
+            # The value of an option is no command, though it is the name of one.
+            ("--log-level info conf", "--log-level info config"),
+            ("--log-level info config che", "--log-level info config check"),
+            ("--host-root config inf", "--host-root config info"),
         ):
             before = len(running.output)
             running.type(f"npu-agent {typed}\t")
@@ -100,14 +104,30 @@ def test_the_script_is_one_that_the_shell_takes(shell: str, tmp_path: Path) -> N
         (("run", "--interval", ""), ""),
         (("verify", "--e"), "--expect"),
         (("info", "--inter"), ""),
+        (("--log-level", "info", "config", ""), "check show schema"),
+        (("--log-level", "=", "info", "config", ""), "check show schema"),
+        (("--log-level", "info", "verify", "--e"), "--expect"),
+        (("--log-level", ""), "debug error info warning"),
     ],
 )
 def test_what_bash_offers(words: tuple[str, ...], offered: str) -> None:
+    assert offers(*words) == offered
+
+
+@needs("bash")
+def test_bash_offers_the_commands_behind_a_value_that_is_called_like_one() -> None:
+    assert offers("--log-level", "info", "") == offers("") != ""
+    assert offers("--log-level", "=", "info", "") == offers("")
+
+
+def offers(*words: str) -> str:
+    """What bash offers for the last of these words."""
     lines = "\n".join(completion.script("bash"))
     ask = 'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _npu_agent; echo "${COMPREPLY[*]}"'
     command = ("bash", "--norc", "-c", f"{lines}\n{ask}", "bash", "npu-agent", *words)
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    assert (done.stdout, done.stderr) == (f"{offered}\n", "")
+    assert done.stderr == ""
+    return done.stdout.removesuffix("\n")
 
 
 def test_every_command_and_option_is_known() -> None:

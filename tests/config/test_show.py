@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hypothesis import given
 
-from npu_agent.config import KEYS, Config, Effective, json_schema, parse, show
+from npu_agent.config import KEYS, Config, ConfigError, Effective, json_schema, parse, show
 from npu_agent.vendors import WORDS
 
 from .strategies import CONFIGS, FEW
@@ -167,13 +167,41 @@ def test_schema_refuses(value: dict[str, Any]) -> None:
     assert not valid(value)
 
 
+def _in_a_file(name: str, value: object) -> dict[str, Any]:
+    """The file in which the key of this dotted name has this value."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def test_schema_takes_null_where_the_loader_does() -> None:
+    """Groups and lists of which all lines are commented out, as they are while somebody edits."""
+    names = {key.name for key in KEYS}
+    groups = {name.rpartition(".")[0] for name in names} - {""}
+    taken = set()
+    for name in sorted(names | groups):
+        file = _in_a_file(name, None)
+        try:
+            parse(yaml.safe_dump(file).encode(), "x", WORDS)
+        except ConfigError:
+            assert not valid(file), name
+        else:
+            taken.add(name)
+            assert valid(file), name
+    assert groups | {"disabledDevices", "labels.sets", "health.maxTemperature"} <= taken
+    assert "interval" not in taken
+    assert parse(b"# interval: 5\n---\n", "x", WORDS).config == parse(b"", "x", WORDS).config
+    assert valid(None)
+
+
 def test_schema_describes_every_key() -> None:
     schema = json_schema(WORDS)
     for group in schema["$defs"].values():
         assert group["additionalProperties"] is False
         assert "\n" not in group["description"]
         for key in group["properties"].values():
-            assert key.get("description") or key.get("$ref")
+            assert key.get("description") or key["anyOf"][0].get("$ref")
     assert schema["$defs"]["Config"]["description"] == "Configuration of npu-agent."
 
 

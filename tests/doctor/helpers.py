@@ -156,7 +156,7 @@ def _status(code: int, message: str) -> web.Response:
 
 @dataclass
 class Port:
-    """What answers at metrics.listen; `words` and `reasons` may be changed at any time."""
+    """What answers at an address of the agent; `words` and `reasons` may be changed at any time."""
 
     number: int = 0
     words: str = "ok\n"
@@ -208,6 +208,9 @@ class Node:
     kubelet: StandInKubelet
     api: ApiServer
     port: Port
+    """At metrics.probes."""
+    pages: Port
+    """At metrics.listen."""
     registered: dict[str, list[str]]
     proc: Path
     lock: ExitStack
@@ -286,8 +289,9 @@ async def good_node(
         write_checkpoint(directory, registered)
         labels = compute.labels(snapshot, read_machine(root), [SETS["beta"]])
         api = ApiServer(_node(labels, len(ids)))
-        port = Port()
+        port, pages = Port(), Port()
         await port.start()
+        await pages.start()
         kubelet = StandInKubelet(directory, base / "pod-resources")
         await kubelet.start()
         try:
@@ -302,7 +306,10 @@ async def good_node(
                             config=replace(
                                 default_config(WORDS),
                                 plugin_dir=str(directory),
-                                metrics=MetricsConfig(listen=f"127.0.0.1:{port.number}"),
+                                metrics=MetricsConfig(
+                                    listen=f"127.0.0.1:{pages.number}",
+                                    probes=f"127.0.0.1:{port.number}",
+                                ),
                             ),
                             host_root=root,
                             vendors=(Furiosa(root),),
@@ -316,6 +323,7 @@ async def good_node(
                         kubelet=kubelet,
                         api=api,
                         port=port,
+                        pages=pages,
                         registered=registered,
                         proc=proc,
                         lock=lock,
@@ -327,6 +335,7 @@ async def good_node(
                         await plugin.shutdown()
         finally:
             await port.stop()
+            await pages.stop()
             await kubelet.stop()
 
 

@@ -91,6 +91,7 @@ async def test_beside_a_running_agent(base: Path) -> None:
             "CDI directory": "n/a",
             "NFD directory": "n/a",
             "metrics.listen": "ok",
+            "metrics.probes": "ok",
             "readiness": "ok",
             "NODE_NAME": "n/a",
             "API server": "n/a",

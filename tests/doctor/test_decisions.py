@@ -8,8 +8,8 @@ import fcntl
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,9 @@ from npu_agent.config import (
     DisabledDevice,
     LabelsConfig,
     MetricsConfig,
+    NodeApi,
+    ResourceSpec,
+    TlsConfig,
     default_config,
 )
 from npu_agent.core.hardware import Oddity
@@ -34,14 +37,24 @@ from npu_agent.doctor.check import Check, Lines, Unseen, Verdict
 from npu_agent.doctor.examine import checks
 from npu_agent.doctor.probe import Directory, Process
 from npu_agent.doctor.situation import Situation
+from npu_agent.kube import Api
 from npu_agent.kube.errors import ApiError, Attempt, Kind, answered
 from npu_agent.kubelet.ownership import Owner, lock_path
+from npu_agent.kubelet.podresources import socket_beside
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.outputs.labels import nfd
+from npu_agent.outputs.web.authorization import Authorizer
+from npu_agent.outputs.web.server import Server
+from npu_agent.outputs.web.tls import Certificates, TlsFiles
 from npu_agent.vendors import WORDS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
 from tests.kube.helpers import hangs
+from tests.kubelet.test_podresources import PodResources
 from tests.outputs.deviceplugin.helpers import snapshot, state
+from tests.outputs.web.certificates import authority, placed
+from tests.outputs.web.helpers import Scene, listening
 
 DIRECTORY = Directory(path=Path("/plugins"), owner="uid 0, gid 0, mode 0750")
 POD = Situation(
@@ -271,6 +284,32 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Process | None, int], No
     return makes
 
 
+AGENT = Process(1, ("/usr/bin/npu-agent", "run", "--host-root=/host"))
+FOR_CLIENTS_WITH_A_CERTIFICATE = TlsConfig(
+    cert_file="/none/tls.crt", key_file="/none/tls.key", client_ca_file="/none/ca.crt"
+)
+
+
+def at_both(answer: serving.Answer) -> Facts:
+    """It is the one at metrics.listen and at metrics.probes."""
+    return {serving.at_pages: answer, serving.at_probes: answer, serving.unready: None}
+
+
+SOMEBODY = at_both(serving.Answer(somebody=True))
+NOBODY = at_both(serving.Answer(somebody=False))
+
+
+def with_metrics(situation: Situation, **values: Any) -> Situation:
+    metrics = replace(situation.config.metrics, **values)
+    return replace(situation, config=replace(situation.config, metrics=metrics))
+
+
+def local(listening: socket.socket, *, tls: bool) -> serving.Listener:
+    """What listens at this socket."""
+    host, port = listening.getsockname()
+    return serving.Listener(key="metrics.listen", host=host, port=port, shown="", tls=tls)
+
+
 async def test_a_taken_port_matters_where_the_agent_wants_it(
     taken: Callable[[Process | None], None],
 ) -> None:
@@ -281,20 +320,20 @@ async def test_a_taken_port_matters_where_the_agent_wants_it(
         (HOST, Owner("some-pod"), Verdict.NOTE),
         (HOST, Owner("pod"), Verdict.WRONG),
     ):
-        facts = {serving.answer: serving.Answer(somebody=True), kubelet.owner: owner}
-        line = (await told(serving.lines, situation, facts))["metrics.listen"]
-        assert line.state is expected
-        assert "pid 7: nginx" in line.detail
-        assert "give metrics.listen another one" in line.remedy
+        lines = await told(serving.lines, situation, {**SOMEBODY, kubelet.owner: owner})
+        for key in ("metrics.listen", "metrics.probes"):
+            assert lines[key].state is expected
+            assert "pid 7: nginx" in lines[key].detail
+            assert f"give {key} another one" in lines[key].remedy
 
 
 async def test_an_agent_that_is_stuck(taken: Callable[[Process | None], None]) -> None:
-    taken(Process(1, ("/usr/bin/npu-agent", "run", "--host-root=/host")))
-    facts = {serving.answer: serving.Answer(somebody=True)}
-    line = (await told(serving.lines, POD, facts))["metrics.listen"]
-    assert line.state is Verdict.WRONG
-    assert "does not answer within 3 s" in line.detail
-    assert "liveness probe" in line.remedy
+    taken(AGENT)
+    for situation in (POD, with_metrics(POD, tls=FOR_CLIENTS_WITH_A_CERTIFICATE)):
+        line = (await told(serving.lines, situation, SOMEBODY))["metrics.listen"]
+        assert line.state is Verdict.WRONG
+        assert "does not answer within 3 s" in line.detail
+        assert "liveness probe" in line.remedy
 
 
 async def test_an_address_that_nobody_holds_is_not_held(
@@ -303,15 +342,16 @@ async def test_an_address_that_nobody_holds_is_not_held(
     """A refused connection is nobody's, whatever words Python has for it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        assert await serving._get("127.0.0.1", free.getsockname()[1], "/healthz") == (None, "")
+        for tls in (False, True):
+            assert await serving._get(local(free, tls=tls), "/healthz") == (None, "")
     taken(None, errno.EADDRNOTAVAIL)
-    facts = {serving.answer: serving.Answer(somebody=False)}
-    line = (await told(serving.lines, POD, facts))["metrics.listen"]
+    line = (await told(serving.lines, POD, NOBODY))["metrics.listen"]
     assert (line.state, line.detail) == (Verdict.WRONG, ":9100 cannot be had")
 
 
 async def test_an_address_of_another_host_cannot_be_had() -> None:
-    assert "no such address" in await serving._taken("192.0.2.1", 9100)
+    pages = serving.pages(with_metrics(POD, listen="192.0.2.1:9100"))
+    assert "no such address" in await serving._taken(pages)
 
 
 async def test_a_connection_that_is_not_answered_is_somebodys() -> None:
@@ -320,8 +360,8 @@ async def test_a_connection_that_is_not_answered_is_somebodys() -> None:
 
     server = await asyncio.start_server(closes, "127.0.0.1", 0)
     async with server:
-        port = server.sockets[0].getsockname()[1]
-        assert (await serving._get("127.0.0.1", port, "/healthz"))[0] == 0
+        for tls in (False, True):
+            assert (await serving._get(local(server.sockets[0], tls=tls), "/healthz"))[0] == 0
 
 
 async def test_port_0_is_always_free() -> None:
@@ -330,6 +370,88 @@ async def test_port_0_is_always_free() -> None:
         check.name: check for check in await checks("", serving.lines(replace(POD, config=config)))
     }
     assert lines["metrics.listen"].detail == ":0 is free here"
+    assert lines["metrics.probes"].detail == ":0 is free here"
+
+
+# --- TLS and tokens at metrics.listen
+
+
+@asynccontextmanager
+async def public(
+    tls: TlsFiles | None = None, authorizer: Authorizer | None = None
+) -> AsyncIterator[str]:
+    """The agent's own server of its pages; its address."""
+    certificates = Certificates(tls) if tls else None
+    server = Server(
+        ("127.0.0.1", 0), Scene().pages(), certificates=certificates, authorizer=authorizer
+    )
+    running = [asyncio.create_task(server.run())]
+    if certificates:
+        running.append(asyncio.create_task(certificates.run()))
+    try:
+        host, port = await listening(server)
+        yield f"{host}:{port}"
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def configured(files: TlsFiles) -> TlsConfig:
+    return TlsConfig(
+        cert_file=str(files.cert),
+        key_file=str(files.key),
+        client_ca_file=str(files.client_ca) if files.client_ca else None,
+    )
+
+
+async def served(node: Node, **metrics: Any) -> dict[str, Check]:
+    """The lines on metrics, of a real server of pages and of `node.port` for the probes."""
+    metrics = {"probes": f"127.0.0.1:{node.port.number}", **metrics}
+    found = await checks("", serving.lines(with_metrics(node.situation, **metrics)))
+    return {check.name: check for check in found}
+
+
+async def test_an_agent_with_tls_is_asked_by_tls(node: Node, tmp_path: Path) -> None:
+    files = placed(tmp_path, authority(tmp_path / "ca").sign("server"))
+    async with public(files) as address:
+        lines = await served(node, listen=address, tls=configured(files))
+    assert lines["metrics.listen"].detail == f"an npu-agent answers on {address}"
+    assert {line.state for line in lines.values()} == {Verdict.OK}
+    # Whatever answers at the port of the probes: this one is another program's.
+    node.pages.words = "I am nginx"
+    address = f"127.0.0.1:{node.pages.number}"
+    lines = await served(node, listen=address, tls=configured(files))
+    assert lines["metrics.listen"].state is Verdict.WRONG
+    assert "it is held" in lines["metrics.listen"].detail
+    assert lines["metrics.probes"].state is lines["readiness"].state is Verdict.OK
+
+
+async def test_who_is_refused_without_a_certificate_looks_for_the_process(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = authority(tmp_path / "ca")
+    files = placed(tmp_path, ours.sign("server"), ours.ca)
+    in_pod = node.situation
+    async with public(files) as address:
+        for holder, situation, expected in (
+            (AGENT, in_pod, Verdict.OK),
+            (Process(7, ("nginx",)), in_pod, Verdict.WRONG),
+            (None, in_pod, Verdict.WRONG),
+            (None, replace(in_pod, in_pod=False, uid=7), Verdict.UNKNOWN),
+        ):
+            node.situation = situation
+            monkeypatch.setattr(serving, "_listener", lambda *_, holder=holder: holder)
+            lines = await served(node, listen=address, tls=configured(files))
+            assert lines["metrics.listen"].state is expected
+            assert lines["readiness"].state is Verdict.OK
+
+
+async def test_an_agent_that_asks_for_tokens_is_known_by_its_refusal(node: Node) -> None:
+    async with public(authorizer=Authorizer(Api())) as address:
+        lines = await served(node, listen=address, authorization="kubernetes")
+    assert {line.state for line in lines.values()} == {Verdict.OK}
+    assert lines["metrics.listen"].detail == f"an npu-agent answers on {address}"
 
 
 async def test_a_host_without_credentials_is_not_wrong(
@@ -397,6 +519,36 @@ async def test_nothing_is_asked_where_nothing_is_wanted(node: Node) -> None:
     assert not [name for name in lines if name.startswith(("right to", "allocatable"))]
 
 
+@pytest.mark.parametrize(
+    "asking",
+    [
+        {"allocation": AllocationConfig(api="dra")},
+        {"allocation": AllocationConfig(api="auto")},
+        {"allocation": AllocationConfig(nodes=(NodeApi(node_name="n1", api="dra"),))},
+        {"resources": (ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra"),)},
+    ],
+)
+async def test_where_only_dra_asks_for_the_cluster(node: Node, asking: dict[str, Any]) -> None:
+    node.reconfigure(labels=LabelsConfig(output="none"), events=False, **asking)
+    lines = await node.examined()
+    names = ("NODE_NAME", "API server", "right to get nodes", "Node", "DRA")
+    assert {lines[name].state for name in names} == {Verdict.OK}
+    assert [name for name in lines if name.startswith("right to")] == ["right to get nodes"]
+    # What is wrong there is what to fix, and what DRA lacks follows from it.
+    node.situation = replace(node.situation, node_name=None)
+    lines = await node.examined()
+    assert lines["NODE_NAME"].state is Verdict.WRONG
+    node.situation = replace(node.situation, node_name="n1")
+    node.api.rights.clear()
+    lines = await node.examined()
+    assert lines["right to get nodes"].state is Verdict.WRONG
+    assert lines["DRA"].follows == "right to get nodes"
+    node.api.refusal = 401
+    lines = await node.examined()
+    assert lines["API server"].state is Verdict.WRONG
+    assert lines["DRA"].follows == "API server"
+
+
 # --- what hangs, and what is our own fault
 
 
@@ -438,7 +590,7 @@ async def test_what_several_lines_need_is_seen_once(
 ) -> None:
     asked: list[Path] = []
 
-    async def fetch(path: Path) -> tuple[Assignment, ...]:
+    async def fetch(path: Path, _: Collection[str]) -> tuple[Assignment, ...]:
         asked.append(path)
         return ()
 
@@ -460,7 +612,8 @@ async def test_a_probe_without_an_end_is_given_up(
     monkeypatch.setattr(serving, "_get", endless)
     after = await node.examined()
     changed = {name: line.detail for name, line in after.items() if line != before[name]}
-    assert changed == {"metrics.listen": "no answer within 0.5 s"}
+    why = "no answer within 0.5 s"
+    assert changed == {"metrics.listen": why, "metrics.probes": why}
 
 
 async def test_a_socket_that_never_answers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -565,6 +718,61 @@ async def test_a_device_that_is_kept_back_is_not_missed() -> None:
     """Somebody holds its cores under a resource of before."""
     old = Assignment("ns", "pod", "c", "furiosa.ai/warboy", "WARBOY-0")
     assert (await owned({}, {kubelet.held: (old,)})).state is Verdict.OK
+
+
+async def test_a_card_that_a_claim_holds_is_not_missed(node: Node) -> None:
+    """Where cards move to the device plugin, it lists this one once its claims have ended."""
+    card = simulator.card("warboy", 0)
+    await claimed(node, f"npu-{card.uuid.lower()}", "train", "eval")
+    node.registered[RESOURCE].remove(card.uuid)
+    node.write_checkpoint()
+    node.api.node["status"]["allocatable"][RESOURCE] = "1"
+    lines = await node.examined()
+    assert not [line for line in lines.values() if line.state is Verdict.WRONG]
+    assert lines["pod-resources"].detail == "answers: 1 of our devices are held by Pods"
+    assert lines[f"resource {RESOURCE}"].detail == "the kubelet knows 1, all of them ours"
+    allocatable = lines[f"allocatable {RESOURCE}"]
+    assert allocatable.detail.endswith(
+        "as many as are healthy here, besides 1 of cards that claims use"
+    )
+    # It excuses no other card.
+    node.registered[RESOURCE].clear()
+    node.write_checkpoint()
+    node.api.node["status"]["allocatable"][RESOURCE] = "0"
+    lines = await node.examined()
+    assert "knows 0 of 1" in lines[f"resource {RESOURCE}"].detail
+    assert lines[f"allocatable {RESOURCE}"].state is Verdict.WRONG
+
+
+async def test_a_card_with_an_administrators_claim_may_be_offered(node: Node) -> None:
+    """Such a claim holds nothing, and pod-resources does not say that it is one."""
+    await claimed(node, f"npu-{simulator.card('warboy', 0).uuid.lower()}", "monitor")
+    lines = await node.examined()
+    assert not [line for line in lines.values() if line.state is Verdict.WRONG]
+    node.api.node["status"]["allocatable"][RESOURCE] = "3"
+    assert (await node.examined())[f"allocatable {RESOURCE}"].state is Verdict.WRONG
+
+
+async def test_a_claim_on_a_card_that_has_gone(node: Node) -> None:
+    await claimed(node, "npu-gone", "train")
+    line = (await node.examined())["pod-resources"]
+    assert line.state is Verdict.NOTE
+    assert "Pod ml/train holds npu-gone" in line.detail
+
+
+async def claimed(node: Node, device: str, *containers: str) -> None:
+    """Has the kubelet list this device of a claim for the containers of a Pod."""
+    resource = wire.ClaimResource(driver_name="npu.furiosa.ai", pool_name="n1", device_name=device)
+    claim = wire.DynamicResource(
+        claim_name="npus", claim_namespace="ml", claim_resources=[resource]
+    )
+    each = [wire.ContainerResources(name=one, dynamic_resources=[claim]) for one in containers]
+    pod = wire.PodResources(name="train", namespace="ml", containers=each)
+    path = socket_beside(node.directory)
+    path.unlink()
+    listed = bytes(wire.ListPodResourcesResponse(pod_resources=[pod]))
+    node.plugins.append(UnixServer([PodResources(listed)], path))
+    await node.plugins[-1].listen()
 
 
 async def test_a_device_that_a_pod_holds_and_that_has_gone() -> None:

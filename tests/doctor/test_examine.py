@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from npu_agent import simulator
-from npu_agent.config import AllocationConfig, LabelsConfig, MetricsConfig, TlsConfig
+from npu_agent.config import AllocationConfig, LabelsConfig, TlsConfig
 from npu_agent.doctor import examine, kubelet, probe
 from npu_agent.doctor.check import Verdict
 from npu_agent.simulator.tree import STATE_DIR
-from tests.doctor.helpers import RESOURCE, STATUS, Node, own, unserved
+from tests.doctor.helpers import RESOURCE, STATUS, Node, Port, own, unserved
 
 OF_RESOURCE = f"resource {RESOURCE}"
 ALLOCATABLE = f"allocatable {RESOURCE}"
@@ -148,11 +148,27 @@ def denies(right: tuple[str, str]) -> Callable[[Node], None]:
     return lambda node: node.api.rights.discard(right)
 
 
-async def port_taken(node: Node) -> None:
-    await node.port.stop()
-    node.port.words = "I am nginx"
-    await node.port.start()
+def taken(port: Callable[[Node], Port]) -> Callable[[Node], Awaitable[None]]:
+    return lambda node: _taken(node, port(node))
+
+
+async def _taken(node: Node, port: Port) -> None:
+    await port.stop()
+    port.words = "I am nginx"
+    await port.start()
     (node.proc / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
+
+
+async def no_agent_listens(node: Node) -> None:
+    await node.port.stop()
+    await node.pages.stop()
+
+
+async def no_certificate(node: Node) -> None:
+    await node.pages.stop()  # an agent without a good one does not listen there
+    metrics = node.situation.config.metrics
+    none = TlsConfig(cert_file="/none/tls.crt", key_file="/none/tls.key")
+    node.reconfigure(metrics=replace(metrics, tls=none))
 
 
 def plain_file_for_a_node(node: Node) -> None:
@@ -394,35 +410,49 @@ BREAKS: dict[str, Break] = {
     ),
     # --- metrics.listen
     "somebody else's port": Break(
-        port_taken,
+        taken(lambda node: node.pages),
         {
             "metrics.listen": Verdict.WRONG,
-            "readiness": Verdict.UNUSED,
             "other plugins": Verdict.OK,  # whose process has a name now
         },
         f"held by pid {os.getpid()}",
         "give metrics.listen another one",
     ),
-    "no agent on its port": Break(
+    "somebody else's port of the probes": Break(
+        taken(lambda node: node.port),
+        {
+            "metrics.probes": Verdict.WRONG,
+            "other plugins": Verdict.OK,  # as above
+        },
+        f"held by pid {os.getpid()}",
+        "give metrics.probes another one",
+    ),
+    "nobody at its port of the probes": Break(
         lambda node: node.port.stop(),
-        {"metrics.listen": Verdict.OK, "readiness": Verdict.UNUSED},
+        {"metrics.probes": Verdict.NOTE},
+        "while an npu-agent answers on its other address",
+        "see its log",
+    ),
+    "no agent on its ports": Break(
+        no_agent_listens,
+        {
+            "metrics.listen": Verdict.OK,
+            "metrics.probes": Verdict.OK,
+            "readiness": Verdict.UNUSED,
+        },
         "is free",
     ),
     "no such address": Break(
-        configured(metrics=MetricsConfig(listen="192.0.2.1:9100")),
-        {"metrics.listen": Verdict.WRONG, "readiness": Verdict.UNUSED},
+        lambda node: node.reconfigure(
+            metrics=replace(node.situation.config.metrics, listen="192.0.2.1:9100")
+        ),
+        {"metrics.listen": Verdict.WRONG},
         "192.0.2.1:9100",
         "no such address",
     ),
     "no certificate": Break(
-        lambda node: node.reconfigure(
-            metrics=replace(
-                node.situation.config.metrics,
-                probes=f"127.0.0.1:{node.port.number}",
-                tls=TlsConfig(cert_file="/none/tls.crt", key_file="/none/tls.key"),
-            )
-        ),
-        {"metrics.tls": Verdict.WRONG},
+        no_certificate,
+        {"metrics.tls": Verdict.WRONG, "metrics.listen": Verdict.NOTE},
         "/none/tls.crt is missing",
         "mount the Secret",
     ),

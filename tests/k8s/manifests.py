@@ -71,8 +71,16 @@ def _with_config(schema: dict[str, Any]) -> str:
 
 
 def _for_helm(part: Any) -> Any:
-    """Without patterns that look ahead, which Go's regular expressions, and so Helm, cannot."""
+    """Without what Helm cannot.
+
+    These are patterns that look ahead, which Go's regular expressions do not know, and groups and
+    lists that are null, in which the templates look for keys.
+    """
     if isinstance(part, dict):
+        match part.get("anyOf"):
+            case [{"$ref": _} | {"type": "array"} as kind, {"type": "null"}]:
+                inside = [kind if each == "anyOf" else {each: part[each]} for each in part]
+                part = {key: value for each in inside for key, value in each.items()}
         return {
             key: _for_helm(value)
             for key, value in part.items()

@@ -38,7 +38,8 @@ _RATE, _RATE_EACH, _SECONDS = 20.0, 2.0, 5.0
 """Requests a second that the API server is asked about, of all clients and of one address."""
 
 _now = time.monotonic
-_HOW = "docs/monitoring.md#authorization"
+HOW = "docs/monitoring.md#authorization"
+"""In what a client is answered that sends no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Authorizer:
             return _Decision("allowed", None, _now() + _ALLOWED_FOR)
         text = (
             f"{one_line(user.name)} may not get {one_line(path)}: it takes a ClusterRole with this "
-            f"path in nonResourceURLs, as npu-agent-metrics is: {_HOW}\n"
+            f"path in nonResourceURLs, as npu-agent-metrics is: {HOW}\n"
         )
         return _refused("forbidden", refusal(text, HTTPStatus.FORBIDDEN))
 
@@ -135,7 +136,7 @@ class Authorizer:
 
 
 def _unauthenticated(why: str) -> _Decision:
-    text = f"{why} (Authorization: Bearer …): {_HOW}\n"
+    text = f"{why} (Authorization: Bearer …): {HOW}\n"
     return _refused(
         "unauthenticated", refusal(text, HTTPStatus.UNAUTHORIZED, **{"WWW-Authenticate": "Bearer"})
     )
