@@ -393,6 +393,8 @@ class Agent:
                 )
                 if each.status.value.resource in served
             ),
+            # Each resource has a stream of its own and loses it when the kubelet restarts.
+            kubelet_restarts=max((each.counts.returns for each in self.sessions), default=0),
             dra=tuple(
                 DraState(
                     session=each.status.value,

@@ -544,6 +544,17 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
             await room.node.kubelet.allocate_ids(NPU, [UUIDS[0]])
 
 
+async def test_restarts_of_the_kubelet_are_still_counted_when_a_resource_is_served_no_more(
+    room: Room,
+) -> None:
+    room.node.cards("warboy=1")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
+        await room.registered()
+        agent.sessions[0].counts.returns = 3
+        assert agent.state().resources == ()
+        assert agent.state().kubelet_restarts == 3
+
+
 async def test_a_node_is_one_agents_by_both_apis(room: Room) -> None:
     room.node.cards("warboy=1")
     async with room.node.agent(**NOTHING_ELSE):

@@ -43,6 +43,7 @@ def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Ite
     yield from _resources(config, families)
     yield from _nodes(config)
     yield from _tls(config)
+    yield from _ports(config)
 
 
 def _socket_path(config: Config) -> Iterator[Broken]:
@@ -78,6 +79,16 @@ def _nodes(config: Config) -> Iterator[Broken]:
                 f"{one.node_name} is there twice: take one out",
             )
         seen.add(one.node_name)
+
+
+def _ports(config: Config) -> Iterator[Broken]:
+    (host, port), (probes_host, probes_port) = config.metrics.address, config.metrics.probes_address
+    hosts = {"" if each in ("0.0.0.0", "::") else each for each in (host, probes_host)}  # noqa: S104
+    if port == probes_port and port and ("" in hosts or len(hosts) == 1):
+        yield Broken(
+            ("metrics.probes", "metrics.listen"),
+            f"metrics.listen has port {port} too, and a port can be taken once: give another one",
+        )
 
 
 def _tls(config: Config) -> Iterator[Broken]:

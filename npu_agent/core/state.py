@@ -182,6 +182,8 @@ class AgentState:
     assignments_error: str | None = None
     """Why the kubelet does not report them; None if it does."""
     resources: tuple[ResourceState, ...] = ()
+    kubelet_restarts: int = 0
+    """Times that registrations at the kubelet were lost and made again; it never falls."""
     dra: tuple[DraState, ...] = ()
     """The DRA drivers that have something to serve."""
     wanted: tuple[Resource, ...] = ()

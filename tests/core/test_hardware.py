@@ -78,8 +78,10 @@ def test_ids_stay_and_no_two_cards_share_a_device(moments: list[list[Claims]]) -
         ids = identify(cards, known)
         devices = [device_ids(id_) for id_ in ids]
         assert sum(map(len, devices)) == len(set().union(*devices))
+        slots = [card.pci_bus_id for card in cards if card.pci_bus_id]
         for card, id_ in zip(cards, ids, strict=True):
-            if before.get(card) in known:
+            # Of two in one slot, which no bus has, the one that says more may be taken for it.
+            if before.get(card) in known and len(set(slots)) == len(slots):
                 assert id_ == before[card]
         known = remember(known, cards, ids)
         before = dict(zip(cards, ids, strict=True))

@@ -28,11 +28,6 @@ def _registered(state: AgentState) -> Samples:
             yield Labels(resource=one.session.resource), phase is SessionPhase.REGISTERED
 
 
-def _restarts_of_the_kubelet(state: AgentState) -> int:
-    # Every resource has a stream of its own and loses it when the kubelet restarts: one restart.
-    return max((one.counts.returns for one in state.resources), default=0)
-
-
 def _ages(state: AgentState) -> Samples:
     for card in state.snapshot.cards:
         if card.reading:
@@ -148,7 +143,7 @@ DEFINITIONS: tuple[Definition[AgentState], ...] = (
         name="npu_agent_kubelet_restarts_total",
         kind="counter",
         help="Times that the registration at the kubelet was lost and made again.",
-        samples=_one(_restarts_of_the_kubelet),
+        samples=_one(lambda state: state.kubelet_restarts),
     ),
     Definition(
         name="npu_agent_dra_registered",

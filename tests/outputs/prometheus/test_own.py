@@ -86,8 +86,6 @@ def test_counts_of_two_resources() -> None:
     assert values(found, "npu_agent_allocation_seconds_sum", "resource")[("a/one",)] == 0.5015
     preferred = values(found, "npu_agent_preferred_allocations_total", "resource", "reason")
     assert preferred == {("a/two", "one card"): 4}
-    # One restart of the kubelet is seen by every resource.
-    assert values(found, "npu_agent_kubelet_restarts_total") == {(): 2}
 
 
 def test_config_in_force_refused_and_waiting() -> None:
