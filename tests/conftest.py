@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections import Counter
@@ -20,6 +21,12 @@ ROOM = Path(__file__).parent
 TIMEOUTS = {"e2e": 300, "packaging": 900, "k8s": 1800}
 """Seconds that a test may take with what it starts and, the first time, builds: in these folders.
 The rest has pyproject.toml's. Generous: they guard against hanging."""
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> None:
+    """That of Python's start: a command that an earlier test ran has set its own."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

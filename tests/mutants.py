@@ -1696,17 +1696,7 @@ FAULTS = [
     *of(
         "npu_agent/core/pool.py",
         "tests/core/test_pool.py",
-        ("pool: all families", "if state.card.family in families and not", "if not"),
-        (
-            "pool: disabled cards are offered",
-            " and not (unwanted and unwanted & names(state))\n",
-            "\n",
-        ),
-        (
-            "pool: letter case of disabledDevices",
-            "unwanted = {word.lower() for word in disabled}",
-            "unwanted = set(disabled)",
-        ),
+        ("pool: all families", " if state.card.family in families]", "]"),
         (
             "pool: two cards with one name",
             "        if seen[name] == 1 and len(name)",

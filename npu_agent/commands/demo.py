@@ -326,10 +326,8 @@ class Tour:
 
     async def address(self) -> str:
         """Where the agent serves its pages."""
-        async for address in self._agent.server.listening.watch():
-            if address:
-                return f"{address[0]}:{address[1]}"
-        raise OSError("the server has ended")
+        address = await self._agent.server.listening.until(bool)
+        return ":".join(map(str, address or ()))
 
     async def _fault(self, name: str) -> None:
         await asyncio.to_thread(simulator.apply_fault, self._root, "npu1", name)

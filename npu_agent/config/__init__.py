@@ -5,7 +5,7 @@ content; both raise only `ConfigError`. Nothing here reads the environment.
 """
 
 from npu_agent.config.compare import Change, changes
-from npu_agent.config.errors import ConfigError, Place, Problem
+from npu_agent.config.errors import ConfigError, Place
 from npu_agent.config.load import Effective, load, parse, read
 from npu_agent.config.options import add_options, from_args
 from npu_agent.config.poller import Poller
@@ -46,7 +46,6 @@ __all__ = [
     "NodeApi",
     "Place",
     "Poller",
-    "Problem",
     "ResourceSpec",
     "TlsConfig",
     "add_options",

@@ -44,11 +44,6 @@ class Device:
     """Device nodes of a holder, relative to /dev; existing ones only."""
 
     @property
-    def family(self) -> str:
-        """The family of its card."""
-        return self.card.family
-
-    @property
     def order(self) -> tuple[int, str, int]:
         """Sorts devices as their cards are numbered."""
         return (self.card.index, self.card.family, self.cores.first)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
-from npu_agent.core.offer import Device, cut, names
+from npu_agent.core.offer import Device, cut
 
 _LONGEST_NAME = 63
 """The API server's limit: a device's name is a DNS label."""
@@ -99,7 +99,6 @@ def pool(
     *,
     dra: DraNames,
     families: Collection[str],
-    disabled: Collection[str] = (),
     by_index: bool = False,
     partitions: bool = False,
     evict: bool = False,
@@ -111,7 +110,6 @@ def pool(
         snapshot: the cards.
         dra: the vendor's names.
         families: those that DRA offers on this node.
-        disabled: cards that are not offered, as `advertise` takes them.
         by_index: whether a device is called ``npu0``, as the vendor's driver does it, and not by
             what identifies its card. Where two families number their cards alike, the family is
             put before the number: ``anvil-npu0``.
@@ -122,12 +120,7 @@ def pool(
         held: why a device must not be allocated although nothing in the cluster says so; None: it
             may be.
     """
-    unwanted = {word.lower() for word in disabled}
-    cards = [
-        state
-        for state in snapshot.cards
-        if state.card.family in families and not (unwanted and unwanted & names(state))
-    ]
+    cards = [state for state in snapshot.cards if state.card.family in families]
     called = _by_index(cards) if by_index else _by_identity(cards)
     return tuple(
         PoolDevice(

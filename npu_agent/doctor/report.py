@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -116,11 +115,3 @@ def summary(checks: Iterable[Check]) -> str:
 def failed(checks: Iterable[Check]) -> bool:
     """Whether anything is wrong, for the exit code."""
     return any(check.state is Verdict.WRONG for check in checks)
-
-
-def as_json(checks: Iterable[Check]) -> str:
-    """A list of objects with the fields of `Check`.
-
-    In ASCII: what it quotes from an environment may be no text.
-    """
-    return json.dumps([check.as_json() for check in checks], indent=2)

@@ -7,11 +7,12 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from npu_agent import text
 from npu_agent.core.hardware import CardState, HealthState, Oddity, Snapshot, identify, remember
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
 from npu_agent.inventory.rounds import Rounds, Task, next_moment, no_answer
-from npu_agent.inventory.watch import FAILURES, Settings, View, Watch, said
+from npu_agent.inventory.watch import FAILURES, Settings, View, Watch
 from npu_agent.logs import logger
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class _Scan(Task):
         try:
             found = tuple((vendor, e) for vendor in self._vendors for e in vendor.scan())
         except OSError as error:
-            trouble = said(error)
+            trouble = text.reason(error)
         except Exception as error:  # our own fault, which must not end the thread
             log.exception("the search for cards failed")
             trouble = f"internal error: {error!r}"

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from npu_agent import text
 from npu_agent.backoff import Backoff
 from npu_agent.core import health
 from npu_agent.core.hardware import Card, Cause, Health, HealthState, Oddity, Reading
@@ -265,7 +266,7 @@ class Watch(Task):
         try:
             found = self._ask(entry, self._vendor.probe)
         except (OSError, ValueError) as error:
-            self._judge(entry, Verdict(Outcome.BAD, said(error), Cause.NONSENSE), settings)
+            self._judge(entry, Verdict(Outcome.BAD, text.reason(error), Cause.NONSENSE), settings)
             return
         if now < self._read_at and self._meter.due(now, settings.health_interval):
             self._count(entry)
@@ -321,7 +322,7 @@ class Watch(Task):
             raise _LimitedError("the agent has no memory left") from error
         except OSError as error:
             if error.errno in OWN_LIMITS:
-                raise _LimitedError(said(error)) from error
+                raise _LimitedError(text.reason(error)) from error
             self._failures[entry.family, entry.name, "refused"] += 1
             raise
 
@@ -343,7 +344,7 @@ def _verdict(card: Card, found: Probe, trouble: Exception | None) -> Verdict:
     if found.alive is False:
         return Verdict(Outcome.DEAD, found.reason)
     if trouble:
-        return Verdict(Outcome.BAD, said(trouble), Cause.NONSENSE)
+        return Verdict(Outcome.BAD, text.reason(trouble), Cause.NONSENSE)
     if missing:
         shown = ", ".join(f"/dev/{node}" for node in missing[:3])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -355,7 +356,7 @@ def _verdict(card: Card, found: Probe, trouble: Exception | None) -> Verdict:
 
 def _not_served(entry: Entry, why: Exception | str | None) -> View:
     """An entry of which no card is known."""
-    reason = said(why) if isinstance(why, Exception) else str(why)
+    reason = text.reason(why) if isinstance(why, Exception) else str(why)
     refused = isinstance(why, NotServedError)
     sample = entry.family if isinstance(why, NotServedError) and why.sample else None
     odd = Oddity(entry.path, reason, unread=not refused, sample_of=sample)
@@ -379,10 +380,3 @@ def _agreed(known: Card | None, proposed: Card | None, found: Card) -> tuple[Car
     if found == known:
         return known, None
     return (found, None) if found == proposed else (known, found)
-
-
-def said(error: BaseException) -> str:
-    """An error of reading, for people: what failed, without Python's errno prefix."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)

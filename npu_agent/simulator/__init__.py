@@ -4,7 +4,7 @@
 """
 
 from npu_agent.simulator.cards import MAX_CARDS, CardSpec, card, default_cards, parse_cards
-from npu_agent.simulator.faults import FAULTS, Fault, SimulatedCard
+from npu_agent.simulator.faults import FAULTS, SimulatedCard
 from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
 from npu_agent.simulator.tree import (
     Simulation,
@@ -21,7 +21,6 @@ __all__ = [
     "MAX_CARDS",
     "CardSpec",
     "CardTelemetry",
-    "Fault",
     "SimulatedCard",
     "Simulation",
     "SimulatorError",

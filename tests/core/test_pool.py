@@ -35,15 +35,13 @@ def test_a_device_is_a_whole_card_in_the_order_of_the_cards() -> None:
     assert [each.description.capacity["core"] for each in found] == ["2", "8", "2"]
 
 
-def test_only_the_families_that_dra_offers_and_no_disabled_card() -> None:
+def test_only_the_families_that_dra_offers() -> None:
     cards = [state("warboy", 0), state("rngd", 1), state("rngd", 2, id_="E23A-2")]
 
     def indexes(found: tuple[PoolDevice, ...]) -> list[int]:
         return [each.device.card.index for each in found]
 
     assert indexes(pool_of(*cards, families={"rngd"})) == [1, 2]
-    assert indexes(pool_of(*cards, disabled={"NPU1"})) == [0, 2]
-    assert indexes(pool_of(*cards, disabled={"e23a-2"})) == [0, 1]
     assert indexes(pool_of(*cards, families=())) == []
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from npu_agent import files
+from npu_agent import files, text
 from npu_agent.core.claim import Claim, ClaimRef, ClaimUse, PreparedResult, Result, claim_of
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Grant, Refusal, RefusalError, grant
@@ -208,7 +208,7 @@ class Claims:
                 except RefusalError as error:
                     troubles[uid] = str(error)
         except OSError as error:
-            troubles[""] = f"{self._cdi_root}: {_explained(error)}"
+            troubles[""] = f"{self._cdi_root}: {text.reason(error)}"
         for key, reason in troubles.items():
             if self._troubles.get(key) != reason:
                 log.error("CDI specs of claims cannot be put right", reason=reason)
@@ -268,7 +268,7 @@ class Claims:
         except ApiError as error:
             return _Outcome("failed", f"{ref} cannot be read: {error}")
         except OSError as error:
-            return _Outcome("failed", f"{ref} cannot be prepared: {_explained(error)}")
+            return _Outcome("failed", f"{ref} cannot be prepared: {text.reason(error)}")
 
     async def _ready(self) -> None:
         """Waits until the cards are known, and what was handed out before.
@@ -621,8 +621,3 @@ def _container(request: str, *, joined: bool) -> str:
     if match:
         return match[1]
     return "" if joined else request
-
-
-def _explained(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
