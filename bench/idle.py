@@ -42,7 +42,7 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
             await asyncio.sleep(10)
             memory = f"{agent.memory() / 1024:.1f} MiB"
             what = f"resident memory, {cards}{', DRA' if dra else ''}, all pages asked for"
-            yield Figure(what, memory, "<= 50 MB", "81 MiB (three processes)")
+            yield Figure(what, memory, "<= 45 MiB", "81 MiB (three processes)")
 
 
 async def _spent(agent: Agent, seconds: float, how: str, target: str) -> AsyncIterator[Figure]:

@@ -1978,8 +1978,8 @@ FAULTS = [
         "tests/kube/test_client.py",
         (
             "login: a program that hangs goes on",
-            "        transport.close()  # which kills it, and closes its pipes\n",
-            "",
+            "    transport.close()\n    with contextlib",
+            "    with contextlib",
         ),
     ),
     *of(

@@ -112,14 +112,25 @@ async def _run(program: Sequence[str], env: Mapping[str, str]) -> tuple[int, byt
     Not by `asyncio.create_subprocess_exec`: a process that it has started goes on, and one that
     has given its pipes to a child of its own cannot be waited for.
     """
-    transport, ear = await asyncio.get_running_loop().subprocess_exec(
-        _Ear, *program, env=env, stdin=None
+    starting = asyncio.ensure_future(
+        asyncio.get_running_loop().subprocess_exec(_Ear, *program, env=env, stdin=None)
     )
+    try:
+        transport, ear = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # asyncio leaves pipes open if it is cancelled while it starts a process, for milliseconds.
+        await _end(*await starting)
+        raise
     try:
         await ear.ended.wait()
         return transport.get_returncode() or 0, bytes(ear.said[1]), bytes(ear.said[2])
     finally:
-        transport.close()  # which kills it, and closes its pipes
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_KILLED):
-                await ear.ended.wait()
+        await _end(transport, ear)
+
+
+async def _end(transport: asyncio.SubprocessTransport, ear: _Ear) -> None:
+    """Kills it if it runs, and closes its pipes."""
+    transport.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_KILLED):
+            await ear.ended.wait()
