@@ -56,7 +56,7 @@ from npu_agent.outputs.web.pages import Pages, Probes
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.supervise import keep_running
-from npu_agent.vendors import CDI_KINDS, VENDORS, VOCABULARIES, WORDS
+from npu_agent.vendors import CDI_KINDS, DRIVERS, VENDORS, VOCABULARIES, WORDS
 
 log = logger(__name__)
 
@@ -135,7 +135,7 @@ class Agent:
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
             resources=[one.name for one in self._wanted.value.resources],
-            drivers=[words.dra.driver for words in VOCABULARIES if words.dra],
+            drivers=DRIVERS,
             directory=directory,
             ledger=ledger,
         )

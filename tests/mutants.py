@@ -188,7 +188,7 @@ FAULTS = [
             "",
         ),
         (
-            "rounds: news are not told",
+            "rounds: news are not passed on",
             "_report(self) -> None:\n        self._news = True",
             "_report(self) -> None:\n        pass",
         ),
@@ -262,7 +262,7 @@ FAULTS = [
             "if limit is None and self",
         ),
         (
-            "watch: heat is not looked at once a card works",
+            "watch: heat of a card that works is not read",
             "if not trouble and limit is None and self",
             "if not trouble and self",
         ),
@@ -1057,7 +1057,7 @@ FAULTS = [
             "                pass  #",
         ),
         (
-            "driver: a full disk holds up all cards",
+            "driver: a full disk delays all cards",
             "while self._notes() and not failed:",
             "while self._notes():",
         ),

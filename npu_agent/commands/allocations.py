@@ -10,10 +10,11 @@ from contextlib import nullcontext
 from dataclasses import asdict
 
 from npu_agent.commands import CommandError, view
-from npu_agent.commands.common import DRIVERS, quiet
+from npu_agent.commands.common import quiet
 from npu_agent.commands.screen import Screen, is_screen, run_until_signal
 from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources
+from npu_agent.vendors import DRIVERS
 
 _REFRESH = 2.0
 """Seconds between two questions to the kubelet with --watch; it says nothing by itself."""

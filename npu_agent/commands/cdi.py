@@ -9,10 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from npu_agent.commands import WRONG, CommandError
+from npu_agent.commands import WRONG, CommandError, view
 from npu_agent.commands.common import host_root, quiet, vendors
 from npu_agent.commands.screen import run_until_signal
-from npu_agent.core.hardware import Snapshot
 from npu_agent.feed import Feed
 from npu_agent.inventory.inventory import Inventory, read_once
 from npu_agent.outputs.cdi import HOST_DIRECTORY, HostSpecs, host_specs
@@ -37,8 +36,8 @@ async def _generate(args: argparse.Namespace) -> None:
     directory = host_root(args) / HOST_DIRECTORY
     snapshot = await read_once(vendors(args))
     specs = host_specs(snapshot, WORDS.families, CDI_KINDS)
-    for odd in snapshot.odd:
-        print(f"npu-agent: not served: {odd.entry}: {odd.reason}", file=sys.stderr)
+    for note in view.not_served(snapshot):
+        print(f"npu-agent: {note}", file=sys.stderr)
     for one in specs.left_out:
         print(f"npu-agent: left out: {one}", file=sys.stderr)
     if args.stdout:
@@ -85,7 +84,7 @@ def _remedy(error: OSError) -> str:
 async def _watch(args: argparse.Namespace) -> None:
     inventory = Inventory(vendors(args))
     cdi = HostCdi(
-        snapshots=inventory.snapshots.map(Snapshot.without_readings),
+        snapshots=inventory.hardware,
         widths=WORDS.families,
         kinds=CDI_KINDS,
         disabled=Feed(frozenset()),

@@ -7,10 +7,7 @@ from pathlib import Path
 
 from npu_agent import config, logs
 from npu_agent.core.vendor import Vendor
-from npu_agent.vendors import VENDORS, VOCABULARIES, WORDS
-
-DRIVERS = tuple(words.dra.driver for words in VOCABULARIES if words.dra)
-"""The DRA drivers of all vendors."""
+from npu_agent.vendors import VENDORS, WORDS
 
 
 def host_root(args: argparse.Namespace) -> Path:

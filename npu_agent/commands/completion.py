@@ -121,9 +121,9 @@ def _names(places: list[Place]) -> str:
     return " | ".join(f"'{name} {word}'" for name, word in known)
 
 
-def _patterns(places: list[Place]) -> str:
-    """A pattern of `case`: the options that take a value."""
-    return " | ".join(name for names in _values(places) for name in names)
+def _with_value(places: list[Place]) -> list[str]:
+    """The names of the options that take a value."""
+    return [name for names in _values(places) for name in names]
 
 
 def _values(places: list[Place]) -> dict[tuple[str, ...], Value]:
@@ -150,7 +150,7 @@ def _bash(places: list[Place]) -> Iterator[str]:
         "    fi",
         "    for ((i = 1; i < COMP_CWORD; i++)); do",
         "        case ${COMP_WORDS[i]} in",
-        f"            {_patterns(places)})",
+        f"            {' | '.join(_with_value(places))})",
         "                # What follows is its value, and no command.",
         "                ((i++))",
         "                [[ ${COMP_WORDS[i]} == = ]] && ((i++))",
@@ -205,7 +205,7 @@ def _zsh(places: list[Place]) -> Iterator[str]:
         "        # What follows an option that takes a value is no command.",
         "        if [[ -n $value ]]; then value=; continue; fi",
         "        case $word in",
-        f"            ({_patterns(places)}) value=1; continue ;;",
+        f"            ({' | '.join(_with_value(places))}) value=1; continue ;;",
         "        esac",
         '        case "$command $word" in',
         f"            ({_names(places)})",
@@ -272,7 +272,7 @@ def _fish(places: list[Place]) -> Iterator[str]:
         "            continue",
         "        end",
         "        switch $word",
-        f"            case {' '.join(name for names in _values(places) for name in names)}",
+        f"            case {' '.join(_with_value(places))}",
         "                set value 1",
         "                continue",
         "        end",

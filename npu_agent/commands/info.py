@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from npu_agent.commands import view
-from npu_agent.commands.common import DRIVERS, host_root, quiet, vendors
+from npu_agent.commands.common import host_root, quiet, vendors
 from npu_agent.commands.screen import Screen, is_screen, run_until_signal
 from npu_agent.config import Config
 from npu_agent.core.hardware import Snapshot
@@ -18,6 +18,7 @@ from npu_agent.core.ledger import Assignment
 from npu_agent.inventory.inventory import Inventory, read_once
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
+from npu_agent.vendors import DRIVERS
 
 _REFRESH = 2.0
 """Seconds after which the screen is drawn again, with the time and the Pods, without a change."""
@@ -35,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
 async def _once(args: argparse.Namespace) -> None:
     snapshot, held = await read_once(vendors(args)), await _assignments()
     if args.output in view.DATA:
-        for note in _notes(snapshot):
+        for note in view.not_served(snapshot):
             print(f"npu-agent: {note}", file=sys.stderr)
         print(view.data(view.cards_as_json(snapshot, held), args.output))
     else:
@@ -88,16 +89,11 @@ async def _assignments() -> tuple[Assignment, ...] | None:
         return None  # no kubelet here, or not ours to ask: the column is left out
 
 
-def _notes(snapshot: Snapshot) -> list[str]:
-    """What is no card that is served, though it may be one that cannot be read."""
-    return [f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.odd]
-
-
 def _table(
     args: argparse.Namespace, snapshot: Snapshot, held: tuple[Assignment, ...] | None
 ) -> str:
     wide = args.output == "wide"
-    notes = _notes(snapshot)
+    notes = view.not_served(snapshot)
     if not snapshot.cards:
         return view.drawn(f"no NPUs found below {host_root(args)}", *notes)
     width = None if wide else view.terminal_width()

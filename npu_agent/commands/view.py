@@ -200,6 +200,11 @@ def assignments_table(assignments: Sequence[Assignment]) -> Table:
     return table
 
 
+def not_served(snapshot: Snapshot) -> list[str]:
+    """What is no card that is served, though it may be one that cannot be read; a line each."""
+    return [f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.odd]
+
+
 def labels_table(explained: Iterable[Explained]) -> Table:
     """Every label that the wanted sets can have, and why it has its value, or none."""
     table = _table(["Label", "Value", "Why"])

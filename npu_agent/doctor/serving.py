@@ -1,4 +1,4 @@
-"""Its two addresses: free, held by a running npu-agent (is it ready?), or by another program."""
+"""Its two addresses: free, a running npu-agent's (is it ready?), or another program's."""
 
 from __future__ import annotations
 

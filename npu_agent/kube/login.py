@@ -1,4 +1,4 @@
-"""Runs the login program of a kubeconfig (`exec`), and ends it if it does not end by itself.
+"""Runs the login program of a kubeconfig (`exec`), and kills it if it hangs.
 
 Format: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 """

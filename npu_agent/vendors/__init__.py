@@ -17,5 +17,7 @@ VENDORS: tuple[type[Vendor], ...] = (
 VOCABULARIES = tuple(vendor.vocabulary for vendor in VENDORS)
 WORDS = merged(VOCABULARIES)
 """What all of them call things: what the config is checked against."""
+DRIVERS = tuple(words.dra.driver for words in VOCABULARIES if words.dra)
+"""The DRA drivers of all of them."""
 CDI_KINDS = tuple(kind for vendor in VENDORS for kind in vendor.profile.cdi_kinds)
 """The kinds of CDI devices of all of them."""

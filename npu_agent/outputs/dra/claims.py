@@ -123,7 +123,7 @@ class Claims:
         """Ends the claims; the Pod stays Terminating for as long as that fails.
 
         So it needs no card, no API server and no claim. What cannot be removed from the disk is
-        logged and tried again by `sweep`. Only an agent that is about to end refuses: the next one
+        logged and tried again by `tidy`. Only an agent that is about to end refuses: the next one
         would take the claims for prepared.
         """
         if not await self._whole(self._end_all(refs)):

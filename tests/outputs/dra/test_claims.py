@@ -49,6 +49,15 @@ def answer(*found: tuple[str, str], uid: str = "uid-c") -> tuple[PreparedResult,
     )
 
 
+async def holding(directory: Path) -> Room:
+    """A node on which a claim ``c`` is prepared."""
+    room = Room(directory)
+    await room.owned()
+    room.claim("c", result(ZERO))
+    await room.prepared()
+    return room
+
+
 def spec(room: Room, name: str = SPEC) -> dict[str, Any]:
     """The edits of a claim's spec, by the names of its CDI devices."""
     found = json.loads((room.cdi_root / name).read_bytes())
@@ -115,10 +124,7 @@ async def test_after_a_reboot_the_spec_is_written_again(tmp_path: Path) -> None:
 async def test_a_spec_that_somebody_removed_or_changed_is_written_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
 ) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     before = (room.cdi_root / SPEC).read_bytes()
     harm(room.cdi_root / SPEC)
     del room.api["team", "c"]  # the API server is not needed
@@ -132,10 +138,7 @@ async def test_a_spec_that_somebody_removed_or_changed_is_written_again(
 
 
 async def test_a_claim_that_ends_meanwhile_gets_no_spec(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     (room.cdi_root / SPEC).unlink()
     async with room.claims._changing:
         ending = asyncio.create_task(room.unprepared())
@@ -152,10 +155,7 @@ async def test_a_claim_that_ends_meanwhile_gets_no_spec(tmp_path: Path) -> None:
 async def test_a_spec_of_a_card_that_left_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     (room.cdi_root / SPEC).unlink()
     room.have()
     await room.claims.tidy()
@@ -168,10 +168,7 @@ async def test_a_spec_of_a_card_that_left_is_reported_once(
 async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(
     tmp_path: Path,
 ) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     before = room.keeper.prepared.value
     (room.cdi_root / SPEC).unlink()
     room.have(state(index=5, id_=room.cards[0].id))
@@ -182,10 +179,7 @@ async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(
 
 async def test_another_claim_of_its_name_does_not_keep_one_that_is_gone(tmp_path: Path) -> None:
     """pod-resources names a claim that is not prepared yet, without a driver and device."""
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     room.claim("c", result(ZERO), uid="new")
     for _ in range(2):
         room.says(uses=[("c", "")], driver="")
@@ -220,10 +214,7 @@ async def test_an_agent_that_ends_amid_a_prepare_or_unprepare_does_not_say_done(
 async def test_what_was_unprepared_does_not_come_back_when_another_session_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     with monkeypatch.context() as patched:
         full = AsyncMock(side_effect=OSError(errno.ENOSPC, "full"))
         patched.setattr(files, "replace", full)
@@ -233,10 +224,7 @@ async def test_what_was_unprepared_does_not_come_back_when_another_session_begin
 
 
 async def test_a_directory_that_is_wiped_costs_nothing_that_is_known(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     before = (tmp_path / RECORD).read_bytes()
     (tmp_path / RECORD).unlink()
     room.keeper.disowned()  # as the lock has gone too
@@ -267,10 +255,7 @@ async def test_claims_are_found_however_late_the_kubelet_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes | None
 ) -> None:
     monkeypatch.setattr("npu_agent.kubelet.ledger._ANSWER", 0.01)
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     (tmp_path / RECORD).unlink()
     if record is not None:
         (tmp_path / RECORD).write_bytes(record)
@@ -628,10 +613,7 @@ async def test_a_claim_waits_no_longer_than_it_may(patient: Room) -> None:
 
 
 async def test_what_a_claim_holds_is_refused_to_the_device_plugin(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     room.keeper.update()
     with pytest.raises(RefusalError, match="ResourceClaim team/c"):
         room.keeper.grant(NPU, [plain(room)])
@@ -688,10 +670,7 @@ async def test_a_card_that_falls_sick_is_prepared_again(tmp_path: Path) -> None:
 
 
 async def test_unprepare_needs_nothing(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     room.cards = ()
     room.api.clear()
     await room.restarted()
@@ -735,10 +714,7 @@ async def test_a_claim_is_prepared_for_one_pod_after_the_other(tmp_path: Path) -
 
 
 async def test_a_prepared_claim_that_is_gone_is_not_prepared_again(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     del room.api["team", "c"]
     assert "cannot be read: c not found" in await room.prepared()
 
@@ -854,10 +830,7 @@ async def test_a_disk_that_has_room_again_is_written_again(
 async def test_a_disk_that_is_full_ends_no_claim_that_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
 
     async def replace(path: Path, *_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -873,10 +846,7 @@ async def test_a_disk_that_is_full_ends_no_claim_that_is_prepared(
 async def test_unprepare_on_a_disk_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
 
     async def replace(path: Path, *_: Any, **__: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
@@ -900,10 +870,7 @@ async def test_before_it_is_known_who_holds_what_nothing_is_prepared(
 
 
 async def test_a_claim_that_is_gone_and_unused_is_dropped(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     del room.api["team", "c"]
     await room.claims.sweep()
     assert room.keeper.prepared.value  # a Pod that was deleted by force may still end
@@ -913,10 +880,7 @@ async def test_a_claim_that_is_gone_and_unused_is_dropped(tmp_path: Path) -> Non
 
 
 async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     del room.api["team", "c"]
     room.says(uses=[("c", ZERO)])
     await room.claims.sweep()
@@ -935,10 +899,7 @@ async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(tmp_path: 
 
 
 async def test_another_claim_of_its_name_keeps_none_alive(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     room.claim("c", result(ONE), uid="new")
     await room.claims.sweep()
     await room.claims.sweep()
@@ -947,10 +908,7 @@ async def test_another_claim_of_its_name_keeps_none_alive(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("why", ["used", "silent", "api error", "there"])
 async def test_a_claim_that_may_be_used_is_kept(tmp_path: Path, why: str) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     if why != "there":
         del room.api["team", "c"]
     if why == "api error":
@@ -966,10 +924,7 @@ async def test_a_claim_that_may_be_used_is_kept(tmp_path: Path, why: str) -> Non
 
 @pytest.mark.parametrize("damage", [None, b"", b"{", b'{"version": 99}'])
 async def test_a_lost_record_is_rebuilt(tmp_path: Path, damage: bytes | None) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     if damage is None:
         (tmp_path / RECORD).unlink()
     else:
@@ -1023,10 +978,7 @@ async def test_a_lost_record_is_rebuilt_without_the_api_server(tmp_path: Path) -
 
 
 async def test_a_claim_rebuilt_without_its_uid_ends_by_its_name(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     (tmp_path / RECORD).unlink()
     room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
     await room.restarted(uses=[("c", ZERO)])
@@ -1050,10 +1002,7 @@ async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path) -> None:
 
 async def test_a_claim_that_has_just_ended_is_not_rebuilt(tmp_path: Path) -> None:
     """With a record that is good, what the kubelet still lists is late."""
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    await room.prepared()
+    room = await holding(tmp_path)
     await room.unprepared()
     await room.restarted(uses=[("c", ZERO)])
     assert room.keeper.prepared.value == {}
