@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 from grpclib.exceptions import GRPCError
@@ -82,6 +83,17 @@ def moving(room: Room) -> Moving:
 
 
 @asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Does it until the context ends."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
 async def never_both(moving: Moving) -> AsyncIterator[None]:
     """No card is offered by both while the context is open."""
     both: list[set[str]] = []
@@ -92,12 +104,10 @@ async def never_both(moving: Moving) -> AsyncIterator[None]:
                 both.append(found)
             await asyncio.sleep(0)
 
-    following = asyncio.create_task(follow())
     try:
-        yield
+        async with meanwhile(follow()):
+            yield
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
         assert not both
 
 
@@ -113,12 +123,8 @@ async def deletes_slices(room: Room, *, after: float) -> AsyncIterator[None]:
             if not room.manager.instances.value:
                 return room.cluster.delete_all()
 
-    following = asyncio.create_task(follow())
-    try:
+    async with meanwhile(follow()):
         yield
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_free_cards_move_and_come_back(moving: Moving) -> None:
