@@ -55,6 +55,7 @@ from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, Probes
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
+from npu_agent.rounds import Rounds
 from npu_agent.supervise import keep_running
 from npu_agent.vendors import CDI_KINDS, DRIVERS, VENDORS, VOCABULARIES, WORDS
 
@@ -109,7 +110,9 @@ class Agent:
         config = effective.config
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
-        self.poller = Poller(config_file, WORDS, effective)
+        rounds = Rounds()
+        """Whatever is read again and again is read in these: cards, files, sockets."""
+        self.poller = Poller(config_file, WORDS, effective, rounds)
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
@@ -121,6 +124,7 @@ class Agent:
             configs.map(_watching),
             self.restarts,
             known=ledger.cards,
+            rounds=rounds,
         )
         self.pod_resources = PodResources(
             socket_beside(directory), configs.map(lambda config: config.metrics.interval)
@@ -139,6 +143,8 @@ class Agent:
             directory=directory,
             ledger=ledger,
         )
+        if not by_cdi:  # the specs are looked after with each answer
+            self.pod_resources.no_news = self.keeper.no_news
         self._api = api or Api()
         self.places = Places(
             snapshots=self.inventory.hardware,
@@ -250,6 +256,7 @@ class Agent:
                 kubelet_lost=self.keeper.kubelet_lost,
                 offered=partial(_offered, socket_beside(directory)),
                 by_cdi=by_cdi,
+                rounds=rounds,
             )
             for resource, devices in self.publisher.devices.items()
         )

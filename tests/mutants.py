@@ -163,24 +163,24 @@ FAULTS = [
         ),
     ),
     *of(
-        "npu_agent/inventory/rounds.py",
-        "tests/inventory/test_rounds.py",
-        ("rounds: nobody takes over", "self._take_over(self._doing[0])", "pass"),
-        ("rounds: the others wait for the deadline", "_PATIENCE = 0.1", "_PATIENCE = 100.0"),
+        "npu_agent/rounds.py",
+        "tests/test_rounds.py",
         (
-            "rounds: hangs are found one by one",
-            "            self._steadily(self._share_out, self._making)\n",
-            "",
+            "rounds: nobody takes over",
+            "                    self._hands.remove(other)\n                    return True, None\n",
+            "                    return False, None\n",
         ),
+        ("rounds: the others wait for the deadline", "_PATIENCE = 0.1", "_PATIENCE = 100.0"),
+        ("rounds: hangs are found one by one", "            self._share_out()\n", ""),
         (
-            "rounds: nobody watches after a hang",
-            "self._maker, self._watcher, self._doing = threading.current_thread(), None, None",
-            "self._maker, self._doing = threading.current_thread(), None",
+            "rounds: nobody looks after a hang",
+            "            self._share_out()\n            self._complete()\n",
+            "            self._share_out()\n",
         ),
         (
             "rounds: a thread stays after a hang",
-            "while not self._ended and threading.current_thread() is self._maker:",
-            "while not self._ended:",
+            "            return me in self._hands\n",
+            "            return bool(self._tasks)\n",
         ),
         (
             "rounds: a task on two threads",
@@ -189,10 +189,15 @@ FAULTS = [
         ),
         (
             "rounds: news are not passed on",
-            "_report(self) -> None:\n        self._news = True",
-            "_report(self) -> None:\n        pass",
+            "        self.news = True\n",
+            "        pass\n",
         ),
-        ("rounds: no way to wake it", "        self._making.end()\n", ""),
+        (
+            "rounds: the same news again and again",
+            "            task.news = False\n",
+            "            pass\n",
+        ),
+        ("rounds: no way to wake it", "            hand.pause.end()\n", "            pass\n"),
         (
             "rounds: a rest without an end ends the thread",
             "rest = min(moment - time.monotonic(), _LONGEST_REST)",
@@ -205,32 +210,141 @@ FAULTS = [
         ),
         (
             "rounds: a fault ends the thread",
-            '        except Exception:\n            log.exception("the rounds',
-            '        except KeyError:\n            log.exception("the rounds',
+            "            except Exception:\n                # A fault of our own",
+            "            except KeyError:\n                # A fault of our own",
         ),
         (
             "rounds: a fault swallows news",
-            "            self._news = True  # it may not have been passed on\n",
-            "",
+            "                task.news = True  # it may not have been passed on\n",
+            "                pass\n",
         ),
         (
             "rounds: a thread that has ended is not missed",
-            "if ended := self._maker_ended():",
-            "if ended := False:",
+            "if not hand.thread.is_alive()]",
+            "if False]",
         ),
         (
-            "rounds: a watchdog that has ended is not missed",
-            "if self._watcher is None or not self._watcher.is_alive():",
-            "if self._watcher is None:",
+            "rounds: a thread that is refused ends the rounds",
+            "                    if not self._hands:\n                        raise\n",
+            "                    raise\n",
+        ),
+        (
+            "rounds: both threads wake up for each round",
+            "due if mine else due + _CHECK_AFTER",
+            "due",
+        ),
+        (
+            "rounds: one thread makes all rounds, and the other one wakes up as well",
+            "mine = all(one.wakes > due + _SAME for one in self._hands if one is not me)",
+            "mine = me is self._hands[0]",
+        ),
+        (
+            "rounds: threads with nothing to do",
+            "            if not self._tasks and me in self._hands:\n"
+            "                self._hands.remove(me)\n",
+            "",
+        ),
+        (
+            "rounds: what a poll finds again is passed on",
+            "        if found != self._last:\n",
+            "        if True:\n",
+        ),
+        (
+            "rounds: polling goes on after its end",
+            "            self.follow(task, ())\n",
+            "            pass\n",
         ),
     ),
     *of(
-        "npu_agent/inventory/rounds.py",
-        "tests/inventory/test_inventory.py",
+        "npu_agent/kubelet/rpc.py",
+        "tests/kubelet/test_rpc.py",
         (
-            "rounds: a thread that is refused ends the rounds",
-            "with suppress(RuntimeError):  # no more threads: the next",
-            "with suppress(KeyError):  # no more threads: the next",
+            "rpc: a connection for each call",
+            "        if self._channel:\n            with",
+            "        if False:\n            with",
+        ),
+        (
+            "rpc: a connection that failed is kept",
+            "        except BaseException:\n            self.close()\n            raise\n",
+            "        except ZeroDivisionError:\n            raise\n",
+        ),
+        ("rpc: a connection is used for ever", "if self._calls >= _CALLS or ", "if "),
+        (
+            "rpc: a connection leads to the server before",
+            "if self._calls >= _CALLS or _made(self._path) != self._leads_to:",
+            "if self._calls >= _CALLS:",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/podresources.py",
+        "tests/kubelet/test_podresources.py",
+        (
+            "pod-resources: asked as often while there is no news",
+            "max(interval, _SELDOM)",
+            "interval",
+        ),
+        (
+            "pod-resources: asked seldom while it does not answer",
+            "if self.no_news() and not error:",
+            "if self.no_news():",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/ledger.py",
+        "tests/kubelet/test_ledger.py",
+        (
+            "keeper: no news of another agent's devices",
+            "return self._owner and not (\n            self._trouble",
+            "return not (\n            self._trouble",
+        ),
+        ("keeper: a grant cannot end", "            or ledger.holds\n", ""),
+        ("keeper: a claim cannot end", "            or ledger.prepared\n", ""),
+        (
+            "keeper: what no record has cannot end",
+            "            or any(one.resource in self._resources for one in answer.assignments)\n            or any(use",
+            "            or any(use",
+        ),
+    ),
+    *of(
+        "npu_agent/config/poller.py",
+        "tests/config/test_poller.py",
+        (
+            "poller: a read that failed is not tried again soon",
+            "_READ_AGAIN if self._judged is None else",
+            "",
+        ),
+        (
+            "poller: a change that does not show is never read",
+            "async with asyncio.timeout(pause):",
+            "if True:",
+        ),
+        (
+            "poller: nobody looks at the file",
+            "_POLL_EVERY, lambda _: self._now.set()",
+            "_POLL_EVERY, lambda _: None",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/deviceplugin/session.py",
+        "tests/outputs/deviceplugin/test_session.py",
+        (
+            "session: a socket that is removed goes unnoticed",
+            "exists.publish):",
+            "lambda _: None):",
+        ),
+    ),
+    *of(
+        "npu_agent/agent.py",
+        "tests/test_agent.py",
+        (
+            "agent: the kubelet is asked as often while nobody holds anything",
+            "            self.pod_resources.no_news = self.keeper.no_news\n",
+            "            pass\n",
+        ),
+        (
+            "agent: CDI specs are seldom looked after",
+            "        if not by_cdi:  # the specs",
+            "        if True:  # the specs",
         ),
     ),
     *of(
@@ -277,8 +391,8 @@ FAULTS = [
         "tests/vendors/furiosa/test_sysfs.py",
         (
             "sysfs: sensors are kept for good",
-            "if before and before[0] == stamp:\n            return before[1]\n        files",
-            "if before:\n            return before[1]\n        files",
+            "if kept == minute and stamps and all(",
+            "if stamps and any(",
         ),
         (
             "sysfs: entries without nodes are never found again",
@@ -292,7 +406,7 @@ FAULTS = [
         ),
         (
             "sysfs: sensors are never kept",
-            "self._sensors_at[directory] = (stamp, tuple(files))",
+            "self._sensors_at[address] = minute, stamps, files",
             "pass",
         ),
     ),
@@ -582,8 +696,8 @@ FAULTS = [
         ),
         (
             "session: the proof goes on for ever",
-            "            proving.cancel()\n            await asyncio.gather(ended, proving",
-            "            await asyncio.gather(ended",
+            "            for way in ways:\n                way.cancel()\n",
+            "            for way in ways[:2]:\n                way.cancel()\n",
         ),
     ),
     *of(
@@ -2128,8 +2242,8 @@ FAULTS = [
         ),
         (
             "inventory: threads go on after the end",
-            "            rounds.end()\n",
-            "            pass\n",
+            "        finally:\n            self._rounds.follow(self, ())\n",
+            "        finally:\n            pass\n",
         ),
     ),
     *of(

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import grpc
@@ -602,6 +602,19 @@ async def test_a_grant_that_no_answer_ever_lists_is_held(node: Node) -> None:
         await one.edit(keys + "defaultPe: Single\n")
         plugin = await node.told(lambda p: len(p.devices) == 4 and bool(p.healthy()))
         assert plugin.healthy() == tuple(f"{UUIDS[1]}_cores_{n}" for n in (0, 1))
+
+
+@pytest.mark.parametrize("method", ["deviceNodes", "cdi"])
+async def test_the_kubelet_is_asked_seldom_while_nobody_holds_anything(
+    node: Node, method: Literal["deviceNodes", "cdi"]
+) -> None:
+    """Where there are CDI specs, they are looked after with each of its answers."""
+    node.cards("warboy=1")
+    async with node.agent(allocation=AllocationConfig(method=method)) as agent:
+        await node.listed(1)
+        assert agent.pod_resources.no_news() is (method == "deviceNodes")
+        await node.kubelet.allocate(NPU, 1)
+        assert not agent.pod_resources.no_news()
 
 
 async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:

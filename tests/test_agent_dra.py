@@ -18,7 +18,7 @@ from aiohttp import web
 from grpclib.exceptions import GRPCError
 
 from npu_agent import agent as agent_module
-from npu_agent import files, simulator
+from npu_agent import files, rounds, simulator
 from npu_agent.agent import Agent
 from npu_agent.config import (
     AllocationConfig,
@@ -32,7 +32,6 @@ from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
 from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
-from npu_agent.inventory import rounds
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.ledger import RECORD, LedgerKeeper
 from npu_agent.outputs.dra import driver as driver_module

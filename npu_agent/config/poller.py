@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -20,34 +19,51 @@ from npu_agent.core.state import ConfigState
 from npu_agent.core.vocabulary import Vocabulary
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
+from npu_agent.rounds import Rounds
 from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
 _POLL_EVERY = 1.0
 """Seconds."""
-_READ_EVERY = 10
-"""Polls after which the content is read even if the file seems to be the same one."""
+_READ_EVERY = 60.0
+"""Seconds after which the content is read even if the file seems to be the same one."""
+_READ_AGAIN = 5.0
+"""Seconds after which a file is that could not be read."""
 _SETTLE = 0.1
 """Seconds that new content has to stay the same before it is parsed: a file that is written in
 place may be read half written, and half a YAML file may be good YAML."""
 _DEADLINE = 2.0
 
-_Version = tuple[int, int, int, int] | None
+_Version = tuple[int, ...] | None
 
 
 class Poller:
     """Publishes the config in force and the state of its file; a bad file leaves the config."""
 
-    def __init__(self, path: Path | None, words: Vocabulary, start: Effective) -> None:
-        """`start` is what the agent started with; without a `path` there is nothing to follow."""
+    def __init__(
+        self,
+        path: Path | None,
+        words: Vocabulary,
+        start: Effective,
+        rounds: Rounds | None = None,
+    ) -> None:
+        """A poller that has not begun.
+
+        Args:
+            path: the file; None: there is nothing to follow.
+            words: the vendors', which the file may have.
+            start: what the agent started with.
+            rounds: poll the file; None: rounds of its own.
+        """
         self.configs: Feed[Config] = Feed(start.config)
         """What is in force now."""
         self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.time()))
         """How the file stands; published after `configs`."""
         self._path = path
         self._words = words
-        self._now = threading.Event()
+        self._rounds = rounds or Rounds()
+        self._now = asyncio.Event()
         self._judged: bytes | None = None
         """The content that was judged last; None when the file could not be read since then."""
         self._followed = False
@@ -62,29 +78,18 @@ class Poller:
         if path is None:
             await asyncio.Event().wait()
             return
-        thread = DaemonThread("npu-config")
-        longest = _READ_EVERY * _POLL_EVERY + _DEADLINE
-        try:
+        # The links of a ConfigMap lead to another file after each change, and a file that is edited
+        # gets another time or length. What these do not show, a read now and then does.
+        with self._rounds.polling(
+            "npu-config", partial(_version, path), _POLL_EVERY, lambda _: self._now.set()
+        ):
             while True:
                 self._now.clear()
-                version: _Version = None
-                with suppress(TimeoutError):  # the read reports that
-                    version = await thread.call(partial(_version, path), deadline=_DEADLINE)
                 await self._read_and_judge(path)
+                pause = _READ_AGAIN if self._judged is None else _READ_EVERY
                 with suppress(TimeoutError):
-                    await thread.call(partial(self._wait, path, version), deadline=longest)
-        finally:
-            self._now.set()
-
-    def _wait(self, path: Path, version: _Version) -> None:
-        """On a thread, so that the event loop sleeps: until the file should be read again.
-
-        The links of a ConfigMap lead to another file after each change, and a file that is edited
-        gets another time or length. What these do not show, a read now and then does.
-        """
-        for _ in range(_READ_EVERY):
-            if self._now.wait(_POLL_EVERY) or _version(path) != version:
-                return
+                    async with asyncio.timeout(pause):
+                        await self._now.wait()
 
     async def _read_and_judge(self, path: Path) -> None:
         try:
@@ -157,7 +162,7 @@ class Poller:
 
 
 def _version(path: Path) -> _Version:
-    """What is another one when the file was replaced or written; None if it cannot be found.
+    """What is another one when the file was replaced, written or made readable; None: no such file.
 
     A write of the same length within one step of the file system's clock, a few milliseconds, does
     not show.
@@ -166,4 +171,4 @@ def _version(path: Path) -> _Version:
         found = path.stat()
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size

@@ -11,9 +11,9 @@ from npu_agent import text
 from npu_agent.core.hardware import CardState, HealthState, Oddity, Snapshot, identify, remember
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
-from npu_agent.inventory.rounds import Rounds, Task, next_moment, no_answer
 from npu_agent.inventory.watch import FAILURES, Settings, View, Watch
 from npu_agent.logs import logger
+from npu_agent.rounds import Rounds, Task, next_moment, no_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +34,7 @@ class Inventory:
         settings: Feed[Settings] | None = None,
         restarts: Counter[str] | None = None,
         known: Mapping[str, frozenset[str]] | None = None,
+        rounds: Rounds | None = None,
     ) -> None:
         """An inventory that has not begun.
 
@@ -43,6 +44,7 @@ class Inventory:
             restarts: counts watches that failed, by ``watch of npu0``.
             known: the IDs that cards had before, each with the card's `Card.identities` of then:
                 a card that is recognised keeps its ID.
+            rounds: probe the cards and search for new ones; None: rounds of its own.
         """
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self.hardware = self.snapshots.map(Snapshot.without_readings)
@@ -51,6 +53,7 @@ class Inventory:
         self._settings = settings or Feed(Settings())
         self._restarts = restarts if restarts is not None else Counter()
         self._known = dict(known or {})
+        self._rounds = rounds or Rounds()
         self._failures: Counter[tuple[str, str, str]] = Counter()
         self._watches: dict[tuple[str, int], Watch] = {}
         self._shown: tuple[Mapping[tuple[str, int], View], str] = {}, ""
@@ -74,19 +77,17 @@ class Inventory:
     async def run(self) -> None:
         """Watches until cancelled."""
         self._loop = asyncio.get_running_loop()
-        scan = _Scan(self._vendors, self._settings)
-        rounds = Rounds(self._wake)
-        rounds.follow((scan, *self._watches.values()))
-        rounds.start()
+        scan = _Scan(self._vendors, self._settings, self._wake)
         try:
+            self._rounds.follow(self, (scan, *self._watches.values()))
             while True:
                 self._changed.clear()
                 if scan.found is not None and self._follow(scan.found):
-                    rounds.follow((scan, *self._watches.values()))
+                    self._rounds.follow(self, (scan, *self._watches.values()))
                 self._publish(scan)
                 await self._changed.wait()
         finally:
-            rounds.end()
+            self._rounds.follow(self, ())
 
     def _follow(self, found: Sequence[tuple[Vendor, Entry]]) -> bool:
         """Watches what there is, and forgets what has gone; returns whether that changed."""
@@ -109,6 +110,7 @@ class Inventory:
                 entry,
                 settings=self._settings,
                 failures=self._failures,
+                changed=self._wake,
                 crashed=self._crashed,
             )
         return before != {key: watch.entry for key, watch in self._watches.items()}
@@ -164,8 +166,10 @@ class Inventory:
 class _Scan(Task):
     """Finds the entries that come and go."""
 
-    def __init__(self, vendors: Sequence[Vendor], settings: Feed[Settings]) -> None:
-        super().__init__("npu-scan")
+    def __init__(
+        self, vendors: Sequence[Vendor], settings: Feed[Settings], changed: Callable[[], None]
+    ) -> None:
+        super().__init__("npu-scan", changed)
         self.place = ", ".join(vendor.place for vendor in vendors)
         self.found: tuple[tuple[Vendor, Entry], ...] | None = None
         """As the last scan that went well found them; None before there is one."""

@@ -19,8 +19,8 @@ from npu_agent.core.hardware import Card, Cause, Health, HealthState, Oddity, Re
 from npu_agent.core.health import Outcome, Verdict
 from npu_agent.core.utilization import LONGEST_PAUSE, Meter
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Vendor
-from npu_agent.inventory.rounds import Task, next_moment, no_answer
 from npu_agent.logs import logger
+from npu_agent.rounds import Task, next_moment, no_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +78,7 @@ class Watch(Task):
         *,
         settings: Feed[Settings],
         failures: Counter[tuple[str, str, str]],
+        changed: Callable[[], None],
         crashed: Callable[[str], None],
     ) -> None:
         """A watch that knows nothing yet.
@@ -87,9 +88,10 @@ class Watch(Task):
             entry: where.
             settings: looked up for each probe.
             failures: counts reads that fail; has a key for each way in which these can.
+            changed: called on any thread when `view` is another one.
             crashed: called on any thread, with the watch's name, after a fault of our own.
         """
-        super().__init__(f"npu-{entry.family}-{entry.index}")
+        super().__init__(f"npu-{entry.family}-{entry.index}", changed)
         self.view = View()
         self._course: health.Course | None = None
         self._vendor = vendor

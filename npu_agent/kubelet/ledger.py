@@ -147,6 +147,7 @@ class LedgerKeeper:
     def disowned(self) -> None:
         """Called when the node may be another agent's: what is on disk is that one's."""
         self._owner = False
+        self._pod_resources.ask()
 
     def claim_uses(self) -> tuple[ClaimUse, ...] | None:
         """Which containers use which claims, as pod-resources says; None if it does not answer."""
@@ -194,6 +195,21 @@ class LedgerKeeper:
     def ask(self) -> None:
         """Has the kubelet asked again who holds what; `states` has what its answer changes."""
         self._pod_resources.ask()
+
+    def no_news(self) -> bool:
+        """Whether pod-resources can have none: nobody holds anything that could end.
+
+        And nobody else than this agent hands anything out.
+        """
+        ledger, answer = self._ledger, self._pod_resources.holdings.value
+        return self._owner and not (
+            self._trouble  # the record is tried again with each answer
+            or ledger.doubtful
+            or ledger.holds
+            or ledger.prepared
+            or any(one.resource in self._resources for one in answer.assignments)
+            or any(use.driver in self._drivers for use in answer.claim_uses)
+        )
 
     def update(self) -> Conflicts:
         """Takes the latest answer of pod-resources into account; returns what nobody may be given.
@@ -299,6 +315,7 @@ class LedgerKeeper:
 
     def kubelet_lost(self) -> None:
         """Called when the kubelet dropped our devices: it may have been restarted."""
+        self._pod_resources.ask_soon()
         self.states.publish(self._ledger.doubted(self._clock() + _RESTART))
 
     def close(self) -> None:

@@ -7,9 +7,9 @@ answers, except just after its own start, when it does not know its Pods yet.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import SETTLED, Assignment
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
-from npu_agent.kubelet.rpc import ask
+from npu_agent.kubelet.rpc import Caller
 from npu_agent.logs import logger
 from npu_agent.ticks import Turns, until_tick
 
@@ -28,6 +28,8 @@ log = logger(__name__)
 _LIST = "/v1.PodResourcesLister/List"
 _ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 _DEADLINE = 5.0
+_SELDOM = 30.0
+"""Seconds between two times while there can be no news but that the kubelet does not answer."""
 _AT_LEAST = 0.1
 """Seconds between two times, whoever asks: the kubelet takes 100 a second from all of a node."""
 
@@ -80,7 +82,9 @@ async def fetch(socket: Path, drivers: Collection[str] = ()) -> tuple[Assignment
         UnavailableError: the socket is missing, the kubelet does not answer within 5 s, or its
             answer is broken, too large, or not read within another 5 s.
     """
-    assignments, uses = await _decoded(socket, await _answer(socket, _LIST))
+    with closing(Caller(socket)) as kubelet:
+        answer = await _answer(socket, kubelet, _LIST)
+    assignments, uses = await _decoded(socket, answer)
     claimed = (
         Assignment(one.namespace, one.pod, one.container, one.driver, one.device, one.claim_name)
         for one in uses
@@ -95,7 +99,8 @@ async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
     Raises:
         UnavailableError: as `fetch`, or this kubelet does not tell.
     """
-    answer = await _answer(socket, _ALLOCATABLE)
+    with closing(Caller(socket)) as kubelet:
+        answer = await _answer(socket, kubelet, _ALLOCATABLE)
     try:
         return decoder.allocatable(answer)
     except ValueError as error:
@@ -108,6 +113,9 @@ class PodResources:
     def __init__(self, socket: Path, interval: Feed[float]) -> None:
         """`interval` is how many seconds to wait between two requests."""
         self.holdings: Feed[Holdings] = Feed(Holdings())
+        self.no_news: Callable[[], bool] = lambda: False
+        """Whether nobody holds anything that could end. Of a grant the caller of `ask_soon` knows
+        already."""
         self._socket = socket
         self._interval = interval
         self._at_once = asyncio.Event()
@@ -135,6 +143,10 @@ class PodResources:
 
     async def run(self) -> None:
         """Asks until cancelled."""
+        with closing(Caller(self._socket)) as kubelet:
+            await self._follow(kubelet)
+
+    async def _follow(self, kubelet: Caller) -> None:
         last = bytearray()
         known: _Known = (), ()
         while True:
@@ -142,7 +154,7 @@ class PodResources:
             asked_at = time.monotonic()
             error: str | None = None
             try:
-                answer = await _answer(self._socket, _LIST)
+                answer = await _answer(self._socket, kubelet, _LIST)
                 if answer != last:  # decoding it is what costs
                     last, known = answer, await _decoded(self._socket, answer)
             except UnavailableError as trouble:
@@ -156,16 +168,19 @@ class PodResources:
             self.holdings.publish(
                 Holdings(assignments=assignments, claim_uses=uses, asked_at=asked_at, error=error)
             )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(until_tick(self._interval.value)):
+            interval = self._interval.value
+            if self.no_news() and not error:
+                interval = max(interval, _SELDOM)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until_tick(interval)):
                     await self._at_once.wait()
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
 
-async def _answer(socket: Path, method: str) -> bytearray:
+async def _answer(socket: Path, kubelet: Caller, method: str) -> bytearray:
     try:
         async with asyncio.timeout(_DEADLINE):
-            message = await ask(socket, method, most=_LARGEST)
+            message = await kubelet.ask(method, most=_LARGEST)
     except FileNotFoundError:
         raise UnavailableError(
             f"{socket} is missing: is the kubelet running, and is its directory mounted here?"

@@ -29,7 +29,7 @@ from weakref import WeakSet
 
 from grpclib.client import Channel
 from grpclib.const import Cardinality, Status
-from grpclib.exceptions import GRPCError
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
@@ -51,6 +51,8 @@ _LARGEST = 4 << 20
 """Bytes of a request: what gRPC's own servers take. The kubelet's have a few hundred."""
 _LOOK_EVERY = 0.2
 """Seconds between checks of the socket of a call that is not answered."""
+_CALLS = 1000
+"""Calls on one connection: h2 remembers something of each."""
 _ACCEPTING = 2
 """Turns of the loop from a connection that asyncio accepts to the one where it can be closed."""
 _DRAINED = 0.2
@@ -87,44 +89,86 @@ class Encoded:
 
 
 async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> bytearray | None:
-    """Makes a unary call to the server on the unix socket `path`; returns its answer, encoded.
-
-    Whoever asks sets the deadline. A server that is stopped answers nobody, and its socket may be
-    replaced by another one's meanwhile: then the call ends.
-
-    Args:
-        path: the socket.
-        method: such as ``/v1beta1.Registration/Register``.
-        request: encoded.
-        most: bytes that the answer may have.
-
-    Returns:
-        The answer; None if the call ends without one.
-
-    Raises:
-        OSError: nobody can be reached there, or another server has taken the place.
-        GRPCError: the server refuses.
-        ProtocolError, StreamTerminatedError: it is no server, or it ended amid the call.
-        ValueError: the answer is too large, compressed, or ends early.
-    """
-    before = _made(path)
-    asking = asyncio.create_task(_ask(path, method, request, most))  # see `apart`
+    """Makes one call to the server on the unix socket `path`: see `Caller.ask`."""
+    caller = Caller(path)
     try:
-        while not asking.done():
-            await asyncio.wait([asking], timeout=_LOOK_EVERY)
-            if not asking.done() and _made(path) != before:
-                raise ConnectionResetError(errno.ECONNRESET, "another one has taken its place")
-        return asking.result()
+        return await caller.ask(method, request, most=most)
     finally:
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        caller.close()
 
 
-async def _ask(path: Path, method: str, request: bytes, most: int) -> bytearray | None:
-    async with (
-        UnixChannel(path) as channel,
-        channel.request(method, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream,
-    ):
+class Caller:
+    """Makes unary calls to the server on a unix socket, one at a time, on one connection.
+
+    A connection costs more than a call. It is replaced when it does not work any more, or another
+    server has taken the place of the one it leads to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Connects with the first call."""
+        self._path = path
+        self._channel: UnixChannel | None = None
+        self._leads_to: tuple[int, int, int] | None = None
+        self._calls = 0
+
+    async def ask(self, method: str, request: bytes = b"", *, most: int) -> bytearray | None:
+        """Makes a call that has no side effects; returns its answer, encoded.
+
+        Whoever asks sets the deadline. A server that is stopped answers nobody, and its socket may
+        be replaced by another one's meanwhile: then the call ends.
+
+        Args:
+            method: such as ``/v1.PodResourcesLister/List``.
+            request: encoded.
+            most: bytes that the answer may have.
+
+        Returns:
+            The answer; None if the call ends without one.
+
+        Raises:
+            OSError: nobody can be reached there, or another server has taken the place.
+            GRPCError: the server refuses.
+            ProtocolError, StreamTerminatedError: it is no server, or it ended amid the call.
+            ValueError: the answer is too large, compressed, or ends early.
+        """
+        if self._calls >= _CALLS or _made(self._path) != self._leads_to:
+            self.close()
+        if self._channel:
+            with contextlib.suppress(OSError, ProtocolError, StreamTerminatedError):
+                return await self._call(self._channel, method, request, most)
+        self._leads_to = _made(self._path)
+        self._channel, self._calls = UnixChannel(self._path), 0
+        return await self._call(self._channel, method, request, most)
+
+    def close(self) -> None:
+        """Ends the connection; the next call makes another one."""
+        if self._channel:
+            self._channel.close()
+            self._channel = None
+
+    async def _call(
+        self, channel: UnixChannel, method: str, request: bytes, most: int
+    ) -> bytearray | None:
+        self._calls += 1
+        asking = asyncio.create_task(_ask(channel, method, request, most))  # see `apart`
+        try:
+            while not (await asyncio.wait([asking], timeout=_LOOK_EVERY))[0]:
+                self._check()
+            return asking.result()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    def _check(self) -> None:
+        if _made(self._path) != self._leads_to:
+            raise ConnectionResetError(errno.ECONNRESET, "another one has taken its place")
+
+
+async def _ask(channel: UnixChannel, method: str, request: bytes, most: int) -> bytearray | None:
+    async with channel.request(method, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream:
         await stream.send_message(Encoded(request), end=True)
         await stream.recv_initial_metadata()
         with stream._wrapper:  # noqa: SLF001 (it ends the wait when the connection ends)

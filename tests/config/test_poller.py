@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ GOOD = "defaultPe: Fusion\ninterval: 10\n"
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(poller, "_POLL_EVERY", 0.01)
+    monkeypatch.setattr(poller, "_READ_EVERY", 1000.0)
+    monkeypatch.setattr(poller, "_READ_AGAIN", 0.1)
     monkeypatch.setattr(poller, "_SETTLE", 0.005)
     path = tmp_path / "config.yaml"
     path.write_text(GOOD)
@@ -233,38 +236,38 @@ async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
         assert followed.configs.value.interval == 7
 
 
-async def test_a_change_that_does_not_show_is_read_now_and_then(file: Path) -> None:
+async def test_a_change_that_does_not_show_is_read_now_and_then(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "_READ_EVERY", 0.1)
+    monkeypatch.setattr(poller, "_version", lambda _: (1, 2, 3, 4))
     async with following(file) as followed:
-        before = file.stat()
         file.write_text(GOOD.replace("10", "20"))
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
         await first(followed.states, lambda _: followed.configs.value.interval == 20)
 
 
 async def test_an_unchanged_file_is_not_read_at_each_poll(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = 0
-    opened = files.regular
+    read = polled = 0
+    opened, version = files.regular, poller._version
 
     def count(path: Path, flags: int) -> int:
         nonlocal read
         read += 1
         return opened(path, flags)
 
+    def poll(path: Path) -> object:
+        nonlocal polled
+        polled += 1
+        return version(path)
+
+    monkeypatch.setattr(poller, "_version", poll)
+    monkeypatch.setattr(poller, "_READ_EVERY", 0.3)
     async with following(file) as followed:
+        await until(lambda: polled > 3)
         monkeypatch.setattr(files, "regular", count)
-        polled = 0
-        version = poller._version
-
-        def poll(path: Path) -> object:
-            nonlocal polled
-            polled += 1
-            return version(path)
-
-        monkeypatch.setattr(poller, "_version", poll)
-        async with asyncio.timeout(10):
-            while polled < 55:
-                await asyncio.sleep(0.01)
-        assert 1 <= read <= polled / 10 + 1
+        began = time.monotonic()
+        await until(lambda: polled > 60 and read)
+        assert read <= (time.monotonic() - began) / 0.3 + 1
         assert followed.states.value.generation == 1

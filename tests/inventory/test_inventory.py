@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent import simulator
+from npu_agent import rounds, simulator
 from npu_agent.core import health, utilization
 from npu_agent.core.hardware import (
     Card,
@@ -32,7 +32,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.vendor import Entry, Probe
 from npu_agent.feed import Feed
-from npu_agent.inventory import inventory, rounds, watch
+from npu_agent.inventory import inventory, watch
 from npu_agent.inventory.inventory import Inventory, read_once
 from npu_agent.inventory.watch import Settings
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -1107,7 +1107,7 @@ async def test_threads_that_the_system_refuses_take_no_card_away(
         raise RuntimeError("can't start new thread")
 
     async with watching(root) as watched:
-        await until(lambda: threads() == ["npu-probes", "npu-watchdog"])
+        await until(lambda: threads() == ["npu-probes", "npu-probes"])
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)
             watched.fault("npu0", "hang")

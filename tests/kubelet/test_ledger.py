@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.core.ledger import UNSEEN, Ledger
+from npu_agent.core.ledger import UNSEEN, Assignment, Ledger
 from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, left_behind
+from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
 
@@ -38,6 +39,38 @@ async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler
     claimed, used = devices(*room.cards)
     assert held(claimed) is None
     assert "Pod team/train still holds its cores" in str(held(used))
+
+
+async def test_pod_resources_can_have_no_news_only_if_nobody_holds_anything(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    assert not room.keeper.no_news()  # another agent may hand out what it likes
+    await room.owned()
+    assert room.keeper.no_news()
+
+    room.keeper.grant(NPU, [devices(*room.cards)[0]])
+    assert not room.keeper.no_news()
+    room.now += UNSEEN
+    room.says(error="no answer within 5 s")
+    assert not room.keeper.no_news()
+    for _ in range(2):
+        room.now += UNSEEN
+        room.says()
+    assert room.keeper.no_news()
+
+    # By an agent of which no record is left; the keeper has not taken note of it yet.
+    held = Assignment("team", "train", "main", NPU, "WARBOY-1")
+    room.kubelet.holdings.publish(Holdings(assignments=(held,), asked_at=room.now))
+    assert not room.keeper.no_news()
+    room.says("WARBOY-1")
+    assert not room.keeper.no_news()
+    for _ in range(2):
+        room.now += UNSEEN
+        room.says()
+    assert room.keeper.no_news()
+
+    room.claim("c", result("npu-warboy-0"))
+    await room.prepared()
+    assert not room.keeper.no_news()
 
 
 @pytest.mark.parametrize("name", [RECORD, OLD_RECORD])

@@ -28,7 +28,7 @@ from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1 as wire
 from tests.kubelet.test_decode import field
 from tests.outputs.deviceplugin.helpers import short_directory
-from tests.until import first
+from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
 
@@ -335,6 +335,36 @@ async def test_devices_of_claims_are_known_by_pool_and_name_each_once(socket: Pa
     finally:
         running.cancel()
         await server.shutdown()
+
+
+async def test_it_is_asked_seldom_while_there_can_be_no_news(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lister = PodResources(HELD)
+    server = UnixServer([lister], socket)
+    await server.listen()
+    pod_resources = assignments.PodResources(socket, Feed(5.0))
+    pauses = list[float]()
+
+    def pause(interval: float) -> float:
+        pauses.append(interval)
+        return 0.01
+
+    monkeypatch.setattr(assignments, "until_tick", pause)
+    running = asyncio.create_task(pod_resources.run())
+
+    async def next_pause() -> float:
+        seen = len(pauses)
+        await until(lambda: len(pauses) > seen + 1)
+        return pauses[-1]
+
+    assert await next_pause() == 5.0
+    pod_resources.no_news = lambda: True
+    assert await next_pause() == 30.0
+    lister.reply = GRPCError(Status.UNAVAILABLE)  # that it answers again is news
+    assert await next_pause() == 5.0
+    running.cancel()
+    await server.shutdown()
 
 
 async def test_what_is_known_outlives_an_answer_that_is_refused(socket: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, options
-from npu_agent.ticks import until_tick
+from npu_agent.rounds import Rounds
 
 log = logger(__name__)
 
@@ -82,6 +83,7 @@ class Session:
         kubelet_lost: Callable[[], None] = lambda: None,
         offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _untold,
         by_cdi: bool = False,
+        rounds: Rounds | None = None,
     ) -> None:
         """A session that has not begun.
 
@@ -97,6 +99,7 @@ class Session:
             offered: asks the kubelet for the IDs that it can hand out of each resource; None if it
                 does not tell.
             by_cdi: whether containers get their device nodes by CDI names.
+            rounds: check that our socket is still there; None: rounds of its own.
         """
         self.status: Feed[SessionStatus] = Feed(
             SessionStatus(resource=resource, phase=SessionPhase.NO_CARDS)
@@ -112,6 +115,7 @@ class Session:
         self._kubelet_lost = kubelet_lost
         self._offered = offered
         self._by_cdi = by_cdi
+        self._rounds = rounds or Rounds()
         self._kubelet = directory / KUBELET_SOCKET
         self._registrations = 0
         self._proofs = Backoff(first=_PROVE_EVERY, longest=_PROVE_SELDOM)
@@ -253,25 +257,23 @@ class Session:
         A new kubelet.sock while our stream stays open means nothing: newer kubelets replace it
         without a restart, and a kubelet that died has closed the stream.
         """
+        exists = Feed(True)
         ended = asyncio.create_task(endpoint.plugin.streams.until(lambda now: not now.open))
-        proving = asyncio.create_task(self._until_disowned())
+        removed = asyncio.create_task(exists.until(operator.not_))
+        disowned = asyncio.create_task(self._until_disowned())
+        ways = (ended, removed, disowned)
         try:
-            while True:
-                await asyncio.wait(
-                    (ended, proving),
-                    timeout=until_tick(_LOOK_EVERY),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if ended.done():
-                    return "its stream ended"
-                if not endpoint.exists():
-                    return "our socket was removed"
-                if proving.done():
-                    return proving.result()
+            with self._rounds.polling("npu-socket", endpoint.exists, _LOOK_EVERY, exists.publish):
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return "its stream ended"
+            if removed.done():
+                return "our socket was removed"
+            return disowned.result()
         finally:
-            ended.cancel()
-            proving.cancel()
-            await asyncio.gather(ended, proving, return_exceptions=True)
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
 
     async def _until_disowned(self) -> str:
         """Waits until the kubelet no longer offers what we serve, although our stream is open.

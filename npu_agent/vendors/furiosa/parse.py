@@ -18,6 +18,8 @@ _LONGEST_TEXT = 256
 _MOST_NUMBERS = 256
 """Lines of a file of numbers; drivers write about twenty."""
 _UNSIGNED_64 = 1 << 64
+_SHORT = 20
+"""Bytes: what has less is a number of 63 bits at most."""
 _KEPT = 32
 """Results that are kept: figures that rarely change are read every few seconds."""
 _PER_CORE = re.compile(r"(?:.*:)?\s*([0-9]{1,20})\s*")
@@ -69,6 +71,8 @@ def _of_form(form: re.Pattern[str], raw: bytes | None) -> str | None:
 
 def integer(raw: bytes | None) -> int | None:
     """A decimal integer that fits 64 bits, signed or unsigned."""
+    if raw and len(raw) < _SHORT and raw[:-1].isdigit() and raw[-1:] == b"\n":
+        return int(raw)  # as nearly all are written, and dozens are read every few seconds
     found = _of_form(_INTEGER, raw)
     if found is None:
         return None

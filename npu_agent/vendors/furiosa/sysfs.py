@@ -50,6 +50,7 @@ _HWMON = {
 }
 
 _SensorFiles = tuple[tuple[str, SensorKind, str], ...]
+_Stamps = tuple[tuple[str, tuple[int, int] | None], ...]
 
 
 class Furiosa:
@@ -74,7 +75,10 @@ class Furiosa:
         """When to scan even if they stay the same, by `time.monotonic`."""
         self._ours_at: dict[str, tuple[list[str], tuple[tuple[str, int], ...]]] = {}
         self._nodes_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
-        self._sensors_at: dict[str, tuple[tuple[int, int, float], _SensorFiles]] = {}
+        self._probed: dict[tuple[str, int], tuple[bytes | None, frozenset[str], Probe]] = {}
+        """By entry: what the last probe read, and what it said of that."""
+        self._sensors_at: dict[str, tuple[float, _Stamps, _SensorFiles]] = {}
+        """By PCI address: the minute in which they were listed, and what was found."""
         self._covering = {
             name: [
                 tuple(cores for cores in family.core_ranges if core in cores)
@@ -160,11 +164,17 @@ class Furiosa:
     def probe(self, entry: Entry) -> Probe:
         """See `Vendor.probe`."""
         file = self._families[entry.family].liveness_file
+        raw, nodes = _read(f"{entry.path}/{file}"), self._nodes(entry)
+        before = self._probed.get(entry.key)
+        if before and before[0] == raw and before[1] is nodes:
+            return before[2]
         try:
-            alive = parse.liveness(_read(f"{entry.path}/{file}"))
+            alive = parse.liveness(raw)
         except ValueError as error:
             raise ValueError(f"{file} says {error}") from None
-        return Probe(alive, f"{file} says 0" if alive is False else "", self._nodes(entry))
+        found = Probe(alive, f"{file} says 0" if alive is False else "", nodes)
+        self._probed[entry.key] = raw, nodes, found
+        return found
 
     def read(self, entry: Entry, card: Card) -> Reading:
         """See `Vendor.read`."""
@@ -269,35 +279,48 @@ class Furiosa:
 
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
-        for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
-            for path, kind, label in self._sensor_files(directory):
-                value = parse.integer(_optional(path))
-                if value is not None:
-                    sensors.append(Sensor(kind, label, value))
+        for path, kind, label in self._sensor_files(address):
+            value = parse.integer(_optional(path))
+            if value is not None:
+                sensors.append(Sensor(kind, label, value))
         return tuple(sensors)
 
-    def _sensor_files(self, directory: str) -> _SensorFiles:
-        """The file of each sensor, its kind and label: kept, as only the values change."""
-        try:
-            found = os.stat(directory)  # noqa: PTH116 (as in _is_node)
-        except OSError as error:
-            _unless_limited(error)
-            return ()
-        # With the minute, lest a label that could not be read once be missing for good.
-        stamp = (found.st_ino, found.st_mtime_ns, time.monotonic() // 60)
-        before = self._sensors_at.get(directory)
-        if before and before[0] == stamp:
-            return before[1]
-        files = []
-        for name in sorted(_names(directory), key=natural):
-            for prefix, (suffix, kind) in _HWMON.items():
-                number = name.removeprefix(prefix).removesuffix(suffix)
-                if name == prefix + number + suffix and number.isdecimal():
-                    label = parse.text(_optional(f"{directory}/{prefix}{number}_label"))
-                    files.append((f"{directory}/{name}", kind, label.lower() if label else number))
-        if time.time_ns() - found.st_mtime_ns > _SETTLED:
-            self._sensors_at[directory] = (stamp, tuple(files))
-        return tuple(files)
+    def _sensor_files(self, address: str) -> _SensorFiles:
+        """The file of each sensor, its kind and label: kept, as only the values change.
+
+        For a minute at most, lest a label that could not be read once be missing for good.
+        """
+        minute = time.monotonic() // 60
+        kept, stamps, files = self._sensors_at.get(address, (-1.0, (), ()))
+        if kept == minute and stamps and all(_stamp(path) == was for path, was in stamps):
+            return files
+        directories = _listed(f"{self._pci(address)}/hwmon", "hwmon")
+        stamps = tuple((directory, _stamp(directory)) for directory in directories)
+        files = tuple(each for directory in directories for each in _sensor_files(directory))
+        now = time.time_ns()
+        if all(was and now - was[1] > _SETTLED for _, was in stamps):
+            self._sensors_at[address] = minute, stamps, files
+        return files
+
+
+def _sensor_files(directory: str) -> Iterator[tuple[str, SensorKind, str]]:
+    """The file of each sensor in a directory of hwmon, its kind and label."""
+    for name in sorted(_names(directory), key=natural):
+        for prefix, (suffix, kind) in _HWMON.items():
+            number = name.removeprefix(prefix).removesuffix(suffix)
+            if name == prefix + number + suffix and number.isdecimal():
+                label = parse.text(_optional(f"{directory}/{prefix}{number}_label"))
+                yield f"{directory}/{name}", kind, label.lower() if label else number
+
+
+def _stamp(directory: str) -> tuple[int, int] | None:
+    """What is another one when anything came or went there, or it is another directory."""
+    try:
+        found = os.stat(directory)  # noqa: PTH116 (as in _is_node)
+    except OSError as error:
+        _unless_limited(error)
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _inode(path: str) -> int | None:

@@ -165,21 +165,18 @@ class Tries:
     """Counts the calls of a method, so that a test can wait for a number of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
-        self._count = Feed(0)
+        self._count = 0
         real = getattr(owner, method)
 
         def counted(*args: object) -> object:
-            self._count.publish(self._count.value + 1)
+            self._count += 1
             return real(*args)
 
         monkeypatch.setattr(owner, method, counted)
 
     async def more(self, number: int) -> None:
-        wanted = self._count.value + number
-        async with asyncio.timeout(DEADLINE):
-            async for count in self._count.watch():
-                if count >= wanted:
-                    return
+        wanted = self._count + number
+        await until(lambda: self._count >= wanted)
 
 
 async def test_registers_and_lists_the_devices(room: Room, said: Callable[[], list[str]]) -> None:
@@ -644,10 +641,10 @@ async def test_second_agent_stands_by_harms_nothing_and_takes_over(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
     await room.kubelet.start()
+    looks = Tries(monkeypatch, Endpoint, "exists")
     older = room.session()
     running = asyncio.create_task(older.run())
     before = await room.registered()
-    looks = Tries(monkeypatch, Endpoint, "exists")
     async with room.running() as second:
         status = await first(second.status, lambda s: s.phase is SessionPhase.STANDBY)
         assert status.reason.startswith("served by npu-agent ")

@@ -2,22 +2,23 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from npu_agent.inventory import rounds
-from npu_agent.inventory.rounds import Rounds, Task, _Pause
+from npu_agent import rounds
+from npu_agent.rounds import Rounds, Task, _Pause
 from tests.until import until
 
 LONG = 30.0
+TWO = ["npu-probes", "npu-probes"]
 
 
 class Probe(Task):
     """Done each 10 ms, until it is told to hang."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, changed: Callable[[], None]) -> None:
+        super().__init__(name, changed)
         self.done = self.missed_so_far = 0
         self.threads: set[threading.Thread] = set()
         self.works = threading.Event()
@@ -55,10 +56,12 @@ class Crew:
         self.fails: BaseException | None = None
         """What `changed` raises the next time."""
         self.before = set(threading.enumerate())
-        self.probes = [Probe(f"card-{number}") for number in range(count)]
-        self.rounds = Rounds(self.changed)
-        self.rounds.follow(tuple(self.probes))
-        self.rounds.start()
+        self.probes = [Probe(f"card-{number}", self.changed) for number in range(count)]
+        self.rounds = Rounds()
+        self.follow(*self.probes)
+
+    def follow(self, *probes: Probe) -> None:
+        self.rounds.follow(self, probes)
 
     def changed(self) -> None:
         error, self.fails = self.fails, None
@@ -78,18 +81,57 @@ class Crew:
 @pytest.fixture
 async def crew() -> AsyncIterator[Crew]:
     crew = Crew(4)
-    await until(lambda: crew.threads() == ["npu-probes", "npu-watchdog"])
+    await until(lambda: crew.threads() == TWO)
     yield crew
     for probe in crew.probes:
         probe.works.set()
-    crew.rounds.end()
+    crew.follow()
     await until(lambda: crew.threads() == [])
 
 
-async def test_one_thread_makes_the_rounds(crew: Crew) -> None:
+async def test_two_threads_make_the_rounds(crew: Crew) -> None:
     await crew.go_on()
-    assert len(set[threading.Thread]().union(*(probe.threads for probe in crew.probes))) == 1
-    assert crew.threads() == ["npu-probes", "npu-watchdog"]
+    assert len(set[threading.Thread]().union(*(probe.threads for probe in crew.probes))) <= 2
+    assert crew.threads() == TWO
+
+
+async def test_rounds_half_a_second_apart_wake_one_thread_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And in turns, so that each looks after the other."""
+    made: list[tuple[float, int]] = []
+    woken: list[float] = []
+
+    class Slow(Task):
+        def do(self) -> None:
+            made.append((time.monotonic(), threading.get_ident()))
+            self.due = rounds.next_moment(0.5)
+
+        def check(self) -> None:
+            pass
+
+    class Pause(_Pause):
+        def until(self, moment: float) -> None:
+            super().until(moment)
+            woken.append(time.monotonic())
+
+    monkeypatch.setattr(rounds, "_Pause", Pause)
+    mine = Rounds()
+    mine.follow(mine, (Slow("slow", lambda: None),))
+    await until(lambda: len(made) >= 5)
+    mine.follow(mine, ())
+    (first, one), (_, other), (last, again) = made[2:5]
+    assert len([at for at in woken if first - 0.1 < at < last - 0.1]) == 2
+    assert one == again != other
+
+
+async def test_the_last_to_go_ends_the_threads(crew: Crew) -> None:
+    """And the next to come has them again."""
+    crew.follow()
+    await until(lambda: crew.threads() == [])
+    crew.follow(*crew.probes)
+    await crew.go_on()
+    assert crew.threads() == TWO
 
 
 async def test_the_others_do_not_wait_for_the_deadline_of_one_that_hangs(
@@ -98,12 +140,12 @@ async def test_the_others_do_not_wait_for_the_deadline_of_one_that_hangs(
     monkeypatch.setattr(rounds, "READ_DEADLINE", 10 * LONG)
     first, *others = crew.probes
     first.works.clear()
-    await until(lambda: crew.threads() == ["card-0", "npu-probes", "npu-watchdog"])
+    await until(lambda: crew.threads() == ["card-0", *TWO])
     await crew.go_on(*others)
     assert first.missed_so_far == 0
     first.works.set()
     await crew.go_on()
-    await until(lambda: crew.threads() == ["npu-probes", "npu-watchdog"])
+    await until(lambda: crew.threads() == TWO)
 
 
 async def test_several_that_hang_together_are_found_together(
@@ -111,12 +153,12 @@ async def test_several_that_hang_together_are_found_together(
 ) -> None:
     """And not one after the other, each a while later."""
     monkeypatch.setattr(rounds, "_PATIENCE", 0.5)
-    watchdogs = []
+    begun = []
     start = threading.Thread.start
 
     def counted(thread: threading.Thread) -> None:
-        if thread.name == "npu-watchdog":
-            watchdogs.append(thread)
+        if thread.name == "npu-probes":
+            begun.append(thread)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", counted)
@@ -124,9 +166,9 @@ async def test_several_that_hang_together_are_found_together(
         for probe in crew.probes[:3]:
             probe.works.clear()
     hang = ["card-0", "card-1", "card-2"]
-    await until(lambda: crew.threads() == [*hang, "npu-probes", "npu-watchdog"])
+    await until(lambda: crew.threads() == [*hang, *TWO])
     await crew.go_on(crew.probes[3])
-    assert len(watchdogs) == 1  # one took over
+    assert len(begun) == 1  # one took over
     await until(lambda: all(probe.missed_so_far > 2 for probe in crew.probes[:3]))
     assert crew.probes[3].missed_so_far == 0
 
@@ -146,7 +188,7 @@ async def test_one_that_is_left_out_while_it_hangs_is_not_done_again(crew: Crew)
     first, *others = crew.probes
     first.works.clear()
     await until(lambda: "card-0" in crew.threads())
-    crew.rounds.follow(tuple(others))
+    crew.follow(*others)
     first.works.set()
     await until(lambda: "card-0" not in crew.threads())
     await crew.go_on(*others)  # the round that was under way may have had it
@@ -163,9 +205,9 @@ async def test_what_is_new_in_a_round_is_told_once(crew: Crew) -> None:
 
 
 async def test_a_task_that_becomes_due_is_done_after_wake(crew: Crew) -> None:
-    late = Probe("late")
+    late = Probe("late", crew.changed)
     late.due = time.monotonic() + 10 * LONG
-    crew.rounds.follow((late,))
+    crew.follow(late)
     done = -1
     while done < (done := sum(probe.done for probe in crew.probes)):  # they rest by now
         await asyncio.sleep(0.05)
@@ -183,16 +225,16 @@ async def test_tasks_that_are_never_due_end_no_thread(
 ) -> None:
     """The only other one hangs: whoever takes over has nothing to do, for ever."""
     hangs, *others = crew.probes
-    crew.rounds.follow((hangs,))
+    crew.follow(hangs)
     for probe in others:
         probe.due = math.inf
-    crew.rounds.follow((hangs, *others))
+    crew.follow(hangs, *others)
     hangs.works.clear()
-    await until(lambda: crew.threads() == ["card-0", "npu-probes", "npu-watchdog"])
+    await until(lambda: crew.threads() == ["card-0", *TWO])
     hangs.works.set()
     await until(lambda: "card-0" not in crew.threads())
     await crew.go_on(hangs)
-    assert crew.threads() == ["npu-probes", "npu-watchdog"]
+    assert crew.threads() == TWO
     assert caplog.messages == []
 
 
@@ -208,20 +250,20 @@ async def test_a_task_that_fails_is_done_again_and_keeps_no_other_back(
     crew.probes[0].fails = MemoryError("for a moment")
     await until(lambda: crew.probes[0].fails is None)
     await crew.go_on()
-    assert crew.threads() == ["npu-probes", "npu-watchdog"]
+    assert crew.threads() == TWO
     (record,) = caplog.records
     assert record.message == "a task of the rounds failed"
     assert record.exc_info
     assert "for a moment" in str(record.exc_info[1])
 
 
-@pytest.mark.parametrize("who", ["rounds", "watchdog"])
+@pytest.mark.parametrize("where", ["news", "check"])
 async def test_a_fault_between_two_tasks_does_not_end_the_rounds(
-    who: str, crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    where: str, crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rounds, "_AFTER_A_FAULT", 0.05)
     first = crew.probes[0]
-    if who == "rounds":
+    if where == "news":
         crew.fails = MemoryError("for a moment")
         first.report()
         await until(lambda: crew.fails is None)
@@ -233,7 +275,7 @@ async def test_a_fault_between_two_tasks_does_not_end_the_rounds(
         await until(lambda: first.missed_so_far > 0)
         first.works.set()
     await crew.go_on()
-    await until(lambda: crew.threads() == ["npu-probes", "npu-watchdog"])
+    await until(lambda: crew.threads() == TWO)
     assert caplog.messages == ["the rounds of the cards failed, and go on"]
 
 
@@ -241,26 +283,83 @@ async def test_a_fault_between_two_tasks_does_not_end_the_rounds(
 async def test_a_thread_that_ends_is_replaced(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     """`SystemExit` ends a thread without a word."""
     first = crew.probes[0]
-    before = set(threading.enumerate())
     first.fails = SystemExit()
     await until(lambda: first.fails is None)
     await crew.go_on()
-    assert caplog.messages == [
-        "the thread that probes the cards has ended: another one takes its place"
-    ]
+    await until(lambda: crew.threads() == TWO)
+    ended = "a thread that probes the cards has ended: another one takes its place"
+    assert caplog.messages == [ended]
     first.works.clear()
     await until(lambda: "card-0" in crew.threads())
-    first.check_fails = SystemExit()  # now the one that watches
+    first.check_fails = SystemExit()  # now one that looks after a task
     await until(lambda: first.check_fails is None)
     missed = first.missed_so_far
     await until(lambda: first.missed_so_far > missed)
     first.works.set()
     await crew.go_on()
-    await until(lambda: crew.threads() == ["npu-probes", "npu-watchdog"])
-    assert not {thread for thread in before - crew.before if thread.is_alive()}
+    await until(lambda: crew.threads() == TWO)
+    assert caplog.messages == [ended, ended]
+
+
+async def test_a_thread_that_the_system_refuses_is_started_later(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+    refused = []
+
+    def refuse(thread: threading.Thread) -> None:
+        refused.append(thread)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    crew.probes[0].works.clear()
+    await until(lambda: len(refused) > 2)
+    await crew.go_on(*crew.probes[1:])  # by one alone
+    with pytest.raises(RuntimeError, match="new thread"):
+        Rounds().follow("nobody", tuple(crew.probes[:1]))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    crew.probes[0].works.set()
+    await until(lambda: crew.threads() == TWO)
+    await crew.go_on()
+    assert caplog.messages == []
+
+
+# Looks at what cannot tell by itself that it changed.
+
+
+async def test_what_a_poll_finds_is_passed_on_once() -> None:
+    mine = Rounds()
+    there, found = 1, list[int]()
+    polls = 0
+
+    def poll() -> int:
+        nonlocal polls
+        polls += 1
+        return there
+
+    with mine.polling("file", poll, 0.01, found.append):
+        await until(lambda: polls > 3)
+        assert found == [1]
+        there = 2
+        await until(lambda: len(found) > 1)
+        await until(lambda: polls > 6)
+    assert found == [1, 2]
+    polls = 0
+    await asyncio.sleep(0.05)  # more would be wrong, and nothing tells when it is too late for them
+    assert polls <= 1  # one may have been under way
+
+
+async def test_a_poll_that_hangs_finds_nothing_and_keeps_nobody_waiting(crew: Crew) -> None:
+    goes_on, found = threading.Event(), list[bool]()
+    with crew.rounds.polling("file", lambda: goes_on.wait(LONG), 0.01, found.append):
+        await until(lambda: "file" in crew.threads())
+        await crew.go_on()
+        assert found == []
+        goes_on.set()
+        await until(lambda: found == [True])
 
 
 async def test_the_end_is_no_fault(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
-    crew.rounds.end()
+    crew.follow()
     await until(lambda: crew.threads() == [])
     assert caplog.messages == []
