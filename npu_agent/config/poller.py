@@ -43,7 +43,7 @@ class Poller:
         """`start` is what the agent started with; without a `path` there is nothing to follow."""
         self.configs: Feed[Config] = Feed(start.config)
         """What is in force now."""
-        self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.time()))
+        self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.monotonic()))
         """How the file stands; published after `configs`."""
         self._path = path
         self._words = words
@@ -142,7 +142,7 @@ class Poller:
         self.states.publish(
             ConfigState(
                 generation=before.generation + (config != present),
-                loaded_at=time.time(),
+                loaded_at=time.monotonic(),
                 rejected=before.rejected,
                 waiting=waiting,
             )
