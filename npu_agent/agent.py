@@ -66,6 +66,9 @@ _SHUTDOWN = 0.9
 most; with the rest the process is gone within 1 s."""
 
 
+_JUMP = 0.1
+"""Seconds by which the wall clock has to be set for pages and metrics to follow. Less is the time
+between the readings of two clocks, by which a time of day would be another one at each request."""
 _ASK_AGAIN = 60.0
 """Seconds until it is asked again whether a node can do DRA that could not."""
 
@@ -213,7 +216,9 @@ class Agent:
             drivers=[driver.status for driver in self.drivers],
         )
         self._log_settings = configs.map(lambda config: config.log)
-        self._started_at = time.time()
+        self._started_at = time.monotonic()
+        self._ahead = time.time() - self._started_at
+        """Seconds that the wall clock is ahead of `time.monotonic`."""
         self._lag = LoopLag()
         self._page = Page(
             snapshots=self.inventory.snapshots,
@@ -382,13 +387,16 @@ class Agent:
         """How everything stands now."""
         config, kubelet = self.poller.configs.value, self.pod_resources.holdings.value
         wanted, served = self._wanted.value, self._served()
+        monotonic = time.monotonic()
+        if abs((ahead := time.time() - monotonic) - self._ahead) > _JUMP:
+            self._ahead = ahead
         return AgentState(
             version=__version__,
             node=self._node_name,
             hostname=self._hostname,
             started_at=self._started_at,
-            now=time.time(),
-            monotonic=time.monotonic(),
+            now=monotonic + self._ahead,
+            monotonic=monotonic,
             snapshot=self.inventory.snapshots.value,
             holdings=self.keeper.holdings.value,
             assignments=kubelet.assignments,

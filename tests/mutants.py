@@ -737,6 +737,43 @@ FAULTS = [
     ),
     *of(
         "npu_agent/agent.py",
+        "tests/test_agent.py -k wall_clock",
+        (
+            "clock: the start is by the wall clock",
+            "self._started_at = time.monotonic()",
+            "self._started_at = time.time()",
+        ),
+        (
+            "clock: pages stay by the old one",
+            "            self._ahead = ahead\n",
+            "            pass\n",
+        ),
+        (
+            "clock: times of day differ at each request",
+            "- self._ahead) > _JUMP:",
+            "- self._ahead) > 0:",
+        ),
+    ),
+    *of(
+        "npu_agent/inventory/watch.py",
+        "tests/test_agent.py -k wall_clock",
+        (
+            "clock: health is by the wall clock",
+            "course = health.step(before, verdict, settings.policy, time.monotonic())",
+            "course = health.step(before, verdict, settings.policy, time.time())",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/events.py",
+        "tests/outputs/test_events.py -k wall_clock",
+        (
+            "clock: Events are by the old one",
+            "time.gmtime(time.time() - (_now() - at))",
+            "time.gmtime(1_000_000.0 + at)",
+        ),
+    ),
+    *of(
+        "npu_agent/agent.py",
         "tests/test_agent.py -k no_answer_ever_lists",
         ("agent: grants are not noted", "note=self.keeper.grant,\n", ""),
     ),
@@ -2203,8 +2240,8 @@ FAULTS = [
         ),
         (
             "watch: a reading of the card before",
-            "                course, reading = health.begin(verdict, time.time()), None\n",
-            "                course, reading = health.begin(verdict, time.time()), view.reading\n",
+            "                course, reading = health.begin(verdict, time.monotonic()), None\n",
+            "                course, reading = health.begin(verdict, time.monotonic()), view.reading\n",
         ),
         (
             "watch: load of the card before",
@@ -2623,10 +2660,15 @@ FAULTS = [
             "min(HOT, state.max_temperature)",
             "state.max_temperature",
         ),
-        ("problems: old errors never calm down", "abs(state.now - one.at) < _RISING", "True"),
+        ("problems: old errors never calm down", "state.monotonic - one.at < _RISING", "True"),
+        (
+            "clock: a card is missed by the wall clock",
+            "if state.monotonic - left.since < _MISSED:",
+            "if state.now - left.since < _MISSED:",
+        ),
         (
             "problems: a card that left is forgotten",
-            "if state.now - left.since < _MISSED:",
+            "if state.monotonic - left.since < _MISSED:",
             "if 0:",
         ),
     ),
@@ -2635,7 +2677,7 @@ FAULTS = [
         "tests/outputs/web/test_chronicle.py",
         (
             "timeline: who held a card before was given it now",
-            "if self._steady() - started > self._settle:",
+            "if now - started > self._settle:",
             "if True:",
         ),
         (

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +36,7 @@ from npu_agent.config import (
     poller,
 )
 from npu_agent.config.resources import resources_of
+from npu_agent.core.hardware import HealthState
 from npu_agent.core.health import Policy
 from npu_agent.core.ledger import SETTLED
 from npu_agent.core.problems import problems, unready
@@ -475,6 +478,51 @@ async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
         text = await one.scrape(lambda text: f'npu_agent_registered{{resource="{NPU}"}} 0' in text)
         assert "npu_agent_config_last_load_successful 0" in text
         assert f'npu_agent_allocations_total{{resource="{NPU}",result="granted"}} 1' in text
+
+
+@pytest.mark.parametrize("jump", [315e6, -86_400.0])
+async def test_the_wall_clock_is_set_and_everything_was_as_long_ago_as_before(
+    node: Node, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    right, begun = time.time, time.time()
+    node.cards("warboy=2")
+    (node.root / FEATURES).parent.mkdir(parents=True)
+    keys = "metrics: {listen: '127.0.0.1:0'}\nlabels: {output: nfd}\n"
+    async with followed(node, keys) as one:
+        await node.listed(2)
+        state = one.agent.state
+        await until(lambda: (labels := state().labels) and labels.applied_at)
+        node.fault("npu0", "dead")
+        await until(lambda: state().snapshot.cards[0].health.state is HealthState.UNHEALTHY)
+        passed = right()
+        node.fault("npu1", "gone")
+        await until(lambda: state().timeline.gone)
+        monkeypatch.setattr(time, "time", lambda: right() + jump)
+        page = json.loads((await one.get("/status.json"))[1])
+        (card,), (gone,) = page["cards"], page["gone"]
+        happened = [entry["at"] for entry in page["timeline"]]
+        for at, latest in (
+            (page["now"], right()),
+            (page["started_at"], passed),
+            (page["config"]["loaded_at"], passed),
+            (page["labels"]["applied_at"], right()),
+            (card["health"]["since"], passed),
+            (gone["since"], right()),
+            (happened[-1], passed),
+            *((at, right()) for at in happened),
+        ):
+            assert begun - 0.01 <= datetime.fromisoformat(at).timestamp() - jump <= latest + 0.01
+        assert any("npu1 is gone" in problem["text"] for problem in page["problems"])
+        text = (await one.get("/metrics"))[1]
+        name = "\nnpu_agent_config_last_success_timestamp_seconds "
+        loaded_at = float(text.partition(name)[2].partition("\n")[0])
+        assert loaded_at - jump == pytest.approx(begun, abs=passed - begun)
+        # The two clocks are read one after the other: that is no jump.
+        before = state()
+        monkeypatch.setattr(time, "time", lambda: right() + jump + 0.05)
+        assert state().wall(before.started_at) == pytest.approx(
+            before.wall(before.started_at), abs=0.001
+        )
 
 
 async def test_cdi_specs_that_cannot_be_written_are_the_agents_problem_until_they_can(

@@ -99,7 +99,7 @@ def _timeline(*happened: tuple[float, Subject, Tone, str]) -> Timeline:
     found = Timeline()
     for ago, subject, tone, text in happened:
         one = Happening(subject=subject, tone=tone, text=text)
-        found = found.noted([one], time.time() - ago)
+        found = found.noted([one], time.monotonic() - ago)
     return found
 
 
@@ -118,7 +118,7 @@ def _scene(loads: tuple[float, ...]) -> Scene:
             driver_version="2025.4.0, 7e25130",
             firmware_version="2025.4.0, c1bebfd",
         )
-        cards.append(replace(one, health=replace(one.health, since=time.time() - _UP)))
+        cards.append(replace(one, health=replace(one.health, since=time.monotonic() - _UP)))
     history = History(Feed(Snapshot()))
     for step in range(119, -1, -1):
         cards = [
@@ -135,9 +135,11 @@ def _scene(loads: tuple[float, ...]) -> Scene:
     return Scene(
         version=__version__,
         cards=tuple(cards),
-        labels=LabelState(output="api", labels=labels, in_place=True, applied_at=time.time() - _UP),
+        labels=LabelState(
+            output="api", labels=labels, in_place=True, applied_at=time.monotonic() - _UP
+        ),
         history=history,
-        started=time.time() - 71_000,
+        started=time.monotonic() - 71_000,
     )
 
 

@@ -58,7 +58,7 @@ class Poller:
         """
         self.configs: Feed[Config] = Feed(start.config)
         """What is in force now."""
-        self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.time()))
+        self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.monotonic()))
         """How the file stands; published after `configs`."""
         self._path = path
         self._words = words
@@ -147,7 +147,7 @@ class Poller:
         self.states.publish(
             ConfigState(
                 generation=before.generation + (config != present),
-                loaded_at=time.time(),
+                loaded_at=time.monotonic(),
                 rejected=before.rejected,
                 waiting=waiting,
             )

@@ -233,7 +233,7 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """A card's health, why, and since when (seconds of the wall clock, `time.time`)."""
+    """A card's health, why, and since when (seconds of `time.monotonic`)."""
 
     state: HealthState
     reason: str

@@ -116,7 +116,7 @@ def with_heat(
 
 
 def step(course: Course, verdict: Verdict, policy: Policy, now: float) -> Course:
-    """The course after one more probe at `now` (seconds of the wall clock)."""
+    """The course after one more probe at `now` (seconds of `time.monotonic`)."""
     fenced = course.health.state is HealthState.UNHEALTHY
     bad = _STATE[verdict.outcome] is HealthState.UNHEALTHY
     dead = course.dead

@@ -136,7 +136,7 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
                 runbook="npuerrorsrising",
             )
     for left in state.timeline.gone:
-        if state.now - left.since < _MISSED:
+        if state.monotonic - left.since < _MISSED:
             yield Note(
                 subject="card",
                 text=f"{left.state.card.name} is gone: it was here while this agent ran",
@@ -215,8 +215,8 @@ def rising(state: AgentState) -> frozenset[str]:
     """The IDs of the cards whose error counters rose a short time ago."""
     return frozenset(
         one.card
-        for one in state.timeline.entries(state.now)
-        if one.subject == "errors" and one.card and abs(state.now - one.at) < _RISING
+        for one in state.timeline.entries(state.monotonic)
+        if one.subject == "errors" and one.card and state.monotonic - one.at < _RISING
     )
 
 
@@ -317,7 +317,7 @@ def notes(state: AgentState) -> Iterator[Note]:
     """What is out of the ordinary and no fault."""
     lately = rising(state)
     for gone in state.timeline.gone:
-        if state.now - gone.since >= _MISSED:
+        if state.monotonic - gone.since >= _MISSED:
             text = f"{gone.state.card.name} is gone"
             yield Note(subject="card", text=text, runbook="npucardmissing")
     for card in state.snapshot.cards:

@@ -2,7 +2,8 @@
 
 It is put together in one place, `npu_agent.agent`. Readiness and problems
 (`npu_agent.core.problems`), JSON, HTML and the agent's own metrics are pure functions of it.
-Times are seconds of the wall clock (`time.time`) unless they say otherwise.
+Times are seconds of `time.monotonic` unless they say otherwise: the wall clock of a node is
+often set right minutes after the start. `AgentState.wall` makes times of day of them.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ class TlsState:
     """The certificate of the public port."""
 
     expires_at: float | None = None
-    """Of the one in force; None: there was no good one yet, and the port is closed."""
+    """Of the one in force, by the wall clock; None: there was no good one yet, and the port is
+    closed."""
     error: str | None = None
     """Why the files that are there now are refused; None if they are not."""
 
@@ -172,8 +174,9 @@ class AgentState:
     """The Node's name, else the host's."""
     started_at: float
     now: float
+    """By the wall clock: `time.time`."""
     monotonic: float
-    """`time.monotonic` of `now`: the clock of readings."""
+    """`now` by the clock of all other times."""
     snapshot: Snapshot
     holdings: tuple[Holding, ...] = ()
     """Who holds which cores of present cards, as the ledger has it."""
@@ -274,14 +277,12 @@ class AgentState:
 
     def is_stale(self, card: CardState) -> bool:
         """Whether the card's last reading is too old to be taken for the present."""
-        at = self.read_at(card)
-        return at is not None and self.now - at > self.stale_after
+        reading = card.reading
+        return reading is not None and self.monotonic - reading.at > self.stale_after
 
-    def read_at(self, card: CardState) -> float | None:
-        """When the card's last reading was taken; None: there is none."""
-        if card.reading is None:
-            return None
-        return self.now - max(0.0, self.monotonic - card.reading.at)
+    def wall(self, at: float) -> float:
+        """A past time of `time.monotonic` by the wall clock as it goes now."""
+        return self.now - max(0.0, self.monotonic - at)
 
     def withheld(self, resource: ResourceState) -> tuple[Device, ...]:
         """The devices that are unhealthy although their card is not."""

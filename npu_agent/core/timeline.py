@@ -1,5 +1,7 @@
 """The timeline: what has happened on this node within a day, bounded. Values only, no clock.
 
+Times are seconds of `time.monotonic`.
+
 What counts as having happened is decided in `npu_agent.core.happened`.
 """
 
@@ -86,7 +88,7 @@ class Timeline:
 
     def entries(self, now: float) -> tuple[Happening, ...]:
         """What happened within `SPAN`, the latest first."""
-        found = (one for each in self._by_subject.values() for one in each if _near(one.at, now))
+        found = (one for each in self._by_subject.values() for one in each if now - one.at < SPAN)
         return tuple(sorted(found, key=lambda one: -one.at))
 
 
@@ -95,16 +97,11 @@ def _around(
 ) -> Timeline:
     return Timeline(
         {
-            subject: tuple(one for one in found if _near(one.at, now))
+            subject: tuple(one for one in found if now - one.at < SPAN)
             for subject, found in happened.items()
         },
-        tuple(one for one in gone if _near(one.since, now)),
+        tuple(one for one in gone if now - one.since < SPAN),
     )
-
-
-def _near(at: float, now: float) -> bool:
-    """Whether a time is less than a day away: in the future too, as clocks are set back."""
-    return abs(now - at) < SPAN
 
 
 def _same(old: Happening, new: Happening) -> bool:

@@ -149,7 +149,7 @@ class Watch(Task):
                 identified = self._identified
                 if missed and identified and identified[0] is entry:  # its first probe hangs
                     verdict = Verdict(Outcome.BAD, no_answer(), Cause.HANGS)
-                    self._course, self._new = health.begin(verdict, time.time()), False
+                    self._course, self._new = health.begin(verdict, time.monotonic()), False
                     self.view = View(identified[1], self._course.health, probed=True)
                 elif missed:
                     self.view = _not_served(entry, no_answer())
@@ -157,7 +157,7 @@ class Watch(Task):
             else:
                 for _ in range(min(missed, settings.policy.failures)):
                     verdict = Verdict(Outcome.BAD, no_answer(), Cause.HANGS)
-                    course = health.step(course, verdict, settings.policy, time.time())
+                    course = health.step(course, verdict, settings.policy, time.monotonic())
                 self._course = course
                 if missed:
                     self._settled = None
@@ -290,13 +290,13 @@ class Watch(Task):
         with self.lock:
             before, view = self._course, self.view
             if before is None or self._new:
-                course, reading = health.begin(verdict, time.time()), None
+                course, reading = health.begin(verdict, time.monotonic()), None
             else:
                 reading = view.reading
                 if reading:
                     heat = reading.temperature()
                     verdict = health.with_heat(verdict, heat, before, settings.policy)
-                course = health.step(before, verdict, settings.policy, time.time())
+                course = health.step(before, verdict, settings.policy, time.monotonic())
             if self._entry is entry:
                 self._course, self._new = course, False
         if before is None or before.health != course.health:

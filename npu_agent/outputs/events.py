@@ -110,11 +110,9 @@ class _Record:
 
     unsent: int = 0
     first: float = 0.0
-    """When the first of the unsent ones happened, by the wall clock."""
+    """When the first of the unsent ones happened, by `time.monotonic`: the wall clock may jump."""
     last: float = 0.0
     """When it happened last, sent or not."""
-    kept_from: float = 0.0
-    """The same by `time.monotonic`: the wall clock may jump."""
     name: str = ""
     """Its name at the API server; empty while there is none."""
     uid: str = ""
@@ -185,10 +183,11 @@ class Events:
             }
             snapshot, config = self._snapshots.value, self._configs.value
             for event in happened if self._wanted.value else ():
-                self._add(event, time.time())
+                self._add(event)
 
-    def _add(self, event: Event, now: float) -> None:
+    def _add(self, event: Event) -> None:
         self._forget()
+        now = _now()
         event = replace(event, message=_cut(event.message))
         record = self._records.get(event)
         if record is None or not record.unsent:
@@ -199,7 +198,7 @@ class Events:
             record.first = now
             self._records[event] = record
         record.unsent += 1
-        record.last, record.kept_from = now, _now()
+        record.last = now
         self._more.set()
 
     def _forget(self) -> None:
@@ -209,7 +208,7 @@ class Events:
         """
         now = _now()
         for event, record in list(self._records.items()):
-            if now - record.kept_from > _KEPT_FOR and event != self._sending:
+            if now - record.last > _KEPT_FOR and event != self._sending:
                 del self._records[event]
                 if record.unsent:
                     self.results["lost"] += 1
@@ -308,9 +307,9 @@ def _as_object(event: Event, record: _Record, node: str, uid: str) -> dict[str, 
     }
 
 
-def _stamp(seconds: float) -> str:
-    """Wall clock as RFC 3339 in whole seconds: Kubernetes' `Time`."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+def _stamp(at: float) -> str:
+    """By the wall clock as it goes now, as RFC 3339 in whole seconds: Kubernetes' `Time`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - (_now() - at)))
 
 
 def _cut(message: str) -> str:

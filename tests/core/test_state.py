@@ -1,7 +1,5 @@
 """Who holds what, and what is stale, disabled or withheld, as the state of the agent has it."""
 
-import time
-
 import pytest
 
 from npu_agent.core.hardware import CoreRange
@@ -52,10 +50,16 @@ def test_a_reading_is_stale_after_three_intervals_and_ten_seconds_at_least() -> 
     fresh, old, none = read(state(), age=9), read(state(index=1), age=16), state(index=2)
     found = Scene(cards=(fresh, old, none)).state()
     assert [found.is_stale(card) for card in (fresh, old, none)] == [False, True, False]
-    assert found.read_at(none) is None
-    read_at = found.read_at(old)
-    assert read_at is not None
-    assert 15 < time.time() - read_at < 60
+
+
+@pytest.mark.parametrize("jump", [0.0, 315e6, -315e6])
+def test_times_of_day_are_by_the_wall_clock_as_it_was_set_last(jump: float) -> None:
+    card = read(state(), age=16)
+    found = Scene(cards=(card,), jump=jump).state()
+    assert card.reading
+    assert found.now - found.wall(card.reading.at) == pytest.approx(16, abs=5)
+    assert found.is_stale(card)
+    assert found.wall(found.monotonic + 60) == found.now, "nothing has happened in the future"
 
 
 @pytest.mark.parametrize("name", ["npu0", "NPU0", "WARBOY-0"])

@@ -324,6 +324,10 @@ async def test_a_wall_clock_that_jumps_neither_loses_nor_repeats_anything(
         room.server.refusal = None
         await until(lambda: len(room.server.objects) == 2)
         assert sorted(room.server.table()) == [("NPURecovered", 1), ("NPUUnhealthy", 2)]
+        day = 12 + round(jump / 86_400)
+        for event in room.server.objects.values():  # by the clock as it is when they are sent
+            assert event["firstTimestamp"] == f"1970-01-{day}T13:46:40Z"
+            assert event["lastTimestamp"] == event["firstTimestamp"]
         clock[1] += 601.0  # by the clock that counts, that is long ago
         await room.show(card(0), card(1))
         assert room.server.table()[-1] == ("NPURecovered", 1)

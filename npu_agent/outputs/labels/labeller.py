@@ -176,7 +176,7 @@ class Labeller:
                 output=self._output.name,
                 labels=labels,
                 in_place=not done["left"],
-                applied_at=time.time() if written else self.state.value.applied_at,
+                applied_at=time.monotonic() if written else self.state.value.applied_at,
             )
         )
 

@@ -203,7 +203,7 @@ DEFINITIONS: tuple[Definition[AgentState], ...] = (
     Definition(
         name="npu_agent_config_last_success_timestamp_seconds",
         help="When the configuration was last found good, in seconds since 1970.",
-        samples=_one(lambda state: round(state.config.loaded_at, 3)),
+        samples=_one(lambda state: round(state.wall(state.config.loaded_at), 3)),
     ),
     Definition(
         name="npu_agent_config_last_load_successful",

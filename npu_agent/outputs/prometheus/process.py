@@ -56,7 +56,9 @@ def this_process() -> Process:
     )
 
 
-@cache  # /proc/stat is long where there are many CPUs
+# /proc/stat is long where there are many CPUs; and alerts take another start time for a restart, so
+# that it stays what it was when the wall clock is set.
+@cache
 def _started_at() -> float:
     """Seconds since 1970."""
     # What comes after the name of the program, which may have spaces and brackets.

@@ -32,8 +32,7 @@ class Chronicle:
         drivers: Sequence[Feed[SessionStatus]],
         holdings: Feed[tuple[Holding, ...]],
         labels: Feed[LabelState] | None,
-        clock: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
         settle: float = _SETTLE,
     ) -> None:
         """Follows all these once it runs; `hardware` changes without readings only."""
@@ -49,14 +48,13 @@ class Chronicle:
         self._holdings = holdings
         self._labels = labels
         self._clock = clock
-        self._steady = steady
         self._settle = settle
 
     async def run(self) -> None:
         """Follows them until cancelled."""
-        started = self._steady()
+        started = self._clock()
         first = Happening(subject="agent", tone="plain", text=f"npu-agent {self._version} started")
-        self.timeline = self.timeline.noted([first], self._clock())
+        self.timeline = self.timeline.noted([first], started)
         hardware, errors, holdings = Snapshot(), self._errors.value, self._holdings.value
         config, labels = self._configs.value, self._labels.value if self._labels else None
         statuses = [feed.value for _, feed in self._sessions]
@@ -72,7 +70,7 @@ class Chronicle:
                 found += happened.to_session(statuses[at], feed.value, subject)
                 statuses[at] = feed.value
             held, holdings = holdings, self._holdings.value
-            if self._steady() - started > self._settle:
+            if now - started > self._settle:
                 found += happened.to_holdings(held, holdings, before, hardware)
             if self._labels:
                 found += happened.to_labels(labels, labels := self._labels.value)

@@ -110,7 +110,7 @@ def _top(state: AgentState) -> str:
     return (
         f'<div class="top"><h1>{m.text(state.node or _NO_NODE)}</h1><p class="facts">'
         f"<span>npu-agent {m.text(state.version)}</span>"
-        f"<span>up {m.span(state.now - state.started_at)}</span>"
+        f"<span>up {m.span(state.monotonic - state.started_at)}</span>"
         f'<span>as of {m.clock(state.now, state.now)} <span class="zone">UTC</span></span>'
         "</p></div>"
     )
@@ -184,28 +184,31 @@ _TONES = {"good": "good", "bad": "bad", "warn": "warn", "plain": "dot"}
 
 def _timeline(state: AgentState) -> str:
     """What has happened within a day: a strip of it, and in words, the latest first."""
-    found = state.timeline.entries(state.now)
+    found = state.timeline.entries(state.monotonic)
     if not found:
         return m.empty("Nothing yet.")
-    lines = [_happening(one, state.now) for one in found]
+    lines = [_happening(one, state) for one in found]
     rest = ""
     if len(found) > _SHOWN:
         earlier = "".join(lines[_SHOWN:])
         rest = (
             f'<details id="earlier"><summary id="to-earlier">{len(found) - _SHOWN} more, back to '
-            f"{m.clock(found[-1].at, state.now)}</summary>"
+            f"{m.clock(state.wall(found[-1].at), state.now)}</summary>"
             f'<ol class="happened">{earlier}</ol></details>'
         )
-    return f'{_strip(found, state.now)}<ol class="happened">{"".join(lines[:_SHOWN])}</ol>{rest}'
+    return (
+        f'{_strip(found, state.monotonic)}<ol class="happened">{"".join(lines[:_SHOWN])}</ol>{rest}'
+    )
 
 
-def _happening(one: Happening, now: float) -> str:
+def _happening(one: Happening, state: AgentState) -> str:
     times = ""
     if one.count > 1:
-        times = f" <small>{one.count} times since {m.clock(one.first, now)}</small>"
+        first = m.clock(state.wall(one.first), state.now)
+        times = f" <small>{one.count} times since {first}</small>"
     return (
-        f'<li class="{one.tone}-tone">{m.clock(one.at, now)}{m.icon(_TONES[one.tone])}'
-        f"<span>{m.text(one.text)}{times}</span></li>"
+        f'<li class="{one.tone}-tone">{m.clock(state.wall(one.at), state.now)}'
+        f"{m.icon(_TONES[one.tone])}<span>{m.text(one.text)}{times}</span></li>"
     )
 
 
@@ -370,7 +373,7 @@ def _config(state: AgentState) -> str:
     pairs = [
         ("State", status),
         ("Generation", str(config.generation)),
-        ("Last good", m.when(config.loaded_at, state.now)),
+        ("Last good", m.when(state.wall(config.loaded_at), state.now)),
         ("Refused versions", str(config.rejected)),
     ]
     if config.waiting:
@@ -390,7 +393,7 @@ def _labels(state: AgentState) -> str:
         status = m.pill("bad", "not in place")
     written = "not by this process"
     if labels.applied_at is not None:
-        written = m.when(labels.applied_at, state.now)
+        written = m.when(state.wall(labels.applied_at), state.now)
     pairs = [
         ("State", status),
         ("Written to", "the Node itself" if labels.output == "api" else "Node Feature Discovery"),

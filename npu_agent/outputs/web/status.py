@@ -46,7 +46,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
     return {
         "node": state.node,
         "version": state.version,
-        "started_at": iso(state.started_at),
+        "started_at": iso(state.wall(state.started_at)),
         "now": iso(state.now),
         "ready": not reasons,
         "unready": [str(reason) for reason in reasons],
@@ -59,13 +59,13 @@ def as_json(state: AgentState) -> dict[str, Any]:
                 "name": gone.state.card.name,
                 "family": gone.state.card.family,
                 "product": gone.state.card.product,
-                "since": iso(gone.since),
+                "since": iso(state.wall(gone.since)),
             }
             for gone in state.timeline.gone
         ],
         "timeline": [
-            {**asdict(one), "at": iso(one.at), "first": iso(one.first)}
-            for one in state.timeline.entries(state.now)
+            {**asdict(one), "at": iso(state.wall(one.at)), "first": iso(state.wall(one.first))}
+            for one in state.timeline.entries(state.monotonic)
         ],
         "not_served": [{"entry": odd.entry, "reason": odd.reason} for odd in state.snapshot.odd],
         "assignments": {
@@ -74,14 +74,14 @@ def as_json(state: AgentState) -> dict[str, Any]:
         },
         "resources": [_resource(one, state) for one in state.resources],
         "dra": [_driver(one, state) for one in state.dra],
-        "config": {**asdict(state.config), "loaded_at": iso(state.config.loaded_at)},
+        "config": {**asdict(state.config), "loaded_at": iso(state.wall(state.config.loaded_at))},
         "labels": labels
         and {
             "output": labels.output,
             "labels": dict(labels.labels),
             "in_place": labels.in_place,
             "error": labels.error,
-            "applied_at": labels.applied_at and iso(labels.applied_at),
+            "applied_at": labels.applied_at and iso(state.wall(labels.applied_at)),
         },
     }
 
@@ -150,7 +150,7 @@ def _holder(one: Assignment, *, cores: str | None) -> dict[str, Any]:
 
 
 def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
-    card, health, reading, at = state.card, state.health, state.reading, agent.read_at(state)
+    card, health, reading = state.card, state.health, state.reading
     return {
         "id": state.id,
         "name": card.name,
@@ -169,11 +169,14 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
             "state": health.state.value,
             "reason": health.reason,
             "cause": health.cause and health.cause.value,
-            "since": iso(health.since),
+            "since": iso(agent.wall(health.since)),
         },
         "reading": reading
-        and at
-        and {"at": iso(at), "late": agent.is_stale(state), **_reading(reading)},
+        and {
+            "at": iso(agent.wall(reading.at)),
+            "late": agent.is_stale(state),
+            **_reading(reading),
+        },
         "holders": [
             _holder(
                 holding.assignment,

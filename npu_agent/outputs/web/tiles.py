@@ -138,7 +138,7 @@ def _all_of(card: CardState, state: AgentState, track: Track) -> str:
         f'<header><h3 id="{anchor}-t">{m.text(card.card.name)}'
         f"<small>{m.text(card.card.title)}</small></h3>"
         f'<div class="pills">{PILLS[card.health.state]}{more}</div></header>'
-        + _why(card.health, state.now)
+        + _why(card.health, state)
         + _figures(card, state, track)
         + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
         + _users(card, state.holdings_of(card))
@@ -167,15 +167,16 @@ def _gone(one: GoneCard, state: AgentState) -> str:
         f'<article class="card gone" id="{anchor}" aria-labelledby="{anchor}-t">'
         f'<header><h3 id="{anchor}-t">{m.text(card.name)}<small>{m.text(card.title)}</small></h3>'
         f'<div class="pills">{m.pill("bad", "gone")}</div></header>'
-        f'<p class="why"><b>not found on this host any more</b>since {m.when(one.since, state.now)}'
+        f'<p class="why"><b>not found on this host any more</b>'
+        f"since {m.when(state.wall(one.since), state.now)}"
         f' (<a id="to-{anchor}" href="runbook#npucardmissing">what to do</a>)</p>{held}'
         f'<div class="traits"><dl>{items}</dl></div></article>'
     )
 
 
-def _why(health: Health, now: float) -> str:
+def _why(health: Health, state: AgentState) -> str:
     """The reason for a card's health, and since when; emphasised unless it is healthy."""
-    since = f"since {m.when(health.since, now)}"
+    since = f"since {m.when(state.wall(health.since), state.now)}"
     if health.state is HealthState.HEALTHY:
         return f'<p class="why">{m.text(health.reason)} {since}</p>'
     return f'<p class="why"><b>{m.text(plain_reason(health))}</b>{since}</p>'
@@ -194,7 +195,7 @@ def _shown(value: float, unit: str) -> str:
 
 def _figures(card: CardState, state: AgentState, track: Track) -> str:
     """Temperature, power and load: the present value, and the curve of the last hour."""
-    stale, read_at, hot = state.is_stale(card), state.read_at(card), is_hot(card, state)
+    stale, hot = state.is_stale(card), is_hot(card, state)
     now, end = Figures.of(card.reading), step_of(state.monotonic)
     at = [m.WIDE - 2 * (end - step) for step in track.steps]
     figures = (
@@ -212,8 +213,9 @@ def _figures(card: CardState, state: AgentState, track: Track) -> str:
             f"{_shown(value, unit)}</dd>{m.curve(title, at, values, ends, alert=alert)}</div>"
         )
     old = ""
-    if stale and read_at is not None:
-        old = f'<p class="why">{m.pill("warn", "stale")} read {m.when(read_at, state.now)}</p>'
+    if stale and card.reading:
+        read = m.when(state.wall(card.reading.at), state.now)
+        old = f'<p class="why">{m.pill("warn", "stale")} read {read}</p>'
     axis = ""
     if track.steps:
         axis = '<p class="axis" aria-hidden="true"><span>1 h ago</span><span>now</span></p>'

@@ -109,11 +109,11 @@ def own(*sessions: tuple[SessionStatus, Counts], **values: Any) -> AgentState:
         "node": "node-1",
         "hostname": "node-1",
         "started_at": 0.0,
-        "now": 0.0,
+        "now": 1_700_000_000.0,
         "monotonic": 0.0,
         "snapshot": Snapshot(complete=True),
         "resources": tuple(resources),
-        "config": ConfigState(loaded_at=1_700_000_000.0),
+        "config": ConfigState(loaded_at=0.0),
         "stale_after": 15.0,
         "lag": LoopLag().seconds,
     }

@@ -143,6 +143,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool, d
     text += own_page(
         own(
             (SessionStatus(resource=RESOURCE, phase=SessionPhase.REGISTERED), counts),
+            now=1_700_000_000.0 + NOW,
             monotonic=NOW,
             snapshot=found,
             dra=(_driver(claims),) if dra else (),

@@ -98,12 +98,12 @@ def test_config_in_force_refused_and_waiting() -> None:
     )
 
     def shown(state: ConfigState) -> list[float]:
-        found = families(own(config=state))
+        found = families(own(config=state, now=1_700_000_100.0, monotonic=112.5))
         return [values(found, f"npu_agent_config_{name}")[()] for name in names]
 
-    assert shown(config()) == [1, 12.5, 1, 0, 0]
+    assert shown(config()) == [1, 1_700_000_000, 1, 0, 0]
     refused = config(generation=4, error="line 3: ...", rejected=2, waiting=("socketName",))
-    assert shown(refused) == [4, 12.5, 0, 2, 1]
+    assert shown(refused) == [4, 1_700_000_000, 0, 2, 1]
 
 
 def test_age_and_failures_of_readings() -> None:

@@ -89,7 +89,7 @@ def fenced(state: CardState, reason: str, ago: float, cause: Cause | None = None
         state.health,
         state=HealthState.UNHEALTHY,
         reason=reason,
-        since=time.time() - ago,
+        since=time.monotonic() - ago,
         cause=cause,
     )
     return replace(state, health=health)
@@ -123,7 +123,7 @@ class Scene:
     odd: tuple[Oddity, ...] = ()
     complete: bool = True
     holdings: Holdings = field(default_factory=lambda: Holdings(asked_at=1.0))
-    config: ConfigState = field(default_factory=lambda: ConfigState(loaded_at=time.time()))
+    config: ConfigState = field(default_factory=lambda: ConfigState(loaded_at=time.monotonic()))
     stale_after: float = 15.0
     max_temperature: float | None = None
     phase: SessionPhase = SessionPhase.REGISTERED
@@ -136,9 +136,11 @@ class Scene:
     dra: tuple[DraState, ...] = ()
     node: str | None = "node-7"
     version: str = "1.2.3"
-    started: float = field(default_factory=lambda: time.time() - 7_300)
+    started: float = field(default_factory=lambda: time.monotonic() - 7_300)
     timeline: Timeline = field(default_factory=Timeline)
     history: History = field(default_factory=lambda: History(Feed(Snapshot())))
+    jump: float = 0.0
+    """Seconds by which the wall clock has been set since all this."""
     metrics: bytes | Exception = PROMETHEUS
     """What /metrics answers, or how it fails."""
 
@@ -163,7 +165,7 @@ class Scene:
             node=self.node,
             hostname=self.node or "a-host",
             started_at=self.started,
-            now=time.time(),
+            now=time.time() + self.jump,
             monotonic=time.monotonic(),
             snapshot=self.snapshot,
             holdings=holdings(
@@ -217,7 +219,7 @@ async def serving(
 
 def a_day(cards: list[CardState]) -> Timeline:
     """What went before half past three."""
-    now, found = time.time(), Timeline()
+    now, found = time.monotonic(), Timeline()
     gone = card("rngd", 8, uuid="GONE", id_="GONE", serial="RNGD0836FH505KREO")
     told: list[tuple[float, Subject, Tone, str]] = [
         (85_000, "agent", "plain", "npu-agent 1.2.3 started"),
@@ -258,7 +260,7 @@ def night() -> Scene:
             driver_version="2025.4.0, 7e25130",
             firmware_version="2025.4.0, c1bebfd",
         )
-        one = replace(one, health=replace(one.health, since=time.time() - 266_000))
+        one = replace(one, health=replace(one.health, since=time.monotonic() - 266_000))
         cards.append(
             read(one, temperature=44 + index * 1.5, power=52 + 9 * index, load=7.0 * index)
         )
@@ -321,7 +323,7 @@ def night() -> Scene:
         ),
         config=ConfigState(
             generation=4,
-            loaded_at=time.time() - 5_400,
+            loaded_at=time.monotonic() - 5_400,
             error=(
                 "/etc/npu-agent/config.yaml:14:3: health.maxTemprature: unknown key: did you mean "
                 "maxTemperature?\n/etc/npu-agent/config.yaml:21:13: metrics.interval: must be a "
@@ -342,11 +344,11 @@ def night() -> Scene:
                 "beta.furiosa.ai/driver.reference": "7e25130",
             },
             in_place=True,
-            applied_at=time.time() - 266_000,
+            applied_at=time.monotonic() - 266_000,
         ),
         max_temperature=95.0,
         timeline=a_day(cards),
         history=history,
         node="npu-rack3-node07.dc1.example.com",
-        started=time.time() - 266_020,
+        started=time.monotonic() - 266_020,
     )

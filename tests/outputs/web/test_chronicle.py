@@ -20,7 +20,7 @@ SESSION = SessionStatus(resource="npu", phase=SessionPhase.REGISTERED, registrat
 
 @dataclass
 class Node:
-    """The feeds, and two clocks."""
+    """The feeds, and a clock."""
 
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(Snapshot()))
     configs: Feed[ConfigState] = field(default_factory=lambda: Feed(ConfigState(loaded_at=0.0)))
@@ -31,7 +31,6 @@ class Node:
     holdings: Feed[tuple[Holding, ...]] = field(default_factory=lambda: Feed(()))
     labels: Feed[LabelState] = field(default_factory=lambda: Feed(LabelState(output="api")))
     now: float = 1_000.0
-    steady: float = 0.0
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[Chronicle]:
@@ -45,7 +44,6 @@ class Node:
             holdings=self.holdings,
             labels=self.labels,
             clock=lambda: self.now,
-            steady=lambda: self.steady,
         )
         running = asyncio.create_task(chronicle.run())
         try:
@@ -100,12 +98,11 @@ async def test_who_held_a_card_before_the_agent_started_was_not_given_it_now() -
     snapshot = Snapshot(cards=(card,), complete=True)
     node.snapshots.publish(snapshot)
     async with node.followed() as found:
-        node.steady += 5
+        node.now += 5
         node.holdings.publish(holdings(snapshot, held(card, "before")))
         node.configs.publish(replace(node.configs.value, generation=2))
         await node.until(found, "a new config is in force")
-        node.now -= 3600  # the wall clock is set right
-        node.steady += 10
+        node.now += 10
         node.holdings.publish(holdings(snapshot, held(card, "later")))
         texts = await node.until(found, "default/later was given npu0")
         assert "default/before released npu0" in texts

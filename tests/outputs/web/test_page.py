@@ -356,7 +356,7 @@ def test_a_card_that_is_gone_is_shown_by_its_name() -> None:
     scene = Scene(
         cards=(read(state()),),
         holdings=Holdings(assignments=(held(left, "yolo"),)),
-        timeline=Timeline().left([left], [], time.time() - 60),
+        timeline=Timeline().left([left], [], time.monotonic() - 60),
     )
     text = shown(scene).text
     assert "default/yolo holds npu3, whose card is gone" in text
@@ -366,12 +366,29 @@ def test_a_card_that_is_gone_is_shown_by_its_name() -> None:
     assert f"default/yolo holds {left.id}, whose card is gone" in shown(scene).text
 
 
+@pytest.mark.parametrize("jump", [0.0, 315e6, -315e6])
+def test_how_long_ago_something_was_does_not_depend_on_the_wall_clock(jump: float) -> None:
+    scene = replace(night(), jump=jump)
+    text = shown(scene).text.replace("\N{NO-BREAK SPACE}", " ")
+    for words in (
+        "up 3 d 1 h",
+        "works since 3 d 1 h ago",
+        "(device_state says 0) since 12 min 3",
+        "not found on this host any more since 5 h 50 min ago",
+        "Last good 1 h 30 min ago",
+        "Last written 3 d 1 h ago",
+        "npu2 counted new errors: pcie_post_error",
+        "npu-agent 1.2.3 started",  # almost a day ago
+    ):
+        assert words in text, words
+
+
 def test_a_claim_on_a_card_that_is_gone_has_its_name() -> None:
     left = state(index=3, uuid="LEFT")
     scene = Scene(
         cards=(read(state(uuid="A")),),
         dra=(driver(claim("train", left)),),
-        timeline=Timeline().left([left], [], time.time() - 60),
+        timeline=Timeline().left([left], [], time.monotonic() - 60),
     )
     assert "ml/train-pod holds npu3, whose card is gone" in shown(scene).text
 
@@ -477,7 +494,7 @@ def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
     )
     scene.config = replace(scene.config, error=bad, waiting=(bad,))
     happened = [Happening(subject="config", tone="bad", text=bad)]
-    scene.timeline = Timeline().noted(happened, time.time()).left([card], [], time.time())
+    scene.timeline = Timeline().noted(happened, time.monotonic()).left([card], [], time.monotonic())
     text = html(scene)
     text.encode()
     found = Document(text)

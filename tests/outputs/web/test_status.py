@@ -5,6 +5,8 @@ import time
 from dataclasses import replace
 from datetime import datetime
 
+import pytest
+
 from npu_agent.core.state import SlicesState
 from npu_agent.core.trouble import Trouble
 from npu_agent.outputs.web.status import as_json
@@ -33,6 +35,14 @@ def test_the_json_is_made_of_plain_values_with_the_keys_that_are_promised() -> N
     since = datetime.fromisoformat(card["health"]["since"])
     assert since.utcoffset() is not None
     assert 700 < time.time() - since.timestamp() < 900
+    for ago, at in (
+        (266_020, found["started_at"]),
+        (5_400, found["config"]["loaded_at"]),
+        (266_000, found["labels"]["applied_at"]),
+        (21_000, found["gone"][0]["since"]),
+        (85_000, found["timeline"][-1]["at"]),
+    ):
+        assert time.time() - datetime.fromisoformat(at).timestamp() == pytest.approx(ago, abs=60)
     assert card["reading"]["late"] is True
     assert card["reading"]["errors"] == {"pcie_post_error": 17}
     assert [holder["cores"] for holder in card["holders"]] == ["0-3", "4-7"]
