@@ -234,16 +234,14 @@ class Furiosa:
         return f"{self._sys}/bus/pci/devices/{address}"
 
     def _switches(self, address: str) -> tuple[str, ...]:
-        """The bridges above the card, read from where its sysfs directory really is."""
+        """The bridges above the card: sysfs has a link to its directory, which is below theirs."""
         try:
-            parts = Path(self._pci(address)).resolve(strict=True).parts
+            parts = os.readlink(self._pci(address)).split("/")  # noqa: PTH115 (as in _is_node)
         except OSError as error:
             _unless_limited(error)
             return ()
-        except RuntimeError:  # symbolic links in a circle
-            return ()
         roots = [at for at, part in enumerate(parts) if part.startswith("pci")]
-        return parts[roots[-1] : -1] if roots else ()
+        return tuple(parts[roots[-1] : -1]) if roots else ()
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
         """Which of the card's nodes exist. Never opened: opening takes the core.
