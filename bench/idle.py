@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from bench.figure import Figure
-from bench.process import Agent, running
+from bench.process import RESOURCE, Agent, running
 from bench.scraper import PROMETHEUS, TEXT, scrape
 
 _SCRAPE_EVERY = 15.0
@@ -23,6 +23,11 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
         before, writes = await agent.told(), agent.node.writes
         async for one in _spent(agent, seconds, "without a scraper", "<= 0.25 %"):
             yield one
+        grant = await agent.kubelet.allocate(RESOURCE, 8)
+        await asyncio.sleep(5)
+        async for one in _spent(agent, seconds, "Pods hold all cards", "<= 0.25 %"):
+            yield one
+        agent.kubelet.release(RESOURCE, grant.ids)
         scraper = asyncio.create_task(_scraping(agent.port))
         async for one in _spent(agent, seconds, "scraped every 15 s", "<= 0.4 %"):
             yield one

@@ -206,30 +206,34 @@ class Rounds:
     def _turn(self, me: _Hand) -> None:
         """Makes a round, unless the other thread is amid one; then rests."""
         self._complete()
-        hangs, amid = self._other(me)
+        hangs, wait = self._begins(me)
         if hangs:
             self._share_out()
             self._complete()
-        elif amid is None and not self._round(me):
+        elif wait is None and not self._round(me):
             return
+        me.amid = False
         dues = [due for task in self._tasks if task.busy and (due := task.check())]
         self._tell()
-        me.pause.until(min(self._plan(me, amid), *dues, math.inf))
+        me.pause.until(min(self._plan(me, wait), *dues, math.inf))
 
-    def _other(self, me: _Hand) -> tuple[bool, float | None]:
+    def _begins(self, me: _Hand) -> tuple[bool, float | None]:
         """Whether the other thread hangs: then it takes no turns any more.
 
-        And where it is amid a task, but not for long, when to check again.
+        And where it is amid a round, but not for long with one task, when to check again. Never are
+        both amid one: both might hang.
         """
         with self._lock:
+            now = time.monotonic()
             for other in self._hands:
-                if other is not me and other.doing:
-                    task, since = other.doing
-                    if time.monotonic() < since + _PATIENCE:
+                if other is not me and other.amid:
+                    task, since = other.doing or (None, now)
+                    if task is None or now < since + _PATIENCE:
                         return False, since + _PATIENCE
                     other.thread.name = task.name
                     self._hands.remove(other)
                     return True, None
+            me.amid = True
             return False, None
 
     def _round(self, me: _Hand) -> bool:
@@ -240,16 +244,16 @@ class Rounds:
             if task.due <= time.monotonic() and self._begin(task, me)
         )
 
-    def _plan(self, me: _Hand, amid: float | None) -> float:
+    def _plan(self, me: _Hand, wait: float | None) -> float:
         """When to wake up: for the next round, or to check it if the other thread makes it."""
         with self._lock:
-            if amid is None:
+            if wait is None:
                 due = min((task.due for task in self._tasks if not task.busy), default=math.inf)
                 due = min(due, time.monotonic() + _LONGEST_REST)
                 mine = all(one.wakes > due + _SAME for one in self._hands if one is not me)
-                amid = due if mine else due + _CHECK_AFTER
-            me.wakes = amid
-            return amid
+                wait = due if mine else due + _CHECK_AFTER
+            me.wakes = wait
+            return wait
 
     def _begin(self, task: Task, me: _Hand | None) -> bool:
         with self._lock:
@@ -318,6 +322,8 @@ class _Hand:
     def __init__(self, work: Callable[[_Hand], None]) -> None:
         self.thread = threading.Thread(target=work, args=(self,), name="npu-probes", daemon=True)
         self.pause = _Pause()
+        self.amid = False
+        """Whether it is amid a round."""
         self.doing: tuple[Task, float] | None = None
         """What it does now, and since when."""
         self.wakes = 0.0

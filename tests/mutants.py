@@ -170,6 +170,7 @@ FAULTS = [
             "                    self._hands.remove(other)\n                    return True, None\n",
             "                    return False, None\n",
         ),
+        ("rounds: both threads amid a round", "            me.amid = True\n", "            pass\n"),
         ("rounds: the others wait for the deadline", "_PATIENCE = 0.1", "_PATIENCE = 100.0"),
         ("rounds: hangs are found one by one", "            self._share_out()\n", ""),
         (

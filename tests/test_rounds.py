@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from npu_agent import rounds
-from npu_agent.rounds import Rounds, Task, _Pause
+from npu_agent.rounds import Rounds, Task, _Hand, _Pause
 from tests.until import until
 
 LONG = 30.0
@@ -123,6 +123,31 @@ async def test_rounds_half_a_second_apart_wake_one_thread_each(
     (first, one), (_, other), (last, again) = made[2:5]
     assert len([at for at in woken if first - 0.1 < at < last - 0.1]) == 2
     assert one == again != other
+
+
+async def test_never_are_both_threads_amid_a_round(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both might hang, and nobody would be left."""
+    amid, most, rounds_made = list[_Hand](), 0, 0
+    make = Rounds._round
+
+    def counted(self: Rounds, me: _Hand) -> bool:
+        nonlocal most, rounds_made
+        amid.append(me)
+        most, rounds_made = max(most, len(amid)), rounds_made + 1
+        time.sleep(0.05)  # so that the other one, if it comes now, comes amid this one
+        try:
+            return make(self, me)
+        finally:
+            amid.remove(me)
+
+    monkeypatch.setattr(Rounds, "_round", counted)
+    for _ in range(5):
+        rounds_made = 0
+        crew.rounds.wake()
+        await until(lambda: rounds_made > 1)
+    assert most == 1
 
 
 async def test_the_last_to_go_ends_the_threads(crew: Crew) -> None:
