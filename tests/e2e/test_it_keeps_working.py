@@ -131,6 +131,7 @@ def test_the_driver_is_reloaded(node: Node) -> None:
     assert node.held()["steady"] == held
     node.run("next", 1)
     assert node.held()["next"] != held
+    wait_said(node, "default/next")  # a grant whose Pod was never seen holds for a minute
 
 
 def entry(node: Node, card: str) -> Path:
@@ -414,6 +415,7 @@ def test_the_agent_is_killed_under_running_pods(node: Node) -> None:
     assert node.held()["steady"] == held
     node.run("next", 1)
     assert node.held()["next"] != held
+    wait_said(node, "default/next")  # a grant whose Pod was never seen holds for a minute
 
 
 def test_a_rolling_update_leaves_no_gap(node: Node) -> None:
