@@ -77,6 +77,8 @@ class Task:
         self.news = False
         """Whether `changed` is to be called."""
         self._asked_at = 0.0
+        self._waited = 0.0
+        """Seconds from when it was due until it began."""
         self._missed = 0
 
     def do(self) -> None:
@@ -91,6 +93,12 @@ class Task:
         """There is something new."""
         self.news = True
 
+    def begins(self) -> None:
+        """It is under way from now on."""
+        with self.lock:
+            self._waited = max(0.0, time.monotonic() - self.due) if self.due else 0.0
+        self.asks()
+
     def asks(self) -> None:
         """A read from a driver begins."""
         with self.lock:
@@ -99,13 +107,15 @@ class Task:
     def missed(self, interval: float) -> tuple[int, float]:
         """How many deadlines passed since the last call, and when the next one does.
 
-        To be called under `lock`. After `READ_DEADLINE` a read has missed one, and one more after
-        each `interval`: as many as probes that fail. The time is of `time.monotonic`.
+        To be called under `lock`. After `READ_DEADLINE` a read has missed one, and one more for
+        each `interval` since it should have begun: as many as probes that fail. So what had to wait
+        for another one that hangs, as a whole driver does, is found as soon as that one. The time
+        is of `time.monotonic`.
         """
         first = self._asked_at + READ_DEADLINE
-        late = time.monotonic() - first
-        before, self._missed = self._missed, 0 if late < 0 else int(late / interval) + 1
-        return self._missed - before, first + self._missed * interval
+        late, before = time.monotonic() - first, self._missed
+        self._missed = 0 if late < 0 else int((late + self._waited) / interval) + 1
+        return self._missed - before, first + max(0.0, self._missed * interval - self._waited)
 
 
 def next_moment(interval: float) -> float:
@@ -152,8 +162,8 @@ class Rounds:
         something else than the time before. As long as it hangs, nothing is found.
         """
         task = _Poll(name, poll, every, found, asyncio.get_running_loop())
-        self.follow(task, (task,))
         try:
+            self.follow(task, (task,))
             yield
         finally:
             self.follow(task, ())
@@ -237,11 +247,15 @@ class Rounds:
             return False, None
 
     def _round(self, me: _Hand) -> bool:
-        """Does what is due; returns whether this thread still takes turns."""
+        """Does what is due; returns whether this thread still takes turns.
+
+        Ends early where there are other tasks meanwhile: a thread may have hung for long.
+        """
+        tasks = self._tasks
         return all(
             self._done(task, me)
-            for task in self._tasks
-            if task.due <= time.monotonic() and self._begin(task, me)
+            for task in tasks
+            if self._tasks is tasks and task.due <= time.monotonic() and self._begin(task, me)
         )
 
     def _plan(self, me: _Hand, wait: float | None) -> float:
@@ -259,7 +273,7 @@ class Rounds:
         with self._lock:
             if task.busy:
                 return False
-            task.asks()
+            task.begins()
             task.busy = True
             if me:
                 me.doing = task, time.monotonic()

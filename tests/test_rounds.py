@@ -210,6 +210,52 @@ async def test_deadlines_are_counted_once_each(crew: Crew, monkeypatch: pytest.M
     assert crew.news > 0
 
 
+@pytest.mark.parametrize(
+    ("waited", "counts"),
+    [
+        (0.0, {0.4: 0, 0.5: 1, 0.9: 1, 1.0: 2, 1.5: 3}),
+        (0.5, {0.4: 0, 0.5: 2, 0.9: 2, 1.0: 3}),  # it was due with one that hung
+        (0.2, {0.4: 0, 0.5: 1, 0.7: 1, 0.8: 2, 1.3: 3}),
+    ],
+)
+def test_what_had_to_wait_for_one_that_hangs_is_found_as_soon(
+    waited: float, counts: dict[float, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    task = Probe("card", lambda: None)
+    task.due = now - waited
+    task.begins()
+    found, due = 0, 0.0
+    for later, count in counts.items():
+        now = 1000.0 + later + 1e-6
+        if later + 1000.0 > due + 1e-3:
+            assert count == found  # nothing has been missed that nobody was to ask for
+        with task.lock:
+            missed, due = task.missed(0.5)
+        found += missed
+        assert found == count
+        assert due > now
+    task.due = 0.0  # never done before: it has not waited for anything
+    task.begins()
+    now += 0.6
+    with task.lock:
+        assert task.missed(0.5)[0] == 1
+
+
+async def test_a_round_ends_with_its_tasks() -> None:
+    first, second = (Probe(name, lambda: None) for name in ("first", "second"))
+    first.works.clear()
+    mine = Rounds()
+    mine.follow(mine, (first, second))
+    await until(lambda: first.threads)
+    mine.follow(mine, ())
+    done = second.done
+    first.works.set()
+    await until(lambda: not any(thread.is_alive() for thread in first.threads))
+    assert (first.done, second.done) == (1, done)
+
+
 async def test_one_that_is_left_out_while_it_hangs_is_not_done_again(crew: Crew) -> None:
     first, *others = crew.probes
     first.works.clear()
@@ -341,8 +387,11 @@ async def test_a_thread_that_the_system_refuses_is_started_later(
     crew.probes[0].works.clear()
     await until(lambda: len(refused) > 2)
     await crew.go_on(*crew.probes[1:])  # by one alone
-    with pytest.raises(RuntimeError, match="new thread"):
-        Rounds().follow("nobody", tuple(crew.probes[:1]))
+    alone = Rounds()
+    with pytest.raises(RuntimeError, match="new thread"):  # noqa: SIM117 (it is entered)
+        with alone.polling("file", lambda: 1, 1.0, lambda _: None):
+            pass
+    assert alone._tasks == ()
     monkeypatch.setattr(threading.Thread, "start", start)
     crew.probes[0].works.set()
     await until(lambda: crew.threads() == TWO)

@@ -197,7 +197,7 @@ class LedgerKeeper:
         self._pod_resources.ask()
 
     def no_news(self) -> bool:
-        """Whether pod-resources can have none: nobody holds anything that could end.
+        """Whether pod-resources can have none: no container holds anything that could end.
 
         And nobody else than this agent hands anything out.
         """
@@ -207,8 +207,8 @@ class LedgerKeeper:
             or ledger.doubtful
             or ledger.holds
             or ledger.prepared
-            or any(one.resource in self._resources for one in answer.assignments)
-            or any(use.driver in self._drivers for use in answer.claim_uses)
+            or answer.assignments  # another plugin may have our cards too
+            or answer.claim_uses
         )
 
     def update(self) -> Conflicts:

@@ -28,8 +28,9 @@ log = logger(__name__)
 _LIST = "/v1.PodResourcesLister/List"
 _ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 _DEADLINE = 5.0
-_SELDOM = 30.0
-"""Seconds between two times while there can be no news but that the kubelet does not answer."""
+_SELDOM = 15.0
+"""Seconds between two times while there can be no news but that the kubelet does not answer, or
+that another plugin has handed out the same cards."""
 _AT_LEAST = 0.1
 """Seconds between two times, whoever asks: the kubelet takes 100 a second from all of a node."""
 

@@ -360,7 +360,7 @@ async def test_it_is_asked_seldom_while_there_can_be_no_news(
 
     assert await next_pause() == 5.0
     pod_resources.no_news = lambda: True
-    assert await next_pause() == 30.0
+    assert await next_pause() == 15.0
     lister.reply = GRPCError(Status.UNAVAILABLE)  # that it answers again is news
     assert await next_pause() == 5.0
     running.cancel()

@@ -292,8 +292,9 @@ class Furiosa:
         kept, stamps, files = self._sensors_at.get(address, (-1.0, (), ()))
         if kept == minute and stamps and all(_stamp(path) == was for path, was in stamps):
             return files
-        directories = _listed(f"{self._pci(address)}/hwmon", "hwmon")
-        stamps = tuple((directory, _stamp(directory)) for directory in directories)
+        parent = f"{self._pci(address)}/hwmon"
+        directories = _listed(parent, "hwmon")
+        stamps = tuple((path, _stamp(path)) for path in (parent, *directories))
         files = tuple(each for directory in directories for each in _sensor_files(directory))
         now = time.time_ns()
         if all(was and now - was[1] > _SETTLED for _, was in stamps):

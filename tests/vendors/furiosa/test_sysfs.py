@@ -470,7 +470,8 @@ def test_sensors_that_come_and_labels_that_change_are_noticed(tmp_path: Path) ->
 def test_the_list_of_sensors_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     [hwmon] = (root / "sys/devices").rglob("hwmon0")
-    os.utime(hwmon, ns=(0, 0))
+    for directory in (hwmon, hwmon.parent):
+        os.utime(directory, ns=(0, 0))
     host, entry = Furiosa(root), entry_of(root)
     card = host.identify(entry)
     before, listed = host.read(entry, card).sensors, []
