@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import platform
 import signal
@@ -563,8 +562,6 @@ async def run(
         resources=",".join(resource.name for resource in resources_of(config, WORDS.core_counts)),
     )
     serviceaccount.trust_only_the_cluster()
-    # What is imported stays: to search all of it for garbage keeps Pods waiting for 20 ms.
-    gc.freeze()
     agent = Agent(
         effective,
         host_root=host_root,
