@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import platform
 import signal
@@ -57,6 +56,7 @@ from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.rounds import Rounds
 from npu_agent.supervise import keep_running
+from npu_agent.ticks import set_within
 from npu_agent.vendors import CDI_KINDS, DRIVERS, VENDORS, VOCABULARIES, WORDS
 
 log = logger(__name__)
@@ -113,8 +113,7 @@ class Agent:
         config = effective.config
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
-        rounds = Rounds()
-        """Whatever is read again and again is read in these: cards, files, sockets."""
+        rounds = Rounds()  # of all that is read again and again: cards, files, sockets
         self.poller = Poller(config_file, WORDS, effective, rounds)
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
@@ -362,7 +361,7 @@ class Agent:
                 found = await support(self._api, self._node_name)
             except ApiError as error:
                 log.warning("not known yet whether this node can do DRA", reason=error)
-                await _either(changed, pause.next())
+                await set_within(changed, pause.next())
                 continue
             available = known.available
             if available is None:
@@ -373,7 +372,7 @@ class Agent:
             impossible = "" if found.available else found.reason
             self._dra.publish(_Dra(available=available, impossible=impossible))
             if not found.available:
-                await _either(changed, _ASK_AGAIN)
+                await set_within(changed, _ASK_AGAIN)
 
     async def _follow_log(self) -> None:
         """Applies what the config says of the log."""
@@ -534,12 +533,6 @@ async def _allocatable(api: Api, node_name: str | None) -> Mapping[str, int] | N
         for resource, count in (counts or {}).items()
         if isinstance(count, str) and count.isdecimal()
     }
-
-
-async def _either(event: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 async def run(

@@ -216,7 +216,7 @@ class Rounds:
     def _turn(self, me: _Hand) -> None:
         """Makes a round, unless the other thread is amid one; then rests."""
         self._complete()
-        hangs, wait = self._begins(me)
+        hangs, wait = self._enter(me)
         if hangs:
             self._share_out()
             self._complete()
@@ -225,9 +225,9 @@ class Rounds:
         me.amid = False
         dues = [due for task in self._tasks if task.busy and (due := task.check())]
         self._tell()
-        me.pause.until(min(self._plan(me, wait), *dues, math.inf))
+        me.pause.until(min([self._plan(me, wait), *dues]))
 
-    def _begins(self, me: _Hand) -> tuple[bool, float | None]:
+    def _enter(self, me: _Hand) -> tuple[bool, float | None]:
         """Whether the other thread hangs: then it takes no turns any more.
 
         And where it is amid a round, but not for long with one task, when to check again. Never are

@@ -20,6 +20,16 @@ def until_tick(every: float) -> float:
     return every - (time.monotonic() - _PHASE) % every
 
 
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Waits for `event`, for so many seconds at most; returns whether it is set by then."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 class Turns:
     """Lets others have their turns during long work, and wakes nobody during short work."""
 

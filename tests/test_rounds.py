@@ -15,7 +15,7 @@ TWO = ["npu-probes", "npu-probes"]
 
 
 class Probe(Task):
-    """Done each 10 ms, until it is told to hang."""
+    """Done each 10 ms, until it has to hang."""
 
     def __init__(self, name: str, changed: Callable[[], None]) -> None:
         super().__init__(name, changed)
@@ -399,7 +399,7 @@ async def test_a_thread_that_the_system_refuses_is_started_later(
     assert caplog.messages == []
 
 
-# Looks at what cannot tell by itself that it changed.
+# Polling of what cannot say that it changed.
 
 
 async def test_what_a_poll_finds_is_passed_on_once() -> None:

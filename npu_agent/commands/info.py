@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 from npu_agent.commands import view
@@ -18,6 +18,7 @@ from npu_agent.core.ledger import Assignment
 from npu_agent.inventory.inventory import Inventory, read_once
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
+from npu_agent.ticks import set_within
 from npu_agent.vendors import DRIVERS
 
 _REFRESH = 2.0
@@ -61,9 +62,7 @@ async def _watch(args: argparse.Namespace) -> None:
                         screen.draw(_table(args, snapshot, held))
                     else:
                         print(_one_of_many(args, snapshot, held), flush=True)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_REFRESH if screen else None):
-                        await changed.wait()
+                await set_within(changed, _REFRESH if screen else None)
             await running
     finally:
         running.cancel()

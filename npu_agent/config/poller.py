@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.rounds import Rounds
 from npu_agent.threads import DaemonThread
+from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
@@ -87,9 +87,7 @@ class Poller:
                 self._now.clear()
                 await self._read_and_judge(path)
                 pause = _READ_AGAIN if self._judged is None else _READ_EVERY
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._now.wait()
+                await set_within(self._now, pause)
 
     async def _read_and_judge(self, path: Path) -> None:
         try:

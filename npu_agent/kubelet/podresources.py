@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
 from npu_agent.kubelet.rpc import Caller
 from npu_agent.logs import logger
-from npu_agent.ticks import Turns, until_tick
+from npu_agent.ticks import Turns, set_within, until_tick
 
 log = logger(__name__)
 
@@ -84,7 +84,7 @@ async def fetch(socket: Path, drivers: Collection[str] = ()) -> tuple[Assignment
             answer is broken, too large, or not read within another 5 s.
     """
     with closing(Caller(socket)) as kubelet:
-        answer = await _answer(socket, kubelet, _LIST)
+        answer = await _answer(kubelet, _LIST)
     assignments, uses = await _decoded(socket, answer)
     claimed = (
         Assignment(one.namespace, one.pod, one.container, one.driver, one.device, one.claim_name)
@@ -101,7 +101,7 @@ async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
         UnavailableError: as `fetch`, or this kubelet does not tell.
     """
     with closing(Caller(socket)) as kubelet:
-        answer = await _answer(socket, kubelet, _ALLOCATABLE)
+        answer = await _answer(kubelet, _ALLOCATABLE)
     try:
         return decoder.allocatable(answer)
     except ValueError as error:
@@ -155,7 +155,7 @@ class PodResources:
             asked_at = time.monotonic()
             error: str | None = None
             try:
-                answer = await _answer(self._socket, kubelet, _LIST)
+                answer = await _answer(kubelet, _LIST)
                 if answer != last:  # decoding it is what costs
                     last, known = answer, await _decoded(self._socket, answer)
             except UnavailableError as trouble:
@@ -172,13 +172,12 @@ class PodResources:
             interval = self._interval.value
             if self.no_news() and not error:
                 interval = max(interval, _SELDOM)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(until_tick(interval)):
-                    await self._at_once.wait()
+            await set_within(self._at_once, until_tick(interval))
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
 
-async def _answer(socket: Path, kubelet: Caller, method: str) -> bytearray:
+async def _answer(kubelet: Caller, method: str) -> bytearray:
+    socket = kubelet.path
     try:
         async with asyncio.timeout(_DEADLINE):
             message = await kubelet.ask(method, most=_LARGEST)

@@ -90,11 +90,8 @@ class Encoded:
 
 async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> bytearray | None:
     """Makes one call to the server on the unix socket `path`: see `Caller.ask`."""
-    caller = Caller(path)
-    try:
+    with contextlib.closing(Caller(path)) as caller:
         return await caller.ask(method, request, most=most)
-    finally:
-        caller.close()
 
 
 class Caller:
@@ -106,7 +103,7 @@ class Caller:
 
     def __init__(self, path: Path) -> None:
         """Connects with the first call."""
-        self._path = path
+        self.path = path
         self._channel: UnixChannel | None = None
         self._leads_to: tuple[int, int, int] | None = None
         self._calls = 0
@@ -131,13 +128,13 @@ class Caller:
             ProtocolError, StreamTerminatedError: it is no server, or it ended amid the call.
             ValueError: the answer is too large, compressed, or ends early.
         """
-        if self._calls >= _CALLS or _made(self._path) != self._leads_to:
+        if self._calls >= _CALLS or _made(self.path) != self._leads_to:
             self.close()
         if self._channel:
             with contextlib.suppress(OSError, ProtocolError, StreamTerminatedError):
                 return await self._call(self._channel, method, request, most)
-        self._leads_to = _made(self._path)
-        self._channel, self._calls = UnixChannel(self._path), 0
+        self._leads_to = _made(self.path)
+        self._channel, self._calls = UnixChannel(self.path), 0
         return await self._call(self._channel, method, request, most)
 
     def close(self) -> None:
@@ -163,7 +160,7 @@ class Caller:
             await asyncio.gather(asking, return_exceptions=True)
 
     def _check(self) -> None:
-        if _made(self._path) != self._leads_to:
+        if _made(self.path) != self._leads_to:
             raise ConnectionResetError(errno.ECONNRESET, "another one has taken its place")
 
 

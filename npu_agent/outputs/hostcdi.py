@@ -6,8 +6,6 @@ For `npu-agent run --no-kubelet` and `npu-agent cdi watch`; what is in the specs
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.cdi import HostSpecs, host_specs
+from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
@@ -78,9 +77,7 @@ class HostCdi:
                 except OSError as error:
                     self._failed(error)
                     wait = pause.next()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await changed.wait()
+            await set_within(changed, wait)
 
     def _failed(self, error: OSError) -> None:
         reason = f"{self._directory}: {error.strerror or error}"

@@ -19,6 +19,7 @@ from npu_agent.logs import logger
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.threads import DaemonThread
+from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
@@ -143,7 +144,7 @@ class Labeller:
                 continue
             labels = now.labels
             if before is not None and labels != before:
-                if await _within(changed, _SETTLE):
+                if await set_within(changed, _SETTLE):
                     continue
                 self._output.changed()
             try:
@@ -155,7 +156,7 @@ class Labeller:
             before = labels
             pause.reset()
             # With jitter, so that the agents of thousands of nodes do not ask at the same moment.
-            await _within(changed, now.resync * random.uniform(0.8, 1.2))  # noqa: S311
+            await set_within(changed, now.resync * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> None:
         before = self.state.value
@@ -187,13 +188,3 @@ class Labeller:
             self._reported = reason
             log.warning("labels not in place: trying again", reason=reason)
         self.state.publish(replace(self.state.value, labels=labels, in_place=False, error=reason))
-
-
-async def _within(event: asyncio.Event, seconds: float) -> bool:
-    """Whether `event` is set within `seconds`."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -269,11 +269,8 @@ class Furiosa:
 
         As ``st_mtime_ns``: whatever comes or goes in a directory changes its time.
         """
-        try:
-            return os.stat(f"{self._dev}/{family.dev_dir}").st_mtime_ns  # noqa: PTH116
-        except OSError as error:
-            _unless_limited(error)
-            return 0
+        found = _stamp(f"{self._dev}/{family.dev_dir}")
+        return found[1] if found else 0
 
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
@@ -290,7 +287,7 @@ class Furiosa:
         """
         minute = time.monotonic() // 60
         kept, stamps, files = self._sensors_at.get(address, (-1.0, (), ()))
-        if kept == minute and stamps and all(_stamp(path) == was for path, was in stamps):
+        if kept == minute and all(_stamp(path) == was for path, was in stamps):
             return files
         parent = f"{self._pci(address)}/hwmon"
         directories = _listed(parent, "hwmon")

@@ -16,6 +16,7 @@ from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, UnavailableError
+from npu_agent.ticks import set_within
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS
 from tests.until import first, until
@@ -194,13 +195,13 @@ async def test_agents_do_not_all_ask_at_the_same_moment(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    within = labeller._within
+    within = set_within
 
     async def noted(event: asyncio.Event, seconds: float) -> bool:
         waits.append(seconds)
         return await within(event, 0.001)
 
-    monkeypatch.setattr(labeller, "_within", noted)
+    monkeypatch.setattr(labeller, "set_within", noted)
     async with room.running():
         await room.put(20)
     assert len(set(waits)) > 10
