@@ -131,7 +131,7 @@ def test_the_driver_is_reloaded(node: Node) -> None:
     assert node.held()["steady"] == held
     node.run("next", 1)
     assert node.held()["next"] != held
-    wait_said(node, "default/next")  # a grant whose Pod was never seen holds for a minute
+    wait_seen(node, "next")
 
 
 def entry(node: Node, card: str) -> Path:
@@ -175,6 +175,16 @@ def wait_said(node: Node, *words: str) -> None:
     node.cluster.wait_for(f"the status page to say {words}", said, SOON)
 
 
+def wait_seen(node: Node, pod: str) -> None:
+    """Waits until the agent has seen the Pod: a grant of one never seen holds for a minute."""
+
+    def seen() -> bool:
+        cards = json.loads(status_page(node))["cards"]
+        return any(holder["pod"] == pod for card in cards for holder in card["holders"])
+
+    node.cluster.wait_for(f"the agent to see the Pod {pod}", seen, SOON)
+
+
 def test_a_second_card_says_the_uuid_of_a_held_one(node: Node) -> None:
     """A second card says the UUID of one that a Pod holds.
 
@@ -194,7 +204,7 @@ def test_a_second_card_says_the_uuid_of_a_held_one(node: Node) -> None:
         node.delete_pods("holder")
         node.wait_phase("late", "Running")
         assert node.held() == {"late": held}
-        wait_said(node, "default/late")  # a grant whose Pod was never seen holds for a minute
+        wait_seen(node, "late")
         node.delete_pods("late")
         node.wait_allocatable(2)
     node.cluster.wait_for("the card's own UUID", lambda: own in ids(node).values(), SOON)
@@ -415,7 +425,7 @@ def test_the_agent_is_killed_under_running_pods(node: Node) -> None:
     assert node.held()["steady"] == held
     node.run("next", 1)
     assert node.held()["next"] != held
-    wait_said(node, "default/next")  # a grant whose Pod was never seen holds for a minute
+    wait_seen(node, "next")
 
 
 def test_a_rolling_update_leaves_no_gap(node: Node) -> None:
