@@ -118,6 +118,8 @@ class LedgerKeeper:
         """The record that could not be written, and when to try again."""
         self._trouble: str | None = None
         """Why the record could not be written last."""
+        self._old_name = True
+        """Whether a record may be there under the name that an older agent gave it."""
         self._conflicts = ledger.conflicts(())
         self._answered_at = 0.0
         """When the answer was asked for that the ledger has."""
@@ -372,8 +374,10 @@ class LedgerKeeper:
                 self._failed = record, self._clock() + _TRY_AGAIN
             else:
                 self._on_disk, self._failed, self._trouble = record, None, None
-            with contextlib.suppress(OSError):
-                (self._directory / OLD_RECORD).unlink(missing_ok=True)
+                if self._old_name:
+                    with contextlib.suppress(OSError):
+                        await files.replace(self._directory / OLD_RECORD, None)
+                        self._old_name = False
             return True
 
     async def saved(self) -> None:

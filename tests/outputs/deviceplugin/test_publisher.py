@@ -744,6 +744,22 @@ async def test_a_record_that_could_not_be_written_is_tried_again(
         await until((tmp_path / RECORD).exists)
 
 
+async def test_the_record_of_an_older_agent_goes_when_its_own_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has another name."""
+    (tmp_path / OLD_RECORD).write_bytes(b"{}")
+    room = Room(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
+        await room.keeper.renew()
+        assert await room.keeper.save()
+        assert (tmp_path / OLD_RECORD).exists()
+    await room.keeper.saved()
+    assert (tmp_path / RECORD).exists()
+    assert not (tmp_path / OLD_RECORD).exists()
+
+
 async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Path) -> None:
     room = Room(tmp_path)
     use = ClaimUse("team", "pod", "main", "team", "c", "npu.furiosa.ai", "node", "npu-0")
