@@ -560,8 +560,8 @@ FAULTS = [
         ),
         (
             "keeper: another one's record is not taken",
-            "if self._on_disk is None or found not in (None, self._on_disk):",
-            "if self._on_disk is None:",
+            "if not self._read or found not in (None, self._on_disk):",
+            "if not self._read:",
         ),
         (
             "keeper: a record that cannot be read is none that is lost",
@@ -574,8 +574,28 @@ FAULTS = [
             "and self._failed[1]:",
         ),
         (
+            "keeper: a directory that was wiped twice has what was prepared forgotten",
+            "if not self._read or found not in (None, self._on_disk):",
+            "if self._on_disk is None or found not in (None, self._on_disk):",
+        ),
+        (
+            "keeper: a write that was given up never comes late",
+            " and not self._late:",
+            ":",
+        ),
+        (
+            "keeper: after a write that was given up each one is repeated",
+            "                self._late = False\n",
+            "",
+        ),
+        (
+            "keeper: a kubelet that was away knows all its Pods",
+            "                self.states.publish(self._ledger.doubted(self._clock() + _RESTART))\n",
+            "",
+        ),
+        (
             "keeper: what is not on disk counts as saved when the agent ends",
-            "            raise OSError(ENDING)\n",
+            "            raise OSError(self.why_not_owned)\n",
             "            return\n",
         ),
         (
@@ -1283,6 +1303,16 @@ FAULTS = [
         "npu_agent/outputs/dra/claims.py",
         f"{DRA}/test_claims.py",
         (
+            "claims: one that was unprepared before it was found is prepared",
+            "if found.uid in self._unprepared or ",
+            "if ",
+        ),
+        (
+            "claims: one that is deallocated is prepared for ever",
+            "return found.uid != claim.uid or not held <= {one.device for one in found.results}",
+            "return found.uid != claim.uid",
+        ),
+        (
             "claims: prepared in the ledger after the answer only",
             "            self._keeper.prepare(_prepared(claim, found, self._dra.driver, joined=joined), own)\n",
             "",
@@ -1709,6 +1739,11 @@ FAULTS = [
     *of(
         "npu_agent/outputs/dra/publisher.py",
         f"{DRA}/test_publisher.py",
+        (
+            "slices: a write without an answer has changed nothing",
+            "                self.ask_now()  # it may have taken effect all the same\n",
+            "",
+        ),
         (
             "slices: an empty pool before the real one",
             "if self._live.value is None or self._devices.value is None:",
@@ -3117,6 +3152,15 @@ FAULTS = [
             "fuzz: ledger-record",
             "except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):",
             "except (ValueError, KeyError, TypeError, AttributeError, RecursionError):",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/ownership.py",
+        "tests/kubelet/test_ownership.py",
+        (
+            "ownership: who leaves late loses the lock that was taken again",
+            "if mine == self._held and files.gone(",
+            "if files.gone(",
         ),
     ),
     *of(

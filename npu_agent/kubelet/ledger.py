@@ -41,8 +41,8 @@ RECORD = ".npu-agent.ledger.json"
 OLD_RECORD = ".npu-agent.shapes.json"
 """What versions before 0.9 wrote. It does not say which cores were handed out."""
 
-ENDING = "this npu-agent is about to end: the kubelet asks the next one"
-"""Why nothing is noted any more."""
+_ENDING = "this npu-agent is about to end: the kubelet asks the next one"
+_NOT_OURS = "the node is not this npu-agent's now: it takes over when it can"
 UNRECORDED = "claims that are in use are not in the agent's record: they are being found"
 """Why nothing is granted while `LedgerKeeper.unrecorded` has a driver."""
 
@@ -114,6 +114,10 @@ class LedgerKeeper:
         self._clock = clock
         self._on_disk: bytes | None = None
         """The record that this agent has read or written last."""
+        self._read = False
+        """Whether what was there before this agent has been read."""
+        self._late = False
+        """Whether a write that was given up may still come to its end, after others."""
         self._failed: tuple[bytes, float] | None = None
         """The record that could not be written, and when to try again."""
         self._trouble: str | None = None
@@ -123,6 +127,8 @@ class LedgerKeeper:
         self._conflicts = ledger.conflicts(())
         self._answered_at = 0.0
         """When the answer was asked for that the ledger has."""
+        self._away = False
+        """Whether pod-resources has not answered since its last answer."""
         self._owner = False
         self._closed = False
         """Whether the agent ends: the node does not become its own again."""
@@ -135,6 +141,11 @@ class LedgerKeeper:
     def owned(self) -> bool:
         """Whether the node is this agent's, so that what it notes is on disk for the next one."""
         return self._owner
+
+    @property
+    def why_not_owned(self) -> str:
+        """The reason, where it is not."""
+        return _ENDING if self._closed else _NOT_OURS
 
     @property
     def lost(self) -> bool:
@@ -183,13 +194,13 @@ class LedgerKeeper:
         async with self._saving:  # which would write over what is to be read
             if not self._owner:
                 found = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
-                if self._on_disk is None or found not in (None, self._on_disk):
+                if not self._read or found not in (None, self._on_disk):
                     # What was prepared when this agent started may have been unprepared by the
                     # other one.
                     ledger = replace(self._ledger, prepared={}).recovered(found, self._clock())
                     self.states.publish(ledger)
                     self._lost = self._lost or found is None or ledger.unsure
-                self._on_disk = found
+                self._on_disk, self._read = found, True
                 self._owner = not self._closed
         await self._answer(_ANSWER)
         self.update()
@@ -220,8 +231,12 @@ class LedgerKeeper:
         """
         cards = self._cards()
         answer = self._pod_resources.holdings.value
+        self._away = self._away or answer.error is not None
         if answer.error is None and answer.asked_at > self._answered_at:
             self._answered_at = answer.asked_at
+            if self._away:  # it may have been restarted
+                self._away = False
+                self.states.publish(self._ledger.doubted(self._clock() + _RESTART))
             self.states.publish(
                 self._ledger.answered(
                     answer.assignments, answer.asked_at, cards=cards, resources=self._resources
@@ -267,7 +282,7 @@ class LedgerKeeper:
                 next one would not know.
         """
         if self._closed:
-            raise RefusalError(Refusal.UNFIT, ENDING)
+            raise RefusalError(Refusal.UNFIT, self.why_not_owned)
         if self.unrecorded.value:
             raise RefusalError(Refusal.UNFIT, UNRECORDED)
         for device in devices:
@@ -296,7 +311,7 @@ class LedgerKeeper:
         """
         for device in devices:
             if not self._owner:
-                raise RefusalError(Refusal.UNFIT, ENDING)
+                raise RefusalError(Refusal.UNFIT, self.why_not_owned)
             self._check((CLAIM, claim.uid), device)
         self._change(self._ledger.with_claim(claim))
 
@@ -358,15 +373,17 @@ class LedgerKeeper:
         async with self._saving:
             if not self._owner:
                 return False
-            if (record := self._ledger.record()) == self._on_disk:
+            if (record := self._ledger.record()) == self._on_disk and not self._late:
                 self._trouble = None
                 return False
             if self._failed and self._failed[0] == record and self._clock() < self._failed[1]:
                 return False
             path = self._directory / RECORD
+            self._late = True
             try:
                 await files.replace(path, record, durable=True)
             except OSError as error:
+                self._late = isinstance(error, TimeoutError)
                 reason = f"{path}: {error.strerror or error}"
                 if reason != self._trouble:
                     log.error("the record of who holds what cannot be written", reason=reason)
@@ -374,6 +391,7 @@ class LedgerKeeper:
                 self._failed = record, self._clock() + _TRY_AGAIN
             else:
                 self._on_disk, self._failed, self._trouble = record, None, None
+                self._late = False
                 if self._old_name:
                     with contextlib.suppress(OSError):
                         await files.replace(self._directory / OLD_RECORD, None)
@@ -390,7 +408,7 @@ class LedgerKeeper:
         self._failed = None  # it is tried now
         await self.save()
         if not self._owner:
-            raise OSError(ENDING)
+            raise OSError(self.why_not_owned)
         if self._trouble:
             raise OSError(self._trouble)
 

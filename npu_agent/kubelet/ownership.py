@@ -53,6 +53,8 @@ class Ownership:
         self._lost = lost
         self._descriptor = -1
         self._users = 0
+        self._held: tuple[int, int] | None = None
+        """Which lock file was held last."""
         self._owner: str | None = None
         """Whom we wait for."""
 
@@ -84,11 +86,13 @@ class Ownership:
                 self._owner = None
                 await asyncio.sleep(_SETTLE)
             _sign(self._descriptor)
-            mine = _identity(self._descriptor)  # others open another file, if this one is gone
+            # Others open another file, if this one is gone.
+            mine = self._held = _identity(self._descriptor)
             try:
                 yield lambda: not files.gone(self._path, mine)
             finally:
-                if files.gone(self._path, mine):
+                # Unless another part of the agent holds the file that came after it.
+                if mine == self._held and files.gone(self._path, mine):
                     self._lost()
         finally:
             self._users -= 1

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -168,6 +169,22 @@ async def test_who_lost_the_lock_does_not_own_it_by_another_session_that_waits(
             session.cancel()
             await asyncio.gather(session, return_exceptions=True)
     lost.assert_called()
+
+
+async def test_who_leaves_late_does_not_lose_the_lock_that_was_taken_again(
+    tmp_path: Path,
+) -> None:
+    lost = Mock()
+    ours = Ownership(tmp_path, lost)
+    async with contextlib.AsyncExitStack() as late:
+        await late.enter_async_context(ours.held(nobody))
+        async with ours.held(nobody):
+            lock_path(tmp_path).unlink()
+        lost.assert_called_once_with()
+        async with ours.held(nobody) as again:
+            await late.aclose()
+            assert again()
+            lost.assert_called_once_with()
 
 
 async def test_the_last_session_that_ends_says_that_the_node_may_be_anothers(

@@ -25,7 +25,7 @@ from npu_agent.core.offer import Device
 from npu_agent.core.pool import DraNames, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kubelet.ledger import ENDING, LedgerKeeper
+from npu_agent.kubelet.ledger import LedgerKeeper
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.threads import DaemonThread
@@ -123,11 +123,11 @@ class Claims:
         """Ends the claims; the Pod stays Terminating for as long as that fails.
 
         So it needs no card, no API server and no claim. What cannot be removed from the disk is
-        logged and tried again by `tidy`. Only an agent that is about to end refuses: the next one
-        would take the claims for prepared.
+        logged and tried again by `tidy`. Only an agent that does not own the node refuses: the one
+        that does would take the claims for prepared.
         """
         if not await self._whole(self._end_all(refs)):
-            return dict.fromkeys((ref.uid for ref in refs), ENDING)
+            return dict.fromkeys((ref.uid for ref in refs), self._keeper.why_not_owned)
         self._counts.unprepares["unprepared"] += len(refs)
         return dict.fromkeys((ref.uid for ref in refs), None)
 
@@ -140,7 +140,7 @@ class Claims:
         in_use = self._keeper.claim_uses()
         if not self._keeper.lost or in_use is None:
             return
-        known = {(one.namespace, one.name) for one in self._keeper.prepared.value.values()}
+        known = self._known()
         uses: dict[tuple[str, str], list[ClaimUse]] = {}
         for use in in_use:
             claim = (use.claim_namespace, use.claim_name)
@@ -153,19 +153,25 @@ class Claims:
             return
         for (namespace, name), of_claim in uses.items():
             found = await self._rebuilt(namespace, name, of_claim)
-            log.warning(
-                "found a claim that is in use and in no record",
-                claim=f"{namespace}/{name}",
-                devices=",".join(one.device for one in found.devices),
-            )
             async with self._changing:
+                if found.uid in self._unprepared or (namespace, name) in self._known():
+                    continue  # that came after the answer of pod-resources
+                log.warning(
+                    "found a claim that is in use and in no record",
+                    claim=f"{namespace}/{name}",
+                    devices=",".join(one.device for one in found.devices),
+                )
                 self._keeper.prepare(found, ())
                 with contextlib.suppress(OSError):
                     await self._keeper.saved()
         self._keeper.rebuilt()
 
+    def _known(self) -> set[tuple[str, str]]:
+        """Namespace and name of each claim that is prepared."""
+        return {(one.namespace, one.name) for one in self._keeper.prepared.value.values()}
+
     async def sweep(self) -> None:
-        """Drops claims that no longer exist and that no Pod uses.
+        """Drops claims that no longer exist, or have lost their devices, and that no Pod uses.
 
         An API server that does not answer ends nothing, and it takes two sweeps to end a claim: a
         Pod that was deleted by force is in no list while its containers end.
@@ -178,7 +184,7 @@ class Claims:
             async with self._changing:
                 if claim.uid in orphans and not self._used(claim):
                     log.warning(
-                        "the claim no longer exists and no Pod uses it: dropped",
+                        "the claim no longer has its devices, and no Pod uses it: dropped",
                         claim=f"{claim.namespace}/{claim.name}",
                         uid=claim.uid,
                     )
@@ -466,7 +472,7 @@ class Claims:
             if not self._keeper.owned:
                 return False
             for ref in refs:
-                self._keeper.unprepare(_nameless(ref.namespace, ref.name))
+                self._forget(_nameless(ref.namespace, ref.name))
                 await self._end(ref.uid)
             try:
                 await self._keeper.saved()
@@ -506,21 +512,26 @@ class Claims:
 
     async def _end(self, uid: str) -> None:
         """Forgets a claim and removes its spec; the record is still to be saved."""
-        self._keeper.unprepare(uid)
-        self._unprepared.pop(uid, None)
-        self._unprepared[uid] = time.monotonic()
-        while len(self._unprepared) > _REMEMBERED:
-            del self._unprepared[next(iter(self._unprepared))]
+        self._forget(uid)
         try:
             await files.replace(self._spec_of(uid), None)
         except OSError as error:
             log.error("the CDI spec of a claim cannot be removed", uid=uid, error=error)
 
+    def _forget(self, uid: str) -> None:
+        self._keeper.unprepare(uid)
+        self._unprepared.pop(uid, None)
+        self._unprepared[uid] = time.monotonic()
+        while len(self._unprepared) > _REMEMBERED:
+            del self._unprepared[next(iter(self._unprepared))]
+
     async def _gone(self, claim: PreparedClaim) -> bool:
-        """Whether the API server says that this claim no longer exists."""
+        """Whether the API server says that this claim no longer exists, or lost its devices."""
         try:
             answer = await self._fetch(claim.namespace, claim.name)
-            return claim_of(answer, self._dra.driver).uid != claim.uid
+            found = claim_of(answer, self._dra.driver)
+            held = {one.device for one in claim.devices}
+            return found.uid != claim.uid or not held <= {one.device for one in found.results}
         except ApiError as error:
             return error.kind is Kind.NOT_FOUND
         except ValueError:

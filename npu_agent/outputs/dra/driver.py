@@ -213,7 +213,8 @@ class Driver:
                     async with self._ownership.held(self._standby) as still_ours:
                         sweep(self._dra.driver, self._kubelet_root)
                         await self._keeper.renew()
-                        await self._keeper.saved()  # what is about to be in slices
+                        with contextlib.suppress(OSError):  # then new cards stay out of slices
+                            await self._keeper.saved()
                         await self.claims.rebuild()  # before anything is swept or prepared
                         async with self._publishing():
                             while still_ours() and self._serves:

@@ -203,6 +203,7 @@ class SlicePublisher:
             except ApiError as error:
                 self.state.publish(replace(self.state.value, published=False))
                 self._failed("write", error)
+                self.ask_now()  # it may have taken effect all the same
                 await asyncio.sleep(retry.next(error))
             else:
                 retry.reset()

@@ -199,13 +199,13 @@ async def test_an_agent_that_ends_amid_a_prepare_or_unprepare_does_not_say_done(
 
     async def replace(path: Path, content: bytes | None, **how: Any) -> bool:
         if path.name != RECORD:
-            room.keeper.disowned()  # as it does when it ends
+            room.keeper.disowned()  # as it is when it ends
         return await write(path, content, **how)
 
     monkeypatch.setattr(files, "replace", replace)
-    assert "about to end" in await room.prepared()
+    assert "not this npu-agent's now" in await room.prepared()
     room.keeper._owner = True
-    assert "about to end" in str((await room.claims.unprepare([ref("d")]))["uid-d"])
+    assert "not this npu-agent's now" in str((await room.claims.unprepare([ref("d")]))["uid-d"])
     monkeypatch.undo()
     await room.restarted()
     assert room.keeper.prepared.value.keys() == {"uid-d"}
@@ -223,13 +223,29 @@ async def test_what_was_unprepared_does_not_come_back_when_another_session_begin
     assert room.keeper.prepared.value == {}
 
 
+async def test_a_write_that_was_given_up_may_come_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the record is again as it was before that."""
+    room = await holding(tmp_path)
+    before = (tmp_path / RECORD).read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace", AsyncMock(side_effect=TimeoutError("no answer")))
+        await room.unprepared()
+    (tmp_path / RECORD).write_bytes(b"without it")
+    await room.prepared()
+    assert (tmp_path / RECORD).read_bytes() == before
+    assert not await room.keeper.save()
+
+
 async def test_a_directory_that_is_wiped_costs_nothing_that_is_known(tmp_path: Path) -> None:
     room = await holding(tmp_path)
     before = (tmp_path / RECORD).read_bytes()
     (tmp_path / RECORD).unlink()
-    room.keeper.disowned()  # as the lock has gone too
-    await room.owned()
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    for _ in range(2):  # by the session, and by the driver
+        room.keeper.disowned()  # as the lock has gone too
+        await room.owned()
+        assert room.keeper.prepared.value.keys() == {"uid-c"}
     await room.keeper.saved()
     assert (tmp_path / RECORD).read_bytes() == before
 
@@ -276,6 +292,42 @@ async def test_claims_are_found_however_late_the_kubelet_answers(
     assert room.keeper.unrecorded.value == frozenset()
     await room.claims.tidy()
     assert room.specs() == [SPEC]
+
+
+@pytest.mark.parametrize("readable", [True, False])
+async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, readable: bool
+) -> None:
+    """The record is lost, and the kubelet said late that the claim was in use."""
+    monkeypatch.setattr("npu_agent.kubelet.ledger._ANSWER", 0.01)
+    room = await holding(tmp_path)
+    (tmp_path / RECORD).unlink()
+    if not readable:
+        room.api.clear()
+    room.start()
+    room.says(error="its socket is missing")
+    await room.keeper.renew()
+    room.known()
+    room.says(uses=[("c", ZERO)])
+    await room.unprepared()
+    await room.claims.rebuild()
+    assert room.keeper.prepared.value == {}
+    assert not room.keeper.lost
+
+
+async def test_a_claim_that_is_deallocated_is_dropped_though_it_exists(tmp_path: Path) -> None:
+    """That it was unprepared may be lost with a disk that was full."""
+    room = await holding(tmp_path)
+    room.claim("c", allocation=None, reservedFor=[])
+    await room.claims.sweep()
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    room.says(uses=[("c", ZERO)])
+    await room.claims.sweep()
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    room.says()
+    await room.claims.sweep()
+    await room.claims.sweep()
+    assert room.keeper.prepared.value == {}
 
 
 async def test_claims_of_others_are_no_reason_to_wait(tmp_path: Path) -> None:

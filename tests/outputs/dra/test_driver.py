@@ -148,12 +148,17 @@ async def test_no_pool_without_its_cards_is_offered_while_the_disk_is_full(
 
     monkeypatch.setattr(files, "replace", full)
     async with world(tmp_path) as here:
+        manager = StandInPluginManager(here.root)
+        await manager.start()
+        await until(lambda: manager.instances.value)  # for claims that are to be unprepared
         assert os.strerror(errno.ENOSPC) in await here.phase(SessionPhase.BLOCKED)
         await until(lambda: tries > 3)
         assert here.driver.offered.value is None
         monkeypatch.setattr(files, "replace", replace)
         await until(lambda: here.server.devices)
         assert all(event["object"]["spec"]["devices"] for _, event in here.server._events)
+        await here.phase(SessionPhase.REGISTERED)
+        await manager.stop()
 
 
 @pytest.mark.parametrize("part", ["slices", "follow"])

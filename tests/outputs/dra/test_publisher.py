@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.pool import PoolDevice
@@ -19,7 +20,7 @@ from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError, Kind, resourceslices
 from npu_agent.outputs.dra import publisher as module
 from npu_agent.outputs.dra.publisher import SlicePublisher
-from tests.kube.helpers import authority, says, status
+from tests.kube.helpers import authority, drops, says, status
 from tests.outputs.dra.api import COUNTERS, DRIVER, NODE, SlicesApi, cluster
 from tests.outputs.dra.cards import card, pool_of
 from tests.until import first, until
@@ -400,6 +401,33 @@ async def test_slices_are_back_after_an_outage(tmp_path: Path) -> None:
         world.server.away = False
         await world.in_place()
         await first(world.publisher.state, lambda state: state.trouble is None)
+
+
+async def test_a_write_whose_answer_is_lost_may_have_taken_effect(tmp_path: Path) -> None:
+    """What is wanted now was there before it: only a list proves that it still is."""
+    async with running(tmp_path, ()) as world:
+        await world.in_place()
+        await world.watching()
+        server = world.server
+
+        async def unanswered(request: web.Request) -> web.StreamResponse:
+            server.cut()
+            await server._apply(request)
+            server.away = True
+            return await drops(request)
+
+        server.instead["apply"] = unanswered
+        world.devices.publish(rngd(1))
+        await until(lambda: server.away)
+        assert server.devices
+        world.devices.publish(())
+        tries = len(server.calls)
+        await until(lambda: len(server.calls) >= tries + 5)
+        assert world.publisher.in_place.value is None
+        server.instead.clear()
+        server.away = False
+        await world.in_place()
+        await until(lambda: world.publisher.in_place.value == ())
 
 
 async def test_a_refusal_is_trouble_and_retried_with_pauses(tmp_path: Path) -> None:
