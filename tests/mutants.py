@@ -1457,9 +1457,8 @@ FAULTS = [
         ),
         (
             "claims: a rebuilt claim without a UID is not unprepared",
-            "                self._keeper.unprepare(_nameless(ref.namespace, ref.name))\n"
-            "                await self._end",
-            "                await self._end",
+            "                self._keeper.unprepare(nameless)\n",
+            "",
         ),
         (
             "claims: a rebuilt claim keeps its name for a UID",
@@ -1508,8 +1507,8 @@ FAULTS = [
         ),
         (
             "claims: a claim of the same name keeps one alive",
-            "return claim_of(answer, self._dra.driver).uid != claim.uid",
-            "return False",
+            "return found.uid != claim.uid or not held",
+            "return not held",
         ),
         (
             "claims: a silent kubelet uses nothing",

@@ -379,11 +379,11 @@ class LedgerKeeper:
             if self._failed and self._failed[0] == record and self._clock() < self._failed[1]:
                 return False
             path = self._directory / RECORD
-            self._late = True
+            late, self._late = self._late, True
             try:
                 await files.replace(path, record, durable=True)
             except OSError as error:
-                self._late = isinstance(error, TimeoutError)
+                self._late = late or isinstance(error, TimeoutError)
                 reason = f"{path}: {error.strerror or error}"
                 if reason != self._trouble:
                     log.error("the record of who holds what cannot be written", reason=reason)

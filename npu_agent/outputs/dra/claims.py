@@ -110,7 +110,8 @@ class Claims:
         self._troubles: dict[str, str] = {}
         """Why specs could not be put right the last time, by UID, or "" for all of them."""
         self._unprepared: dict[str, float] = {}
-        """When a claim was unprepared last, by UID; the latest ones."""
+        """When claims that the kubelet had unprepared, and not prepared since, were: by UID and by
+        `_nameless`, the latest ones."""
 
     async def prepare(
         self, refs: Sequence[ClaimRef]
@@ -404,6 +405,8 @@ class Claims:
                 else:
                     await self._end(claim.uid)
                 raise
+            for uid in (claim.uid, _nameless(claim.namespace, claim.name)):
+                self._unprepared.pop(uid, None)
         return tuple(
             PreparedResult(
                 requests=(result.request,),
@@ -472,8 +475,10 @@ class Claims:
             if not self._keeper.owned:
                 return False
             for ref in refs:
-                self._forget(_nameless(ref.namespace, ref.name))
+                nameless = _nameless(ref.namespace, ref.name)
+                self._keeper.unprepare(nameless)
                 await self._end(ref.uid)
+                self._note_unprepared(ref.uid, nameless)
             try:
                 await self._keeper.saved()
             except OSError:  # logged; it is tried again
@@ -512,16 +517,16 @@ class Claims:
 
     async def _end(self, uid: str) -> None:
         """Forgets a claim and removes its spec; the record is still to be saved."""
-        self._forget(uid)
+        self._keeper.unprepare(uid)
         try:
             await files.replace(self._spec_of(uid), None)
         except OSError as error:
             log.error("the CDI spec of a claim cannot be removed", uid=uid, error=error)
 
-    def _forget(self, uid: str) -> None:
-        self._keeper.unprepare(uid)
-        self._unprepared.pop(uid, None)
-        self._unprepared[uid] = time.monotonic()
+    def _note_unprepared(self, *uids: str) -> None:
+        for uid in uids:
+            self._unprepared.pop(uid, None)
+            self._unprepared[uid] = time.monotonic()
         while len(self._unprepared) > _REMEMBERED:
             del self._unprepared[next(iter(self._unprepared))]
 
