@@ -100,7 +100,9 @@ class Connections(Server):
         super().connection_made(handler, transport)
         # So that "written" means that the kernel has it: a client that does not read falls under
         # the deadline of `_handle`, and nothing keeps an idle connection from closing.
-        transport.set_write_buffer_limits(high=0)
+        # Not 0: over TLS, asyncio pauses the writer where the buffer has as many bytes as `high` or
+        # more, and so also with an empty one.
+        transport.set_write_buffer_limits(high=1)
         self._open[handler] = transport
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:

@@ -358,7 +358,7 @@ async def test_a_client_that_does_not_take_its_answer_is_let_go(
         await until(lambda: bool(made[0]._open))
         # A smaller rest would wait for ever in a buffer that is left alone until it is large.
         (transport,) = made[0]._open.values()
-        assert transport.get_write_buffer_limits() == (0, 0)
+        assert transport.get_write_buffer_limits() == (0, 1)
         await asyncio.to_thread(_gone, stalled)
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 

@@ -89,6 +89,17 @@ async def test_pages_by_https_and_by_nothing_else(ours: Authority, tmp_path: Pat
         assert await scrape(address, ours.trusting()) == PROMETHEUS
 
 
+async def test_an_answer_ends_where_its_last_byte_was_sent(ours: Authority, tmp_path: Path) -> None:
+    async with serving(placed(tmp_path, ours.sign("server"))) as (_, server):
+        address = await listening(server)
+        async with asyncio.timeout(LIMIT):
+            reader, writer = await asyncio.open_connection(*address, ssl=ours.trusting())
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            # A reset, such as the one at a deadline, would be a ConnectionError here.
+            assert (await reader.read()).endswith(PROMETHEUS)
+        writer.close()
+
+
 async def test_only_clients_with_a_certificate_of_the_authority(
     ours: Authority, other: Authority, tmp_path: Path
 ) -> None:
