@@ -21,6 +21,10 @@ from npu_agent.core.vocabulary import LabelSet, MetricSchema, Vocabulary
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _LAST_PORT = 65535
+# Of a name with a part that is empty, or longer than DNS's 63 characters, getaddrinfo raises a
+# UnicodeError.
+_HOST = r"[A-Za-z0-9][A-Za-z0-9-]{0,62}(\.[A-Za-z0-9-]{1,63})*\.?"
+_IPV6 = r"\[[0-9A-Fa-f:]{1,39}(\.[0-9]{1,3}){0,3}\]"
 # What Kubernetes takes as an extended resource: IsExtendedResourceName in
 # k8s.io/kubernetes/pkg/apis/core/v1/helper. 244 because quota prepends "requests." to a domain
 # that may have 253.
@@ -59,8 +63,7 @@ def _seconds(low: float, high: float) -> Kind:
 
 
 def _address(must: str) -> Kind:
-    pattern = rf"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]*)?:{_PORT}$"
-    return text(must, pattern, longest=270)
+    return text(must, rf"^({_IPV6}|{_HOST})?:{_PORT}$", longest=270)
 
 
 @lru_cache(8)

@@ -176,11 +176,26 @@ def test_bad_resource_names(name: str) -> None:
 
 @pytest.mark.parametrize(
     "listen",
-    ["9100", ":", ":65536", "::1:9100", "host:name", "a b:1", "-a:1", ":1 ", "[::1:1", "::1"],
+    [
+        *("9100", ":", ":65536", "::1:9100", "host:name", "a b:1", "-a:1", ":1 ", "[::1:1", "::1"),
+        # A name of which getaddrinfo raises a UnicodeError.
+        *("node..local:9100", ".:1", "a..:1", f"{'a' * 64}:1", f"a.{'b' * 64}.c:1"),
+        *("[::1..2]:1", f"[{'1' * 64}]:1", f"[::1.{'2' * 64}]:1"),
+    ],
 )
 def test_bad_addresses(listen: str) -> None:
     [problem] = error_of(f"metrics:\n  listen: '{listen}'").problems
     assert problem.key == "metrics.listen"
+    assert problem.message.startswith("must be [host]:port like :9100, 127.0.0.1:9100 or [::1]")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["node-7.local", "node.local.", f"{'a' * 63}.{'b' * 63}.c", "[::ffff:10.0.0.1]", "[::]", ""],
+)
+def test_good_addresses(host: str) -> None:
+    host.strip("[]").encode("idna")  # as getaddrinfo does
+    assert config_of(f"metrics: {{listen: '{host}:80'}}").metrics.listen == f"{host}:80"
 
 
 # A file, "-->", and what is said about it; a block without "-->" is a heading.
