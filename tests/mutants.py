@@ -2420,6 +2420,16 @@ FAULTS = [
             "        theirs = labels.keys() & set()\n",
         ),
         (
+            "labels: a write without an answer is forgotten",
+            "        before, self._in_doubt = self._in_doubt, True\n",
+            "        before = self._in_doubt\n",
+        ),
+        (
+            "labels: a refusal settles an earlier write",
+            "self._in_doubt = before  #",
+            "self._in_doubt = False  #",
+        ),
+        (
             "labels: careful overwrites",
             "        if careful and meta.applied:\n",
             "        if False:\n",

@@ -29,6 +29,8 @@ class NodeOutput:
         self._known: NodeMeta | None = None
         """The Node as the API server answered our last write."""
         self._trust = False
+        self._in_doubt = False
+        """Whether the answer to a write is missing: the Node may have its labels, or get them."""
 
     def changed(self) -> None:
         """The next `put` does not check for drift.
@@ -57,12 +59,13 @@ class NodeOutput:
         gone = meta.applied - labels.keys()
         # The right value in somebody else's hands would stay behind when it no longer applies.
         theirs = labels.keys() - meta.applied - wrong
-        if not (wrong or gone or theirs):
+        if not (wrong or gone or theirs or self._in_doubt):
             self._trust = False
             return Counter()
         if careful and meta.applied:
             return Counter(left=len(wrong | gone))
-        self._known = await node.apply_labels(self._api, meta, labels)
+        written = labels.keys() if self._in_doubt else wrong | theirs
+        self._known = await self._apply(meta, labels)
         self._trust = False
         refused = sorted(k for k, v in labels.items() if self._known.labels.get(k) != v)
         if refused:
@@ -72,7 +75,18 @@ class NodeOutput:
                 kind="overruled",
             )
         how = "put_back" if drift else "written"
-        return Counter({how: len(wrong | theirs), "removed": len(gone)})
+        return Counter({how: len(written), "removed": len(gone)})
+
+    async def _apply(self, meta: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
+        before, self._in_doubt = self._in_doubt, True
+        try:
+            after = await node.apply_labels(self._api, meta, labels)
+        except ApiError as error:
+            if error.status is not None and 400 <= error.status < 500:
+                self._in_doubt = before  # a refusal wrote nothing
+            raise
+        self._in_doubt = False
+        return after
 
     async def clear(self) -> frozenset[str]:
         """Removes every label that this agent, or one before it, applied; returns their keys.

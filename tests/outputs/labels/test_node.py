@@ -31,6 +31,8 @@ class Server(Api):
     gets: int = 0
     writes: int = 0
     refusal: ApiError | None = None
+    lost: ApiError | None = None
+    """In place of the answer to a write that was done."""
     webhook: dict[str, str] = field(default_factory=dict)
 
     async def ask(self, request: Request) -> dict[str, Any]:
@@ -51,6 +53,8 @@ class Server(Api):
         )
         self.writes += after != self.now
         self.now = after
+        if self.lost:
+            raise self.lost
         return answer(after)
 
     def by_hand(self, **labels: str) -> None:
@@ -137,6 +141,54 @@ async def test_a_stale_cache_does_not_hide_a_change(server: Server, output: Node
     server.seen = before  # the cache still shows what is now wanted again
     output.changed()
     assert (await output.put(WANTED, careful=False))["written"] == 1
+    assert server.now.labels == WANTED
+
+
+@pytest.mark.parametrize("status", [None, 504])
+async def test_a_write_whose_answer_was_lost_is_followed_by_another(
+    server: Server, output: NodeOutput, status: int | None
+) -> None:
+    await output.put(WANTED, careful=False)
+    server.lost = ApiError("no answer", kind=Kind.TIMEOUT, status=status)
+    output.changed()
+    with pytest.raises(UnavailableError, match="no answer"):
+        await output.put({**WANTED, "beta.furiosa.ai/npu.count": "1"}, careful=False)
+    server.lost = None
+    assert server.now.labels != WANTED
+    # The last answer, and perhaps the cache, show what is now wanted again.
+    output.changed()
+    assert await output.put(WANTED, careful=False) == Counter(written=2, removed=0)
+    assert server.now.labels == WANTED
+    assert not (await output.put(WANTED, careful=False)).total()
+
+
+async def test_after_a_refusal_what_is_in_place_is_not_written_again(
+    server: Server, output: NodeOutput
+) -> None:
+    await output.put(WANTED, careful=False)
+    server.refusal = ApiError("no right to", kind=Kind.FORBIDDEN, status=403)
+    output.changed()
+    with pytest.raises(UnavailableError, match="no right to"):
+        await output.put({**WANTED, "beta.furiosa.ai/npu.count": "1"}, careful=False)
+    output.changed()
+    assert not (await output.put(WANTED, careful=False)).total()
+
+
+async def test_a_refusal_leaves_an_earlier_write_in_doubt(
+    server: Server, output: NodeOutput
+) -> None:
+    await output.put(WANTED, careful=False)
+    less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
+    server.lost = ApiError("no answer", kind=Kind.TIMEOUT)
+    output.changed()
+    with pytest.raises(UnavailableError, match="no answer"):
+        await output.put(less, careful=False)
+    server.refusal = ApiError("slow down", kind=Kind.TOO_MANY, status=429)
+    with pytest.raises(UnavailableError, match="slow down"):
+        await output.put(less, careful=False)
+    server.lost = server.refusal = None
+    output.changed()
+    await output.put(WANTED, careful=False)
     assert server.now.labels == WANTED
 
 
