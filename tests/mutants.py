@@ -2084,6 +2084,16 @@ FAULTS = [
             "                    pass\n                raise failure",
         ),
         (
+            "client: an address that never answers is kept",
+            "        self._unanswered = True\n",
+            "",
+        ),
+        (
+            "client: a hang cuts the watches",
+            "        if replace(found, authorization=None) == replace(known, authorization=None):\n",
+            "        if False:\n",
+        ),
+        (
             "client: two connections at the start",
             "        async with self._connecting:\n            return await self._connect()",
             "        return await self._connect()",

@@ -91,8 +91,9 @@ class Api:
     """The API server, as the agent uses it.
 
     Connects at the first call; the credentials are read then, again when the API server no longer
-    accepts them, and after each failure to reach it. Calls by `ask` are made one at a time: there
-    are few, and one connection is enough. What cannot wait for others is asked by `ask_apart`.
+    accepts them, and after each failure to reach it or to have its answer in time. Calls by `ask`
+    are made one at a time: there are few, and one connection is enough. What cannot wait for others
+    is asked by `ask_apart`.
     """
 
     def __init__(
@@ -121,6 +122,8 @@ class Api:
         """The one that was closed last for the next call to connect again."""
         self._credentials: Credentials | None = None
         self._token_read_at = 0.0
+        self._unanswered = False
+        """Whether a call was not answered in time since the credentials were read."""
 
     async def ask(self, request: Request) -> dict[str, Any]:
         """The object that answers a request.
@@ -222,6 +225,7 @@ class Api:
                 raise errors.failed(self._named(request.attempt), error) from error
 
     def _silent(self, request: Request, seconds: float) -> ApiError:
+        self._unanswered = True
         attempt = self._named(request.attempt)
         if self._session is None:
             return attempt.failed(
@@ -294,10 +298,12 @@ class Api:
             return await self._connect()
 
     async def _connect(self) -> tuple[ClientSession, Credentials]:
+        if self._unanswered:
+            self._unanswered = False
+            with contextlib.suppress(CredentialsError):  # those we have may still be good
+                await self._read_again()
         if self._session is None or self._credentials is None:
-            found = self._given or await _credentials(
-                self._kubeconfig, deadline=self._deadline * _LOADING
-            )
+            found = await self._read()
             self._token_read_at = time.monotonic()
             await _on_thread(importlib.import_module, "aiohttp")  # 0.2 to 0.4 s the first time
             context = await _on_thread(tls_context, found)
@@ -321,6 +327,25 @@ class Api:
                 token = await serviceaccount.authorization(self._credentials.token_file)
                 self._credentials = replace(self._credentials, authorization=token)
         return self._session, self._credentials
+
+    async def _read(self) -> Credentials:
+        return self._given or await _credentials(
+            self._kubeconfig, deadline=self._deadline * _LOADING
+        )
+
+    async def _read_again(self) -> None:
+        """Has what is on disk used from now on.
+
+        An API server may be slow, so watches and calls under way go on, unless it is elsewhere now.
+        """
+        session, known = self._session, self._credentials
+        if session is None or known is None:
+            return
+        found = await self._read()
+        if replace(found, authorization=None) == replace(known, authorization=None):
+            self._credentials = found
+        else:
+            await self._renew(session)
 
     def _named(self, attempt: Attempt) -> Attempt:
         """With what is known of the connection."""

@@ -381,6 +381,28 @@ async def test_a_watch_with_an_old_token_has_the_next_call_read_it_again(
     assert server.tokens == ["Bearer secret", "Bearer another"]
 
 
+async def test_after_a_hang_a_new_token_is_used_and_no_watch_is_cut(
+    server: Server, api: Api, tmp_path: Path
+) -> None:
+    asked_again = asyncio.Event()
+
+    async def waits(_: web.Request) -> web.StreamResponse:
+        await asked_again.wait()
+        return web.Response()
+
+    server.replies = [streams(line("ADDED", {}), then=waits), hangs, says(CLAIM)]
+    async with aclosing(api.watch(WATCH, silence=DEADLINE)) as events:
+        assert await anext(events) == {"type": "ADDED", "object": {}}
+        with pytest.raises(ApiError) as caught:
+            await resourceclaims.get(api, "n", "c", deadline=0.2)
+        assert caught.value.kind is Kind.TIMEOUT
+        kubeconfig(tmp_path, server.url, user={"token": "another"})
+        assert await resourceclaims.get(api, "n", "c") == CLAIM
+        asked_again.set()
+        assert [event async for event in events] == []  # its own end, and no error
+    assert server.tokens == ["Bearer secret", "Bearer secret", "Bearer another"]
+
+
 async def test_no_credentials_for_a_watch(tmp_path: Path) -> None:
     api = Api(kubeconfig=tmp_path / "nowhere", deadline=DEADLINE)
     assert (await failure(api)).kind is Kind.CREDENTIALS

@@ -439,6 +439,28 @@ async def test_a_hang_ends_at_the_deadline(server: Server, tmp_path: Path) -> No
     await api.close()
 
 
+async def test_after_a_hang_the_kubeconfig_is_read_again(server: Server, tmp_path: Path) -> None:
+    async with serving(hangs) as hanging:
+        api = Api(kubeconfig=kubeconfig(tmp_path, hanging.url), deadline=0.5)
+        assert (await trouble(api)).kind is Kind.TIMEOUT
+        kubeconfig(tmp_path, server.url)
+        api._deadline = DEADLINE
+        assert (await node.read(api, "n1")).name == "n1"
+        await api.close()
+
+
+async def test_after_a_hang_credentials_that_are_gone_stay_in_use(
+    server: Server, tmp_path: Path
+) -> None:
+    server.replies = [hangs, says(NODE)]
+    api = Api(kubeconfig=kubeconfig(tmp_path, server.url), deadline=0.5)
+    assert (await trouble(api)).kind is Kind.TIMEOUT
+    (tmp_path / "kubeconfig").unlink()
+    api._deadline = DEADLINE
+    assert (await node.read(api, "n1")).name == "n1"
+    await api.close()
+
+
 async def test_waiting_for_another_call_counts_as_well(server: Server, tmp_path: Path) -> None:
     api = Api(kubeconfig=kubeconfig(tmp_path, server.url), deadline=0.2)
     async with asyncio.timeout(DEADLINE), api._calling:
