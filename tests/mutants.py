@@ -2129,9 +2129,9 @@ FAULTS = [
             "if isinstance(found, dict):",
         ),
         (
-            "client: a redirect may change the method",
-            "    if answer.method != request.method:\n",
-            "    if False:\n",
+            "client: redirects are followed",
+            "        allow_redirects=False,\n",
+            "",
         ),
         (
             "client: an error in a watch is an event",

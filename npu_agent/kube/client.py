@@ -83,8 +83,6 @@ class _Answer:
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
     whole: bool
-    method: str
-    """Of the last request: a redirect may have made it another one."""
 
 
 class Api:
@@ -414,6 +412,8 @@ def _opened(
         data=None if request.body is None else json.dumps(request.body),
         proxy=credentials.proxy,
         server_hostname=credentials.server_name,
+        # An API server sends none; what another server fails at would be reported as its failure.
+        allow_redirects=False,
         **options,
     )
 
@@ -433,7 +433,6 @@ async def _send(session: ClientSession, credentials: Credentials, request: Reque
             response.headers,
             bytes(body[:limit]),
             len(body) <= limit,
-            response.method,
         )
 
 
@@ -459,9 +458,7 @@ def _object(attempt: Attempt, request: Request, answer: _Answer) -> dict[str, An
         raise errors.answered(attempt, answer.status, answer.headers, answer.body, answer.reason)
     found: object = None
     trouble = None
-    if answer.method != request.method:
-        trouble = f"a redirect has made a {answer.method} of the {request.method}"
-    elif not answer.whole:
+    if not answer.whole:
         trouble = f"more than {_LARGEST} bytes"
     else:
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from npu_agent.text import one_line
 
@@ -159,7 +160,7 @@ def answered(
         phrase = HTTPStatus(status).phrase
     except ValueError:
         phrase = one_line(reason or "an unknown status")
-    came = f"{attempt.server} answered {status} {phrase}"
+    came = f"{attempt.server} answered {status} {phrase}{_leading(headers.get('Location'))}"
     if said:
         came += f" ({said})"
     for_status = {
@@ -178,6 +179,15 @@ def answered(
     else:
         kind, remedy = Kind.GARBAGE, "is that a Kubernetes API server?"
     return attempt.failed(kind, came, remedy, status=status, retry_after=wait)
+
+
+def _leading(location: str | None) -> str:
+    """Where a redirect leads: the host, as what follows it may be a secret."""
+    try:
+        host = urlsplit(location or "").netloc.rpartition("@")[2]
+    except ValueError:
+        host = "a place that is no URL"
+    return f", a redirect to {one_line(host)}" if host else ""
 
 
 def _said(body: bytes) -> tuple[bool, str]:
@@ -285,8 +295,6 @@ def failed(attempt: Attempt, error: Exception) -> ApiError:
         )
     if isinstance(error, aiohttp.ClientResponseError):
         what = f"does not speak HTTP ({one_line(error.message or error)})"
-        if isinstance(error, aiohttp.TooManyRedirects):
-            what = "redirects in a circle"
         return attempt.failed(Kind.GARBAGE, f"{at} {what}", "is that a Kubernetes API server?")
     if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
         by = f", by the proxy {attempt.proxy}" if attempt.proxy else ""

@@ -370,7 +370,7 @@ _ATTEMPT = Attempt(doing="get a thing", verb="get", resource="nodes")
 
 def _answer(data: bytes, kind: str) -> dict[str, Any]:
     request = client.Request(attempt=_ATTEMPT, method="GET", path="/", kind=kind)
-    return client._object(_ATTEMPT, request, client._Answer(200, "OK", {}, data, True, "GET"))
+    return client._object(_ATTEMPT, request, client._Answer(200, "OK", {}, data, True))
 
 
 class _Api:

@@ -390,25 +390,33 @@ async def test_no_more_than_the_beginning_of_an_error_is_read(server: Server, ap
         await stopped.wait()
 
 
-async def test_redirects(server: Server, api: Api) -> None:
-    server.replies = [says("", 307, {"Location": "/elsewhere"}), says(NODE)]
-    assert (await node.read(api, "n1")).name == "n1"
-    assert server.asked[-1].path == "/elsewhere"
-    server.replies = [says("", 307, {"Location": "/elsewhere"})]
-    error = await trouble(api)
-    assert error.kind is Kind.GARBAGE
-    assert "redirects in a circle" in str(error)
-    server.replies = [says("", 303, {"Location": "/login"}), says(NODE)]
-    with pytest.raises(ApiError, match="a redirect has made a GET of the PATCH"):
-        await node.apply_labels(api, META, {})
-
-
-async def test_a_redirect_does_not_take_the_token_elsewhere(server: Server, api: Api) -> None:
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_named_and_not_followed(server: Server, api: Api, code: int) -> None:
     async with serving(says(NODE)) as elsewhere:
-        server.replies = [says("", 307, {"Location": f"{elsewhere.url}/there"})]
-        await node.read(api, "n1")
-        assert server.tokens == ["Bearer secret"]
-        assert elsewhere.tokens == [None]
+        server.replies = [says("", code, {"Location": f"{elsewhere.url}/login?secret"})]
+        error = await trouble(api)
+        assert (error.kind, error.status) == (Kind.GARBAGE, code)
+        host = elsewhere.url.removeprefix("http://")
+        assert error.what.startswith(f"cannot get Node n1: {server.url} answered {code} ")
+        assert error.what.endswith(f", a redirect to {host}")
+        assert error.remedy == "is that a Kubernetes API server?"
+        with pytest.raises(ApiError, match=f"a redirect to {host}"):
+            await node.apply_labels(api, META, {})
+        assert not elsewhere.asked
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("https://user:password@login.example/x", ", a redirect to login.example"),
+        ("https://a\u202e.example/", ", a redirect to a?.example"),
+        ("http://[::1", ", a redirect to a place that is no URL"),
+        ("/elsewhere", "302 Found"),
+    ],
+)
+async def test_where_a_redirect_leads(server: Server, api: Api, location: str, words: str) -> None:
+    server.replies = [says("", 302, {"Location": location})]
+    assert (await trouble(api)).what.endswith(words)
 
 
 async def test_something_that_is_no_http(tmp_path: Path) -> None:
