@@ -2359,6 +2359,43 @@ FAULTS = [
         ),
     ),
     *of(
+        "npu_agent/commands/demo.py",
+        "tests/commands/test_demo.py -k middle",
+        (
+            "demo: a reader that has gone is a traceback",
+            "            raise first from errors\n",
+            "            raise\n",
+        ),
+        (
+            "demo: a hangup leaves its directory",
+            "signal.SIGTERM, signal.SIGHUP)",
+            "signal.SIGTERM)",
+        ),
+    ),
+    *of(
+        "npu_agent/commands/demo.py",
+        "tests/commands/test_demo.py -k nohup",
+        (
+            "demo: nohup has no effect",
+            "if signal.getsignal(number) is not signal.SIG_IGN:",
+            "if True:",
+        ),
+    ),
+    *of(
+        "npu_agent/commands/demo.py",
+        "tests/commands/test_demo.py -k one_line",
+        (
+            "demo: a disk that is full is a traceback",
+            "    except (simulator.SimulatorError, OSError) as error:\n        raise CommandError(",
+            "    except KeyError as error:\n        raise CommandError(",
+        ),
+        (
+            "demo: a tree that vanishes is a traceback",
+            "        if isinstance(first, simulator.SimulatorError):\n",
+            "        if False:\n",
+        ),
+    ),
+    *of(
         "npu_agent/commands/labels.py",
         "tests/commands/test_labels.py",
         (

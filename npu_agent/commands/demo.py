@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import re
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from grpclib.exceptions import GRPCError
 
 from npu_agent import logs, simulator
 from npu_agent.agent import Agent
-from npu_agent.commands import FAILED
+from npu_agent.commands import FAILED, CommandError
 from npu_agent.commands.demo_claims import ClaimsNode, Step
 from npu_agent.config import load
 from npu_agent.core.hardware import CoreRange
@@ -29,6 +30,7 @@ from npu_agent.core.vocabulary import Fact, Quantity
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
 from npu_agent.simulator.pluginmanager import PrepareError
+from npu_agent.text import reason
 from npu_agent.vendors import VENDORS, WORDS
 
 _DEADLINE = 10.0
@@ -51,37 +53,48 @@ events: false
 
 def main(args: argparse.Namespace) -> int:
     """Exit code 1 if a step of the tour did not happen."""
-    return asyncio.run(run(once=args.once))
+    try:
+        return asyncio.run(run(once=args.once))
+    except ExceptionGroup as errors:  # of what runs side by side
+        first = errors.exceptions[0]
+        if isinstance(first, OSError):  # such as of stdout, which `npu_agent.cli` knows about
+            raise first from errors
+        if isinstance(first, simulator.SimulatorError):
+            raise CommandError(str(first)) from errors
+        raise
 
 
 async def run(*, once: bool) -> int:
     """Gives the tour; without `once` stays up until Ctrl-C. Returns the exit code."""
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with tempfile.TemporaryDirectory(prefix="npu-demo-") as temporary:
-        directory = Path(temporary)
-        root, plugins, log = directory / "host", directory / "plugins", directory / "agent.log"
-        plugins.mkdir()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with _directory() as directory:
+        root, log, file = directory / "host", directory / "agent.log", directory / "config.yaml"
+        plugins = directory / "plugins"
         specs = simulator.parse_cards(simulator.default_cards())
-        simulator.make(root, specs)
-        (root / nfd.FILE).parent.mkdir(parents=True)
-        _log_to(log)
+        kubelet = StandInKubelet(plugins, directory / "pod-resources")
+        with _writing():
+            plugins.mkdir()
+            simulator.make(root, specs)
+            (root / nfd.FILE).parent.mkdir(parents=True)
+            file.write_text(_CONFIG.format(plugins=plugins))
+            _log_to(log)
+            await kubelet.start()
         print(
             f"The whole agent on two simulated cards ({specs[0].traits.title}), npu0 and npu1, and "
             "a\nstand-in for the kubelet. Each line below is what that kubelet, Node Feature\n"
             f"Discovery or the API server would see. The driver's files are in {root},\n"
-            f"the config is {directory}/config.yaml,\n"
+            f"the config is {file},\n"
             f"the agent's log is in {log}."
         )
-        file = directory / "config.yaml"
-        file.write_text(_CONFIG.format(plugins=plugins))
-        kubelet = StandInKubelet(plugins, directory / "pod-resources")
-        await kubelet.start()
         agent = Agent(load(file, WORDS), host_root=root, node_name="demo-node", config_file=file)
         tour = Tour(root, file, specs, kubelet, agent)
         claims = ClaimsNode(directory / "dra", specs)
-        async with asyncio.TaskGroup() as parts:
+        async with contextlib.AsyncExitStack() as ends, asyncio.TaskGroup() as parts:
+            ends.push_async_callback(kubelet.stop)
+            ends.push_async_callback(claims.stop)
             simulation = parts.create_task(simulator.Simulation(root).run())
             parts.create_task(agent.run(stop))
             walk = parts.create_task(tour.walk(claims.steps))
@@ -108,9 +121,27 @@ async def run(*, once: bool) -> int:
             walk.cancel()
             simulation.cancel()
             stop.set()
-        await claims.stop()
-        await kubelet.stop()
     return 0 if happened else FAILED
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[Path]:
+    """A new one, that goes with all that is in it."""
+    with contextlib.ExitStack() as stack:
+        with _writing():
+            made = stack.enter_context(tempfile.TemporaryDirectory(prefix="npu-demo-"))
+        yield Path(made)
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Raises CommandError if what is done there below the temporary directory fails."""
+    try:
+        yield
+    except (simulator.SimulatorError, OSError) as error:
+        raise CommandError(
+            f"{reason(error)}: set TMPDIR to a directory with 10 MB to spare, and a short path"
+        ) from error
 
 
 def _log_to(path: Path) -> None:
@@ -173,7 +204,7 @@ class Tour:
                 return _failed(f"this did not happen within {_DEADLINE:g} s")
             except GRPCError as error:
                 return _failed(f"{error.status.name}: {error.message}")
-            except (NotEnoughError, PrepareError, OSError) as error:
+            except (NotEnoughError, PrepareError, simulator.SimulatorError, OSError) as error:
                 return _failed(str(error))
             for line in lines:
                 print(f"   {_green('✔')} {line}", flush=True)

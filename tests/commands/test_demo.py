@@ -1,3 +1,4 @@
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from npu_agent import simulator
 from npu_agent.commands import demo
 from tests.commands.tour import GOLDEN, comparable
 from tests.outputs.deviceplugin.helpers import golden
-from tests.processes import DEADLINE, environment, ran, started
+from tests.processes import DEADLINE, Process, environment, ran, started
 
 
 def test_tour_is_the_golden_one() -> None:
@@ -78,12 +79,90 @@ def test_stays_up_until_ctrl_c_and_leaves_nothing_behind() -> None:
     assert not directory.exists()
 
 
-def test_ctrl_c_in_the_middle_of_the_tour() -> None:
+def test_nohup_keeps_it_up() -> None:
+    with subprocess.Popen(
+        ["nohup", sys.executable, "-m", "npu_agent", "demo"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as popen:
+        process = Process(popen)
+        try:
+            process.printed("1. The agent registers")
+            popen.send_signal(signal.SIGHUP)
+            process.printed("3. It labels the Node")
+            assert process.end()[0] == 1
+        finally:
+            popen.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_or_a_hangup_in_the_middle_of_the_tour(number: signal.Signals) -> None:
     with started("demo") as process:
+        log = process.printed("the agent's log is in ").rpartition(" ")[2]
         process.printed("1. The agent registers")
-        code, out, err = process.end(signal.SIGINT)
+        code, out, err = process.end(number)
     assert (code, err) == (1, "")
     assert "All of it happened" not in out
+    assert not Path(log).parent.exists()
+
+
+def test_a_reader_that_goes_away_in_the_middle_is_no_reason_to_complain() -> None:
+    """As in `npu-agent demo --once | head -7`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "npu_agent", "demo", "--once"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as popen:
+        log = Process(popen).printed("the agent's log is in ").rpartition(" ")[2]
+        assert popen.stdout
+        popen.stdout.close()
+        assert popen.stderr
+        assert popen.stderr.read() == ""
+        assert popen.wait(DEADLINE) == 1
+    assert not Path(log).parent.exists()
+
+
+def test_a_tree_that_vanishes_is_an_error_of_one_line() -> None:
+    with started("demo") as process:
+        log = process.printed("the agent's log is in ").rpartition(" ")[2]
+        process.printed("1. The agent registers")
+        shutil.rmtree(Path(log).parent / "host")
+        assert "host" in process.said("npu-agent: error: ")
+
+
+@pytest.mark.parametrize(
+    ("most", "why"), [(0, "No usable temporary directory"), (64, "File too large")]
+)
+def test_files_that_cannot_be_written_are_an_error_of_one_line(
+    tmp_path: Path, most: int, why: str
+) -> None:
+    """As on a full disk: no file may have more than `most` bytes."""
+    program = f"""
+import resource, sys
+from npu_agent import cli
+
+resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
+sys.exit(cli.main(["demo", "--once"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=environment({"TMPDIR": str(tmp_path)}),
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("npu-agent: error: ")
+    assert why in done.stderr
+    assert done.stderr.endswith(
+        ": set TMPDIR to a directory with 10 MB to spare, and a short path\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("terminal", "shown"), [(True, "\033[1mx\033[0m"), (False, "x")])
