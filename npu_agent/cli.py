@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import stat
 import sys
@@ -29,6 +30,7 @@ _STDOUT = 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that `arguments` (default: the process's) name; returns the exit code."""
     _hold_stdout()
+    _print_everything()
     try:
         try:
             args = parse(sys.argv[1:] if arguments is None else arguments)
@@ -67,6 +69,16 @@ def _hold_stdout() -> None:
             os.dup2(null, _STDOUT)
             os.close(null)
         sys.stdout = open(_STDOUT, "w", closefd=False)  # noqa: SIM115 (for the process)
+
+
+def _print_everything() -> None:
+    """Has a "?" printed for what stdout's encoding lacks, in place of an error.
+
+    Whoever chose another way, by PYTHONIOENCODING, gets that. On stderr Python never fails: it
+    prints such characters as escapes.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _is_of_stdout() -> bool:

@@ -479,6 +479,28 @@ def test_what_stdout_does_not_take_is_an_error_of_one_line(
     assert (done.returncode, done.stderr) == (1, error)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "command", "words"),
+    [
+        ("ascii", "info", "?C |"),
+        ("euc-kr", "run --help", "m°C, ?W"),
+        ("ascii:backslashreplace", "info", "\\xb0C |"),
+    ],
+)
+def test_what_stdout_has_no_character_for_is_shown_as_a_question_mark(
+    root: Path, encoding: str, command: str, words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "npu_agent", "--host-root", str(root), *command.split()],
+        capture_output=True,
+        encoding=encoding.partition(":")[0],
+        timeout=DEADLINE,
+        env=environment({"PYTHONIOENCODING": encoding}),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert words in done.stdout
+
+
 def test_an_error_that_is_not_of_stdout_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
