@@ -69,7 +69,7 @@ class Task:
         """
         self.name = name
         self.changed = changed
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.due = 0.0
         """When to do it next, by `time.monotonic`."""
         self.busy = False

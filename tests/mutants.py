@@ -373,13 +373,13 @@ FAULTS = [
         ),
         (
             "watch: a probe that changed nothing outlives one that failed",
-            "        self._settled = None\n        with self.lock:\n            before, view",
-            "        with self.lock:\n            before, view",
+            "if settles and course == before else None",
+            "if settles and course == before else self._settled",
         ),
         (
             "watch: a probe of a card that was too hot changes nothing any more",
-            "if same and not trouble and limit is None:",
-            "if same and not trouble:",
+            "settles = found if not trouble and limit is None else None",
+            "settles = found if not trouble else None",
         ),
         (
             "watch: a probe that changed nothing hides that the card cannot be identified",
@@ -395,6 +395,16 @@ FAULTS = [
             "watch: a probe that changed nothing outlives a hang",
             "                    self._settled = None\n                    self.view",
             "                    self.view",
+        ),
+        (
+            "watch: a probe that changed nothing hides a hang found meanwhile",
+            "        with self.lock:  # all of it: meanwhile `check` may fence the card\n",
+            "        with suppress():\n",
+        ),
+        (
+            "watch: a reading hides a hang found meanwhile",
+            "                with self.lock:  # `check` may have fenced the card\n",
+            "                with suppress():\n",
         ),
     ),
     *of(

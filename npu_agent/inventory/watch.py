@@ -236,8 +236,9 @@ class Watch(Task):
                 self._reading = False
                 held = settings.telemetry_interval if often else 0.0
                 cores = self._meter.measured(reading.cores, reading.at, held=held)
-                view = replace(self.view, reading=replace(reading, cores=cores), probed=True)
-                self._show(entry, view)
+                reading = replace(reading, cores=cores)
+                with self.lock:  # `check` may have fenced the card
+                    self._show(entry, replace(self.view, reading=reading, probed=True))
                 self._limited = False
         except _LimitedError as error:
             if not self._limited:
@@ -277,17 +278,17 @@ class Watch(Task):
             return
         if not found.nodes <= card.nodes:  # udev was still at work
             self._known = replace(card, nodes=card.nodes | found.nodes)
-        same = self._judge(entry, _verdict(card, found, trouble), settings)
-        if same and not trouble and limit is None:
-            self._settled = (found, self._known)
+        settles = found if not trouble and limit is None else None
+        self._judge(entry, _verdict(card, found, trouble), settings, settles)
 
-    def _judge(self, entry: Entry, verdict: Verdict, settings: Settings) -> bool:
+    def _judge(
+        self, entry: Entry, verdict: Verdict, settings: Settings, settles: Probe | None = None
+    ) -> None:
         """Steps the card's health, and shows it; that does not wait for a reading.
 
-        Returns whether nothing has changed.
+        If nothing changes, `settles` is a probe that changes nothing from now on.
         """
-        self._settled = None
-        with self.lock:
+        with self.lock:  # all of it: meanwhile `check` may fence the card
             before, view = self._course, self.view
             if before is None or self._new:
                 course, reading = health.begin(verdict, time.monotonic()), None
@@ -299,10 +300,10 @@ class Watch(Task):
                 course = health.step(before, verdict, settings.policy, time.monotonic())
             if self._entry is entry:
                 self._course, self._new = course, False
+                self._settled = (settles, self._known) if settles and course == before else None
+            self._show(entry, View(self._known, course.health, reading, probed=view.probed))
         if before is None or before.health != course.health:
             self._read_at = 0.0  # readings and health should tell the same story
-        self._show(entry, View(self._known, course.health, reading, probed=view.probed))
-        return course == before
 
     def _count(self, entry: Entry) -> None:
         with suppress(_LimitedError):

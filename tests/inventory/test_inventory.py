@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -256,6 +257,63 @@ async def test_a_card_that_hangs_is_fenced_alone_and_comes_back(root: Path) -> N
         watched.fault("npu0", "ok")
         assert (await watched.card("npu0", HEALTHY)).id == fenced.id
         assert watched.record.all[0].cards[1].health == other
+
+
+class Overtaken(watch.Watch):
+    """A watch whose card is fenced by another thread at a chosen moment, as if a read hung."""
+
+    at = ""
+    other: threading.Thread | None = None
+
+    def _show(self, entry: Entry, view: watch.View) -> None:
+        if self.at == "probe" or (self.at == "reading" and view.reading != self.view.reading):
+            self.overtake()
+        super()._show(entry, view)
+
+    def _judge(self, *args: Any) -> None:
+        super()._judge(*args)
+        if self.at == "judged":
+            self.overtake()
+
+    def overtake(self) -> None:
+        self.at = ""
+        self.other = threading.Thread(target=self.check)
+        self.other.start()
+        self.other.join(0.5)  # it has to wait where the lock is held, and comes after that
+
+    def work(self) -> None:
+        """As `Rounds` does it."""
+        self.busy = True
+        self.do()
+        if self.other:
+            self.other.join()
+        self.busy = False
+
+
+@pytest.mark.parametrize("moment", ["probe", "reading", "judged"])
+def test_a_card_that_is_fenced_while_it_answers_is_fenced_and_comes_back(
+    root: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "READ_DEADLINE", 0.0)
+    host, policy = Furiosa(root), health.Policy(failures=1)
+    settings = replace(QUICK, health_interval=1e-6, telemetry_interval=0.0, policy=policy)
+    card = Overtaken(
+        host,
+        host.scan()[0],
+        settings=Feed(settings),
+        failures=Counter(),
+        changed=lambda: None,
+        crashed=lambda _: None,
+    )
+    card.do()
+    assert card.view.health
+    assert card.view.health.state is HEALTHY
+    card.at = moment
+    card.work()
+    assert card.view.health.state is UNHEALTHY
+    for _ in range(policy.recoveries):
+        card.work()
+    assert card.view.health.state is HEALTHY
 
 
 @pytest.mark.usefixtures("impatient")
