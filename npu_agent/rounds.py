@@ -89,6 +89,11 @@ class Task:
         """Called while it is busy: takes note of deadlines missed; returns when to call again."""
         raise NotImplementedError
 
+    def hurry(self) -> None:
+        """It is due now."""
+        with self.lock:
+            self.due = time.monotonic()
+
     def report(self) -> None:
         """There is something new."""
         self.news = True

@@ -402,6 +402,16 @@ FAULTS = [
             "        with suppress():\n",
         ),
         (
+            "watch: other intervals come into force after the ones before",
+            "            if settings is not self._paced:\n",
+            "            if self._paced is None:\n",
+        ),
+        (
+            "watch: a probe under way sets the next one by the interval before",
+            "if self._entry is entry and self._settings.value is settings:",
+            "if self._entry is entry:",
+        ),
+        (
             "watch: a reading hides a hang found meanwhile",
             "                with self.lock:  # `check` may have fenced the card\n",
             "                with suppress():\n",
@@ -2324,8 +2334,8 @@ FAULTS = [
         ),
         (
             "inventory: a search that fails takes the cards away",
-            '        found, trouble = self.found, ""\n',
-            '        found, trouble = (), ""\n',
+            'settings, found, trouble = self._settings.value, self.found, ""\n',
+            'settings, found, trouble = self._settings.value, (), ""\n',
         ),
         (
             "inventory: IDs that were known are forgotten",
@@ -2338,14 +2348,24 @@ FAULTS = [
             "                pass\n",
         ),
         (
+            "inventory: other settings hurry nobody",
+            "                task.hurry()\n",
+            "                pass\n",
+        ),
+        (
+            "inventory: a search under way sets the next one by the interval before",
+            "            if self._settings.value is settings:\n",
+            "            if True:\n",
+        ),
+        (
             "inventory: a search that hangs is not shown",
             "                self._result(self.found, no_answer())\n",
             "                pass\n",
         ),
         (
             "inventory: threads go on after the end",
-            "        finally:\n            self._rounds.follow(self, ())\n",
-            "        finally:\n            pass\n",
+            "            pace.cancel()\n            self._rounds.follow(self, ())\n",
+            "            pace.cancel()\n",
         ),
     ),
     *of(

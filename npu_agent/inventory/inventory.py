@@ -78,6 +78,7 @@ class Inventory:
         """Watches until cancelled."""
         self._loop = asyncio.get_running_loop()
         scan = _Scan(self._vendors, self._settings, self._wake)
+        pace = asyncio.create_task(self._keep_pace(scan))
         try:
             self._rounds.follow(self, (scan, *self._watches.values()))
             while True:
@@ -87,7 +88,16 @@ class Inventory:
                 self._publish(scan)
                 await self._changed.wait()
         finally:
+            pace.cancel()
             self._rounds.follow(self, ())
+
+    async def _keep_pace(self, scan: _Scan) -> None:
+        """Has other settings come into force immediately, not at times set by the ones before."""
+        while True:
+            await self._settings.changed.wait()
+            for task in (scan, *self._watches.values()):
+                task.hurry()
+            self._rounds.wake()
 
     def _follow(self, found: Sequence[tuple[Vendor, Entry]]) -> bool:
         """Watches what there is, and forgets what has gone; returns whether that changed."""
@@ -190,7 +200,7 @@ class _Scan(Task):
 
     def do(self) -> None:
         """Searches."""
-        found, trouble = self.found, ""
+        settings, found, trouble = self._settings.value, self.found, ""
         try:
             found = tuple((vendor, e) for vendor in self._vendors for e in vendor.scan())
         except OSError as error:
@@ -200,7 +210,8 @@ class _Scan(Task):
             trouble = f"internal error: {error!r}"
         with self.lock:
             self._result(found, trouble)
-        self.due = next_moment(self._settings.value.health_interval)
+            if self._settings.value is settings:
+                self.due = next_moment(settings.health_interval)  # else it stays due
 
     def _result(self, found: tuple[tuple[Vendor, Entry], ...] | None, trouble: str) -> None:
         """Makes this the result, under `lock`."""

@@ -101,6 +101,8 @@ class Watch(Task):
         self._entry: Entry | None = entry
         self._begun: Entry | None = None
         """The entry that the attributes of `_begin` are about."""
+        self._paced: Settings | None = None
+        """The settings that the times of a probe, of what the card is and of a reading go by."""
         self._identified: tuple[Entry, Card] | None = None
         """The card that was identified last, and where."""
         self._reading = False
@@ -175,13 +177,17 @@ class Watch(Task):
         """Probes the card; where that is not due yet, reads its counters."""
         with self.lock:
             entry = self._entry
+        settings = self._settings.value
         if entry is None:
             self._begun, due = None, math.inf
         else:
             if entry is not self._begun:
                 self._begin(entry)
+            if settings is not self._paced:
+                self._paced = settings
+                self._probe_at = self._identify_at = self._read_at = 0.0
             try:
-                due = self._do(entry)
+                due = self._do(entry, settings)
             except Exception as error:
                 # Our own fault. Until the next try nobody watches the card: it is not offered.
                 self._begun = None
@@ -191,8 +197,8 @@ class Watch(Task):
                 self._crashed(part)
                 due = time.monotonic() + self._pause.next()
         with self.lock:
-            if self._entry is entry:
-                self.due = due
+            if self._entry is entry and self._settings.value is settings:
+                self.due = due  # else it stays due
         if entry is None:
             self.report()  # it can be forgotten now
 
@@ -202,24 +208,23 @@ class Watch(Task):
         self._known: Card | None = None  # read at this very entry, not at one before it
         self._proposed: Card | None = None
         self._new = True
-        self._settled = None
-        self._probe_at = self._identify_at = self._read_at = 0.0
+        self._settled = self._paced = None
         self._meter = Meter(wraps=entry.counters_wrap)
 
-    def _do(self, entry: Entry) -> float:
+    def _do(self, entry: Entry, settings: Settings) -> float:
         if time.monotonic() < self._probe_at:
             self._count(entry)
         else:
-            self._probe_once(entry)
-            self._probe_at = next_moment(self._settings.value.health_interval)
+            self._probe_once(entry, settings)
+            self._probe_at = next_moment(settings.health_interval)
         # Where the next probe is far away, counters are read meanwhile.
         if self._meter.counts and self._probe_at - time.monotonic() > LONGEST_PAUSE:
             return next_moment(LONGEST_PAUSE)
         return self._probe_at
 
-    def _probe_once(self, entry: Entry) -> None:
+    def _probe_once(self, entry: Entry, settings: Settings) -> None:
         """Whether the card works and, each at its time, what it is and what it measures."""
-        settings, now = self._settings.value, time.monotonic()
+        now = time.monotonic()
         try:
             trouble = self._identify(entry, now, settings) if now >= self._identify_at else None
             if self._known is None:

@@ -190,6 +190,58 @@ async def test_a_policy_is_followed_while_it_runs(root: Path) -> None:
         await w.card("npu0", UNHEALTHY)
 
 
+SELDOM = Settings(interval=3600, health_interval=3600, telemetry_interval=3600)
+
+
+async def test_intervals_are_followed_while_it_runs(root: Path) -> None:
+    """Immediately: not only after the ones before have passed."""
+    async with watching(root, settings=SELDOM) as watched:
+        simulator.make(root, simulator.parse_cards("warboy=3"))
+        watched.fault("npu1", "dead")
+        write(management(root, 0) / "fw_version", "9.9.9")
+        watched.settings.publish(QUICK)
+        await watched.names("npu0", "npu1", "npu2")
+        await watched.card("npu1", UNHEALTHY)
+        await watched.until(lambda s: s.cards[0].card.firmware_version == "9.9.9")
+        await watched.looks(2)
+
+
+@pytest.mark.parametrize("verb", ["scan", "probe"])
+async def test_what_is_under_way_does_not_keep_to_the_intervals_before(
+    root: Path, verb: str
+) -> None:
+    class Held(Furiosa):
+        held, goes_on = threading.Event(), threading.Event()
+
+        def hold(self) -> None:
+            self.held.set()
+            self.goes_on.wait(30)
+
+        def scan(self) -> tuple[Entry, ...]:
+            if verb == "scan":
+                self.hold()
+            return super().scan()
+
+        def probe(self, entry: Entry) -> Probe:
+            if verb == "probe":
+                self.hold()
+            return super().probe(entry)
+
+    host = Held(root)
+    host.goes_on.set()
+    async with watching(root, host, SELDOM) as watched:
+        host.goes_on.clear()
+        host.held.clear()
+        watched.settings.publish(replace(SELDOM, interval=1800))
+        await until(host.held.is_set)
+        watched.settings.publish(QUICK)
+        await asyncio.sleep(0)
+        host.goes_on.set()
+        simulator.make(root, simulator.parse_cards("warboy=3"))
+        await watched.names("npu0", "npu1", "npu2")
+        await watched.looks(2)
+
+
 async def test_a_driver_that_never_says_is_served_and_comes_back(root: Path) -> None:
     write(management(root, 0) / "alive", None)
     async with watching(root) as watched:
