@@ -119,7 +119,8 @@ class Task:
         """
         first = self._asked_at + READ_DEADLINE
         late, before = time.monotonic() - first, self._missed
-        self._missed = 0 if late < 0 else int((late + self._waited) / interval) + 1
+        if late >= 0:  # with a longer interval it is fewer, and none of those counted is taken back
+            self._missed = max(before, int((late + self._waited) / interval) + 1)
         return self._missed - before, first + max(0.0, self._missed * interval - self._waited)
 
 

@@ -177,6 +177,11 @@ FAULTS = [
             "int(late / interval)",
         ),
         (
+            "rounds: deadlines are taken back when the interval becomes longer",
+            "max(before, int((late + self._waited) / interval) + 1)",
+            "int((late + self._waited) / interval) + 1",
+        ),
+        (
             "rounds: a round goes on with the tasks before",
             "if self._tasks is tasks and task.due",
             "if task.due",

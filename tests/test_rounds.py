@@ -247,6 +247,28 @@ def test_what_had_to_wait_for_one_that_hangs_is_found_as_soon(
         assert task.missed(0.5)[0] == 1
 
 
+def test_a_longer_interval_takes_no_deadline_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    task = Probe("card", lambda: None)
+    task.begins()
+
+    def missed(after: float, interval: float) -> int:
+        nonlocal now
+        now = 1000.0 + after + 1e-6
+        with task.lock:
+            missed, due = task.missed(interval)
+        assert due > now
+        return missed
+
+    assert missed(0.8, 0.1) == 4
+    assert missed(0.9, 60.0) == 0
+    assert missed(1.0, 0.1) == 2
+    task.asks()  # another read
+    assert missed(1.4, 60.0) == 0
+    assert missed(1.5, 60.0) == 1
+
+
 async def test_a_round_ends_with_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_PATIENCE", LONG)
     first, second = (Probe(name, lambda: None) for name in ("first", "second"))
