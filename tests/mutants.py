@@ -437,8 +437,13 @@ FAULTS = [
         ),
         (
             "sysfs: a scan may miss what comes at the very moment of the one before",
-            "if now - at > _SETTLED]",
-            "if now]",
+            "for at in nodes_at if _settled(at)]",
+            "for at in nodes_at]",
+        ),
+        (
+            "sysfs: nothing is kept after the clock was set back",
+            "    return abs(time.time_ns() - changed) > _SETTLED\n",
+            "    return time.time_ns() - changed > _SETTLED\n",
         ),
         (
             "sysfs: sensors are never kept",

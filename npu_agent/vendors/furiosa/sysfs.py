@@ -105,8 +105,7 @@ class Furiosa:
         if found != self._found:
             self._found = found
             self._entries = tuple(self._entry(*each) for each in sorted(found))
-        now = time.time_ns()
-        self._nodes_then = [at for at in nodes_at if now - at > _SETTLED]
+        self._nodes_then = [at for at in nodes_at if _settled(at)]
         self._scan_at = time.monotonic() + _SCAN_EVERY
         return self._entries
 
@@ -256,7 +255,7 @@ class Furiosa:
         before = self._nodes_at.get(entry.key)
         if before and before[0] == changed:
             return before[1]
-        settled = time.time_ns() - changed > _SETTLED  # else more may happen at the very same time
+        settled = _settled(changed)  # else more may happen at the very same time
         nodes = frozenset(
             node for node in family.nodes(entry.index) if _is_node(f"{self._dev}/{node}")
         )
@@ -293,8 +292,7 @@ class Furiosa:
         directories = _listed(parent, "hwmon")
         stamps = tuple((path, _stamp(path)) for path in (parent, *directories))
         files = tuple(each for directory in directories for each in _sensor_files(directory))
-        now = time.time_ns()
-        if all(was and now - was[1] > _SETTLED for _, was in stamps):
+        if all(was and _settled(was[1]) for _, was in stamps):
             self._sensors_at[address] = minute, stamps, files
         return files
 
@@ -317,6 +315,14 @@ def _stamp(directory: str) -> tuple[int, int] | None:
         _unless_limited(error)
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def _settled(changed: int) -> bool:
+    """Whether a directory that changed then (``st_mtime_ns``) gets another time with any change.
+
+    So does one whose time is in the future, as it is after the clock was set back.
+    """
+    return abs(time.time_ns() - changed) > _SETTLED
 
 
 def _inode(path: str) -> int | None:

@@ -226,15 +226,20 @@ def test_an_entry_that_cannot_be_followed_does_not_hide_the_others(tmp_path: Pat
         host.identify(odd)
 
 
+LONG_AGO = pytest.mark.parametrize("long_ago", [1, 2**31 - 1], ids=["1970", "2038"])
+"""When a directory changed, in seconds; after the clock was set back, that is in the future."""
+
+
+@LONG_AGO
 def test_scans_cost_little_while_no_node_comes_or_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    long_ago: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tree(tmp_path / "host", "warboy=2,rngd=1")
     now, listed, names = 100.0, [], os.listdir
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or names(path))  # type: ignore[func-returns-value]
     for directory in (root / "dev", root / "dev/rngd"):
-        os.utime(directory, ns=(0, 0))  # nothing has come or gone for long
+        os.utime(directory, (long_ago, long_ago))
     host = Furiosa(root)
     before = host.scan()
     shutil.rmtree(management(root, 0))
@@ -396,11 +401,12 @@ def test_a_change_within_one_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
     assert host.probe(entry).nodes == set()
 
 
+@LONG_AGO
 def test_nodes_are_not_looked_at_one_by_one_while_nothing_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    long_ago: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tree(tmp_path / "host", "rngd=1")
-    os.utime(root / "dev/rngd", (1, 1))
+    os.utime(root / "dev/rngd", (long_ago, long_ago))
     host, entry = Furiosa(root), entry_of(root)
     assert len(host.probe(entry).nodes) == 35
 
@@ -467,11 +473,14 @@ def test_sensors_that_come_and_labels_that_change_are_noticed(tmp_path: Path) ->
     assert read(temp1_input=8) == [("1", 8)]
 
 
-def test_the_list_of_sensors_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@LONG_AGO
+def test_the_list_of_sensors_is_kept(
+    long_ago: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     [hwmon] = (root / "sys/devices").rglob("hwmon0")
     for directory in (hwmon, hwmon.parent):
-        os.utime(directory, ns=(0, 0))
+        os.utime(directory, (long_ago, long_ago))
     host, entry = Furiosa(root), entry_of(root)
     card = host.identify(entry)
     before, listed = host.read(entry, card).sensors, []
