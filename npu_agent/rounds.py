@@ -78,7 +78,7 @@ class Task:
         """Whether `changed` is to be called."""
         self._asked_at = 0.0
         self._waited = 0.0
-        """Seconds from when it was due until it began."""
+        """Seconds for which it was due while another one hung."""
         self._missed = 0
 
     def do(self) -> None:
@@ -98,10 +98,10 @@ class Task:
         """There is something new."""
         self.news = True
 
-    def begins(self) -> None:
-        """It is under way from now on."""
+    def begins(self, waited: float = 0.0) -> None:
+        """It is under way from now on, after it waited so many seconds for one that hangs."""
         with self.lock:
-            self._waited = max(0.0, time.monotonic() - self.due) if self.due else 0.0
+            self._waited = waited
         self.asks()
 
     def asks(self) -> None:
@@ -222,9 +222,10 @@ class Rounds:
     def _turn(self, me: _Hand) -> None:
         """Makes a round, unless the other thread is amid one; then rests."""
         self._complete()
-        hangs, wait = self._enter(me)
-        if hangs:
-            self._share_out()
+        since, wait = self._enter(me)
+        if since is not None:
+            # If this thread itself woke up late, nobody ran meanwhile: the process was stopped.
+            self._share_out(since, min(time.monotonic(), me.wakes))
             self._complete()
         elif wait is None and not self._round(me):
             return
@@ -233,8 +234,8 @@ class Rounds:
         self._tell()
         me.pause.until(min([self._plan(me, wait), *dues]))
 
-    def _enter(self, me: _Hand) -> tuple[bool, float | None]:
-        """Whether the other thread hangs: then it takes no turns any more.
+    def _enter(self, me: _Hand) -> tuple[float | None, float | None]:
+        """Since when the other thread hangs, if it does: then it takes no turns any more.
 
         And where it is amid a round, but not for long with one task, when to check again. Never are
         both amid one: both might hang.
@@ -245,12 +246,12 @@ class Rounds:
                 if other is not me and other.amid:
                     task, since = other.doing or (None, now)
                     if task is None or now < since + _PATIENCE:
-                        return False, since + _PATIENCE
+                        return None, since + _PATIENCE
                     other.thread.name = task.name
                     self._hands.remove(other)
-                    return True, None
+                    return since, None
             me.amid = True
-            return False, None
+            return None, None
 
     def _round(self, me: _Hand) -> bool:
         """Does what is due; returns whether this thread still takes turns.
@@ -275,11 +276,11 @@ class Rounds:
             me.wakes = wait
             return wait
 
-    def _begin(self, task: Task, me: _Hand | None) -> bool:
+    def _begin(self, task: Task, me: _Hand | None, waited: float = 0.0) -> bool:
         with self._lock:
             if task.busy:
                 return False
-            task.begins()
+            task.begins(waited)
             task.busy = True
             if me:
                 me.doing = task, time.monotonic()
@@ -307,20 +308,22 @@ class Rounds:
         self.wake()  # it may be due again
         return False
 
-    def _share_out(self) -> None:
+    def _share_out(self, since: float, until: float) -> None:
         """Has each task that has waited done on a thread of its own: where one hangs, more may.
 
-        One after the other, each of these would keep the others waiting again.
+        One after the other, each of these would keep the others waiting again. They waited for one
+        that hung from `since` to `until`.
         """
         for task in self._tasks:
             if task.due <= time.monotonic():
+                waited = max(0.0, until - max(since, task.due)) if task.due else 0.0
                 with suppress(RuntimeError):  # no more threads: it is done in the next round
                     threading.Thread(
-                        target=self._do_alone, args=(task,), name=task.name, daemon=True
+                        target=self._do_alone, args=(task, waited), name=task.name, daemon=True
                     ).start()
 
-    def _do_alone(self, task: Task) -> None:
-        if self._begin(task, None):
+    def _do_alone(self, task: Task, waited: float) -> None:
+        if self._begin(task, None, waited):
             self._done(task, None)
 
     def _tell(self) -> None:

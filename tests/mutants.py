@@ -167,8 +167,8 @@ FAULTS = [
         "tests/test_rounds.py",
         (
             "rounds: nobody takes over",
-            "                    self._hands.remove(other)\n                    return True, None\n",
-            "                    return False, None\n",
+            "                    self._hands.remove(other)\n                    return since, None\n",
+            "                    return None, None\n",
         ),
         ("rounds: both threads amid a round", "            me.amid = True\n", "            pass\n"),
         (
@@ -187,11 +187,35 @@ FAULTS = [
             "if task.due",
         ),
         ("rounds: the others wait for the deadline", "_PATIENCE = 0.1", "_PATIENCE = 100.0"),
-        ("rounds: hangs are found one by one", "            self._share_out()\n", ""),
+        (
+            "rounds: hangs are found one by one",
+            "            self._share_out(since, min(time.monotonic(), me.wakes))\n",
+            "",
+        ),
         (
             "rounds: nobody looks after a hang",
-            "            self._share_out()\n            self._complete()\n",
-            "            self._share_out()\n",
+            "me.wakes))\n            self._complete()\n",
+            "me.wakes))\n",
+        ),
+        (
+            "rounds: what is shared out has not waited",
+            "target=self._do_alone, args=(task, waited)",
+            "target=self._do_alone, args=(task, 0.0)",
+        ),
+        (
+            "rounds: what was late before a hang has waited for it",
+            "until - max(since, task.due)",
+            "until - task.due",
+        ),
+        (
+            "rounds: what was stopped has waited",
+            "self._share_out(since, min(time.monotonic(), me.wakes))",
+            "self._share_out(since, time.monotonic())",
+        ),
+        (
+            "rounds: what is late has waited though nothing hangs",
+            "            task.begins(waited)\n",
+            "            task.begins(waited or time.monotonic() - task.due)\n",
         ),
         (
             "rounds: a thread stays after a hang",

@@ -3,6 +3,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,12 +21,17 @@ class Probe(Task):
     def __init__(self, name: str, changed: Callable[[], None]) -> None:
         super().__init__(name, changed)
         self.done = self.missed_so_far = 0
+        self.longest_wait = 0.0
         self.threads: set[threading.Thread] = set()
         self.works = threading.Event()
         self.works.set()
         self.fails: BaseException | None = None
         """What it raises the next time."""
         self.check_fails: BaseException | None = None
+
+    def begins(self, waited: float = 0.0) -> None:
+        self.longest_wait = max(self.longest_wait, waited)
+        super().begins(waited)
 
     def do(self) -> None:
         self.threads.add(threading.current_thread())
@@ -228,8 +234,7 @@ def test_what_had_to_wait_for_one_that_hangs_is_found_as_soon(
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     task = Probe("card", lambda: None)
-    task.due = now - waited
-    task.begins()
+    task.begins(waited)
     found, due = 0, 0.0
     for later, count in counts.items():
         now = 1000.0 + later + 1e-6
@@ -240,11 +245,46 @@ def test_what_had_to_wait_for_one_that_hangs_is_found_as_soon(
         found += missed
         assert found == count
         assert due > now
-    task.due = 0.0  # never done before: it has not waited for anything
-    task.begins()
-    now += 0.6
-    with task.lock:
-        assert task.missed(0.5)[0] == 1
+
+
+@pytest.mark.parametrize("stopped", ["never", "before", "meanwhile"])
+async def test_what_had_to_wait_is_counted_from_the_hang_on(
+    crew: Crew, stopped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not while the whole process was stopped: a slow read after that is no hang."""
+    ahead = 0.0
+    monkeypatch.setattr(rounds, "_PATIENCE", 1.0)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
+    monkeypatch.setattr(rounds, "time", clock)
+    first, *others = crew.probes
+    await crew.go_on()
+    for probe in crew.probes:
+        probe.longest_wait = 0.0
+    with crew.rounds._lock:
+        first.works.clear()
+        ahead = 100.0 if stopped == "before" else 0.0
+    await until(lambda: first.busy)
+    ahead = 0.0 if stopped == "never" else 100.0
+    await until(lambda: "card-0" in crew.threads())
+    await crew.go_on(*others)
+    longest = max(probe.longest_wait for probe in others)
+    assert longest < 50.0
+    if stopped == "never":
+        assert longest > 0.1
+    assert first.longest_wait == 0.0
+
+
+async def test_what_is_late_though_nothing_hangs_has_not_waited(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "_PATIENCE", math.inf)
+    await crew.go_on()
+    for probe in crew.probes:
+        probe.longest_wait = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 100.0)
+    monkeypatch.setattr(rounds, "time", clock)
+    await crew.go_on()
+    assert [probe.longest_wait for probe in crew.probes] == [0.0] * 4
 
 
 def test_a_longer_interval_takes_no_deadline_back(monkeypatch: pytest.MonkeyPatch) -> None:
