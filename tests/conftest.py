@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,12 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("people", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "people")
+
+# nohup, or `&` in a script, has these ignored, and what the tests start would inherit that: then it
+# could not be stopped as a terminal does it. A handler is not inherited.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 ROOM = Path(__file__).parent
 TIMEOUTS = {"e2e": 300, "packaging": 900, "k8s": 1800}

@@ -55,7 +55,7 @@ class Track:
     and load. Kept as arrays: an hour of 64 cards is 120 kB.
     """
 
-    steps: array[int] = field(default_factory=lambda: array("I"))
+    steps: array[int] = field(default_factory=lambda: array("i"))
     """The number of each point's step, rising; one is missing where nothing was read."""
     temperature: array[float] = field(default_factory=lambda: array("f"))
     power: array[float] = field(default_factory=lambda: array("f"))
