@@ -107,7 +107,7 @@ async def register_hangs(here: World) -> None:
 
 @attack()
 async def another_plugin_takes_the_resource(here: World) -> None:
-    """Another plugin registers the resource, which the kubelet tells nobody.
+    """Another plugin registers the resource, of which the kubelet informs neither.
 
     Registered again, and Pods get NPUs.
     """

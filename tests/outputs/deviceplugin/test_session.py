@@ -584,17 +584,6 @@ async def test_directory_that_cannot_be_written(
         await room.registered()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-async def test_directory_without_write_permission(room: Room) -> None:
-    room.directory.chmod(0o500)
-    async with room.running() as one:
-        status = await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
-        assert "Permission denied" in status.reason
-        room.directory.chmod(0o700)
-        await room.kubelet.start()
-        await room.registered()
-
-
 async def test_socket_path_that_is_too_long(room: Room, said: Callable[[], list[str]]) -> None:
     room.directory = room.directory / ("d" * 100)
     room.directory.mkdir()
