@@ -384,7 +384,9 @@ class UnixServer(Server):
             self._stop_accepting()
             self._remove()
             if isinstance(error, OSError):
-                raise OSError(error.errno, error.strerror, os.fspath(self.path)) from None
+                # Python itself refuses a path that is too long, without a number.
+                number, words = error.errno or errno.ENAMETOOLONG, error.strerror or str(error)
+                raise OSError(number, words, os.fspath(self.path)) from None
             raise
 
     def exists(self) -> bool:

@@ -1,6 +1,7 @@
 """Peers that misbehave: what a server does to our calls, and a client to our server."""
 
 import asyncio
+import errno
 import math
 import os
 import socket as sockets
@@ -265,6 +266,13 @@ class Raw(bytes):
     @classmethod
     def FromString(cls, data: bytes) -> "Raw":  # noqa: N802 (protobuf's name)
         return cls(data)
+
+
+async def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
+    path = tmp_path / ("s" * 108)
+    with pytest.raises(OSError, match="AF_UNIX path too long") as found:
+        await UnixServer([Registration()], path).listen()
+    assert (found.value.errno, found.value.filename) == (errno.ENAMETOOLONG, str(path))
 
 
 async def test_a_directory_that_keeps_us_out_has_not_lost_our_socket(
