@@ -302,7 +302,6 @@ class Api:
                 await self._read_again()
         if self._session is None or self._credentials is None:
             found = await self._read()
-            self._token_read_at = time.monotonic()
             await _on_thread(importlib.import_module, "aiohttp")  # 0.2 to 0.4 s the first time
             context = await _on_thread(tls_context, found)
             from aiohttp import ClientSession, TCPConnector
@@ -327,9 +326,11 @@ class Api:
         return self._session, self._credentials
 
     async def _read(self) -> Credentials:
-        return self._given or await _credentials(
+        found = self._given or await _credentials(
             self._kubeconfig, deadline=self._deadline * _LOADING
         )
+        self._token_read_at = time.monotonic()
+        return found
 
     async def _read_again(self) -> None:
         """Has what is on disk used from now on.
