@@ -70,7 +70,10 @@ async def run(*, once: bool) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with _directory() as directory:
+    with _writing():
+        made = tempfile.TemporaryDirectory(prefix="npu-demo-")
+    with made as name:
+        directory = Path(name)
         root, log, file = directory / "host", directory / "agent.log", directory / "config.yaml"
         plugins = directory / "plugins"
         specs = simulator.parse_cards(simulator.default_cards())
@@ -122,15 +125,6 @@ async def run(*, once: bool) -> int:
             simulation.cancel()
             stop.set()
     return 0 if happened else FAILED
-
-
-@contextlib.contextmanager
-def _directory() -> Iterator[Path]:
-    """A new one, that goes with all that is in it."""
-    with contextlib.ExitStack() as stack:
-        with _writing():
-            made = stack.enter_context(tempfile.TemporaryDirectory(prefix="npu-demo-"))
-        yield Path(made)
 
 
 @contextlib.contextmanager
