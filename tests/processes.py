@@ -53,10 +53,15 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 @contextmanager
-def started(*arguments: str | Path, python: tuple[str, ...] = ()) -> Iterator[Process]:
-    """Starts `npu-agent` with these arguments; kills it in the end if it still runs."""
+def started(
+    *arguments: str | Path, python: tuple[str, ...] = (), by: tuple[str, ...] = ()
+) -> Iterator[Process]:
+    """Starts `npu-agent` with these arguments; kills it in the end if it still runs.
+
+    `by` is a command that becomes it, such as nohup.
+    """
     popen = subprocess.Popen(
-        [sys.executable, *python, "-m", "npu_agent", *map(str, arguments)],
+        [*by, sys.executable, *python, "-m", "npu_agent", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

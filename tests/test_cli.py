@@ -24,7 +24,7 @@ from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.vendors import WORDS
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
 from tests.outputs.deviceplugin.helpers import short_directory
-from tests.processes import DEADLINE, Process, environment, ran, started
+from tests.processes import DEADLINE, environment, ran, started
 
 CARD = simulator.card("warboy", 0)
 
@@ -474,8 +474,15 @@ def test_reader_that_goes_away_is_no_reason_to_complain(root: Path, command: str
 def test_what_stdout_does_not_take_is_an_error_of_one_line(
     root: Path, command: str, unbuffered: str, redirected: str, why: str
 ) -> None:
-    done = redirected_run(
-        redirected, "--host-root", root, *command.split(), PYTHONUNBUFFERED=unbuffered
+    done = subprocess.run(
+        [
+            *redirecting(redirected),
+            *(sys.executable, "-m", "npu_agent", "--host-root", str(root), *command.split()),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE,
+        env=environment({"PYTHONUNBUFFERED": unbuffered}),
     )
     error = f"npu-agent: error: standard output cannot be written: {why}\n"
     assert (done.returncode, done.stderr) == (1, error)
@@ -516,37 +523,15 @@ def test_the_agent_needs_no_stdout(root: Path, plugin_dir: Path) -> None:
     """And nothing that it opens takes its place."""
     plugin_dir.mkdir()
     words = ("run", f"--plugin-dir={plugin_dir}", "--metrics-listen=127.0.0.1:0")
-    with subprocess.Popen(
-        by_shell(">&-", "--host-root", root, *words),
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    ) as popen:
-        agent = Process(popen)
-        try:
-            agent.said("serving metrics and status")
-            assert Path(f"/proc/{popen.pid}/fd/1").readlink() == Path(os.devnull)
-            assert agent.end()[0] == 0
-        finally:
-            popen.kill()
+    with started("--host-root", root, *words, by=redirecting(">&-")) as agent:
+        agent.said("serving metrics and status")
+        assert Path(f"/proc/{agent.pid}/fd/1").readlink() == Path(os.devnull)
+        assert agent.end()[0] == 0
 
 
-def redirected_run(
-    redirected: str, *arguments: str | Path, **env: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        by_shell(redirected, *arguments),
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=DEADLINE,
-        env=environment(env),
-    )
-
-
-def by_shell(redirected: str, *arguments: str | Path) -> list[str]:
-    """`npu-agent` with a redirection."""
-    words = [sys.executable, "-m", "npu_agent", *map(str, arguments)]
-    return ["sh", "-c", f'exec "$@" {redirected}', "sh", *words]
+def redirecting(where: str) -> tuple[str, ...]:
+    """A shell that redirects the standard output of the command after it."""
+    return ("sh", "-c", f'exec "$@" {where}', "sh")
 
 
 def test_python_m_is_the_same_command() -> None:

@@ -1,3 +1,4 @@
+import os
 import shutil
 import signal
 import subprocess
@@ -80,22 +81,11 @@ def test_stays_up_until_ctrl_c_and_leaves_nothing_behind() -> None:
 
 
 def test_nohup_keeps_it_up() -> None:
-    with subprocess.Popen(
-        ["nohup", sys.executable, "-m", "npu_agent", "demo"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    ) as popen:
-        process = Process(popen)
-        try:
-            process.printed("1. The agent registers")
-            popen.send_signal(signal.SIGHUP)
-            process.printed("3. It labels the Node")
-            assert process.end()[0] == 1
-        finally:
-            popen.kill()
+    with started("demo", by=("nohup",)) as process:
+        process.printed("1. The agent registers")
+        os.kill(process.pid, signal.SIGHUP)
+        process.printed("3. It labels the Node")
+        assert process.end()[0] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
