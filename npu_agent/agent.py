@@ -32,6 +32,7 @@ from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
+from npu_agent.kubelet.pods import Pods
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
@@ -129,7 +130,9 @@ class Agent:
             rounds=rounds,
         )
         self.pod_resources = PodResources(
-            socket_beside(directory), configs.map(lambda config: config.metrics.interval)
+            socket_beside(directory),
+            configs.map(lambda config: config.metrics.interval),
+            Pods(directory, host_root),
         )
         self._node_name = node_name
         self._hostname = node_name or platform.node()
@@ -256,7 +259,7 @@ class Agent:
                 socket_name=config.socket_name,
                 ownership=ownership,
                 prepare=self.publisher.renew,
-                note=self.keeper.grant,
+                note=self.keeper.grant_when_free,
                 kubelet_lost=self.keeper.kubelet_lost,
                 offered=partial(_offered, socket_beside(directory)),
                 by_cdi=by_cdi,

@@ -790,7 +790,7 @@ FAULTS = [
         f"{DEVICEPLUGIN}/test_service.py",
         (
             "service: the ledger does not hear of a grant",
-            "                self._note(self._resource, [one for each in containers for one in each])\n",
+            "                await self._note(self._resource, [one for each in containers for one in each])\n",
             "",
         ),
         (
@@ -860,7 +860,176 @@ FAULTS = [
     *of(
         "npu_agent/agent.py",
         "tests/test_agent.py -k no_answer_ever_lists",
-        ("agent: grants are not noted", "note=self.keeper.grant,\n", ""),
+        ("agent: grants are not noted", "note=self.keeper.grant_when_free,\n", ""),
+    ),
+    *of(
+        "npu_agent/agent.py",
+        "tests/test_agent.py -k deleted_by_force",
+        ("agent: nobody looks for living Pods", "            Pods(directory, host_root),\n", ""),
+        (
+            "agent: cgroups of the container",
+            "Pods(directory, host_root)",
+            'Pods(directory, Path("/"))',
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/pods.py",
+        "tests/kubelet/test_pods.py",
+        ("pods: systemd's names are not known", '.replace("_", "-")', ""),
+        ("pods: kubelets in a container", "elif depth < _DEEPEST:", "elif depth < 2:"),
+        ("pods: a cgroup without processes", '"populated 1" in', '"populated" in'),
+        (
+            "pods: version 1 is not known",
+            'if unified else self._cgroups / "pids"',
+            "if unified or True else self._cgroups",
+        ),
+        ("pods: version 1 without processes", ".read_text()) > 0", ".read_text()) >= 0"),
+        ("pods: found once, found for ever", "self._where.pop(uid, None)", "pass"),
+        (
+            "pods: a kernel that hangs",
+            "            return wanted\n",
+            "            return frozenset()\n",
+        ),
+        ("pods: one NUMA node", "found.get(name, frozenset()) | ", ""),
+        ("pods: said again and again", "self._troubles.add(trouble)", "pass"),
+        ("pods: a simulated host is in trouble", "if self._simulated.exists():", "if False:"),
+    ),
+    *of(
+        "npu_agent/kubelet/podresources.py",
+        "tests/kubelet/test_podresources.py",
+        ("pods: notes are read each time", "            self._unnoted -= 1\n", ""),
+        (
+            "pods: notes are read once",
+            "            self._unnoted = 2\n        if",
+            "            self._unnoted = 1\n        if",
+        ),
+        (
+            "pods: not after a grant",
+            "        self._unnoted = 2\n        self._wanted_by",
+            "        self._wanted_by",
+        ),
+        (
+            "pods: not at the start",
+            '        self._unnoted = 2\n        """For',
+            '        self._unnoted = 0\n        """For',
+        ),
+        ("pods: forgotten with a failure", "                pods=before.pods,\n", ""),
+        ("pods: dead with a failure", "                living=before.living,\n", ""),
+    ),
+    *of(
+        "npu_agent/core/ledger.py",
+        "tests/core/test_ledger.py",
+        (
+            "living: a Pod that is not listed keeps nothing",
+            "                ledger = ledger.outlived(hold.pod_uids",
+            "                ledger.outlived(hold.pod_uids",
+        ),
+        ("living: for ever", "asked_at < one.since or (uid in living and uid not in back)", "True"),
+        (
+            "living: an older answer ends it",
+            "asked_at < one.since or (uid in living",
+            "(uid in living",
+        ),
+        (
+            "living: although it is listed again",
+            "(uid in living and uid not in back)",
+            "uid in living",
+        ),
+        (
+            "living: only the last Pod is known",
+            "(hold.pod_uids if hold else frozenset()) | pods",
+            "pods",
+        ),
+        (
+            "living: what it had before is lost",
+            "sorted({*before, *hold.footprints}, key=_order)",
+            "sorted(hold.footprints, key=_order)",
+        ),
+        (
+            "living: not in the record",
+            "    if ending:\n        record",
+            "    if False:\n        record",
+        ),
+        ("living: Pods not in the record", "sorted(pods.get((resource, device), ()))", "[]"),
+        (
+            "living: an old answer ends it after a restart",
+            "{uid: replace(one, since=now) for",
+            "{uid: one for",
+        ),
+        ("living: by which API is forgotten", 'by_claim=bool(one["byClaim"])', "by_claim=False"),
+        ("living: by either API", "if prepared if one.by_claim else held:", "if True:"),
+        ("living: not asked for again", "return bool(self.ending) or any(", "return any("),
+        (
+            "living: nobody looks whether it has ended",
+            "return frozenset(self.ending).union(",
+            "return frozenset().union(",
+        ),
+    ),
+    *of(
+        "npu_agent/kubelet/ledger.py",
+        "tests/kubelet/test_ledger.py",
+        (
+            "living: a grant does not wait",
+            "while self._outlived(devices) and now() < until:",
+            "while False:",
+        ),
+        (
+            "living: a grant waits for ever",
+            "self._outlived(devices) and now() < until:",
+            "self._outlived(devices):",
+        ),
+        (
+            "living: a grant waits for any card",
+            'return any(ending.against(("", ""), device) for device in devices)',
+            "return bool(self._ledger.ending)",
+        ),
+        (
+            "living: the kubelet's notes are not read",
+            "hold.pod_uids | noted.get(name, frozenset())",
+            "hold.pod_uids",
+        ),
+        (
+            "living: nobody asks again",
+            "            self._pod_resources.ask()\n            await asyncio.sleep(_LOOK_AGAIN)",
+            "            await asyncio.sleep(_LOOK_AGAIN)",
+        ),
+        ("living: not logged", "            self._log_ending(before)\n", ""),
+        ("living: its end is not logged", "            self._log_ending(ending)\n", ""),
+    ),
+    *of(
+        "npu_agent/kubelet/ledger.py",
+        "tests/kubelet/test_ledger.py",
+        ("living: the record goes with the agent", " or answer.living", ""),
+        (
+            "living: the kubelet forgets, and so do we",
+            "        self.states.publish(self._ledger.noted(noted))",
+            "        pass",
+        ),
+    ),
+    *of(
+        "npu_agent/outputs/dra/claims.py",
+        f"{DRA}/test_claims.py",
+        (
+            "living: a claim that is unprepared has ended",
+            "        await self._keeper.outlive(uid)\n",
+            "",
+        ),
+        (
+            "living: the Pods of a claim are not known",
+            "        pod_uids=claim.pod_uids,\n        joined",
+            "        joined",
+        ),
+        ("living: nor after the record was lost", "            pod_uids=uids,\n", ""),
+        (
+            "living: nor those that share it",
+            "                    uids = tuple(dict.fromkeys((*now.pod_uids, *found.pod_uids)))",
+            "                    uids = now.pod_uids",
+        ),
+        (
+            "living: nor those of an older agent",
+            "using.issubset(claim.pods) and claim.pod_uids",
+            "using.issubset(claim.pods)",
+        ),
     ),
     *of(
         "npu_agent/agent.py",
@@ -1165,8 +1334,8 @@ FAULTS = [
         "tests/test_agent_dra.py -k no_container_gets_by",
         (
             "keeper claims: the record is removed under prepared claims",
-            "if held or starting or ledger.prepared or ledger.sliced or unsure:",
-            "if held or starting or ledger.sliced or unsure:",
+            "kept = ledger.prepared or ",
+            "kept = ",
         ),
     ),
     *of(
@@ -1243,8 +1412,8 @@ FAULTS = [
         ),
         (
             "driver: the pool does not follow the ledger",
-            "*(keeper.holds, keeper.prepared, keeper.asked, keeper.unrecorded),",
-            "*(keeper.prepared, keeper.asked, keeper.unrecorded),",
+            "*(keeper.holds, keeper.prepared, keeper.ending, keeper.asked, keeper.unrecorded),",
+            "*(keeper.prepared, keeper.ending, keeper.asked, keeper.unrecorded),",
         ),
         (
             "driver: what containers hold has no taint",

@@ -652,6 +652,28 @@ async def test_a_grant_that_no_answer_ever_lists_is_held(node: Node) -> None:
         assert plugin.healthy() == tuple(f"{UUIDS[1]}_cores_{n}" for n in (0, 1))
 
 
+async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(node: Node) -> None:
+    """The kubelet has forgotten it, and gives its card away."""
+    node.cards("warboy=1")
+    cgroups, uid = node.root / "sys/fs/cgroup", "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
+    events = cgroups / f"kubepods/pod{uid}/cgroup.events"
+    events.parent.mkdir(parents=True)
+    events.write_text("populated 1\n")
+    (cgroups / "cgroup.controllers").touch()
+    entry = {"PodUID": uid, "ResourceName": NPU, "DeviceIDs": {"-1": UUIDS[:1]}}
+    async with node.agent() as agent:
+        await node.listed(1)
+        await node.kubelet.allocate(NPU, 1)
+        content = json.dumps({"Data": {"PodDeviceEntries": [entry]}})
+        (node.plugins / "kubelet_internal_checkpoint").write_text(content)
+        node.kubelet.release(NPU, UUIDS[:1])
+        allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
+        await until(lambda: agent.keeper.ending.value)
+        assert not allocating.done()
+        events.write_text("populated 0\n")
+        assert (await allocating).environment["NPU_DEVNAME"] == "npu0pe0-1"
+
+
 @pytest.mark.parametrize("method", ["deviceNodes", "cdi"])
 async def test_the_kubelet_is_asked_seldom_while_nobody_holds_anything(
     node: Node, method: Literal["deviceNodes", "cdi"]

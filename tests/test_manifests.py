@@ -192,7 +192,7 @@ def test_every_container_has_no_more_than_it_needs() -> None:
 def test_only_the_agent_sees_the_host() -> None:
     for name, pod in pods():
         paths = {v["hostPath"]["path"] for v in pod.get("volumes", ()) if "hostPath" in v}
-        wanted = {"/dev", "/sys/bus", "/sys/class", "/sys/devices", *KUBELETS}
+        wanted = {"/dev", "/sys/bus", "/sys/class", "/sys/devices", "/sys/fs/cgroup", *KUBELETS}
         assert paths == (wanted if name == "npu-agent" else set()), name
 
 
@@ -207,11 +207,13 @@ def test_what_is_mounted_below_the_hosts_folders_is_not_writable_either() -> Non
     }
     assert all(mount["readOnly"] is True for mount in mounts.values())
     assert not any("recursiveReadOnly" in mount for mount in mounts.values())
-    # Of /sys only what has no mounts below it: not fs, kernel or firmware.
+    # Of /sys only what has no mounts below it (cgroups: on all that have version 2): not fs,
+    # kernel or firmware.
     assert {path for path in mounts if path.startswith("/host/sys")} == {
         "/host/sys/bus",
         "/host/sys/class",
         "/host/sys/devices",
+        "/host/sys/fs/cgroup",
     }
     for path in ("/host/dev/pts", "/host/dev/shm"):
         assert volumes[mounts[path]["name"]]["emptyDir"] == {}

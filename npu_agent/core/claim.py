@@ -40,6 +40,8 @@ class Claim:
     """Of our driver only, in the claim's order."""
     reserved_for: tuple[str, ...] = ()
     """Names of the Pods that may use it."""
+    pod_uids: tuple[str, ...] = ()
+    """Their UIDs."""
 
     def __str__(self) -> str:
         """For people."""
@@ -130,16 +132,18 @@ def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
                     ),
                 )
             )
+    consumers = [
+        _mapping(each, "status.reservedFor")
+        for each in _list(status.get("reservedFor"), "status.reservedFor")
+    ]
     return Claim(
         namespace=_text(meta, "namespace"),
         name=_text(meta, "name"),
         uid=_text(meta, "uid"),
         allocated=allocation is not None,
         results=tuple(results),
-        reserved_for=tuple(
-            _text(_mapping(each, "status.reservedFor"), "name")
-            for each in _list(status.get("reservedFor"), "status.reservedFor")
-        ),
+        reserved_for=tuple(_text(each, "name") for each in consumers),
+        pod_uids=tuple(_text(each, "uid") for each in consumers if each.get("resource") == "pods"),
     )
 
 

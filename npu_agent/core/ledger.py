@@ -6,12 +6,13 @@ cores, that a card was renumbered, or that two cards say the same UUID. So the l
 everything that was handed out what it stood for at that time: whose cores, and by which nodes. What
 is about to be handed out is compared with that.
 
-Start reading at `Ledger`. There are four sources:
+Start reading at `Ledger`. There are five sources:
 
 - what was granted here (`Ledger.granted`), known at the moment of the grant;
 - the kubelet's pod-resources API (`Ledger.answered`), which is late, absent after a restart of the
   kubelet, and silent about init containers;
 - claims that were prepared here (`Ledger.with_claim`), which are held until they are unprepared;
+- Pods that the kubelet no longer lists, but whose containers still run (`Ledger.ending`);
 - the record on disk (`Ledger.record`, `Ledger.recovered`), written before anything is offered, so
   that it covers every grant that an agent can have made before it was killed.
 
@@ -24,6 +25,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from npu_agent.core.claim import ClaimUse
@@ -40,6 +42,7 @@ list init containers, and lists a Pod only once it was admitted."""
 _VERSION = 2
 _READABLE = (1, 2)
 """Version 1 knew no claims."""
+_NONE: frozenset[str] = frozenset()
 _UNKNOWN = ("", "")
 """Stands for whatever was handed out before, where no record says what that was."""
 
@@ -48,6 +51,8 @@ Name = tuple[str, str]
 CLAIM = "ResourceClaim"
 """In place of the resource in the `Name` of a prepared claim, with its UID; no resource has a name
 without a domain."""
+POD = "Pod"
+"""In place of the resource in the `Name` of what `Ledger.ending` has, with the Pod's UID."""
 _MOST_CORES = 1024
 """Of a card in a record that somebody may have damaged; those that there are have eight."""
 
@@ -109,6 +114,8 @@ class PreparedClaim:
     name: str
     pods: tuple[str, ...] = ()
     """Names of the Pods that it was reserved for, in its namespace, when it was prepared."""
+    pod_uids: tuple[str, ...] = ()
+    """Their UIDs."""
     joined: bool = False
     """Whether each container has all of its requests, and so the environment of all devices."""
     devices: tuple[PreparedDevice, ...]
@@ -147,6 +154,8 @@ class Hold:
     missed: float | None = None
     """When the first answer without it was asked for. It takes a second one to end the hold: a
     kubelet that has just started does not list its Pods yet."""
+    pod_uids: frozenset[str] = frozenset()
+    """The Pods that the kubelet had for this device since the hold began."""
 
     @property
     def holder(self) -> str:
@@ -154,6 +163,24 @@ class Hold:
         if not self.containers:
             return self.by
         return f"Pod {self.containers[0].namespace}/{self.containers[0].pod}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What a Pod was given that the kubelet no longer lists, while its containers still run.
+
+    A Pod that was deleted by force is gone from the kubelet's lists seconds before its containers
+    have ended, and for ever if one cannot be killed. Its devices are free for the kubelet then, and
+    its claims are unprepared (k8s.io/kubernetes, pkg/kubelet/cm/dra/manager.go, `reconcileLoop`).
+    """
+
+    footprints: tuple[Footprint, ...]
+    by: str
+    """The Pod, for people."""
+    by_claim: bool
+    """Whether it was given them by a claim."""
+    since: float
+    """An answer that was asked for earlier does not end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +211,8 @@ class Ledger:
     """What containers hold by the device plugin."""
     prepared: Mapping[str, PreparedClaim] = field(default_factory=dict)
     """The claims that are prepared, by UID."""
+    ending: Mapping[str, Ending] = field(default_factory=dict)
+    """The Pods that still have devices although the kubelet no longer lists them, by UID."""
     cards: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The keys of each card by its ID: a card keeps its ID over restarts."""
     sliced: Mapping[str, Sliced] = field(default_factory=dict)
@@ -207,6 +236,8 @@ class Ledger:
         *,
         cards: Iterable[Card],
         resources: Collection[str],
+        pods: Mapping[Name, frozenset[str]] = MappingProxyType({}),
+        living: Collection[str] = (),
     ) -> Ledger:
         """After an answer of pod-resources that was asked for at `asked_at`.
 
@@ -216,6 +247,8 @@ class Ledger:
             cards: those present now; IDs that no record explains are matched against theirs.
             resources: the names under which cards are handed out. An assignment of another
                 resource matters only if its ID is one that a present card can have.
+            pods: the UIDs of the Pods that have each device, as the kubelet notes them.
+            living: those of the `suspects` of this answer whose containers run.
         """
         listed: dict[Name, list[Assignment]] = {}
         for one in assignments:
@@ -236,8 +269,16 @@ class Ledger:
                     footprints=tuple(sorted(known, key=_order)),
                     containers=tuple(sorted(containers)),
                     since=asked_at,
+                    pod_uids=(hold.pod_uids if hold else frozenset()) | pods.get(name, _NONE),
                 )
-        for name, hold in self.holds.items():
+        back = {uid for name in listed for uid in pods.get(name, ())}
+        ending = {
+            uid: one
+            for uid, one in self.ending.items()
+            if asked_at < one.since or (uid in living and uid not in back)
+        }
+        ledger = replace(self, ending=ending)
+        for name, hold in self.noted(pods).holds.items():
             if name in holds:
                 continue
             if asked_at < max(hold.since, hold.kept_until):
@@ -246,7 +287,46 @@ class Ledger:
                 holds[name] = replace(hold, missed=asked_at)
             elif asked_at < hold.missed + SETTLED:
                 holds[name] = hold
-        return self if holds == self.holds else replace(self, holds=holds)
+            else:
+                ledger = ledger.outlived(hold.pod_uids.intersection(living) - back, hold, asked_at)
+        ledger = replace(ledger, holds=holds)
+        return self if ledger == self else ledger
+
+    def noted(self, pods: Mapping[Name, frozenset[str]]) -> Ledger:
+        """With what the kubelet has noted of the Pods that have each device, as of `answered`."""
+        changed = {
+            name: replace(hold, pod_uids=hold.pod_uids | pods[name])
+            for name, hold in self.holds.items()
+            if not pods.get(name, _NONE) <= hold.pod_uids
+        }
+        return replace(self, holds={**self.holds, **changed}) if changed else self
+
+    def suspects(
+        self, listed: Collection[Name], pods: Mapping[Name, frozenset[str]]
+    ) -> frozenset[str]:
+        """The UIDs of Pods of which it matters whether they live, after an answer with `listed`.
+
+        `pods` is as of `answered`.
+        """
+        missing = (hold for name, hold in self.noted(pods).holds.items() if name not in listed)
+        return frozenset(self.ending).union(*(hold.pod_uids for hold in missing))
+
+    def outlived(
+        self, uids: Iterable[str], hold: Hold, now: float, *, by_claim: bool = False
+    ) -> Ledger:
+        """With Pods, by UID, that live on although the kubelet takes what they hold for free."""
+        ending = dict(self.ending)
+        for uid in uids:
+            before = ending[uid].footprints if uid in ending else ()
+            holder = hold.holder if hold.containers or by_claim else f"the Pod with the UID {uid}"
+            opened = f"{holder[:-1]}; " if holder.endswith(")") else f"{holder} ("
+            ending[uid] = Ending(
+                footprints=tuple(sorted({*before, *hold.footprints}, key=_order)),
+                by=f"{opened}not listed by the kubelet, but its containers run)",
+                by_claim=by_claim,
+                since=now,
+            )
+        return self if ending == self.ending else replace(self, ending=ending)
 
     def with_claim(self, claim: PreparedClaim) -> Ledger:
         """After a claim was prepared, or prepared again."""
@@ -332,11 +412,16 @@ class Ledger:
                 by="a container from before the agent's start",
                 since=max(now, ours.since if ours else now),
                 kept_until=ours.kept_until if ours else 0.0,
+                pod_uids=found.pods.get(name, _NONE) | (ours.pod_uids if ours else _NONE),
             )
         return replace(
             self,
             holds=holds,
             prepared={**found.prepared, **self.prepared},
+            ending={
+                **{uid: replace(one, since=now) for uid, one in found.ending.items()},
+                **self.ending,
+            },
             cards={**found.cards, **self.cards},
             sliced={**found.sliced, **self.sliced},
         )
@@ -346,12 +431,13 @@ class Ledger:
         footprints = {name: {one} for name, one in self.offered.items()}
         for name, hold in self.holds.items():
             footprints.setdefault(name, set()).update(hold.footprints)
-        return _encoded(footprints, self.prepared, self.cards, self.sliced)
+        pods = {name: hold.pod_uids for name, hold in self.holds.items()}
+        return _encoded(footprints, pods, self.prepared, self.ending, self.cards, self.sliced)
 
     @property
     def doubtful(self) -> bool:
         """Whether another answer of pod-resources, soon, would end a hold."""
-        return any(hold.missed is not None for hold in self.holds.values())
+        return bool(self.ending) or any(hold.missed is not None for hold in self.holds.values())
 
     def conflicts(
         self,
@@ -370,6 +456,9 @@ class Ledger:
             without: names of devices of which it does not matter that claims hold them.
         """
         found = Conflicts(self.holds if held else {}, cards)
+        for uid, one in self.ending.items():
+            if prepared if one.by_claim else held:
+                found.add((POD, uid), Hold(footprints=one.footprints, by=one.by, since=one.since))
         for claim in self.prepared.values() if prepared else ():
             if hold := claim.hold(without):
                 found.add((CLAIM, claim.uid), hold)
@@ -492,7 +581,7 @@ class Conflicts:
         for held in near:
             name = held.name
             if name != itself and (what := self._shared(wanted, held.what)) is not None:
-                known_as = "" if name[0] == CLAIM else f" as {name[1]} of {name[0]}"
+                known_as = "" if name[0] in (CLAIM, POD) else f" as {name[1]} of {name[0]}"
                 return f"{held.by.holder} still holds {what}{known_as}"
         return None
 
@@ -592,14 +681,18 @@ def _order(one: Footprint) -> tuple[object, ...]:
 @dataclass(frozen=True, slots=True)
 class _Record:
     footprints: Mapping[Name, tuple[Footprint, ...]]
+    pods: Mapping[Name, frozenset[str]]
     prepared: Mapping[str, PreparedClaim]
+    ending: Mapping[str, Ending]
     cards: Mapping[str, frozenset[str]]
     sliced: Mapping[str, Sliced]
 
 
 def _encoded(
     footprints: Mapping[Name, Collection[Footprint]],
+    pods: Mapping[Name, frozenset[str]],
     prepared: Mapping[str, PreparedClaim],
+    ending: Mapping[str, Ending],
     cards: Mapping[str, frozenset[str]],
     sliced: Mapping[str, Sliced],
 ) -> bytes:
@@ -610,6 +703,7 @@ def _encoded(
             "footprints": [
                 _encoded_footprint(one) for one in sorted(footprints[resource, device], key=_order)
             ],
+            "podUIDs": sorted(pods.get((resource, device), ())),
         }
         for resource, device in sorted(footprints)
     ]
@@ -620,6 +714,7 @@ def _encoded(
             "namespace": claim.namespace,
             "name": claim.name,
             "pods": claim.pods,
+            "podUIDs": claim.pod_uids,
             "joined": claim.joined,
             "devices": [
                 {
@@ -641,6 +736,15 @@ def _encoded(
         "claims": claims,
         "cards": ids,
     }
+    if ending:
+        record["ending"] = {
+            uid: {
+                "by": one.by,
+                "byClaim": one.by_claim,
+                "footprints": [_encoded_footprint(each) for each in one.footprints],
+            }
+            for uid, one in sorted(ending.items())
+        }
     if sliced:
         record["slices"] = {
             id_: {"driver": one.driver, "keys": sorted(one.keys)}
@@ -668,6 +772,12 @@ def _decoded(record: bytes) -> _Record:
         )
         for device in found["devices"]
     }
+    pods = {
+        (str(device["resource"]), str(device["device"])): frozenset(
+            map(str, device.get("podUIDs", ()))
+        )
+        for device in found["devices"]
+    }
     claims = [
         PreparedClaim(
             driver=str(claim["driver"]),
@@ -675,6 +785,7 @@ def _decoded(record: bytes) -> _Record:
             namespace=str(claim["namespace"]),
             name=str(claim["name"]),
             pods=tuple(map(str, claim["pods"])),
+            pod_uids=tuple(map(str, claim.get("podUIDs", ()))),
             joined=bool(claim["joined"]),
             devices=tuple(
                 PreparedDevice(
@@ -689,12 +800,22 @@ def _decoded(record: bytes) -> _Record:
         )
         for claim in found.get("claims", ())
     ]
+    ending = {
+        str(uid): Ending(
+            footprints=tuple(_decoded_footprint(each) for each in one["footprints"]),
+            by=str(one["by"]),
+            by_claim=bool(one["byClaim"]),
+            since=0.0,
+        )
+        for uid, one in found.get("ending", {}).items()
+    }
     cards = {str(id_): frozenset(map(str, keys)) for id_, keys in found["cards"].items()}
     sliced = {
         str(id_): Sliced(str(one["driver"]), frozenset(map(str, one["keys"])))
         for id_, one in found.get("slices", {}).items()
     }
-    return _Record(footprints, {claim.uid: claim for claim in claims}, cards, sliced)
+    prepared = {claim.uid: claim for claim in claims}
+    return _Record(footprints, pods, prepared, ending, cards, sliced)
 
 
 def _decoded_footprint(one: Mapping[str, Any]) -> Footprint:

@@ -20,12 +20,14 @@ from npu_agent.core.hardware import Card, CardState, Snapshot
 from npu_agent.core.ledger import (
     CLAIM,
     Conflicts,
+    Ending,
     Hold,
     Holding,
     Ledger,
     Name,
     PreparedClaim,
     Sliced,
+    footprint,
     keys_of,
 )
 from npu_agent.core.offer import Device
@@ -54,6 +56,12 @@ _ANSWER = 11.0
 """Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
 _LOOK = 2.0
 """Seconds of it while a Pod waits."""
+_HOLDER_ENDS = 10.0
+"""Seconds that an Allocate waits for the containers of a Pod that was deleted by force: the kubelet
+gives them two, and has taken four on a busy machine. It starts no other Pod meanwhile; after that
+it refuses this one, and knows the device as unhealthy."""
+_LOOK_AGAIN = 0.1
+"""Seconds between two checks of that."""
 _LAST_ANSWER = 0.2
 """Seconds of the one that the agent has for its end."""
 _TRY_AGAIN = 5.0
@@ -98,6 +106,8 @@ class LedgerKeeper:
         )
         self.holds: Feed[Mapping[Name, Hold]] = self.states.map(lambda ledger: ledger.holds)
         """What containers hold by the device plugin."""
+        self.ending: Feed[Mapping[str, Ending]] = self.states.map(lambda ledger: ledger.ending)
+        """The Pods that still have devices although the kubelet no longer lists them, by UID."""
         self.sliced: Feed[Mapping[str, Sliced]] = self.states.map(lambda ledger: ledger.sliced)
         """The cards that a ResourceSlice may have, by ID."""
         self.asked: Feed[bool] = Feed(False)
@@ -136,6 +146,7 @@ class LedgerKeeper:
         """Whether there was no record that can be read when the node became this agent's; until
         `rebuilt`."""
         self._saving = asyncio.Lock()
+        pod_resources.suspects = self._suspects
 
     @property
     def owned(self) -> bool:
@@ -237,11 +248,18 @@ class LedgerKeeper:
             if self._away:  # it may have been restarted
                 self._away = False
                 self.states.publish(self._ledger.doubted(self._clock() + _RESTART))
+            ending = self._ledger.ending
             self.states.publish(
                 self._ledger.answered(
-                    answer.assignments, answer.asked_at, cards=cards, resources=self._resources
+                    answer.assignments,
+                    answer.asked_at,
+                    cards=cards,
+                    resources=self._resources,
+                    pods=answer.pods,
+                    living=answer.living,
                 )
             )
+            self._log_ending(ending)
             if self._ledger.doubtful:
                 self._pod_resources.ask_soon()
         self._conflicts = self._ledger.conflicts(cards)
@@ -273,6 +291,58 @@ class LedgerKeeper:
         """
         conflicts = self._ledger.conflicts(self._cards(), without=pool)
         return lambda device: conflicts.against(("", ""), device)
+
+    async def grant_when_free(self, resource: str, devices: Sequence[Device]) -> None:
+        """As `grant`, once the Pods that had the devices before have ended, if that is soon.
+
+        The kubelet gives away what a Pod had that was deleted by force, while its containers run.
+
+        Raises:
+            RefusalError: as `grant`.
+        """
+        noted = await self._pod_resources.pods.noted() if self._pod_resources.pods else {}
+        self.states.publish(self._ledger.noted(noted))  # the kubelet forgets now who has ended
+        for device in devices:
+            name = (resource, device.id)
+            # The record, and with it who had this device before, may have been lost.
+            hold = self._ledger.holds.get(name) or Hold(footprints=(footprint(device),), since=0.0)
+            await self._outlive(hold.pod_uids | noted.get(name, frozenset()), hold)
+        now = asyncio.get_running_loop().time
+        until = now() + _HOLDER_ENDS
+        while self._outlived(devices) and now() < until:
+            self._pod_resources.ask()
+            await asyncio.sleep(_LOOK_AGAIN)
+            self.update()
+        self.grant(resource, devices)
+
+    def _outlived(self, devices: Iterable[Device]) -> bool:
+        """Whether a Pod that the kubelet no longer lists still has one of these devices."""
+        ending = replace(self._ledger, holds={}, prepared={}).conflicts(self._cards())
+        return any(ending.against(("", ""), device) for device in devices)
+
+    async def _outlive(self, uids: Collection[str], hold: Hold, *, by_claim: bool = False) -> None:
+        """Notes which of these Pods live on although what they hold is free for the kubelet."""
+        pods = self._pod_resources.pods
+        if living := await pods.living(uids) if pods else ():
+            before = self._ledger.ending
+            self._change(self._ledger.outlived(living, hold, self._clock(), by_claim=by_claim))
+            self._log_ending(before)
+            self._pod_resources.ask_soon()
+
+    def _log_ending(self, before: Mapping[str, Ending]) -> None:
+        now = self._ledger.ending
+        for uid in now.keys() - before.keys():
+            log.warning(
+                "nobody gets these cores until the containers that run on them have ended",
+                holder=now[uid].by,
+                uid=uid,
+            )
+        for uid in before.keys() - now.keys():
+            log.info("these containers have ended, or are listed again", uid=uid)
+
+    def _suspects(self, answer: Holdings) -> frozenset[str]:
+        listed = {one.name for one in answer.assignments}
+        return self._ledger.suspects(listed, answer.pods)
 
     def grant(self, resource: str, devices: Sequence[Device]) -> None:
         """Notes that a container is given these devices; called before it is.
@@ -314,6 +384,12 @@ class LedgerKeeper:
                 raise RefusalError(Refusal.UNFIT, self.why_not_owned)
             self._check((CLAIM, claim.uid), device)
         self._change(self._ledger.with_claim(claim))
+
+    async def outlive(self, uid: str) -> None:
+        """Notes which Pods of a claim live on although it is about to be unprepared."""
+        claim = self._ledger.prepared.get(uid)
+        if claim and (hold := claim.hold()):
+            await self._outlive(claim.pod_uids, hold, by_claim=True)
 
     def unprepare(self, uid: str) -> None:
         """Notes that no Pod uses a claim any more; one that is unknown is none."""
@@ -362,7 +438,8 @@ class LedgerKeeper:
             unsure = answer.error or answer.asked_at < now
             ledger = self._ledger
             # The slices stay for the next agent, which has to know of them.
-            if held or starting or ledger.prepared or ledger.sliced or unsure:
+            kept = ledger.prepared or ledger.sliced or answer.living
+            if held or starting or kept or unsure:
                 return False
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
                 await files.replace(self._directory / RECORD, None)

@@ -10,15 +10,16 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.core.claim import ClaimUse
-from npu_agent.core.ledger import SETTLED, Assignment
+from npu_agent.core.ledger import SETTLED, Assignment, Name
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
+from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.rpc import Caller
 from npu_agent.logs import logger
 from npu_agent.ticks import Turns, set_within, until_tick
@@ -59,6 +60,10 @@ class Holdings:
     """As the kubelet said last."""
     claim_uses: tuple[ClaimUse, ...] = ()
     """As the kubelet said last; sorted, each one once."""
+    pods: Mapping[Name, frozenset[str]] = field(default_factory=dict)
+    """The UIDs of the Pods that have each device, as the kubelet has noted them."""
+    living: frozenset[str] = frozenset()
+    """Those of the `PodResources.suspects` whose containers run."""
     error: str | None = None
     """Why the last time brought no answer."""
 
@@ -111,9 +116,18 @@ async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
 class PodResources:
     """Keeps `holdings` up to date by asking the kubelet now and then, and on request."""
 
-    def __init__(self, socket: Path, interval: Feed[float]) -> None:
-        """`interval` is how many seconds to wait between two requests."""
+    def __init__(self, socket: Path, interval: Feed[float], pods: Pods | None = None) -> None:
+        """Nobody is asked yet.
+
+        Args:
+            socket: the kubelet's.
+            interval: how many seconds to wait between two requests.
+            pods: those that live although the kubelet no longer lists them; None: there are none.
+        """
         self.holdings: Feed[Holdings] = Feed(Holdings())
+        self.pods = pods
+        self.suspects: Callable[[Holdings], Collection[str]] = lambda _: ()
+        """The UIDs of Pods of which it matters, after an answer, whether they live."""
         self.no_news: Callable[[], bool] = lambda: False
         """Whether nobody holds anything that could end. Of a grant the caller of `ask_soon` knows
         already."""
@@ -122,6 +136,9 @@ class PodResources:
         self._at_once = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._wanted_by = 0.0
+        self._unnoted = 2
+        """For how many answers the kubelet's notes are still to be read: it writes them after it
+        lists a device, and has containers there that it never lists."""
 
     def ask(self) -> None:
         """Has the kubelet asked now."""
@@ -132,6 +149,7 @@ class PodResources:
 
         However many are: once a second at most.
         """
+        self._unnoted = 2
         self._wanted_by = time.monotonic() + SETTLED
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SETTLED, self._soon)
@@ -161,19 +179,35 @@ class PodResources:
             except UnavailableError as trouble:
                 error = str(trouble)
             before = self.holdings.value
+            answered = Holdings(
+                assignments=known[0],
+                claim_uses=known[1],
+                asked_at=asked_at,
+                pods=before.pods,
+                living=before.living,
+                error=error,
+            )
+            if self.pods and not error:
+                answered = await self._with_pods(self.pods, answered)
             if error and error != before.error:
                 log.warning("the kubelet does not say who holds what", reason=error)
             elif before.error and not error:
                 log.info("the kubelet says again who holds what")
-            assignments, uses = known
-            self.holdings.publish(
-                Holdings(assignments=assignments, claim_uses=uses, asked_at=asked_at, error=error)
-            )
+            self.holdings.publish(answered)
             interval = self._interval.value
             if self.no_news() and not error:
                 interval = max(interval, _SELDOM)
             await set_within(self._at_once, until_tick(interval))
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
+
+    async def _with_pods(self, pods: Pods, answered: Holdings) -> Holdings:
+        """With what is known of the Pods, after an answer."""
+        if answered.assignments != self.holdings.value.assignments:
+            self._unnoted = 2
+        if self._unnoted:
+            self._unnoted -= 1
+            answered = replace(answered, pods=await pods.noted())
+        return replace(answered, living=await pods.living(self.suspects(answered)))
 
 
 async def _answer(kubelet: Caller, method: str) -> bytearray:

@@ -344,3 +344,129 @@ def test_holdings_name_the_card_and_its_cores() -> None:
     )
     assert ledger.holdings([state(B)]) == ()
     assert answered(ledger, at=20.0, cards=[A, B]).holdings(map(state, (A, B))) == ()
+
+
+UID = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
+STILL = "Pod team/train (not listed by the kubelet, but its containers run) still holds its cores"
+
+
+def noted(ledger: Ledger, *held: Assignment, at: float, living: Iterable[str] = (UID,)) -> Ledger:
+    """As `answered`; the kubelet has noted `UID` for U0, and these Pods live."""
+    pods = {(NPU, "U0"): frozenset({UID})}
+    return ledger.answered(
+        held, at, cards=[A], resources=[NPU], pods=pods, living=frozenset(living)
+    )
+
+
+def outlived() -> Ledger:
+    """A Pod had U0, is no longer listed, and lives."""
+    ledger = Ledger()
+    for at, held in ((1.0, [pod("U0")]), (5.0, []), (7.0, [])):
+        ledger = noted(ledger, *held, at=at)
+    return ledger
+
+
+def test_a_pod_that_is_no_longer_listed_and_lives_keeps_its_cores() -> None:
+    ledger = outlived()
+    assert ledger.holds == {}
+    assert ledger.doubtful
+    assert against(ledger, A) == {"U0": STILL}
+    for at in (8.0, 100.0):
+        ledger = noted(ledger, at=at)
+        assert against(ledger, A) == {"U0": STILL}
+    ledger = noted(ledger, at=101.0, living=())
+    assert ledger == Ledger()
+
+
+def test_it_keeps_them_in_whatever_shape_and_under_whatever_name() -> None:
+    assert set(against(outlived(), A, cores=1).values()) == {STILL}
+
+
+def test_a_pod_that_has_ended_keeps_nothing() -> None:
+    ledger = noted(Ledger(), pod("U0"), at=1.0)
+    for at in (5.0, 7.0):
+        ledger = noted(ledger, at=at, living=())
+    assert ledger == Ledger()
+
+
+def test_a_pod_that_is_listed_again_is_an_ordinary_holder() -> None:
+    ledger = noted(outlived(), pod("U0"), at=8.0)
+    assert ledger.ending == {}
+    assert ledger.holds[NPU, "U0"].holder == "Pod team/train"
+
+
+def test_of_whom_it_matters_whether_they_live() -> None:
+    ledger, now = noted(Ledger(), pod("U0"), at=1.0), {(NPU, "U0"): frozenset({"another"})}
+    assert ledger.suspects([(NPU, "U0")], now) == frozenset()
+    assert ledger.suspects([], {}) == {UID}
+    assert ledger.suspects([], now) == {UID, "another"}
+    assert outlived().suspects([(NPU, "U0")], {}) == {UID}
+
+
+def test_the_pods_before_are_known_although_the_kubelet_has_noted_the_next_one() -> None:
+    ledger = noted(Ledger(), pod("U0"), at=1.0)
+    for at, held in ((2.0, [pod("U0")]), (5.0, []), (7.0, [])):
+        ledger = ledger.answered(held, at, cards=[A], resources=[NPU], living={UID})
+    assert against(ledger, A) == {"U0": STILL}
+
+
+def test_an_answer_from_before_ends_nothing() -> None:
+    hold = outlived().ending[UID]
+    assert hold.since == 7.0
+    ledger = noted(outlived(), at=6.9, living=())
+    assert against(ledger, A) == {"U0": STILL}
+
+
+def test_a_pod_has_all_that_it_had() -> None:
+    holds = answered(Ledger(), pod("U0"), pod("U1"), at=1.0, cards=[A, B]).holds
+    both = Ledger().outlived([UID], holds[NPU, "U0"], 2.0).outlived([UID], holds[NPU, "U1"], 3.0)
+    assert against(both, A, B) == {"U0": STILL, "U1": STILL}
+
+
+def test_they_are_kept_over_restarts_until_an_answer_says_otherwise() -> None:
+    ledger = Ledger().recovered(outlived().record(), 50.0)
+    assert against(ledger, A) == {"U0": STILL}
+    assert against(noted(ledger, at=49.0, living=()), A) == {"U0": STILL}
+    assert against(noted(ledger, at=51.0, living=()), A) == {"U0": None}
+    assert "ending" not in json.loads(Ledger().record())
+
+
+def test_by_which_api_a_pod_was_given_them() -> None:
+    (hold,) = answered(Ledger(), pod("U0"), at=1.0, cards=[A]).holds.values()
+    (whole,) = offered(A)
+    for by_claim in (False, True):
+        ledger = Ledger().outlived([UID], hold, 1.0, by_claim=by_claim)
+        ledger = Ledger().recovered(ledger.record(), 2.0)
+        by_container = ledger.conflicts([A], prepared=False).against(("", ""), whole)
+        claimed = ledger.conflicts([A], held=False).against(("", ""), whole)
+        assert (claimed is not None, by_container is not None) == (by_claim, not by_claim)
+
+
+def test_who_has_a_device_is_kept_over_restarts() -> None:
+    """The kubelet may have forgotten it when the next agent asks."""
+    ledger = Ledger().recovered(noted(Ledger(), pod("U0"), at=1.0).record(), 2.0)
+    assert ledger.holds[NPU, "U0"].pod_uids == {UID}
+    ledger = (
+        Ledger()
+        .recovered(noted(Ledger(), pod("U0"), at=1.0).record(), 2.0)
+        .recovered(Ledger().record(), 3.0)
+    )
+    for at in (4.0, 7.0):
+        ledger = ledger.answered([], at, cards=[A], resources=[NPU], living={UID})
+    assert "not listed by the kubelet, but its containers run" in str(against(ledger, A)["U0"])
+
+
+def test_a_record_from_before_that_is_read() -> None:
+    record = json.loads(noted(Ledger(), pod("U0"), at=1.0).record())
+    for device in record["devices"]:
+        del device["podUIDs"]
+    ledger = Ledger().recovered(json.dumps(record).encode(), 2.0)
+    assert ledger.holds[NPU, "U0"].pod_uids == frozenset()
+
+
+def test_what_the_kubelet_has_noted_is_added_to_what_is_known() -> None:
+    ledger = noted(Ledger(), pod("U0"), at=1.0)
+    assert ledger.noted({(NPU, "U0"): frozenset({UID})}) is ledger
+    assert ledger.noted({(NPU, "U1"): frozenset({UID})}) is ledger
+    two = ledger.noted({(NPU, "U0"): frozenset({"next"})}).holds[NPU, "U0"]
+    assert two.pod_uids == {UID, "next"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import json
 import subprocess
@@ -12,13 +14,16 @@ from typing import Any
 
 import yaml
 
-from tests.cluster import Cluster, ClusterError
+from npu_agent.kubelet.pods import Pods
+from tests.cluster import Cluster, ClusterError, settings
 
 RESOURCE = "beta.furiosa.ai/npu"
 NAMESPACE = "kube-system"
 PROJECT = Path(__file__).parents[2]
 WORKLOAD = "localhost/workload:1"
 IMAGE = "localhost/npu-agent:test"
+
+CGROUPS = "/sys/fs/cgroup"
 
 SOON = 30.0
 """Seconds that anything may take that takes one or two on an idle machine."""
@@ -37,6 +42,12 @@ def simulated(cluster: Cluster, cards: str) -> Iterator[None]:
         alive.wait(10)
 
 
+def unified() -> str:
+    """Where this machine has its cgroups of version 2; the runtime puts containers there too."""
+    beside = Path(CGROUPS, "unified")
+    return str(beside) if beside.is_dir() else CGROUPS
+
+
 class Node:
     """The one node of a cluster, with the agent deployed by the manifests of k8s/."""
 
@@ -48,8 +59,8 @@ class Node:
     def deploy(self, config: dict[str, Any], kustomization: str = "k8s") -> None:
         """Applies k8s/ with this config, and waits until the rollout is complete.
 
-        Two things differ from what users apply: the image's name, and the host's /sys and /dev,
-        which are the simulated ones.
+        Three things differ from what users apply: the image's name; the host's /sys and /dev, which
+        are the simulated ones; where a machine with cgroups of version 1 has those of version 2.
         """
         rendered = self.cluster.kubectl("kustomize", str(PROJECT / kustomization))
         objects = list(yaml.safe_load_all(rendered))
@@ -61,7 +72,9 @@ class Node:
                 pod["containers"][0] |= {"image": IMAGE, "imagePullPolicy": "Never"}
                 for volume in pod["volumes"]:
                     host = volume.get("hostPath", {}).get("path", "")
-                    if host.startswith(("/sys/", "/dev")):
+                    if host == CGROUPS:
+                        volume["hostPath"]["path"] = unified()
+                    elif host.startswith(("/sys/", "/dev")):
                         volume["hostPath"]["path"] = f"{self.cluster.host_root}{host}"
         self.cluster.apply(objects)
         self.restart()
@@ -71,6 +84,7 @@ class Node:
         here = ("daemonset/npu-agent", "--namespace", NAMESPACE)
         self.cluster.kubectl("rollout", "restart", *here)
         self.cluster.kubectl("rollout", "status", *here, "--timeout=60s")
+        self.cluster.wait_for("the agent before to end", lambda: len(self._all_agents()) == 1, SOON)
 
     def configure(self, text: str) -> None:
         """Edits the ConfigMap and nothing else: the agent has to follow by itself."""
@@ -171,10 +185,47 @@ class Node:
         script = f'for n in /dev/npu* /dev/rngd/*; do [ ! -e "$n" ] || {{ {opened}; }}; done'
         return set(self.cluster.exec(name, "sh", "-c", script).split())
 
+    def wait_known(self, name: str) -> None:
+        """Waits until the agent knows which Pod holds an NPU.
+
+        A grant whose Pod it has never seen counts as held for a minute, and stays on the disk.
+        """
+        (agent,) = self.agent_pods()
+        page = f"http://{agent['status']['podIP']}:9100/metrics"
+        known = f'pod="{name}"'
+        self.cluster.wait_for(
+            f"the agent to know of {name}", lambda: known in self.cluster.inside(page), SOON
+        )
+
     def delete_pods(self, *names: str) -> None:
-        """Deletes Pods, all workloads if none is named, and waits until they are gone."""
+        """Deletes Pods, all workloads if none is named, and waits until they have ended.
+
+        Those with no time to end in are gone from the API server two seconds before that.
+        """
+        found = [each["metadata"] for each in self.cluster.objects("pod", "default")]
+        uids = [each["uid"] for each in found if not names or each["name"] in names]
         which = names or ("--all",)
         self.cluster.kubectl("delete", "pod", *which, "--namespace", "default", "--timeout=60s")
+        here = Pods(Path("/nowhere"), Path("/"))
+        self.cluster.wait_for(
+            "their containers to end", lambda: not asyncio.run(here.living(uids)), SOON
+        )
+
+    def forget_pod(self, name: str) -> None:
+        """Takes a Pod away from the API server behind its back.
+
+        As it is after a kubelet was cut off while the Pod was deleted by force: it gives the
+        containers their whole terminationGracePeriodSeconds, and no list has the Pod any more.
+        """
+        request = {"key": base64.b64encode(f"/registry/pods/default/{name}".encode()).decode()}
+        url = f"http://127.0.0.1:{settings.ETCD_PORT}/v3/kv/deleterange"
+        script = "import sys, urllib.request as u; u.urlopen(sys.argv[1], sys.argv[2].encode())"
+        self.cluster.enter(sys.executable, "-c", script, url, json.dumps(request))
+
+    def sleeps(self, seconds: str) -> bool:
+        """Whether there is a process ``sleep <seconds>``, in whatever container."""
+        others = f"sleep {seconds[:-1]}[{seconds[-1]}]"  # not a pattern that matches itself
+        return bool(self.cluster.enter("pgrep", "-f", others, check=False).stdout)
 
     def restarts(self) -> dict[str, int]:
         """How often the container of each workload was restarted."""
@@ -185,9 +236,11 @@ class Node:
 
     def agent_pods(self) -> list[dict[str, Any]]:
         """The agent's own Pods that are not being deleted."""
+        return [one for one in self._all_agents() if "deletionTimestamp" not in one["metadata"]]
+
+    def _all_agents(self) -> list[dict[str, Any]]:
         selector = "app.kubernetes.io/name=npu-agent"
-        pods = self.cluster.objects("pod", NAMESPACE, labelSelector=selector)
-        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        return self.cluster.objects("pod", NAMESPACE, labelSelector=selector)
 
     def kill_agent(self) -> None:
         """Ends the agent's process as a crash does: SIGKILL."""

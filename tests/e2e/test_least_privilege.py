@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster import ClusterError
 from tests.e2e.api import overlay
-from tests.e2e.node import IMAGE, NAMESPACE, SOON, Node
+from tests.e2e.node import CGROUPS, IMAGE, NAMESPACE, SOON, Node, unified
 
 PYTHON = "/opt/npu-agent/bin/python"
 ATTEMPTS = """
@@ -46,7 +46,7 @@ def directory(node: Node, tmp_path: Path) -> Iterator[Path]:
     node.cluster.kubectl("delete", "pod", "--selector=of=least-privilege", *where)
 
 
-def create(node: Node, directory: Path, *components: str) -> str:
+def create(node: Node, directory: Path, *components: str, cgroups: str) -> str:
     """A Pod like the agent's, with the node's own /sys and /dev, that does nothing; its name.
 
     Another one each time: `exec` finds a container by its Pod's name, also one that is ending.
@@ -54,6 +54,9 @@ def create(node: Node, directory: Path, *components: str) -> str:
     (daemonset,) = (t for t in overlay(node, directory, *components) if t["kind"] == "DaemonSet")
     spec: dict[str, Any] = daemonset["spec"]["template"]["spec"]
     spec |= {"nodeName": node.name, "terminationGracePeriodSeconds": 0, "restartPolicy": "Never"}
+    for volume in spec["volumes"]:
+        if volume.get("hostPath", {}).get("path") == CGROUPS:
+            volume["hostPath"]["path"] = cgroups
     (container,) = spec["containers"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         del container[probe]
@@ -69,9 +72,11 @@ def create(node: Node, directory: Path, *components: str) -> str:
     return name
 
 
-def attempts(node: Node, directory: Path, *components: str) -> dict[str, list[str]]:
-    """What the Pod could write below /host."""
-    name = create(node, directory, *components)
+def attempts(
+    node: Node, directory: Path, *components: str, cgroups: str = ""
+) -> dict[str, list[str]]:
+    """What the Pod could write below /host; its cgroups are those of version 2 by default."""
+    name = create(node, directory, *components, cgroups=cgroups or unified())
 
     def tried() -> dict[str, list[str]]:
         try:
@@ -91,6 +96,19 @@ def test_nothing_of_the_hosts_sys_and_dev_is_writable(node: Node, directory: Pat
     assert "net" in found["classes"]
     assert found["dev"] == []
     assert {"/host/dev", "/host/dev/pts", "/host/dev/shm", "/host/sys/class"} < set(found["tried"])
+    assert "/host/sys/fs/cgroup" in found["tried"]
+
+
+@pytest.mark.one_kubelet
+def test_cgroups_of_version_1_are_closed_by_the_component(node: Node, directory: Path) -> None:
+    """They are a mount for each controller. A machine without them has nothing to close."""
+    first = not Path(CGROUPS, "cgroup.controllers").exists()
+    open_to_it = attempts(node, directory, cgroups=CGROUPS)
+    assert bool(open_to_it["written"]) == first
+    assert all(place.startswith("/host/sys/fs/cgroup/") for place in open_to_it["written"])
+    found = attempts(node, directory, "recursive-read-only", cgroups=CGROUPS)
+    assert "/host/sys/fs/cgroup" in found["tried"]
+    assert found["written"] == []
 
 
 @pytest.mark.one_kubelet
@@ -112,7 +130,7 @@ def test_other_mounts_below_dev_are_closed_by_the_component(node: Node, director
 @pytest.mark.oldest_kubelet
 def test_a_kubelet_1_30_takes_no_recursive_mount(node: Node, directory: Path) -> None:
     """Why the component is no default: it looks at the API server's version no more than we can."""
-    name = create(node, directory, "recursive-read-only")
+    name = create(node, directory, "recursive-read-only", cgroups=unified())
 
     def refused() -> bool:
         pod = node.cluster.get("pod", name, NAMESPACE)

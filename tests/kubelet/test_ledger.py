@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.ledger import UNSEEN, Assignment, Ledger
 from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, left_behind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
+from tests.until import until
 
 
 async def test_only_an_answer_ends_a_hold(tmp_path: Path) -> None:
@@ -94,3 +99,121 @@ def test_a_link_in_place_of_the_record_is_not_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("record", [b"[" * 100_000, b'{"a":' * 100_000, b"\0" * 1000])
 def test_a_record_that_is_none_has_everything_held(record: bytes) -> None:
     assert Ledger().recovered(record, 0.0).unsure
+
+
+STILL = "(not listed by the kubelet, but its containers run)"
+
+
+async def outlived(directory: Path) -> Room:
+    """A Pod has WARBOY-0, and the kubelet takes it for free while its containers run."""
+    room = Room(directory)
+    await room.owned()
+    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
+    room.says("WARBOY-0")
+    room.kubelet.node.alive = {"old"}
+    return room
+
+
+async def test_a_grant_waits_for_the_containers_of_the_pod_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    room = await outlived(tmp_path)
+    whole, other = devices(*room.cards)
+    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole]))
+    await until(lambda: room.kubelet.asked > 1)
+    assert room.keeper.ending.value["old"].by == f"Pod team/train {STILL}"
+    await room.keeper.grant_when_free(NPU, [other])
+    room.says()
+    assert not granting.done()
+    room.kubelet.node.alive = set()
+    room.says()
+    await granting
+    assert room.keeper.states.value.ending == {}
+    assert [record.message for record in caplog.records] == [
+        "nobody gets these cores until the containers that run on them have ended",
+        "these containers have ended, or are listed again",
+    ]
+
+
+async def test_a_grant_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu_agent.kubelet.ledger._HOLDER_ENDS", 0.0)
+    room = await outlived(tmp_path)
+    whole = devices(*room.cards)[0]
+    with pytest.raises(RefusalError, match=re.escape(STILL)) as refused:
+        await room.keeper.grant_when_free(NPU, [whole])
+    assert refused.value.kind is Refusal.HELD
+
+
+async def test_a_pod_is_known_before_the_kubelet_lists_it(tmp_path: Path) -> None:
+    """It was given its device less than a second ago: what the kubelet notes is read again."""
+    room = Room(tmp_path)
+    await room.owned()
+    whole = devices(*room.cards)[0]
+    await room.keeper.grant_when_free(NPU, [whole])
+    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
+    room.kubelet.node.alive = {"old"}
+    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole]))
+    await until(lambda: room.kubelet.asked > 1)
+    assert room.keeper.ending.value["old"].by == f"the Pod with the UID old {STILL}"
+    granting.cancel()
+
+
+async def test_the_same_pod_may_be_given_its_device_again(tmp_path: Path) -> None:
+    """That of an init container: the Pod has no process yet."""
+    room = Room(tmp_path)
+    await room.owned()
+    whole = devices(*room.cards)[0]
+    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"new"})}
+    for _ in range(2):
+        await room.keeper.grant_when_free(NPU, [whole])
+
+
+async def test_nobody_ends_without_news_while_a_deleted_pod_lives(tmp_path: Path) -> None:
+    room = await outlived(tmp_path)
+    for _ in range(3):
+        room.says()
+    assert room.keeper.states.value.holds == {}
+    assert list(room.keeper.ending.value) == ["old"]
+    assert room.kubelet.asked_soon
+    assert not room.keeper.no_news()
+    ending = asyncio.create_task(room.keeper.end())
+    room.says()
+    assert await ending is False  # the record stays for the next agent
+
+
+async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path: Path) -> None:
+    """The agent ends before a second answer that lacks it."""
+    room = await outlived(tmp_path)
+    room.says()
+    assert room.keeper.states.value.holds.keys() == {(NPU, "WARBOY-0")}
+    ending = asyncio.create_task(room.keeper.end())
+    await until(lambda: room.kubelet.asked > 1)
+    room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
+    assert await ending is False
+
+
+async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
+    """It does when it hands out another one."""
+    room = Room(tmp_path)
+    await room.owned()
+    whole, other = devices(*room.cards)
+    await room.keeper.grant_when_free(NPU, [whole])
+    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
+    await room.keeper.grant_when_free(NPU, [other])
+    room.kubelet.node.notes, room.kubelet.node.alive = {}, {"old"}
+    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole]))
+    await until(lambda: room.keeper.ending.value)
+    granting.cancel()
+
+
+async def test_without_a_record_the_kubelets_notes_are_enough(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
+    room.kubelet.node.alive = {"old"}
+    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [devices(*room.cards)[0]]))
+    await until(lambda: room.keeper.ending.value)
+    granting.cancel()

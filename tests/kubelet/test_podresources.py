@@ -3,7 +3,7 @@
 import asyncio
 import random
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from grpclib.server import Stream
 
 from npu_agent import ticks
 from npu_agent.core.claim import ClaimUse
-from npu_agent.core.ledger import Assignment
+from npu_agent.core.ledger import Assignment, Name
 from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.podresources import (
@@ -24,6 +24,7 @@ from npu_agent.kubelet.podresources import (
     offered,
     socket_beside,
 )
+from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1 as wire
 from tests.kubelet.test_decode import field
@@ -449,4 +450,73 @@ async def test_what_the_kubelet_offers(socket: Path) -> None:
         with pytest.raises(UnavailableError, match="the field at byte 0"):
             await offered(socket)
     finally:
+        await server.shutdown()
+
+
+class Seen(Pods):
+    """Counts how often the kubelet's notes are read."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), Path("/nowhere"))
+        self.reads = 0
+        self.asked: list[frozenset[str]] = []
+
+    async def noted(self) -> Mapping[Name, frozenset[str]]:
+        self.reads += 1
+        return {("beta.furiosa.ai/npu", "U0"): frozenset({f"pod-{self.reads}"})}
+
+    async def living(self, uids: Collection[str]) -> frozenset[str]:
+        self.asked.append(frozenset(uids))
+        return frozenset({"old"})
+
+
+async def test_an_answer_comes_with_what_is_known_of_the_pods(socket: Path) -> None:
+    lister = PodResources(HELD)
+    server = UnixServer([lister], socket)
+    await server.listen()
+    pods = Seen()
+    pod_resources = assignments.PodResources(socket, Feed(3600.0), pods)
+    pod_resources.suspects = lambda now: {"old"}.union(*now.pods.values())
+    running = asyncio.create_task(pod_resources.run())
+
+    async def told() -> Holdings:
+        seen = pod_resources.holdings.value.asked_at
+        pod_resources.ask()
+        return await first(pod_resources.holdings, lambda now: now.asked_at > seen)
+
+    try:
+        # It is read twice after a change, as the kubelet may write it only after it lists a device.
+        for reads in (1, 2, 2, 2):
+            answer = await told()
+            assert pods.reads == reads
+            assert pods.asked[-1] == {"old", f"pod-{reads}"}
+            assert answer.living == {"old"}
+        before = answer
+        lister.reply = GRPCError(Status.UNAVAILABLE)
+        answer = await told()
+        assert (answer.pods, answer.living) == (before.pods, before.living)
+        lister.reply = b""
+        await told()
+        assert pods.reads == 3
+        await told()
+        pod_resources.ask_soon()  # a container of which the kubelet says nothing
+        await told()
+        assert pods.reads == 5
+    finally:
+        running.cancel()
+        await server.shutdown()
+
+
+async def test_what_the_kubelet_noted_for_an_agent_before_is_read(socket: Path) -> None:
+    """It may list nobody."""
+    server = UnixServer([PodResources(b"")], socket)
+    await server.listen()
+    pods = Seen()
+    pod_resources = assignments.PodResources(socket, Feed(3600.0), pods)
+    running = asyncio.create_task(pod_resources.run())
+    try:
+        answer = await first(pod_resources.holdings, lambda now: now.asked_at)
+        assert (answer.assignments, pods.reads) == ((), 1)
+    finally:
+        running.cancel()
         await server.shutdown()

@@ -1,6 +1,7 @@
 """Who holds what: as the ledger finds it, and as a kubelet says it."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from npu_agent.core.claim import ClaimUse
@@ -10,23 +11,44 @@ from npu_agent.core.ledger import (
     Footprint,
     Holding,
     Ledger,
+    Name,
     PreparedClaim,
     PreparedDevice,
     keys_of,
 )
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import PodResources
+from npu_agent.kubelet.pods import Pods
 
 RESOURCE = "beta.furiosa.ai/npu"
 DRIVER = "npu.furiosa.ai"
 NODE = "node-1"
 
 
+class LivingPods(Pods):
+    """The Pods of a node, as a test has them."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), Path("/nowhere"))
+        self.notes: dict[Name, frozenset[str]] = {}
+        """The UIDs of the Pods that have each device, as the kubelet noted them last."""
+        self.alive: set[str] = set()
+
+    async def noted(self) -> Mapping[Name, frozenset[str]]:
+        await asyncio.sleep(0)
+        return dict(self.notes)
+
+    async def living(self, uids: Collection[str]) -> frozenset[str]:
+        await asyncio.sleep(0)
+        return frozenset(self.alive.intersection(uids))
+
+
 class Kubelet(PodResources):
     """Its pod-resources API: answers when a test publishes `holdings`."""
 
     def __init__(self) -> None:
-        super().__init__(Path("/nowhere"), Feed(1e9))
+        self.node = LivingPods()
+        super().__init__(Path("/nowhere"), Feed(1e9), self.node)
         self.asked = 0
         self.asked_soon = 0
 

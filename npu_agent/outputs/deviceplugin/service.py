@@ -7,7 +7,7 @@ the answers are bytes that are ready (`npu_agent.outputs.deviceplugin.encode`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,10 @@ def options() -> wire.DevicePluginOptions:
     return wire.DevicePluginOptions(get_preferred_allocation_available=True)
 
 
+async def unnoted(_resource: str, _devices: Sequence[Device]) -> None:
+    """In place of a ledger, where there is none."""
+
+
 class DevicePlugin:
     """Serves the devices of one resource; `streams` tells who is listening."""
 
@@ -66,7 +70,7 @@ class DevicePlugin:
         resource: str,
         devices: Feed[Devices],
         *,
-        note: Callable[[str, Sequence[Device]], None] = lambda *_: None,
+        note: Callable[[str, Sequence[Device]], Awaitable[None]] = unnoted,
         by_cdi: bool = False,
         counts: Counts | None = None,
     ) -> None:
@@ -75,8 +79,8 @@ class DevicePlugin:
         Args:
             resource: its name, as Pods ask for it.
             devices: the list to serve; closing it ends the streams, and the kubelet sees it.
-            note: notes the resource and the devices of each Allocate before it is answered; raises
-                RefusalError if one of them is not free.
+            note: notes the resource and the devices of each Allocate before it is answered, which
+                may wait for it; raises RefusalError if one of them is not free.
             by_cdi: whether containers get their device nodes by CDI names.
             counts: where to count what it does; without them, in ones of its own.
         """
@@ -176,7 +180,7 @@ class DevicePlugin:
         with _refusals_as_status():
             try:
                 containers = requested(ids, self._known(), self._resource)
-                self._note(self._resource, [one for each in containers for one in each])
+                await self._note(self._resource, [one for each in containers for one in each])
             except RefusalError as error:
                 log.warning("allocation refused", resource=self._resource, reason=error)
                 raise

@@ -26,7 +26,7 @@ from npu_agent.kubelet.rpc import ask
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
-from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, options
+from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, options, unnoted
 from npu_agent.rounds import Rounds
 
 log = logger(__name__)
@@ -79,7 +79,7 @@ class Session:
         socket_name: str,
         ownership: Ownership,
         prepare: Callable[[], Awaitable[None]] = _nothing,
-        note: Callable[[str, Sequence[Device]], None] = lambda *_: None,
+        note: Callable[[str, Sequence[Device]], Awaitable[None]] = unnoted,
         kubelet_lost: Callable[[], None] = lambda: None,
         offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _untold,
         by_cdi: bool = False,

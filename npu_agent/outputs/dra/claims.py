@@ -193,6 +193,28 @@ class Claims:
                     with contextlib.suppress(OSError):
                         await self._keeper.saved()
 
+    async def learn(self) -> None:
+        """Finds the Pods that came to use a claim after it was prepared.
+
+        The kubelet does not have it prepared for them again.
+        """
+        for claim in tuple(self._keeper.prepared.value.values()):
+            using = {use.pod for use in self._keeper.claim_uses() or () if _is_of(use, claim)}
+            if using.issubset(claim.pods) and claim.pod_uids:
+                continue
+            try:
+                found = claim_of(await self._fetch(claim.namespace, claim.name), self._dra.driver)
+            except (ApiError, ValueError):
+                continue  # it is tried again
+            async with self._changing:
+                now = self._keeper.prepared.value.get(found.uid)
+                if now is not None:
+                    uids = tuple(dict.fromkeys((*now.pod_uids, *found.pod_uids)))
+                    pods = found.reserved_for or now.pods
+                    self._keeper.prepare(replace(now, pods=pods, pod_uids=uids), ())
+                    with contextlib.suppress(OSError):
+                        await self._keeper.saved()
+
     async def tidy(self) -> None:
         """Removes specs of claims that are not prepared, and writes those that somebody removed.
 
@@ -489,11 +511,11 @@ class Claims:
         """A claim as it must have been prepared."""
         used = {use.device for use in uses}
         requests: dict[str, str] = {}
-        uid = _nameless(namespace, name)
+        uid, uids = _nameless(namespace, name), tuple[str, ...]()
         try:
             claim = claim_of(await self._fetch(namespace, name), self._dra.driver)
             if used <= {result.device for result in claim.results}:
-                uid = claim.uid
+                uid, uids = claim.uid, claim.pod_uids
                 requests = {result.device: result.request for result in claim.results}
         except (ApiError, ValueError) as error:
             log.warning("a claim in use cannot be read", claim=f"{namespace}/{name}", reason=error)
@@ -504,6 +526,7 @@ class Claims:
             namespace=namespace,
             name=name,
             pods=tuple(sorted({use.pod for use in uses})),
+            pod_uids=uids,
             devices=tuple(
                 PreparedDevice(
                     request=requests.get(device, ""),
@@ -516,7 +539,11 @@ class Claims:
         )
 
     async def _end(self, uid: str) -> None:
-        """Forgets a claim and removes its spec; the record is still to be saved."""
+        """Forgets a claim and removes its spec; the record is still to be saved.
+
+        Its cores stay with a Pod whose containers still run.
+        """
+        await self._keeper.outlive(uid)
         self._keeper.unprepare(uid)
         try:
             await files.replace(self._spec_of(uid), None)
@@ -549,13 +576,15 @@ class Claims:
         """
         uses, devices = self._keeper.claim_uses(), {one.device for one in claim.devices}
         return uses is None or any(
-            (use.claim_namespace, use.claim_name) == (claim.namespace, claim.name)
-            and (not devices or use.device in devices)
-            for use in uses
+            _is_of(use, claim) and (not devices or use.device in devices) for use in uses
         )
 
     def _spec_of(self, uid: str) -> Path:
         return self._cdi_root / cdi.claim_file(self._dra.claim_kind, uid)
+
+
+def _is_of(use: ClaimUse, claim: PreparedClaim) -> bool:
+    return (use.claim_namespace, use.claim_name) == (claim.namespace, claim.name)
 
 
 def _nameless(namespace: str, name: str) -> str:
@@ -572,6 +601,7 @@ def _prepared(
         namespace=claim.namespace,
         name=claim.name,
         pods=claim.reserved_for,
+        pod_uids=claim.pod_uids,
         joined=joined,
         devices=tuple(
             PreparedDevice(
@@ -598,6 +628,7 @@ def _as_before(known: PreparedClaim) -> Claim:
             for one in known.devices
         ),
         reserved_for=known.pods,
+        pod_uids=known.pod_uids,
     )
 
 

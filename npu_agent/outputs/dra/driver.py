@@ -256,7 +256,7 @@ class Driver:
         keeper, seen = self._keeper, None
         async for _ in changes_of(
             *(self._snapshots, self._wanted, self._uncounted, self._untainted),
-            *(keeper.holds, keeper.prepared, keeper.asked, keeper.unrecorded),
+            *(keeper.holds, keeper.prepared, keeper.ending, keeper.asked, keeper.unrecorded),
             *(*self._places.feeds, self._again),
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
@@ -427,6 +427,7 @@ class Driver:
     async def _keep_specs(self) -> None:
         while True:
             await self.claims.rebuild()  # if the kubelet had not said before what is in use
+            await self.claims.learn()
             await self.claims.tidy()
             await asyncio.sleep(cdi.LOOK_EVERY)
 

@@ -53,6 +53,25 @@ def gone(node: Node, name: str) -> bool:
     return name not in {one["metadata"]["name"] for one in node.cluster.objects("pod", "default")}
 
 
+def made(node: Node, count: int) -> str:
+    """The name of a template for so many cards."""
+    name = f"cards-{count}"
+    node.cluster.apply(template(name, request(count=count)))
+    return name
+
+
+def refusals(node: Node) -> int:
+    """How often the kubelet has reported that the Pod ``next`` waits for a deleted one."""
+    events = node.cluster.objects(
+        "event",
+        "default",
+        fieldSelector="involvedObject.name=next,reason=FailedPrepareDynamicResources",
+    )
+    return sum(
+        event.get("count") or 1 for event in events if "but its containers run" in event["message"]
+    )
+
+
 def test_the_kubelet_restarts_and_then_a_container(node: Node) -> None:
     run(node, pod("steady"), pod("restarts", command=ENDS, restartPolicy="Always"))
     before = {name: verified(node, name, 1) for name in ("steady", "restarts")}
@@ -168,8 +187,7 @@ def test_the_agent_is_away_until_the_kubelet_gives_it_up(node: Node) -> None:
 
 
 def test_after_a_forced_deletion_the_next_pod_waits_for_the_container(node: Node) -> None:
-    made = template("seven", request(count=7))
-    run(node, made, small("others", of_template="seven"))
+    run(node, small("others", of_template=made(node, 7)))
     marked = "100123"  # tells its process apart
     run(node, small("old", command=f"exec sleep {marked}", terminationGracePeriodSeconds=10))
     (card,) = seen(node, "old").cards
@@ -177,13 +195,41 @@ def test_after_a_forced_deletion_the_next_pod_waits_for_the_container(node: Node
     node.cluster.kubectl("delete", "pod", "old", "--force", "--grace-period=0")
     # The scheduler has given the card away already; the kubelet gives a container two seconds.
     running(node, "next", timeout=2 * SOON)
-    others = f"sleep {marked[:-1]}[{marked[-1]}]"  # not a pattern that matches itself
-    assert not node.cluster.enter("pgrep", "-f", others, check=False).stdout
+    assert not node.sleeps(marked)
     assert verified(node, "next", 1).cards == {card}
     (agent,) = node.agent_pods()
     log = node.cluster.logs(agent["metadata"]["name"], NAMESPACE)
     after = log.rindex("claim unprepared claim=default/old-npus-")
     assert log.rindex("claim prepared claim=default/next-npus-") > after
+
+
+def test_a_claim_is_unprepared_while_its_containers_run(node: Node) -> None:
+    """As a kubelet does it once a minute with claims of Pods that it has forgotten."""
+    run(node, small("others", of_template=made(node, 7)))
+    marked = "100124"
+    run(node, small("old", command=f"exec sleep {marked}", terminationGracePeriodSeconds=180))
+    (card,) = seen(node, "old").cards
+    node.cluster.apply(small("next"))
+    node.forget_pod("old")
+    # First the claim that is still prepared has the card, then the Pod that nobody lists.
+    said(node, "next", "(ResourceClaim default/old-npus-")
+    said(
+        node,
+        "next",
+        "; not listed by the kubelet, but its containers run) still holds its cores",
+        120,
+    )
+    assert len(prepared(node)) == 1
+    assert node.sleeps(marked)
+    node.kill_agent()  # the next one knows it too
+    refused = "so many refusals"
+    count = refusals(node)
+    node.cluster.wait_for(refused, lambda: refusals(node) > count, 2 * SOON)
+    assert node.sleeps(marked)
+    assert node.pod("next")["status"]["phase"] == "Pending"
+    node.cluster.enter("pkill", "-KILL", "-f", f"sleep {marked[:-1]}[{marked[-1]}]")
+    running(node, "next", timeout=2 * SOON)
+    assert seen(node, "next").cards == {card}
 
 
 def test_the_node_reboots(node: Node) -> None:

@@ -164,18 +164,6 @@ class Journey(Node):
 
         self.cluster.wait_for("no NPU to be held", unused, SOON)
 
-    def wait_known(self, name: str) -> None:
-        """Waits until the agent knows which Pod holds an NPU.
-
-        A grant whose Pod it has never seen counts as held for a minute, and stays on the disk.
-        """
-        (agent,) = self.agent_pods()
-        page = f"http://{agent['status']['podIP']}:9100/metrics"
-        known = f'pod="{name}"'
-        self.cluster.wait_for(
-            f"the agent to know of {name}", lambda: known in self.cluster.inside(page), SOON
-        )
-
     def clear_disk(self) -> None:
         """Removes what is left on the node's disk, as docs/install.md says."""
         self.cluster.enter("rm", "-f", *LEFT_ON_DISK)

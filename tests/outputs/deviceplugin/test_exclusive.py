@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources
+from tests.outputs.helpers import LivingPods
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,7 +93,7 @@ class Kubelet(PodResources):
     """Answers when the machine has it answer; while it is down, only with errors."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(Path("/nowhere"), Feed(1e9))
+        super().__init__(Path("/nowhere"), Feed(1e9), machine.node)
         self.machine = machine
 
     def ask(self) -> None:
@@ -99,6 +101,29 @@ class Kubelet(PodResources):
 
     def ask_soon(self) -> None:
         pass
+
+
+class Node(LivingPods):
+    """What the kubelet has noted, and whose processes run."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+
+    def note(self) -> None:
+        """The kubelet does when it hands out a device, and at no other time."""
+        self.notes = {
+            name: frozenset({one.assignment.pod})
+            for name, one in self.machine.containers.items()
+            if name[0] != CLAIM
+        }
+
+    def living_of(self, uids: Collection[str]) -> frozenset[str]:
+        alive = {*self.machine.containers.values(), *self.machine.forgotten.values()}
+        return frozenset(uids) & {one.assignment.pod for one in alive}
+
+    async def living(self, uids: Collection[str]) -> frozenset[str]:
+        return self.living_of(uids)
 
 
 @dataclass
@@ -119,6 +144,9 @@ class Machine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="npu-"))
         self.now = 1000.0
         self.containers: dict[tuple[str, str], Container] = {}
+        self.forgotten: dict[str, Container] = {}
+        """Of Pods that were deleted by force, by UID: they run, and the kubelet lists them not."""
+        self.node = Node(self)
         self.count = 0
         self.up = True
         self.wrong = False
@@ -282,6 +310,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(
         lambda self: (
             not self.slices
+            and not self.forgotten
             and all(
                 name == self.agent.name and self.cards[one.slot].index == one.index
                 for (name, _), one in self.containers.items()
@@ -361,7 +390,13 @@ class Machine(RuleBasedStateMachine):
         uid = f"uid-{self.count}"
         named = PreparedDevice(request="npu", pool="n1", device=name, footprint=footprint(device))
         claim = PreparedClaim(
-            driver=DRIVER, uid=uid, namespace="team", name=uid, pods=("p",), devices=(named,)
+            driver=DRIVER,
+            uid=uid,
+            namespace="team",
+            name=uid,
+            pods=("p",),
+            pod_uids=(f"p-{uid}",),
+            devices=(named,),
         )
         if self.agent.places.refusal(device):
             return
@@ -370,7 +405,7 @@ class Machine(RuleBasedStateMachine):
         except RefusalError:
             return
         self.runner.run(self.agent.keeper.saved())
-        self.given((CLAIM, uid), device)
+        self.given((CLAIM, uid), device, f"p-{uid}")
 
     # The kubelet
 
@@ -383,9 +418,15 @@ class Machine(RuleBasedStateMachine):
         )
         if error:
             held = kubelet.holdings.value.assignments
-        kubelet.holdings.publish(
-            Holdings(asked_at=self.now, assignments=tuple(sorted(held)), error=error)
+        self.says(
+            kubelet, Holdings(asked_at=self.now, assignments=tuple(sorted(held)), error=error)
         )
+
+    def says(self, kubelet: Kubelet, answer: Holdings) -> None:
+        """It is followed by what its host knows of the Pods."""
+        answer = replace(answer, pods=self.node.notes)
+        living = self.node.living_of(kubelet.suspects(answer))
+        kubelet.holdings.publish(replace(answer, living=living))
 
     @rule(seconds=st.sampled_from((0.0, 0.1, 0.5, 1.5, 10.0, 100.0)))
     def answers(self, seconds: float) -> None:
@@ -406,7 +447,7 @@ class Machine(RuleBasedStateMachine):
         if data.draw(st.booleans(), "grant meanwhile"):
             self.allocate(data)
         if self.up:
-            pod_resources.holdings.publish(Holdings(asked_at=asked_at, assignments=held))
+            self.says(pod_resources, Holdings(asked_at=asked_at, assignments=held))
             self.wrong = False
         self.publishes()
 
@@ -446,12 +487,13 @@ class Machine(RuleBasedStateMachine):
         id_ = data.draw(st.sampled_from(free), "device")
         try:
             ((device,),) = requested([[id_]], {one.id: one for one in devices}, resource)
-            self.agent.keeper.grant(resource, [device])
+            self.runner.run(self.agent.keeper.grant_when_free(resource, [device]))
         except RefusalError:
             return
         self.given((resource, id_), device)
+        self.node.note()
 
-    def given(self, name: tuple[str, str], device: Device) -> None:
+    def given(self, name: tuple[str, str], device: Device, pod: str = "") -> None:
         self.count += 1
         # The nodes are opened now: whose they are is decided by the number of now.
         (physical,) = [
@@ -461,7 +503,7 @@ class Machine(RuleBasedStateMachine):
         ]
         shared = device.card.access.shared_nodes
         self.containers[name] = Container(
-            Assignment("team", f"pod-{self.count}", "main", *name),
+            Assignment("team", pod or f"pod-{self.count}", "main", *name),
             frozenset((physical.slot, core) for core in device.cores),
             frozenset((node, physical.slot if node in shared else -1) for node in device.nodes),
             physical.slot,
@@ -483,6 +525,23 @@ class Machine(RuleBasedStateMachine):
             self.agent.keeper.unprepare(name[1])
             self.runner.run(self.agent.keeper.saved())
 
+    @precondition(lambda self: self.containers)
+    @rule(data=st.data())
+    def pod_is_deleted_by_force(self, data: st.DataObject) -> None:
+        """What it had is free for the kubelet, and its containers run on."""
+        name = data.draw(st.sampled_from(sorted(self.containers)), "Pod")
+        container = self.containers.pop(name)
+        self.forgotten[container.assignment.pod] = container
+        if name[0] == CLAIM:
+            self.runner.run(self.agent.keeper.outlive(name[1]))
+            self.agent.keeper.unprepare(name[1])
+            self.runner.run(self.agent.keeper.saved())
+
+    @precondition(lambda self: self.forgotten)
+    @rule(data=st.data())
+    def forgotten_pod_ends(self, data: st.DataObject) -> None:
+        del self.forgotten[data.draw(st.sampled_from(sorted(self.forgotten)), "Pod")]
+
     @invariant()
     def no_card_is_offered_by_both(self) -> None:
         for each in self.agent.publisher.devices.values():
@@ -494,7 +553,7 @@ class Machine(RuleBasedStateMachine):
     def no_core_and_no_node_twice(self) -> None:
         cores: dict[tuple[int, int], Container] = {}
         nodes: dict[str, tuple[int, Container]] = {}
-        for container in self.containers.values():
+        for container in (*self.containers.values(), *self.forgotten.values()):
             for core in container.cores:
                 assert core not in cores, f"{container} and {cores[core]}"
                 cores[core] = container
@@ -512,6 +571,12 @@ def wanted(name: str, cores: int | None, disabled: str = "") -> Wanted:
     elif cores == 2:
         overrides = ((name, "warboy", 1),)
     return Wanted(resources(name, cores, overrides), frozenset(filter(None, [disabled])))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for containers of a deleted Pod: they end when the machine has them end."""
+    monkeypatch.setattr("npu_agent.kubelet.ledger._HOLDER_ENDS", 0.0)
 
 
 TestExclusive: Any = Machine.TestCase

@@ -321,7 +321,7 @@ async def test_preferred_allocations_are_counted_by_their_reason(served: Served)
 async def test_the_ledger_is_asked_before_the_answer_and_may_refuse() -> None:
     noted: list[tuple[str, list[str]]] = []
 
-    def note(resource: str, granted: Sequence[Device]) -> None:
+    async def note(resource: str, granted: Sequence[Device]) -> None:
         noted.append((resource, [device.id for device in granted]))
         if len(noted) > 1:
             raise RefusalError(Refusal.UNFIT, "Pod team/train still holds its cores")

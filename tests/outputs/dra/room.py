@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class Room:
             "metadata": {"namespace": "team", "name": name, "uid": uid or f"uid-{name}"},
             "status": {
                 "allocation": {"devices": {"results": list(results)}},
-                "reservedFor": [{"resource": "pods", "name": f"pod-{name}", "uid": "p"}],
+                "reservedFor": [{"resource": "pods", "name": f"pod-{name}", "uid": f"pod-{name}"}],
                 **status,
             },
         }
@@ -126,17 +127,18 @@ class Room:
     ) -> None:
         """The kubelet answers, two seconds later: these devices are held, these claims used."""
         self.now += 2.0
-        self.kubelet.holdings.publish(
-            Holdings(
-                assignments=tuple(Assignment("team", "train", "main", NPU, id_) for id_ in held),
-                claim_uses=tuple(
-                    ClaimUse("team", f"pod-{claim}", "main", "team", claim, driver, NODE, device)
-                    for claim, device in uses
-                ),
-                asked_at=self.now,
-                error=error,
-            )
+        answer = Holdings(
+            assignments=tuple(Assignment("team", "train", "main", NPU, id_) for id_ in held),
+            claim_uses=tuple(
+                ClaimUse("team", f"pod-{claim}", "main", "team", claim, driver, NODE, device)
+                for claim, device in uses
+            ),
+            asked_at=self.now,
+            pods=self.kubelet.node.notes,
+            error=error,
         )
+        living = self.kubelet.node.alive.intersection(self.kubelet.suspects(answer))
+        self.kubelet.holdings.publish(replace(answer, living=frozenset(living)))
         self.keeper.update()
 
     async def owned(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:

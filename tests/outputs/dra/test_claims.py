@@ -1174,3 +1174,88 @@ async def test_a_lost_record_is_rebuilt_once_the_cards_are_known(tmp_path: Path)
     await rebuilding
     room.claim("d", result(ZERO))
     assert HELD in await room.prepared("d")
+
+
+async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cores(
+    tmp_path: Path,
+) -> None:
+    """As a kubelet does with those of Pods that were deleted by force."""
+    room = await holding(tmp_path)
+    room.kubelet.node.alive = {"pod-c"}
+    await room.unprepared()
+    assert (room.keeper.prepared.value, room.specs()) == ({}, [])
+    still = (
+        "Pod team/pod-c (ResourceClaim team/c; not listed by the kubelet, but its containers run)"
+    )
+    room.claim("d", result(ZERO))
+    assert f"{still} still holds its cores" in await room.prepared("d")
+    room.says()
+    assert f"{still} still holds its cores" in await room.prepared("d")
+    with pytest.raises(RefusalError, match="but its containers run"):
+        room.keeper.grant(NPU, [plain(room)])
+    room.claim("e", result(ONE))
+    assert await room.prepared("e") == answer(("npu", ONE), uid="uid-e")
+    room.kubelet.node.alive = set()
+    room.says()
+    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_that_is_kept_for_the_next_agent(tmp_path: Path) -> None:
+    room = await holding(tmp_path)
+    await room.restarted(uses=[("c", ZERO)])  # it knows the claim's Pod from the record
+    room.kubelet.node.alive = {"pod-c"}
+    await room.unprepared()
+    record = json.loads((tmp_path / RECORD).read_bytes())
+    assert (record["claims"], list(record["ending"])) == ([], ["pod-c"])
+
+
+async def test_an_administrators_claim_keeps_nobody_waiting(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO, adminAccess=True))
+    await room.prepared()
+    room.kubelet.node.alive = {"pod-c"}
+    await room.unprepared()
+    assert room.keeper.ending.value == {}
+
+
+async def test_the_pods_of_a_claim_that_was_found_again_are_known(tmp_path: Path) -> None:
+    room = await holding(tmp_path)
+    (tmp_path / RECORD).unlink()
+    await room.restarted(uses=[("c", ZERO)])
+    room.kubelet.node.alive = {"pod-c"}
+    await room.unprepared()
+    assert list(room.keeper.ending.value) == ["pod-c"]
+
+
+async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path) -> None:
+    """The kubelet has it prepared for the first one alone."""
+    room = await holding(tmp_path)
+    both = [{"resource": "pods", "name": f"pod-{name}", "uid": name} for name in ("c", "later")]
+    room.claim("c", result(ZERO), reservedFor=both)
+    await room.claims.learn()
+    (known,) = room.keeper.prepared.value.values()
+    assert (known.pods, known.pod_uids) == (("pod-c",), ("pod-c",))
+    use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
+    room.kubelet.holdings.publish(Holdings(asked_at=room.now, claim_uses=(use,)))
+    room.api["team", "c"] = ApiError("busy", kind=Kind.UNREACHABLE)
+    await room.claims.learn()
+    room.claim("c", result(ZERO), reservedFor=both)
+    await room.claims.learn()
+    (known,) = room.keeper.prepared.value.values()
+    assert (known.pods, known.pod_uids) == (("pod-c", "pod-later"), ("pod-c", "c", "later"))
+    assert json.loads((tmp_path / RECORD).read_bytes())["claims"][0]["podUIDs"][-1] == "later"
+    room.kubelet.node.alive = {"later"}
+    await room.unprepared()
+    assert list(room.keeper.ending.value) == ["later"]
+
+
+async def test_the_pods_of_a_claim_that_an_older_agent_prepared_are_found(tmp_path: Path) -> None:
+    room = await holding(tmp_path)
+    record = json.loads((tmp_path / RECORD).read_bytes())
+    del record["claims"][0]["podUIDs"]
+    (tmp_path / RECORD).write_text(json.dumps(record))
+    await room.restarted(uses=[("c", ZERO)])
+    await room.claims.learn()
+    (known,) = room.keeper.prepared.value.values()
+    assert known.pod_uids == ("pod-c",)

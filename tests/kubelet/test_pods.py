@@ -1,0 +1,153 @@
+"""Which Pods live on: the kubelet's notes as it writes them, and cgroups as kernels have them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_agent import files
+from npu_agent.kubelet import pods as module
+from npu_agent.kubelet.pods import CHECKPOINT, Pods
+
+A = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
+B = "1b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d02"
+STATIC = "0123456789abcdef0123456789abcdef"
+NPU = "beta.furiosa.ai/npu"
+
+
+def entry(uid: str, *devices: str, resource: str = NPU) -> dict[str, Any]:
+    """As a kubelet 1.36 writes it: by NUMA node, with the answer to Allocate."""
+    return {
+        "PodUID": uid,
+        "ContainerName": "main",
+        "ResourceName": resource,
+        "DeviceIDs": {"-1": list(devices[:1]), "0": list(devices[1:]) or None},
+        "AllocResp": "CiIKC05QVV9ERVZOQU1FEhNucHUwcGUwLTE=",
+    }
+
+
+def noted(directory: Path, *entries: dict[str, Any]) -> None:
+    data = {"PodDeviceEntries": list(entries) or None, "RegisteredDevices": {NPU: ["U0"]}}
+    (directory / CHECKPOINT).write_text(json.dumps({"Data": data, "Checksum": 1}))
+
+
+def unified(root: Path, name: str, *, populated: bool = True) -> Path:
+    """A cgroup of version 2."""
+    top = root / "sys/fs/cgroup"
+    made = top / name
+    made.mkdir(parents=True, exist_ok=True)
+    (top / "cgroup.controllers").touch()
+    (made / "cgroup.events").write_text(f"populated {populated:d}\nfrozen 0\n")
+    return made
+
+
+def by_controller(root: Path, name: str, *, processes: int) -> None:
+    """A cgroup of version 1."""
+    for controller in ("memory", "pids"):
+        made = root / "sys/fs/cgroup" / controller / name
+        made.mkdir(parents=True)
+        (made / "cgroup.procs").touch()  # empty for who is in another PID namespace
+    (root / "sys/fs/cgroup/pids" / name / "pids.current").write_text(f"{processes}\n")
+
+
+def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.fields["reason"] for record in caplog.records if hasattr(record, "fields")]
+
+
+async def test_the_kubelet_notes_who_has_what(tmp_path: Path) -> None:
+    pods = Pods(tmp_path, tmp_path)
+    assert await pods.noted() == {}
+    noted(tmp_path)
+    assert await pods.noted() == {}
+    noted(tmp_path, entry(A, "U0", "U1"), entry(B, "U1"), entry(B, "U0", resource="other/npu"))
+    assert await pods.noted() == {
+        (NPU, "U0"): {A},
+        (NPU, "U1"): {A, B},
+        ("other/npu", "U0"): {B},
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "{}", '{"Data": {}}', '{"Data": {"PodDeviceEntries": [1]}}', "[" * 9999),
+        json.dumps({"Data": {"PodDeviceEntries": [entry(A) | {"DeviceIDs": ["U0"]}]}}),
+    ],
+)
+async def test_notes_in_another_form_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    (tmp_path / CHECKPOINT).write_text(content)
+    pods = Pods(tmp_path, tmp_path)
+    for _ in range(2):
+        assert await pods.noted() == {}
+    assert reasons(caplog) == [
+        f"{tmp_path}/{CHECKPOINT}: this is no list of devices as kubelets write it"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"kubepods/pod{A}",
+        f"kubepods/besteffort/pod{A}",
+        f"kubelet/kubepods/burstable/pod{A}",
+        f"kubepods.slice/kubepods-pod{A.replace('-', '_')}.slice",
+        f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{A.replace('-', '_')}.slice",
+    ],
+)
+async def test_a_pod_lives_as_long_as_its_cgroup_has_processes(tmp_path: Path, name: str) -> None:
+    pods = Pods(tmp_path, tmp_path)
+    made = unified(tmp_path, name)
+    unified(tmp_path, f"kubepods/pod{B}", populated=False)
+    assert await pods.living({A, B}) == {A}
+    assert await pods.living({B}) == frozenset()
+    assert await pods.living(()) == frozenset()
+    (made / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert await pods.living({A}) == frozenset()
+    (made / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert await pods.living({A}) == {A}
+    (made / "cgroup.events").unlink()
+    made.rmdir()
+    assert await pods.living({A}) == frozenset()
+    assert pods._where == {}  # it never comes back
+
+
+async def test_a_static_pod_has_a_hash_for_a_uid(tmp_path: Path) -> None:
+    unified(tmp_path, f"kubepods/burstable/pod{STATIC}")
+    assert await Pods(tmp_path, tmp_path).living({STATIC}) == {STATIC}
+
+
+async def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
+    by_controller(tmp_path, f"kubepods/besteffort/pod{A}", processes=2)
+    by_controller(tmp_path, f"kubepods/besteffort/pod{B}", processes=0)
+    assert await Pods(tmp_path, tmp_path).living({A, B}) == {A}
+
+
+async def test_without_cgroups_only_the_kubelet_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pods = Pods(tmp_path, tmp_path)
+    (tmp_path / files.SIMULATION).touch()
+    assert await pods.living({A}) == frozenset()
+    assert caplog.text == ""
+    (tmp_path / files.SIMULATION).unlink()
+    for _ in range(2):
+        assert await pods.living({A}) == frozenset()
+    assert reasons(caplog) == [f"{tmp_path}/sys/fs/cgroup: this is missing: is it mounted here?"]
+
+
+async def test_a_kernel_that_does_not_answer_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(module, "_DEADLINE", 0.05)
+    monkeypatch.setattr(module, "_populated", lambda _: go_on.wait(20))
+    unified(tmp_path, f"kubepods/pod{A}", populated=False)
+    pods = Pods(tmp_path, tmp_path)
+    assert await pods.living({A, B}) == {A, B}
+    go_on.set()
