@@ -30,6 +30,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "other plugins": ("plugin directory",),
     "serving agent": _KUBELET,
     "pod-resources": _KUBELET,
+    "cgroups": _SYS,
     "resource": (*_SYS, *_KUBELET, "other plugins", "odd", "readiness"),
     "CDI directory": ("host root",),
     "NFD directory": ("host root",),

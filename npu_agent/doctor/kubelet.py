@@ -23,19 +23,18 @@ from npu_agent.doctor.check import (
     note,
     ok,
     unknown,
+    unused,
     wrong,
 )
 from npu_agent.doctor.host import by_device_plugin, doubtful, offered, snapshot
-from npu_agent.doctor.probe import probe
+from npu_agent.doctor.probe import directory, probe
 from npu_agent.doctor.situation import Situation
 from npu_agent.doctor.sockets import candidates, delete_plugin, list_plugins
-from npu_agent.files import content, regular
+from npu_agent.files import SIMULATION, content, regular
 from npu_agent.kubelet.ownership import Owner, lock_path, owner_of
 from npu_agent.kubelet.podresources import UnavailableError, fetch, socket_beside
+from npu_agent.kubelet.pods import CGROUPS, CHECKPOINT
 
-CHECKPOINT = "kubelet_internal_checkpoint"
-"""The kubelet's device manager keeps what it knows there, as JSON (k8s.io/kubernetes,
-pkg/kubelet/cm/devicemanager/checkpoint)."""
 _LARGEST = 32 << 20
 """Bytes: it holds what each container was given."""
 
@@ -44,6 +43,7 @@ async def lines(here: Situation) -> Lines:
     """Of this subject."""
     yield "serving agent", _serving_agent(here)
     yield "pod-resources", _pod_resources(here)
+    yield "cgroups", _cgroups(here)
     for resource in await by_device_plugin(here):
         yield f"resource {resource.name}", _resource(here, resource)
 
@@ -125,6 +125,26 @@ async def _pod_resources(here: Situation) -> Finding:
     # Several containers may use the device of one claim.
     count = len({(one.resource, one.device) for one in mine})
     return ok(f"answers: {count} of our devices are held by Pods")
+
+
+async def _cgroups(here: Situation) -> Finding:
+    """Whether it can be seen that containers run of a Pod that the kubelet does not list."""
+    found = await probe(lambda: directory(here.host_root / CGROUPS))
+    if found.there and not found.readable:
+        raise Unseen(
+            f"{found.path} ({found.owner}) cannot be read by uid {here.uid}", TroubleKind.DENIED
+        )
+    if found.there:
+        return ok(f"{found.path} can be read")
+    if await probe((here.host_root / SIMULATION).exists):
+        return unused("a simulated host has none")
+    return wrong(
+        f"{found.path} is missing: the cards of a Pod that is deleted by force are given away "
+        "while its containers run",
+        f"mount the host's /{CGROUPS} at {found.path} (hostPath, readOnly), and name the directory "
+        "above /sys by --host-root",
+        "kubectl apply -k k8s/" if here.in_pod else f"ls -ld {found.path}",
+    )
 
 
 def _of_a_card(id_: str, seen: Snapshot) -> bool:

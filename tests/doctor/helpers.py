@@ -22,10 +22,10 @@ from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import advertise
 from npu_agent.doctor.check import Check
 from npu_agent.doctor.examine import examine
-from npu_agent.doctor.kubelet import CHECKPOINT
 from npu_agent.doctor.situation import Situation
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet.ownership import lock_path
+from npu_agent.kubelet.pods import CHECKPOINT
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.labels import compute
@@ -282,6 +282,7 @@ async def good_node(
         (proc / "self/status").write_text(STATUS)
         (proc / "self/mounts").write_text("overlay / overlay ro,relatime 0 0\n")
         simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
+        (root / "sys/fs/cgroup").mkdir(parents=True)
         snapshot = await read_once([Furiosa(root)])
         (resource,) = resources_of(default_config(WORDS), WORDS.core_counts)
         ids = [device.id for device in advertise(snapshot, resource)]

@@ -87,6 +87,7 @@ async def test_beside_a_running_agent(base: Path) -> None:
             "other plugins": "ok",
             "serving agent": "ok",
             "pod-resources": "ok",
+            "cgroups": "n/a",
             f"resource {RESOURCE}": "ok",
             "CDI directory": "n/a",
             "NFD directory": "n/a",
@@ -149,7 +150,7 @@ def test_the_table(base: Path) -> None:
 def laptop() -> Iterator[Path]:
     """The root of a host without NPUs and without a kubelet; short, as sockets need it."""
     with short_directory() as root:
-        for directory in ("sys/class", "dev"):
+        for directory in ("sys/class", "sys/fs/cgroup", "dev"):
             (root / directory).mkdir(parents=True)
         yield root
 

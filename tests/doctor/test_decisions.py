@@ -6,6 +6,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import shutil
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
@@ -37,6 +38,7 @@ from npu_agent.doctor.check import Check, Lines, Unseen, Verdict
 from npu_agent.doctor.examine import checks
 from npu_agent.doctor.probe import Directory, Process
 from npu_agent.doctor.situation import Situation
+from npu_agent.files import SIMULATION
 from npu_agent.kube import Api
 from npu_agent.kube.errors import ApiError, Attempt, Kind, answered
 from npu_agent.kubelet.ownership import Owner, lock_path
@@ -889,3 +891,24 @@ async def test_a_healthy_node_without_cards(node: Node) -> None:
     lines = await node.examined()
     assert not [line for line in lines.values() if line.state is Verdict.WRONG]
     assert lines["cards"].state is Verdict.NOTE
+
+
+async def test_cgroups_tell_who_lives(node: Node) -> None:
+    cgroups = node.root / "sys/fs/cgroup"
+    line = (await node.examined())["cgroups"]
+    assert (line.state, line.detail) == (Verdict.OK, f"{cgroups} can be read")
+    cgroups.rmdir()
+    assert (await node.examined())["cgroups"].state is Verdict.UNUSED
+    shutil.rmtree(node.root / SIMULATION)
+    line = (await node.examined())["cgroups"]
+    assert line.state is Verdict.WRONG
+    assert f"{cgroups} is missing: the cards of a Pod that is deleted by force" in line.detail
+    assert f"mount the host's /sys/fs/cgroup at {cgroups}" in line.remedy
+    cgroups.mkdir()
+    cgroups.chmod(0o700)
+    for each in (cgroups.parent, cgroups.parent.parent, node.root, node.root.parent):
+        each.chmod(0o755)
+    with ordinary_user() as uid:
+        node.situation = replace(node.situation, uid=uid)
+        line = (await node.examined())["cgroups"]
+    assert (line.state, "cannot be read by uid" in line.detail) == (Verdict.UNKNOWN, True)

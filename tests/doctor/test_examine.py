@@ -15,8 +15,9 @@ import pytest
 
 from npu_agent import simulator
 from npu_agent.config import AllocationConfig, LabelsConfig, TlsConfig
-from npu_agent.doctor import examine, kubelet, probe
+from npu_agent.doctor import examine, probe
 from npu_agent.doctor.check import Verdict
+from npu_agent.kubelet.pods import CHECKPOINT
 from npu_agent.simulator.tree import STATE_DIR
 from tests.doctor.helpers import RESOURCE, STATUS, Node, Port, own, unserved
 
@@ -222,6 +223,7 @@ BREAKS: dict[str, Break] = {
             **dict.fromkeys(
                 ("cards", "driver warboy", "driver rngd", "PCI", OF_RESOURCE, ALLOCATABLE), BLIND
             ),
+            "cgroups": Verdict.UNUSED,
             "labels": BLIND,
         },
         "is missing",
@@ -390,7 +392,7 @@ BREAKS: dict[str, Break] = {
         "readiness",
     ),
     "a checkpoint that is none": Break(
-        lambda node: (node.directory / kubelet.CHECKPOINT).write_text("[]"),
+        lambda node: (node.directory / CHECKPOINT).write_text("[]"),
         {OF_RESOURCE: Verdict.UNKNOWN},
         "not as kubelets write it",
     ),
