@@ -921,8 +921,18 @@ FAULTS = [
         "tests/core/test_ledger.py",
         (
             "living: a Pod that is not listed keeps nothing",
-            "                ledger = ledger.outlived(hold.pod_uids",
-            "                ledger.outlived(hold.pod_uids",
+            "ledger = ledger.outlived(living_on",
+            "ledger.outlived(living_on",
+        ),
+        (
+            "living: the next Pod is failed immediately",
+            "(HOLDER_ENDS if living_on else SETTLED)",
+            "SETTLED",
+        ),
+        (
+            "living: everybody has time to end",
+            "(HOLDER_ENDS if living_on else SETTLED)",
+            "HOLDER_ENDS",
         ),
         ("living: for ever", "asked_at < one.since or (uid in living and uid not in back)", "True"),
         (

@@ -38,6 +38,11 @@ a device when it has the plugin's answer. Also between the two answers that end 
 UNSEEN = 60.0
 """Seconds for which a grant that pod-resources never showed counts as held: the kubelet does not
 list init containers, and lists a Pod only once it was admitted."""
+HOLDER_ENDS = 10.0
+"""Seconds that the containers of a Pod that was deleted by force have for their end: the kubelet
+gives them two, and has taken four on a busy machine. After that the Pod counts as `Ledger.ending`,
+and its device as unhealthy; a kubelet that knows that earlier would fail the next Pod, which can
+wait in its Allocate."""
 
 _VERSION = 2
 _READABLE = (1, 2)
@@ -285,10 +290,12 @@ class Ledger:
                 holds[name] = hold
             elif hold.missed is None:
                 holds[name] = replace(hold, missed=asked_at)
-            elif asked_at < hold.missed + SETTLED:
-                holds[name] = hold
             else:
-                ledger = ledger.outlived(hold.pod_uids.intersection(living) - back, hold, asked_at)
+                living_on = hold.pod_uids.intersection(living) - back
+                if asked_at < hold.missed + (HOLDER_ENDS if living_on else SETTLED):
+                    holds[name] = hold
+                else:
+                    ledger = ledger.outlived(living_on, hold, asked_at)
         ledger = replace(ledger, holds=holds)
         return self if ledger == self else ledger
 

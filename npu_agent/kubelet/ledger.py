@@ -19,6 +19,7 @@ from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, CardState, Snapshot
 from npu_agent.core.ledger import (
     CLAIM,
+    HOLDER_ENDS,
     Conflicts,
     Ending,
     Hold,
@@ -56,12 +57,8 @@ _ANSWER = 11.0
 """Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
 _LOOK = 2.0
 """Seconds of it while a Pod waits."""
-_HOLDER_ENDS = 10.0
-"""Seconds that an Allocate waits for the containers of a Pod that was deleted by force: the kubelet
-gives them two, and has taken four on a busy machine. It starts no other Pod meanwhile; after that
-it refuses this one, and knows the device as unhealthy."""
 _LOOK_AGAIN = 0.1
-"""Seconds between two checks of that."""
+"""Seconds between two checks whether the Pod that had a device before has ended."""
 _LAST_ANSWER = 0.2
 """Seconds of the one that the agent has for its end."""
 _TRY_AGAIN = 5.0
@@ -296,6 +293,7 @@ class LedgerKeeper:
         """As `grant`, once the Pods that had the devices before have ended, if that is soon.
 
         The kubelet gives away what a Pod had that was deleted by force, while its containers run.
+        It starts no other Pod while it waits for this, 10 s at most.
 
         Raises:
             RefusalError: as `grant`.
@@ -308,7 +306,7 @@ class LedgerKeeper:
             hold = self._ledger.holds.get(name) or Hold(footprints=(footprint(device),), since=0.0)
             await self._outlive(hold.pod_uids | noted.get(name, frozenset()), hold)
         now = asyncio.get_running_loop().time
-        until = now() + _HOLDER_ENDS
+        until = now() + HOLDER_ENDS
         while self._outlived(devices) and now() < until:
             self._pod_resources.ask()
             await asyncio.sleep(_LOOK_AGAIN)

@@ -11,6 +11,7 @@ import pytest
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState
 from npu_agent.core.ledger import (
+    HOLDER_ENDS,
     SETTLED,
     UNSEEN,
     Assignment,
@@ -361,9 +362,21 @@ def noted(ledger: Ledger, *held: Assignment, at: float, living: Iterable[str] = 
 def outlived() -> Ledger:
     """A Pod had U0, is no longer listed, and lives."""
     ledger = Ledger()
-    for at, held in ((1.0, [pod("U0")]), (5.0, []), (7.0, [])):
+    for at, held in ((1.0, [pod("U0")]), (5.0, []), (5.0 + HOLDER_ENDS, [])):
         ledger = noted(ledger, *held, at=at)
     return ledger
+
+
+def test_a_pod_that_was_deleted_by_force_has_time_to_end() -> None:
+    """Its device is not unhealthy meanwhile: the kubelet would fail the next Pod."""
+    ledger = noted(noted(Ledger(), pod("U0"), at=1.0), at=5.0)
+    for at in (7.0, 5.0 + HOLDER_ENDS - 0.1):
+        ledger = noted(ledger, at=at)
+        assert ledger.doubtful
+        assert against(ledger, A) == {"U0": None}
+        assert set(against(ledger, A, cores=1).values()) != {None}
+    assert noted(ledger, at=at, living=()) == Ledger()
+    assert noted(ledger, pod("U0"), at=at).holds[NPU, "U0"].missed is None
 
 
 def test_a_pod_that_is_no_longer_listed_and_lives_keeps_its_cores() -> None:
@@ -371,7 +384,7 @@ def test_a_pod_that_is_no_longer_listed_and_lives_keeps_its_cores() -> None:
     assert ledger.holds == {}
     assert ledger.doubtful
     assert against(ledger, A) == {"U0": STILL}
-    for at in (8.0, 100.0):
+    for at in (16.0, 100.0):
         ledger = noted(ledger, at=at)
         assert against(ledger, A) == {"U0": STILL}
     ledger = noted(ledger, at=101.0, living=())
@@ -390,7 +403,7 @@ def test_a_pod_that_has_ended_keeps_nothing() -> None:
 
 
 def test_a_pod_that_is_listed_again_is_an_ordinary_holder() -> None:
-    ledger = noted(outlived(), pod("U0"), at=8.0)
+    ledger = noted(outlived(), pod("U0"), at=16.0)
     assert ledger.ending == {}
     assert ledger.holds[NPU, "U0"].holder == "Pod team/train"
 
@@ -405,15 +418,15 @@ def test_of_whom_it_matters_whether_they_live() -> None:
 
 def test_the_pods_before_are_known_although_the_kubelet_has_noted_the_next_one() -> None:
     ledger = noted(Ledger(), pod("U0"), at=1.0)
-    for at, held in ((2.0, [pod("U0")]), (5.0, []), (7.0, [])):
+    for at, held in ((2.0, [pod("U0")]), (5.0, []), (5.0 + HOLDER_ENDS, [])):
         ledger = ledger.answered(held, at, cards=[A], resources=[NPU], living={UID})
     assert against(ledger, A) == {"U0": STILL}
 
 
 def test_an_answer_from_before_ends_nothing() -> None:
     hold = outlived().ending[UID]
-    assert hold.since == 7.0
-    ledger = noted(outlived(), at=6.9, living=())
+    assert hold.since == 15.0
+    ledger = noted(outlived(), at=14.9, living=())
     assert against(ledger, A) == {"U0": STILL}
 
 
@@ -451,7 +464,7 @@ def test_who_has_a_device_is_kept_over_restarts() -> None:
         .recovered(noted(Ledger(), pod("U0"), at=1.0).record(), 2.0)
         .recovered(Ledger().record(), 3.0)
     )
-    for at in (4.0, 7.0):
+    for at in (4.0, 4.0 + HOLDER_ENDS):
         ledger = ledger.answered([], at, cards=[A], resources=[NPU], living={UID})
     assert "not listed by the kubelet, but its containers run" in str(against(ledger, A)["U0"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,21 @@ def test_a_pod_is_deleted_by_force(node: Node) -> None:
     assert not any(both), both
     assert not node.sleeps("100123")
     assert STILL in log(node)
+
+
+def test_the_next_pod_waits_and_is_not_failed(node: Node) -> None:
+    """The next Pod comes when the agent knows already that the one before lives on."""
+    node.wait_allocatable(2)
+    node.cluster.apply(pod("old", "100123", grace=180))
+    node.wait_phase("old", "Running")
+    node.wait_known("old")
+    node.forget_pod("old")
+    time.sleep(4)  # two answers of pod-resources without it, a second or more apart
+    node.cluster.apply(pod("next", "100456", nodeName=node.name))
+    node.cluster.wait_for("its Allocate to wait", lambda: STILL in log(node), SOON)
+    node.cluster.enter("pkill", "-KILL", "-f", "sleep 10012[3]")
+    node.wait_phase("next", "Running")
+    node.delete_pods("next")
 
 
 def test_a_pod_that_nobody_lists_lives_on(node: Node) -> None:

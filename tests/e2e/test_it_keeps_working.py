@@ -234,6 +234,7 @@ def test_cards_are_renumbered_under_a_pod(node: Node) -> None:
         node.delete_pods("holder")
         node.wait_phase("late", "Running")
         assert node.environment("late", "NPU_DEVNAME") != mine
+        wait_seen(node, "late")
         node.wait_allocatable(2)
         node.delete_pods("late")
     node.cluster.wait_for("the numbers to be as before", lambda: ids(node) == before, SOON)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.core.ledger import UNSEEN, Assignment, Ledger
+from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, Ledger
 from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, left_behind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices
@@ -139,7 +139,7 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
 async def test_a_grant_does_not_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("npu_agent.kubelet.ledger._HOLDER_ENDS", 0.0)
+    monkeypatch.setattr("npu_agent.kubelet.ledger.HOLDER_ENDS", 0.0)
     room = await outlived(tmp_path)
     whole = devices(*room.cards)[0]
     with pytest.raises(RefusalError, match=re.escape(STILL)) as refused:
@@ -174,6 +174,7 @@ async def test_the_same_pod_may_be_given_its_device_again(tmp_path: Path) -> Non
 async def test_nobody_ends_without_news_while_a_deleted_pod_lives(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
     for _ in range(3):
+        room.now += HOLDER_ENDS
         room.says()
     assert room.keeper.states.value.holds == {}
     assert list(room.keeper.ending.value) == ["old"]

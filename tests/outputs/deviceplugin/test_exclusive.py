@@ -576,7 +576,7 @@ def wanted(name: str, cores: int | None, disabled: str = "") -> Wanted:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for containers of a deleted Pod: they end when the machine has them end."""
-    monkeypatch.setattr("npu_agent.kubelet.ledger._HOLDER_ENDS", 0.0)
+    monkeypatch.setattr("npu_agent.kubelet.ledger.HOLDER_ENDS", 0.0)
 
 
 TestExclusive: Any = Machine.TestCase
