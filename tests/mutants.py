@@ -995,8 +995,18 @@ FAULTS = [
         ),
         (
             "living: the kubelet's notes are not read",
-            "hold.pod_uids | noted.get(name, frozenset())",
-            "hold.pod_uids",
+            "self.states.publish(self._ledger.noted(noted))",
+            "pass",
+        ),
+        (
+            "living: they are not read without a record",
+            "since=0.0, pod_uids=noted.get(name, _NONE))",
+            "since=0.0)",
+        ),
+        (
+            "living: whoever lives had each device",
+            "ledger.outlived(living & hold.pod_uids",
+            "ledger.outlived(living",
         ),
         (
             "living: nobody asks again",
@@ -2175,8 +2185,8 @@ FAULTS = [
         ),
         (
             "ledger claims: an administrator's claim may hold anything",
-            "since=0.0) if footprints else None",
-            "since=0.0)",
+            "        if not footprints:\n            return None\n",
+            "",
         ),
         (
             "ledger claims: the record has none",

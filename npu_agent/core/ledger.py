@@ -139,7 +139,10 @@ class PreparedClaim:
         footprints = tuple(
             one.footprint for one in self.devices if not one.admin and one.device not in without
         )
-        return Hold(footprints=footprints, by=self.holder, since=0.0) if footprints else None
+        if not footprints:
+            return None
+        uids = frozenset(self.pod_uids)
+        return Hold(footprints=footprints, by=self.holder, since=0.0, pod_uids=uids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

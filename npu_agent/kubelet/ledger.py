@@ -66,6 +66,7 @@ _TRY_AGAIN = 5.0
 _RESTART = 30.0
 """Seconds after a restart of the kubelet for which it may list fewer Pods than run: it asks the API
 server which Pods it has."""
+_NONE: frozenset[str] = frozenset()
 
 
 class LedgerKeeper:
@@ -300,11 +301,13 @@ class LedgerKeeper:
         """
         noted = await self._pod_resources.pods.noted() if self._pod_resources.pods else {}
         self.states.publish(self._ledger.noted(noted))  # the kubelet forgets now who has ended
+        holds = []
         for device in devices:
             name = (resource, device.id)
             # The record, and with it who had this device before, may have been lost.
-            hold = self._ledger.holds.get(name) or Hold(footprints=(footprint(device),), since=0.0)
-            await self._outlive(hold.pod_uids | noted.get(name, frozenset()), hold)
+            lost = Hold(footprints=(footprint(device),), since=0.0, pod_uids=noted.get(name, _NONE))
+            holds.append(self._ledger.holds.get(name, lost))
+        await self._outlive(holds)
         now = asyncio.get_running_loop().time
         until = now() + HOLDER_ENDS
         while self._outlived(devices) and now() < until:
@@ -318,12 +321,14 @@ class LedgerKeeper:
         ending = replace(self._ledger, holds={}, prepared={}).conflicts(self._cards())
         return any(ending.against(("", ""), device) for device in devices)
 
-    async def _outlive(self, uids: Collection[str], hold: Hold, *, by_claim: bool = False) -> None:
-        """Notes which of these Pods live on although what they hold is free for the kubelet."""
-        pods = self._pod_resources.pods
-        if living := await pods.living(uids) if pods else ():
-            before = self._ledger.ending
-            self._change(self._ledger.outlived(living, hold, self._clock(), by_claim=by_claim))
+    async def _outlive(self, holds: Collection[Hold], *, by_claim: bool = False) -> None:
+        """Notes which Pods of these live on although what they hold is free for the kubelet."""
+        pods, uids = self._pod_resources.pods, _NONE.union(*(hold.pod_uids for hold in holds))
+        if living := await pods.living(uids) if pods else _NONE:
+            before, now, ledger = self._ledger.ending, self._clock(), self._ledger
+            for hold in holds:
+                ledger = ledger.outlived(living & hold.pod_uids, hold, now, by_claim=by_claim)
+            self._change(ledger)
             self._log_ending(before)
             self._pod_resources.ask_soon()
 
@@ -387,7 +392,7 @@ class LedgerKeeper:
         """Notes which Pods of a claim live on although it is about to be unprepared."""
         claim = self._ledger.prepared.get(uid)
         if claim and (hold := claim.hold()):
-            await self._outlive(claim.pod_uids, hold, by_claim=True)
+            await self._outlive([hold], by_claim=True)
 
     def unprepare(self, uid: str) -> None:
         """Notes that no Pod uses a claim any more; one that is unknown is none."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState
 from npu_agent.core.ledger import (
     HOLDER_ENDS,
@@ -18,6 +19,9 @@ from npu_agent.core.ledger import (
     Conflicts,
     Holding,
     Ledger,
+    PreparedClaim,
+    PreparedDevice,
+    footprint,
     footprints_of,
 )
 from npu_agent.core.offer import Device, advertise
@@ -345,6 +349,73 @@ def test_holdings_name_the_card_and_its_cores() -> None:
     )
     assert ledger.holdings([state(B)]) == ()
     assert answered(ledger, at=20.0, cards=[A, B]).holdings(map(state, (A, B))) == ()
+
+
+def claim(*devices: PreparedDevice) -> PreparedClaim:
+    return PreparedClaim(
+        driver="npu.example.com",
+        uid="uid-c",
+        namespace="team",
+        name="c",
+        pods=("train",),
+        devices=devices,
+    )
+
+
+def prepared(request: str, device: Device, *, admin: bool = False) -> PreparedDevice:
+    return PreparedDevice(
+        request=request, pool="node", device=device.id, admin=admin, footprint=footprint(device)
+    )
+
+
+def used(container: str, *devices: str) -> list[ClaimUse]:
+    """As the kubelet shows a container of the Pod train that uses the claim."""
+    return [
+        ClaimUse("team", "train", container, "team", "c", "npu.example.com", "node", device)
+        for device in devices
+    ]
+
+
+def holders(ledger: Ledger, *uses: ClaimUse) -> set[tuple[str, str]]:
+    """Each held card with the container that has it."""
+    found = ledger.holdings(map(state, (A, B)), uses)
+    return {(one.card_id, one.assignment.container) for one in found}
+
+
+def test_an_administrator_is_no_holder() -> None:
+    mine, watched = offered(A, B)
+    ledger = Ledger().with_claim(claim(prepared("a", mine), prepared("b", watched, admin=True)))
+    assert holders(ledger, *used("main", mine.id, watched.id)) == {("U0", "main")}
+    assert against(ledger, B) == {"U1": None}
+    assert Ledger().recovered(ledger.record(), 0.0).prepared == ledger.prepared
+
+
+def test_which_container_has_a_device_of_a_claim() -> None:
+    one, other = offered(A, B)
+    alike = Ledger().with_claim(claim(prepared("r", one), prepared("r", other)))
+    both = [*used("first", one.id, other.id), *used("second", one.id, other.id)]
+    shared = {(card, name) for card in ("U0", "U1") for name in ("first", "second")}
+    assert holders(alike, *both) == shared
+    # The kubelet shows all devices to a container that names one of several requests.
+    several = Ledger().with_claim(claim(prepared("r", one), prepared("s", other)))
+    assert holders(several, *both) == {("U0", ""), ("U1", "")}
+    assert holders(several, *used("first", one.id, other.id)) == {("U0", "first"), ("U1", "first")}
+    assert holders(several) == {("U0", ""), ("U1", "")}
+
+
+def test_what_was_prepared_since_counts_and_not_an_older_record() -> None:
+    one, other = offered(A, B)
+    record = Ledger().with_claim(claim(prepared("r", one))).record()
+    since = Ledger().with_claim(claim(prepared("r", other)))
+    assert since.recovered(record, 0.0).prepared == since.prepared
+
+
+def test_a_record_of_the_version_before_is_read() -> None:
+    record = json.loads(held(A, by="U0").record()) | {"version": 1}
+    del record["claims"]
+    ledger = Ledger().recovered(json.dumps(record).encode(), 0.0)
+    assert not ledger.unsure
+    assert all(against(ledger, A, cores=1).values())
 
 
 UID = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"

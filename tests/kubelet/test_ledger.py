@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, Ledger
+from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, Ledger, footprint
 from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, left_behind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices
@@ -134,6 +134,18 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
         "nobody gets these cores until the containers that run on them have ended",
         "these containers have ended, or are listed again",
     ]
+
+
+async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:
+    room = await outlived(tmp_path)
+    room.kubelet.node.notes |= {(NPU, "WARBOY-1"): frozenset({"gone"})}
+    room.says("WARBOY-0", "WARBOY-1")
+    whole, other = devices(*room.cards)
+    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole, other]))
+    await until(lambda: room.keeper.ending.value)
+    assert room.keeper.ending.value["old"].footprints == (footprint(whole),)
+    await room.keeper.grant_when_free(NPU, [other])
+    granting.cancel()
 
 
 async def test_a_grant_does_not_wait_for_ever(
