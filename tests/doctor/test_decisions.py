@@ -559,7 +559,7 @@ async def test_what_hangs_holds_up_nothing_else(
 ) -> None:
     before = await node.examined()
     monkeypatch.setattr(probe, "DEADLINE", 0.5)
-    monkeypatch.setattr(cluster, "DEADLINE", 0.5)
+    monkeypatch.setattr(cluster, "DEADLINE", 3.0)  # the request has to be on its way
     monkeypatch.setattr(kubelet, "content", lambda *_: hung())  # the checkpoint
     monkeypatch.setattr(host, "_on_the_bus", lambda *_: hung())
     monkeypatch.setattr(ApiServer, "__call__", lambda _self, request: hangs(request))
