@@ -163,6 +163,16 @@ async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path)
         assert watched.record.value.cards[0].health.state is HEALTHY
 
 
+async def test_a_limit_that_comes_later_counts_for_a_card_that_is_too_hot_already(
+    root: Path,
+) -> None:
+    async with watching(root) as watched:
+        watched.fault("npu0", "hot")
+        await watched.looks(5)  # its probes change nothing any more
+        watched.settings.publish(replace(QUICK, policy=health.Policy(max_temperature=90.0)))
+        await watched.card("npu0", UNHEALTHY)
+
+
 async def test_a_card_that_was_too_hot_is_back_when_heat_no_longer_counts(root: Path) -> None:
     limit = health.Policy(max_temperature=90.0)
     async with watching(root, settings=replace(QUICK, policy=limit)) as watched:

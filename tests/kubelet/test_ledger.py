@@ -27,6 +27,7 @@ async def test_only_an_answer_ends_a_hold(tmp_path: Path) -> None:
     for _ in range(3):
         room.says(error="no answer within 5 s")
     assert room.keeper.states.value.holds.keys() == {(NPU, "WARBOY-0")}
+    room.now += 30.0
     for _ in range(3):
         room.says()  # it may have been restarted, and not know its Pods yet
     assert room.keeper.states.value.holds.keys() == {(NPU, "WARBOY-0")}
