@@ -439,6 +439,23 @@ async def test_a_thread_that_ends_is_replaced(crew: Crew, caplog: pytest.LogCapt
     assert caplog.messages == [ended, ended]
 
 
+async def test_whoever_finds_a_hang_is_not_alone_when_it_checks_the_task(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may end its thread, as above: nobody would be left."""
+    first, there = crew.probes[0], []
+    check = first.check
+
+    def counted() -> float:
+        there.append(crew.threads().count("npu-probes"))
+        return check()
+
+    monkeypatch.setattr(first, "check", counted)
+    first.works.clear()
+    await until(lambda: first.missed_so_far > 2)
+    assert set(there) == {2}
+
+
 async def test_a_thread_that_the_system_refuses_is_started_later(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
