@@ -1351,7 +1351,7 @@ FAULTS = [
     ),
     *of(
         "npu_agent/kubelet/ledger.py",
-        "tests/test_agent_dra.py -k no_container_gets_by",
+        "tests/kubelet/test_ledger.py",
         (
             "keeper claims: the record is removed under prepared claims",
             "kept = ledger.prepared or ",
@@ -1360,7 +1360,7 @@ FAULTS = [
     ),
     *of(
         "npu_agent/outputs/deviceplugin/publisher.py",
-        "tests/test_agent_dra.py",
+        f"{DEVICEPLUGIN}/test_publisher.py",
         (
             "publisher: a claim that is prepared is no reason to publish",
             "            self._keeper.prepared,\n            self._keeper.unrecorded,\n",

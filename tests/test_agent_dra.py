@@ -288,6 +288,16 @@ async def test_auto_is_the_device_plugin_where_dra_cannot_be(room: Room, why: st
         assert room.cluster.slices == {}
 
 
+async def test_the_driver_is_ended_before_the_rest(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when the time for the end is over."""
+    monkeypatch.setattr("npu_agent.agent._SHUTDOWN", 1000.0)
+    room.node.cards("warboy=1")
+    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
+        await room.registered()
+
+
 async def test_auto_is_the_device_plugin_where_the_node_is_unknown(room: Room) -> None:
     room.node.cards("warboy=2")
     async with room.node.agent(node_name=None, allocation=AUTO, **NOTHING_ELSE) as agent:

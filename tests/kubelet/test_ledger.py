@@ -15,6 +15,7 @@ from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, left_behind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
+from tests.outputs.helpers import claim
 from tests.until import until
 
 
@@ -115,6 +116,16 @@ async def outlived(directory: Path) -> Room:
     return room
 
 
+async def ends(room: Room, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """The agent ends, and the kubelet says once more that nobody holds anything."""
+    monkeypatch.setattr("npu_agent.kubelet.ledger._LAST_ANSWER", 30.0)
+    asked = room.kubelet.asked
+    ending = asyncio.create_task(room.keeper.end())
+    await until(lambda: room.kubelet.asked > asked)
+    room.says()
+    return await ending
+
+
 async def test_a_grant_waits_for_the_containers_of_the_pod_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,7 +195,9 @@ async def test_the_same_pod_may_be_given_its_device_again(tmp_path: Path) -> Non
         await room.keeper.grant_when_free(NPU, [whole])
 
 
-async def test_nobody_ends_without_news_while_a_deleted_pod_lives(tmp_path: Path) -> None:
+async def test_nobody_ends_without_news_while_a_deleted_pod_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = await outlived(tmp_path)
     for _ in range(3):
         room.now += HOLDER_ENDS
@@ -193,9 +206,7 @@ async def test_nobody_ends_without_news_while_a_deleted_pod_lives(tmp_path: Path
     assert list(room.keeper.ending.value) == ["old"]
     assert room.kubelet.asked_soon
     assert not room.keeper.no_news()
-    ending = asyncio.create_task(room.keeper.end())
-    room.says()
-    assert await ending is False  # the record stays for the next agent
+    assert await ends(room, monkeypatch) is False  # the record stays for the next agent
 
 
 async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path: Path) -> None:
@@ -207,6 +218,25 @@ async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path:
     await until(lambda: room.kubelet.asked > 1)
     room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
     assert await ending is False
+
+
+async def test_the_record_stays_while_a_claim_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its card may have left the node, and the slices with it."""
+    room = Room(tmp_path)
+    await room.owned()
+    room.keeper.prepare(claim("c"), ())
+    assert not room.keeper.states.value.sliced
+    assert await ends(room, monkeypatch) is False
+
+
+async def test_the_record_goes_where_nobody_holds_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    assert await ends(room, monkeypatch) is True
 
 
 async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:

@@ -149,6 +149,19 @@ async def test_nothing_is_offered_before_the_kubelet_has_said_who_holds_what(
     assert len(room.publisher.devices[NPU].value) == 1
 
 
+async def test_a_claim_that_is_prepared_or_ends_is_published_without_an_answer(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    async with room.running():
+        await room.owned()
+        await room.until(lambda d: d == {room.card.id: True})
+        room.keeper.prepare(claim("c", room.card), ())
+        await room.until(lambda d: d == {room.card.id: False})
+        room.keeper.unprepare("uid-c")
+        await room.until(lambda d: d == {room.card.id: True})
+
+
 async def test_a_change_of_shape_takes_effect_where_nobody_holds_anything(tmp_path: Path) -> None:
     room = Room(tmp_path)
     card = room.card.id

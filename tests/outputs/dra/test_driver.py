@@ -23,7 +23,9 @@ from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.outputs.dra import driver as driver_module
 from npu_agent.outputs.dra.driver import Driver, Wanted
+from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.simulator.pluginmanager import StandInPluginManager
 from npu_agent.vendors.furiosa.attributes import NAMES
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -31,7 +33,7 @@ from tests.outputs.dra.api import NODE, SlicesApi, cluster
 from tests.outputs.dra.cards import card
 from tests.outputs.dra.helpers import kubelet_root
 from tests.outputs.dra.room import NPU
-from tests.outputs.helpers import Kubelet
+from tests.outputs.helpers import Kubelet, claim
 from tests.until import first, until
 
 FAMILY = frozenset({"rngd"})
@@ -43,6 +45,7 @@ class World:
     server: SlicesApi
     driver: Driver
     keeper: LedgerKeeper
+    snapshots: Feed[Snapshot]
     wanted: Feed[Wanted]
     task: asyncio.Task[None]
 
@@ -91,7 +94,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
         )
         task = asyncio.create_task(driver.run())
         try:
-            yield World(root, server, driver, keeper, wanted, task)
+            yield World(root, server, driver, keeper, snapshots, wanted, task)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -122,6 +125,38 @@ async def test_lost_sockets_are_made_again(tmp_path: Path) -> None:
             path.unlink()
         assert "socket was removed" in await here.phase(SessionPhase.BLOCKED)
         await here.phase(SessionPhase.REGISTERED)
+        await manager.stop()
+
+
+async def test_a_failure_is_tried_again_in_the_same_part(tmp_path: Path) -> None:
+    """Not by its end: the pool and the claims go on meanwhile."""
+    async with world(tmp_path) as here:
+        (here.root / REGISTRY).rmdir()
+        assert REGISTRY in await here.phase(SessionPhase.BLOCKED)
+        manager = StandInPluginManager(here.root)
+        await manager.start()
+        await here.phase(SessionPhase.REGISTERED)
+        assert not here.task.done()
+        await manager.stop()
+
+
+async def test_a_prepared_claim_is_served_although_its_card_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its Pod would stay Terminating."""
+    monkeypatch.setattr(driver_module, "_LINGER", 1.0)
+    monkeypatch.setattr(driver_module, "_GRACE", 0.1)
+    async with world(tmp_path) as here:
+        manager = StandInPluginManager(here.root)
+        await manager.start()
+        await until(lambda: here.server.devices)
+        here.keeper.prepare(claim("c", *here.snapshots.value.cards), ())
+        here.wanted.publish(Wanted(families=frozenset()))
+        here.snapshots.publish(Snapshot((), complete=True))
+        await until(lambda: not here.keeper.sliced.value)
+        assert here.driver.needed
+        here.keeper.unprepare("uid-c")
+        await here.phase(SessionPhase.NO_CARDS)
         await manager.stop()
 
 
