@@ -35,6 +35,7 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.ledger import RECORD, LedgerKeeper
 from npu_agent.outputs.dra import driver as driver_module
+from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.simulator.kubelet import StandInKubelet
 from npu_agent.simulator.pluginmanager import PrepareError, StandInPluginManager
@@ -634,6 +635,12 @@ async def test_what_the_lost_record_had_is_found_before_anything_is_prepared(
 ) -> None:
     use = ClaimUse("team", "pod-c", "main", "team", "c", DRIVER, NODE, NAMES[0])
     monkeypatch.setattr(LedgerKeeper, "claim_uses", lambda _: (use,))
+
+    async def later(_: Driver) -> None:
+        """Would find it too, but maybe after the first Prepare."""
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Driver, "_keep_specs", later)
     room.node.cards("warboy=1")
     room.cluster.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:

@@ -211,6 +211,17 @@ async def test_an_agent_that_ends_amid_a_prepare_or_unprepare_does_not_say_done(
     assert room.keeper.prepared.value.keys() == {"uid-d"}
 
 
+async def test_claims_of_a_node_that_is_not_ours_are_left_alone(tmp_path: Path) -> None:
+    """They are those of the agent that has it."""
+    room = await holding(tmp_path)
+    specs = room.specs()
+    assert specs
+    room.keeper.disowned()
+    assert "not this npu-agent's now" in str((await room.claims.unprepare([ref("c")]))["uid-c"])
+    assert room.specs() == specs
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+
+
 async def test_what_was_unprepared_does_not_come_back_when_another_session_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from npu_agent import files
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Ledger
+from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
@@ -45,6 +45,7 @@ class World:
     server: SlicesApi
     driver: Driver
     keeper: LedgerKeeper
+    kubelet: Kubelet
     snapshots: Feed[Snapshot]
     wanted: Feed[Wanted]
     task: asyncio.Task[None]
@@ -94,7 +95,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
         )
         task = asyncio.create_task(driver.run())
         try:
-            yield World(root, server, driver, keeper, snapshots, wanted, task)
+            yield World(root, server, driver, keeper, kubelet, snapshots, wanted, task)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -157,6 +158,21 @@ async def test_a_prepared_claim_is_served_although_its_card_is_gone(
         assert here.driver.needed
         here.keeper.unprepare("uid-c")
         await here.phase(SessionPhase.NO_CARDS)
+        await manager.stop()
+
+
+async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        manager = StandInPluginManager(here.root)
+        await manager.start()
+        await until(lambda: here.server.devices)
+        assert not here.server.taints
+        (state,) = here.snapshots.value.cards
+        held = Assignment("team", "train", "main", NPU, state.id)
+        now = asyncio.get_running_loop().time()
+        here.kubelet.holdings.publish(Holdings(assignments=(held,), asked_at=now))
+        here.keeper.update()
+        await until(lambda: "npu.furiosa.ai/held" in str(here.server.taints))
         await manager.stop()
 
 
