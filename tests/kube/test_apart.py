@@ -336,6 +336,19 @@ async def test_silence_is_an_end(server: Server, api: Api) -> None:
     assert error.kind is Kind.TIMEOUT
 
 
+async def test_a_watch_goes_on_for_as_long_as_the_api_server_likes(
+    server: Server, api: Api
+) -> None:
+    """It is no call that has to be answered in time."""
+
+    async def pauses(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(1.0)
+        return web.Response()
+
+    server.replies = [streams(line("ADDED", SLICE), then=pauses)]
+    assert len(await watched(api)) == 1
+
+
 async def test_no_answer_at_all_is_an_end(server: Server, tmp_path: Path) -> None:
     server.replies = [hangs]
     api = Api(kubeconfig=kubeconfig(tmp_path, server.url), deadline=0.2)

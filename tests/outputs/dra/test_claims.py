@@ -7,6 +7,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -133,6 +134,20 @@ async def test_a_spec_that_somebody_removed_or_changed_is_written_again(
     await room.claims.tidy()
     assert caplog.text.count("written again") == 1
     await room.unprepared()
+    await room.claims.tidy()
+    assert room.specs() == []
+
+
+async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(tmp_path: Path) -> None:
+    """The record is damaged, and the kubelet may not list all of its Pods yet."""
+    room = await holding(tmp_path)
+    unsure = replace(room.keeper.states.value, prepared={}).recovered(b"", room.clock())
+    room.keeper.states.publish(unsure)
+    room.keeper.rebuilt()
+    await room.claims.tidy()
+    assert room.specs() == [SPEC]
+    for _ in range(2):
+        room.says()
     await room.claims.tidy()
     assert room.specs() == []
 
