@@ -280,7 +280,10 @@ async def good_node(
         (proc / "self").mkdir(parents=True)
         (proc / "net").symlink_to("/proc/net")
         (proc / "self/status").write_text(STATUS)
-        (proc / "self/mounts").write_text("overlay / overlay ro,relatime 0 0\n")
+        # The last one mounted at a place is what is seen there.
+        (proc / "self/mounts").write_text(
+            "rootfs / rootfs rw 0 0\noverlay / overlay ro,relatime 0 0\n"
+        )
         simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
         (root / "sys/fs/cgroup").mkdir(parents=True)
         snapshot = await read_once([Furiosa(root)])

@@ -1,6 +1,7 @@
 """Labels, definitions and rendering, compared with prometheus_client's own encoder and parsers."""
 
 import math
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -138,6 +139,17 @@ def test_plus_leaves_the_labels_it_came_from_alone() -> None:
 def test_values(value: float | None, shown: str | None) -> None:
     page = _render([(NONE, value)], openmetrics=False).decode()
     assert page == ("" if shown is None else f"# HELP x X.\n# TYPE x gauge\nx {shown}\n")
+
+
+def test_a_driver_that_makes_up_names_does_not_fill_memory() -> None:
+    labels = Labels(device="npu0")
+    assert labels.named("temp1") is labels.named("temp1")
+    tracemalloc.start()
+    for number in range(20_000):
+        labels.named(f"temp{number}")
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1 << 20
 
 
 def test_a_series_that_is_there_already_is_left_out() -> None:
