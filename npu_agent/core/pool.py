@@ -70,7 +70,6 @@ class Taint:
     key: str
     """``npu.example.com/unhealthy``."""
     effect: Effect
-    value: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

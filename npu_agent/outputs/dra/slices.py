@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from npu_agent.core.hardware import CoreRange
-from npu_agent.core.pool import PoolDevice, Taint, Value, Version
+from npu_agent.core.pool import PoolDevice, Value, Version
 
 T = TypeVar("T")
 Slice = Mapping[str, Any]
@@ -109,7 +109,7 @@ def _device(each: PoolDevice) -> dict[str, Any]:
         consumed = {"counterSet": each.counters, "counters": _counters(each.device.cores)}
         found["consumesCounters"] = [consumed]
     if each.taints:
-        found["taints"] = [_taint(taint) for taint in each.taints]
+        found["taints"] = [{"key": one.key, "effect": one.effect.value} for one in each.taints]
     return found
 
 
@@ -122,13 +122,6 @@ def _attribute(value: Value) -> dict[str, Value]:
         case Version():
             return {"version": str(value)}
     return {"string": value}
-
-
-def _taint(taint: Taint) -> dict[str, str]:
-    found = {"key": taint.key, "effect": taint.effect.value}
-    if taint.value:
-        found["value"] = taint.value
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
