@@ -28,7 +28,6 @@ from npu_agent.files import content
 from npu_agent.outputs.web.authorization import HOW
 from npu_agent.outputs.web.server import explained, listen
 from npu_agent.outputs.web.tls import RefusedError, TlsFiles, check, tls_files
-from npu_agent.text import reason
 
 _ANSWER = 3.0
 """Seconds for an agent to answer; its own probes give it two."""
@@ -206,14 +205,11 @@ async def _listen(here: Situation, at: Listener, asked: Asked, *, beside: Asked)
 async def _certificate(here: Situation, files: TlsFiles) -> Finding:
     try:
         expires = await probe(lambda: check(files))
-    except (RefusedError, OSError) as error:
-        if isinstance(error, RefusedError):
-            what, remedy = error.what, error.remedy
-        else:
-            what, remedy = reason(error), "may the agent read it?"
+    except RefusedError as error:
         if here.in_pod:
-            return wrong(what, remedy, f"openssl x509 -noout -dates -in {files.cert}")
-        return note(what, f"no matter for an agent in a Pod, which has its own Secret: {remedy}")
+            return wrong(error.what, error.remedy, f"openssl x509 -noout -dates -in {files.cert}")
+        elsewhere = "no matter for an agent in a Pod, which has its own Secret"
+        return note(error.what, f"{elsewhere}: {error.remedy}")
     days = (expires - time.time()) / 86_400
     return ok(f"{files.cert} is good for {days:.0f} days more")
 

@@ -165,11 +165,14 @@ async def no_agent_listens(node: Node) -> None:
     await node.pages.stop()
 
 
-async def no_certificate(node: Node) -> None:
-    await node.pages.stop()  # an agent without a good one does not listen there
-    metrics = node.situation.config.metrics
-    none = TlsConfig(cert_file="/none/tls.crt", key_file="/none/tls.key")
-    node.reconfigure(metrics=replace(metrics, tls=none))
+def certificate(path: str) -> Callable[[Node], Awaitable[None]]:
+    async def configured(node: Node) -> None:
+        await node.pages.stop()  # an agent without a good one does not listen there
+        metrics = node.situation.config.metrics
+        none = TlsConfig(cert_file=path, key_file="/none/tls.key")
+        node.reconfigure(metrics=replace(metrics, tls=none))
+
+    return configured
 
 
 def plain_file_for_a_node(node: Node) -> None:
@@ -453,10 +456,16 @@ BREAKS: dict[str, Break] = {
         "no such address",
     ),
     "no certificate": Break(
-        no_certificate,
+        certificate("/none/tls.crt"),
         {"metrics.tls": Verdict.WRONG, "metrics.listen": Verdict.NOTE},
         "/none/tls.crt is missing",
         "mount the Secret",
+    ),
+    "no certificate that can be read": Break(
+        certificate("/proc/self"),  # as where a file of a Secret is mounted that it does not have
+        {"metrics.tls": Verdict.WRONG, "metrics.listen": Verdict.NOTE},
+        "/proc/self cannot be read: this is a directory",
+        "may the agent read it?",
     ),
     "no right to ask about clients' tokens": Break(
         lambda node: node.reconfigure(

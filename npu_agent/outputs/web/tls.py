@@ -130,7 +130,6 @@ def _load(where: TlsFiles, known: tuple[bytes, ...]) -> _Loaded | None:
 
     Raises:
         RefusedError: it cannot be used.
-        OSError: a file cannot be read.
     """
     contents = _contents(where)
     if contents == known:
@@ -150,7 +149,6 @@ def check(where: TlsFiles) -> float:
 
     Raises:
         RefusedError: it cannot be used.
-        OSError: a file cannot be read.
     """
     return _context(where, _contents(where)[0])[1]
 
@@ -158,7 +156,11 @@ def check(where: TlsFiles) -> float:
 def _contents(where: TlsFiles) -> tuple[bytes, ...]:
     found = []
     for path in filter(None, (where.cert, where.key, where.client_ca)):
-        content = files.content(path, _LARGEST + 1)
+        try:
+            content = files.content(path, _LARGEST + 1)
+        except OSError as error:
+            why = error.strerror or error
+            raise RefusedError(f"{path} cannot be read: {why}", "may the agent read it?") from error
         if content is None:
             raise RefusedError(f"{path} is missing", "mount the Secret there")
         if len(content) > _LARGEST:
