@@ -223,7 +223,9 @@ class Node:
 
     async def examined(self) -> dict[str, Check]:
         """The lines by name; each name once, but for the reasons of readiness."""
-        return {check.name: check for check in await examine(self.situation)}
+        found = {check.name: check for check in await examine(self.situation)}
+        assert not [each for each in found.values() if each.detail.startswith("internal error")]
+        return found
 
     def write_checkpoint(self) -> None:
         write_checkpoint(self.directory, self.registered)

@@ -35,7 +35,7 @@ from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.doctor import cluster, host, kubelet, places, privileges, probe, serving, sockets
 from npu_agent.doctor import situation as where
 from npu_agent.doctor.check import Check, Lines, Unseen, Verdict
-from npu_agent.doctor.examine import checks
+from npu_agent.doctor.examine import checks, examine
 from npu_agent.doctor.probe import Directory, Process
 from npu_agent.doctor.situation import Situation
 from npu_agent.files import SIMULATION
@@ -651,7 +651,7 @@ async def test_a_fault_of_ours_is_a_line(
 
     node.reconfigure(allocation=AllocationConfig(method="cdi"))
     monkeypatch.setattr(room, function, fails)
-    after = await node.examined()
+    after = {check.name: check for check in await examine(node.situation)}
     assert after[line].state is Verdict.UNKNOWN
     assert "internal error: RuntimeError('oh')" in after[line].detail
     assert after["plugin directory"].state is Verdict.OK

@@ -449,6 +449,14 @@ def test_many_cards_are_small_and_have_all_the_rest_within() -> None:
     assert len(html(scene)) < 500_000
 
 
+def test_a_small_card_shows_no_load_that_is_old() -> None:
+    scene = many()
+    none = '<rect width="0" height="10"/>'
+    assert html(scene).count(none) == 0
+    scene.cards = (read(scene.cards[0], age=600), *scene.cards[1:])
+    assert html(scene).count(none) == 1
+
+
 def test_if_all_of_many_cards_are_sick_it_is_still_one_glance() -> None:
     scene = many()
     scene.cards = tuple(fenced(card, "dead", 1) for card in scene.cards)
