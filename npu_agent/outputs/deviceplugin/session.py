@@ -131,7 +131,6 @@ class Session:
             while True:
                 try:
                     await self._until_cards()
-                    self._say(SessionPhase.REGISTERING)
                     async with self._ownership.held(self._standby) as still_ours:
                         sweep(self._directory, self._socket_name)
                         await self._prepare()

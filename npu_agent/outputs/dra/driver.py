@@ -209,7 +209,6 @@ class Driver:
             while True:
                 await self._until_it_serves()
                 try:
-                    self._say(SessionPhase.REGISTERING)
                     async with self._ownership.held(self._standby) as still_ours:
                         sweep(self._dra.driver, self._kubelet_root)
                         await self._keeper.renew()
@@ -225,9 +224,7 @@ class Driver:
                                     await self._serve(still_ours)
                                     pause.reset()  # those sockets were made
                                 except OSError as error:
-                                    if self._wanted.value.families or self.prepared():
-                                        raise
-                                    self._trouble(str(error))  # the slices are left all the same
+                                    self._trouble(str(error))  # slices and claims go on
                                     await asyncio.sleep(pause.next())
                 except OSError as error:
                     self._trouble(str(error))

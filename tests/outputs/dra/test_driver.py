@@ -117,6 +117,19 @@ async def test_it_is_registered_as_long_as_the_kubelet_listens(tmp_path: Path) -
         await manager.stop()
 
 
+async def test_it_stands_by_while_another_agent_serves(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        async with Ownership(here.root / "device-plugins").held(lambda _: None):
+            reason = await here.phase(SessionPhase.STANDBY)
+            assert reason.startswith("served by npu-agent ")
+            assert not here.sockets()
+        assert not await here.phase(SessionPhase.REGISTERING)
+        manager = StandInPluginManager(here.root)
+        await manager.start()
+        await here.phase(SessionPhase.REGISTERED)
+        await manager.stop()
+
+
 async def test_lost_sockets_are_made_again(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         manager = StandInPluginManager(here.root)
@@ -134,6 +147,10 @@ async def test_a_failure_is_tried_again_in_the_same_part(tmp_path: Path) -> None
     async with world(tmp_path) as here:
         (here.root / REGISTRY).rmdir()
         assert REGISTRY in await here.phase(SessionPhase.BLOCKED)
+        await until(lambda: here.server.devices)
+        here.snapshots.publish(Snapshot((card("rngd", 0), card("rngd", 1)), complete=True))
+        await until(lambda: len(here.server.devices) == 2)
+        assert here.driver.status.value.phase is SessionPhase.BLOCKED
         manager = StandInPluginManager(here.root)
         await manager.start()
         await here.phase(SessionPhase.REGISTERED)
