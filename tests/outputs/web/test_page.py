@@ -15,7 +15,7 @@ from npu_agent.core.timeline import Happening, Timeline
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.history import NOTHING
-from npu_agent.outputs.web.markup import bounds, curve
+from npu_agent.outputs.web.markup import MOST, bounds, curve
 from npu_agent.outputs.web.page import page, runbook
 from npu_agent.outputs.web.status import as_json
 from tests.outputs.deviceplugin.helpers import state
@@ -519,6 +519,26 @@ def test_many_of_everything_stay_a_page() -> None:
     text = html(Scene(cards=(card,), odd=odd, holdings=Holdings(assignments=pods)))
     assert len(text) < 200_000
     assert "and 4900 more" in text
+
+
+def test_what_is_left_out_is_said_and_only_then() -> None:
+    pods = tuple(held(state(), f"pod-{index}") for index in range(MOST + 1))
+    for count in (MOST, MOST + 1):
+        cards = many(count).cards
+        text = shown(Scene(cards=cards, holdings=Holdings(assignments=pods[:count]))).text
+        assert (f"The first {MOST} are shown" in text) == (count > MOST)
+        assert ("and 1 more" in text) == (count > MOST)
+
+
+def test_holders_are_as_last_known_while_the_kubelet_does_not_answer() -> None:
+    known = "As last known: no socket"
+    holders = (held(state(), "train"),)
+    for error in (None, "no socket"):
+        text = shown(
+            Scene(cards=(state(),), holdings=Holdings(assignments=holders, error=error))
+        ).text
+        assert "train" in text
+        assert (known in text) == (error is not None)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e300, 1e300])
