@@ -170,9 +170,14 @@ def test_a_host_that_is_no_node_is_one_line(laptop: Path) -> None:
     assert {"plugin directory", "cards"} < {line["name"] for line in yaml.safe_load(out)}
 
 
-@pytest.mark.parametrize("sign", ["device-plugins", "sys/class/npu_mgmt"])
+@pytest.mark.parametrize(
+    "sign", ["device-plugins/", "sys/class/npu_mgmt/", "sys/bus/pci/devices/0000:01:00.0/vendor"]
+)
 def test_a_host_with_any_sign_of_a_node_is_examined(laptop: Path, sign: str) -> None:
-    (laptop / sign).mkdir()
+    directory, _, file = sign.rpartition("/")
+    (laptop / directory).mkdir(parents=True)
+    if file:
+        (laptop / sign).write_text("0x1ed2\n")
     _, out, err = ran("doctor", f"--host-root={laptop}", f"--plugin-dir={laptop}/device-plugins")
     assert err == ""
     assert "to fix, in this order" in out

@@ -148,6 +148,10 @@ async def test_what_betterproto_takes_for_a_message_harms_nobody(served: Served)
     found = await asyncio.to_thread(served.client.refused, "Allocate", b"\x0b")
     words = "the request cannot be decoded: container_requests is of another type"
     assert found == ("INVALID_ARGUMENT", words)
+    # A number where a container's request has the IDs of its devices.
+    found = await asyncio.to_thread(served.client.refused, "Allocate", b"\x0a\x02\x08\x01")
+    words = "the request cannot be decoded: container_requests.devices_ids is of another type"
+    assert found == ("INVALID_ARGUMENT", words)
     assert await asyncio.to_thread(served.client.allocate, "UUID-A")
 
 

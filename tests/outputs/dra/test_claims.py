@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -1053,6 +1053,29 @@ async def test_a_lost_record_is_rebuilt_without_the_api_server(tmp_path: Path) -
     assert room.keeper.prepared.value.keys() == {"uid-c"}
     await room.unprepared("c")
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go_on, fetch = asyncio.Event(), asyncio.Event(), Room.fetch
+
+    async def fails_late(room: Room, namespace: str, name: str) -> Mapping[str, Any]:
+        if asked.is_set():
+            return await fetch(room, namespace, name)
+        asked.set()
+        await go_on.wait()
+        raise ApiError("unreachable", kind=Kind.UNREACHABLE)
+
+    monkeypatch.setattr(Room, "fetch", fails_late)
+    room = Room(tmp_path)
+    room.claim("c", result(ZERO))
+    rebuilding = asyncio.create_task(room.owned(uses=[("c", ZERO)]))
+    await asked.wait()
+    assert await room.prepared("c") == answer(("npu", ZERO))
+    go_on.set()
+    await rebuilding
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
 
 
 async def test_a_claim_rebuilt_without_its_uid_ends_by_its_name(tmp_path: Path) -> None:

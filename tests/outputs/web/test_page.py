@@ -15,7 +15,7 @@ from npu_agent.core.timeline import Happening, Timeline
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.history import NOTHING
-from npu_agent.outputs.web.markup import MOST, bounds, curve
+from npu_agent.outputs.web.markup import MOST, NBSP, bounds, curve, span
 from npu_agent.outputs.web.page import page, runbook
 from npu_agent.outputs.web.status import as_json
 from tests.outputs.deviceplugin.helpers import state
@@ -519,6 +519,14 @@ def test_many_of_everything_stay_a_page() -> None:
     text = html(Scene(cards=(card,), odd=odd, holdings=Holdings(assignments=pods)))
     assert len(text) < 200_000
     assert "and 4900 more" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown_as"),
+    [(-1, "0 s"), (0, "0 s"), (59.9, "59 s"), (3600, "1 h 0 min"), (90_061, "1 d 1 h")],
+)
+def test_a_length_of_time(seconds: float, shown_as: str) -> None:
+    assert span(seconds).replace(NBSP, " ") == shown_as
 
 
 def test_what_is_left_out_is_said_and_only_then() -> None:
