@@ -32,6 +32,7 @@ def test_quoted_is_always_in_quotes() -> None:
 
 def test_one_line_of_foreign_words() -> None:
     assert one_line("a\n  b\x1b[31m") == "a b?[31m"
+    assert one_line("x" * 300) == "x" * 300
     assert one_line("x" * 301) == "x" * 299 + "…"
     assert one_line(TimeoutError()) == "TimeoutError"
 

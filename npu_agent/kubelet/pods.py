@@ -30,6 +30,14 @@ CGROUPS = "sys/fs/cgroup"
 
 _LARGEST = 8 << 20
 """Bytes that are read of it; a Pod with eight cards takes 20 kB."""
+_UNSEEN = (
+    "it cannot be seen whether the containers of deleted Pods still run: devices are free when the "
+    "kubelet says so"
+)
+_HUNG = (
+    "it cannot be seen in time whether the containers of deleted Pods still run: their devices are "
+    "not given to others until it can"
+)
 _DEADLINE = 2.0
 """Seconds for a file, or for all cgroups that are asked for."""
 _DEEPEST = 8
@@ -69,7 +77,7 @@ class Pods:
         try:
             return await self._thread.call(self._noted, deadline=_DEADLINE)
         except (OSError, ValueError) as error:
-            self._say(self._checkpoint, error)
+            self._say(_UNSEEN, self._checkpoint, error)
             return {}
 
     async def living(self, uids: Collection[str]) -> frozenset[str]:
@@ -84,22 +92,18 @@ class Pods:
         try:
             return await self._thread.call(lambda: self._living(wanted), deadline=_DEADLINE)
         except TimeoutError as error:
-            self._say(self._cgroups, error)
+            self._say(_HUNG, self._cgroups, error)
             return wanted
         except OSError as error:
-            self._say(self._cgroups, error)
+            self._say(_UNSEEN, self._cgroups, error)
             return frozenset()
 
-    def _say(self, path: Path, error: Exception) -> None:
+    def _say(self, what: str, path: Path, error: Exception) -> None:
         reason = text.reason(error)
         trouble = reason if str(path) in reason else f"{path}: {reason}"
         if trouble not in self._troubles:
             self._troubles.add(trouble)
-            log.warning(
-                "it cannot be seen whether the containers of deleted Pods still run: devices are "
-                "free when the kubelet says so",
-                reason=trouble,
-            )
+            log.warning(what, reason=trouble)
 
     def _noted(self) -> dict[Name, frozenset[str]]:
         content = files.content(self._checkpoint, _LARGEST, follow=False)

@@ -231,6 +231,7 @@ def test_numbers_may_be_longer_than_they_need() -> None:
         (b"\x0a", "the number at byte 1 is cut off"),
         (b"\x0a\x80", "the number at byte 1 is cut off"),
         (b"\x80", "the number at byte 0 is cut off"),
+        (field(9, bytes(20)) + b"\x80", "the number at byte 22 is cut off"),
         (b"\x0a\x05abcd", "the field at byte 0 has more bytes than what it is part of"),
         (field(9, b"") + b"\x0a\x7f", "the field at byte 2 has more bytes than what it is part of"),
         (b"\x51" + bytes(7), "the field at byte 0 has more bytes than what it is part of"),

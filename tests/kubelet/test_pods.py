@@ -142,12 +142,15 @@ async def test_without_cgroups_only_the_kubelet_counts(
 
 
 async def test_a_kernel_that_does_not_answer_keeps_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(module, "_DEADLINE", 0.05)
     monkeypatch.setattr(module, "_populated", lambda _: go_on.wait(20))
     unified(tmp_path, f"kubepods/pod{A}", populated=False)
     pods = Pods(tmp_path, tmp_path)
-    assert await pods.living({A, B}) == {A, B}
+    for _ in range(2):
+        assert await pods.living({A, B}) == {A, B}
+    assert [record.message for record in caplog.records] == [module._HUNG]
+    assert "sys/fs/cgroup" in reasons(caplog)[0]
     go_on.set()
