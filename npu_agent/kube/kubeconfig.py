@@ -115,9 +115,8 @@ def _user(config: Any) -> Any:
         ConfigException: there is no such user or context.
     """
     context = config["contexts"].get_with_name(config["current-context"])["context"]
-    if "user" not in context:
-        return None
-    return config["users"].get_with_name(context["user"])["user"]
+    name = context.safe_get("user")  # kubectl writes "" where there is none
+    return config["users"].get_with_name(name)["user"] if name else None
 
 
 async def _read_token(user: Any) -> None:

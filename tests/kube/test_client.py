@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
 from npu_agent import __version__
@@ -603,6 +604,21 @@ async def test_kubeconfig_of_the_environment_or_the_home(
         path.rename(tmp_path / ".kube" / "config")
     api = Api(deadline=DEADLINE)
     assert (await node.read(api, "n1")).name == "n1"
+    await api.close()
+
+
+@pytest.mark.parametrize("context", [{"cluster": "c"}, {"cluster": "c", "user": ""}])
+async def test_kubeconfig_without_a_user(
+    server: Server, tmp_path: Path, context: dict[str, str]
+) -> None:
+    """As for `kubectl proxy`, which has the credentials; kubectl writes the second form."""
+    path = kubeconfig(tmp_path, server.url)
+    content = yaml.safe_load(path.read_text())
+    content["contexts"][0]["context"] = context
+    path.write_text(yaml.safe_dump(content))
+    api = Api(kubeconfig=path, deadline=DEADLINE)
+    assert (await node.read(api, "n1")).name == "n1"
+    assert server.tokens == [None]
     await api.close()
 
 
