@@ -607,6 +607,15 @@ async def test_kubeconfig_of_the_environment_or_the_home(
     await api.close()
 
 
+async def test_kubeconfig_with_a_token_in_a_file(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of-a-file\n")
+    path = kubeconfig(tmp_path, server.url, user={"tokenFile": "token"})
+    api = Api(kubeconfig=path, deadline=DEADLINE)
+    assert (await node.read(api, "n1")).name == "n1"
+    assert server.tokens == ["Bearer of-a-file"]
+    await api.close()
+
+
 @pytest.mark.parametrize("context", [{"cluster": "c"}, {"cluster": "c", "user": ""}])
 async def test_kubeconfig_without_a_user(
     server: Server, tmp_path: Path, context: dict[str, str]
@@ -672,6 +681,7 @@ CLUSTER = f"{CONTEXT}clusters: [{{name: c, cluster: {{server: 'http://h'}}}}]\n"
         "contexts: 5",
         "current-context: x\ncontexts: []\nclusters: []\nusers: []",
         f"{CONTEXT}clusters: [{{name: c, cluster: {{a: b}}}}]",
+        f"{CONTEXT}clusters: [{{name: c, cluster: {{a: b}}}}]\nusers: [{{name: u, user: {{}}}}]",
         f"{CLUSTER}users: [{{name: u, user: {{tokenFile: /nonexistent}}}}]",
         f"{CLUSTER}users: [{{name: u, user: {{exec: {{apiVersion: v1, command: /nonexistent}}}}}}]",
     ],

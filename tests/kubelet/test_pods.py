@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,25 @@ async def test_a_static_pod_has_a_hash_for_a_uid(tmp_path: Path) -> None:
 async def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
     by_controller(tmp_path, f"kubepods/besteffort/pod{A}", processes=2)
     by_controller(tmp_path, f"kubepods/besteffort/pod{B}", processes=0)
+    assert await Pods(tmp_path, tmp_path).living({A, B}) == {A}
+
+
+async def test_cgroups_that_go_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unified(tmp_path, f"kubepods/besteffort/pod{A}")
+    gone = unified(tmp_path, f"kubepods/burstable/pod{B}") / "cgroup.events"
+    gone.unlink()
+    gone.mkdir()  # reading it fails, as it does with ENODEV in a cgroup that was removed
+    scandir = os.scandir
+
+    def goes(path: Path) -> Iterator[os.DirEntry[str]]:
+        if path.name == "system.slice":
+            raise FileNotFoundError
+        return scandir(path)
+
+    (tmp_path / "sys/fs/cgroup/system.slice").mkdir()
+    monkeypatch.setattr(os, "scandir", goes)
     assert await Pods(tmp_path, tmp_path).living({A, B}) == {A}
 
 

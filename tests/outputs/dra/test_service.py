@@ -225,6 +225,10 @@ class TestPrepare:
         [
             ((ref("u1"), ref("", "nobody")), "claim 'ml/nobody' lacks its UID"),
             (
+                (ref("u1"), ref("../u2", "outside")),  # it is part of a file's name
+                "claim 'ml/outside' has the UID '../u2', which is none",
+            ),
+            (
                 (ref("u1", "one"), ref("u1", "two")),
                 "claims 'ml/one' and 'ml/two' have the same UID 'u1'",
             ),
