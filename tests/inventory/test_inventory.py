@@ -1110,19 +1110,27 @@ async def test_read_once_fails_if_the_inventory_does(
 # Threads.
 
 
+TWO = ["npu-probes", "npu-probes"]
+
+
 def threads() -> list[str]:
     return sorted(thread.name for thread in readers())
+
+
+def hang(entry: Path) -> None:
+    """From now on whoever reads whether the card is alive hangs; it is never without the file."""
+    os.mkfifo(entry / "fresh")
+    (entry / "fresh").replace(entry / "alive")
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_path: Path) -> None:
     async with watching(root) as watched:
-        before = threads()
+        await until(lambda: threads() == TWO)
         entry = management(root, 0)
         pipes = []
         for number in range(3):
-            write(entry / "alive", None)
-            os.mkfifo(entry / "alive")
+            hang(entry)
             pipes.append(tmp_path / f"pipe{number}")
             os.link(entry / "alive", pipes[-1])  # or nobody could release the read again
             fenced = await watched.card("npu0", UNHEALTHY)
@@ -1137,10 +1145,10 @@ async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_pat
             fresh.rename(entry)
             found = entry.stat().st_ino
             await until(partial(moved, watched.inventory, found))
-            await until(lambda: threads() == sorted([*before, "npu-warboy-0"]))
+            await until(lambda: threads() == [*TWO, "npu-warboy-0"])
             release(pipes[-1], "1\n")
             await watched.card("npu0", HEALTHY)
-            await until(lambda: threads() == before)
+            await until(lambda: threads() == TWO)
 
 
 def moved(inventory: Inventory, inode: int) -> bool:
@@ -1151,20 +1159,19 @@ def moved(inventory: Inventory, inode: int) -> bool:
 @pytest.mark.usefixtures("impatient")
 async def test_a_hung_card_that_goes_and_returns_has_one_thread(root: Path, tmp_path: Path) -> None:
     async with watching(root) as watched:
-        before = threads()
+        await until(lambda: threads() == TWO)
         entry, away = management(root, 0), tmp_path / "away"
-        write(entry / "alive", None)
-        os.mkfifo(entry / "alive")
+        hang(entry)
         await watched.card("npu0", UNHEALTHY)
         entry.rename(away)
         await watched.names("npu1")
-        await until(lambda: threads() == sorted([*before, "npu-warboy-0"]))  # it still hangs
+        await until(lambda: threads() == [*TWO, "npu-warboy-0"])  # it still hangs
         away.rename(entry)
         await watched.until(lambda s: s.odd != ())
-        await until(lambda: threads() == sorted([*before, "npu-warboy-0"]))
+        await until(lambda: threads() == [*TWO, "npu-warboy-0"])
         release(entry / "alive", "1\n")
         await watched.card("npu0", HEALTHY)
-        await until(lambda: threads() == before)
+        await until(lambda: threads() == TWO)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -1172,16 +1179,15 @@ async def test_a_hung_card_that_answers_while_it_is_away_is_probed_when_it_retur
     root: Path, tmp_path: Path
 ) -> None:
     async with watching(root) as watched:
-        before = threads()
+        await until(lambda: threads() == TWO)
         entry, away = management(root, 0), tmp_path / "away"
-        write(entry / "alive", None)
-        os.mkfifo(entry / "alive")
+        hang(entry)
         await watched.card("npu0", UNHEALTHY)
         entry.rename(away)
         await watched.names("npu1")
         watch = watched.inventory._watches["warboy", 0]
         release(away / "alive", "1\n")
-        await until(lambda: watch.due == math.inf and threads() == before)
+        await until(lambda: watch.due == math.inf and threads() == TWO)
         away.rename(entry)
         await watched.names("npu0", "npu1")
 
@@ -1201,11 +1207,10 @@ async def test_cards_that_all_hang_and_go_come_back(root: Path, tmp_path: Path) 
 
     host = Slow(root)
     async with watching(root, host) as watched:
-        before = threads()
+        await until(lambda: threads() == TWO)
         entries = [management(root, index) for index in range(2)]
         for index, entry in enumerate(entries):
-            write(entry / "alive", None)
-            os.mkfifo(entry / "alive")
+            hang(entry)
             await watched.card(f"npu{index}", UNHEALTHY)
         away = [entry.rename(tmp_path / entry.name) for entry in entries]
         await watched.until(lambda s: not s.cards)
@@ -1213,7 +1218,7 @@ async def test_cards_that_all_hang_and_go_come_back(root: Path, tmp_path: Path) 
             release(entry / "alive", "1\n")
         await until(lambda: not watched.inventory._watches)
         host.hold = True
-        await until(lambda: not host.hold and threads() == before)
+        await until(lambda: not host.hold and threads() == TWO)
         for entry, back in zip(away, entries, strict=True):
             entry.rename(back)
         await watched.names("npu0", "npu1")
