@@ -17,6 +17,7 @@ from npu_agent.core.hardware import (
     Snapshot,
 )
 from npu_agent.core.ledger import Assignment
+from npu_agent.core.pool import devices_by_name
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import state
 
@@ -72,7 +73,10 @@ def test_the_pods_that_hold_a_card(capsys: pytest.CaptureFixture[str]) -> None:
         Assignment("ai", "a", "main", "beta.furiosa.ai/npu", "UUID-0_cores_0"),
         Assignment("ai", "a", "side", "beta.furiosa.ai/npu", "UUID-0_cores_0"),
         Assignment("ai", "x", "main", "other.example/gpu", "GPU-0"),
+        # As the second card is called by claims, but of another device plugin.
+        Assignment("ai", "y", "main", "other.example/gpu", "npu-uuid-1"),
     ]
+    assert "npu-uuid-1" in devices_by_name((first, other))
     view.show(view.cards_table(Snapshot((first, other)), held))
     assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "ai/a, ai/b", "-"]
     view.show(view.cards_table(Snapshot((first, other)), held[-1:]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 from aiohttp import web
@@ -434,6 +435,27 @@ async def test_something_that_is_no_http(tmp_path: Path) -> None:
         await api.close()
     assert error.kind is Kind.GARBAGE
     assert "does not speak HTTP" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("failure", "tries"), [(OSError("no route"), 1), (aiohttp.ServerDisconnectedError(), 2)]
+)
+async def test_only_a_write_that_a_closing_connection_lost_is_sent_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch, failure: Exception, tries: int
+) -> None:
+    sent: list[str] = []
+
+    async def fails(_session: object, _credentials: object, request: client.Request) -> None:
+        sent.append(request.method)
+        raise failure
+
+    monkeypatch.setattr(client, "_send", fails)
+    with pytest.raises(ApiError):
+        await node.apply_labels(api, META, {"npu.count": "2"})
+    assert sent == ["PATCH"] * tries
+    with pytest.raises(ApiError):
+        await node.read(api, "n1")  # aiohttp repeats these
+    assert sent[tries:] == ["GET"]
 
 
 # No answer
