@@ -48,6 +48,7 @@ from tests.inventory.helpers import (
     watching,
     write,
 )
+from tests.test_rounds import TWO
 from tests.until import until, wait_until
 
 HEALTHY, UNHEALTHY, UNKNOWN = HealthState.HEALTHY, HealthState.UNHEALTHY, HealthState.UNKNOWN
@@ -1110,17 +1111,8 @@ async def test_read_once_fails_if_the_inventory_does(
 # Threads.
 
 
-TWO = ["npu-probes", "npu-probes"]
-
-
 def threads() -> list[str]:
     return sorted(thread.name for thread in readers())
-
-
-def hang(entry: Path) -> None:
-    """From now on whoever reads whether the card is alive hangs; it is never without the file."""
-    os.mkfifo(entry / "fresh")
-    (entry / "fresh").replace(entry / "alive")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -1130,7 +1122,7 @@ async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_pat
         entry = management(root, 0)
         pipes = []
         for number in range(3):
-            hang(entry)
+            watched.fault("npu0", "hang")
             pipes.append(tmp_path / f"pipe{number}")
             os.link(entry / "alive", pipes[-1])  # or nobody could release the read again
             fenced = await watched.card("npu0", UNHEALTHY)
@@ -1149,6 +1141,7 @@ async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_pat
             release(pipes[-1], "1\n")
             await watched.card("npu0", HEALTHY)
             await until(lambda: threads() == TWO)
+            watched.fault("npu0", "ok")  # as it is already; or the next fault would change nothing
 
 
 def moved(inventory: Inventory, inode: int) -> bool:
@@ -1161,7 +1154,7 @@ async def test_a_hung_card_that_goes_and_returns_has_one_thread(root: Path, tmp_
     async with watching(root) as watched:
         await until(lambda: threads() == TWO)
         entry, away = management(root, 0), tmp_path / "away"
-        hang(entry)
+        watched.fault("npu0", "hang")
         await watched.card("npu0", UNHEALTHY)
         entry.rename(away)
         await watched.names("npu1")
@@ -1181,7 +1174,7 @@ async def test_a_hung_card_that_answers_while_it_is_away_is_probed_when_it_retur
     async with watching(root) as watched:
         await until(lambda: threads() == TWO)
         entry, away = management(root, 0), tmp_path / "away"
-        hang(entry)
+        watched.fault("npu0", "hang")
         await watched.card("npu0", UNHEALTHY)
         entry.rename(away)
         await watched.names("npu1")
@@ -1209,8 +1202,8 @@ async def test_cards_that_all_hang_and_go_come_back(root: Path, tmp_path: Path) 
     async with watching(root, host) as watched:
         await until(lambda: threads() == TWO)
         entries = [management(root, index) for index in range(2)]
-        for index, entry in enumerate(entries):
-            hang(entry)
+        for index in range(2):
+            watched.fault(f"npu{index}", "hang")
             await watched.card(f"npu{index}", UNHEALTHY)
         away = [entry.rename(tmp_path / entry.name) for entry in entries]
         await watched.until(lambda s: not s.cards)
