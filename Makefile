@@ -60,13 +60,14 @@ test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
 test-pythons: $(VENV)/ready ## the same on every supported Python that is installed, at the same time
 	$(BIN)/python tests/pythons.py $(NEED_ROOT) $(ARGS)
 
-lint: $(VENV)/ready protos-check ## ruff, mypy, layers of the packages, plain words, generated code
+lint: $(VENV)/ready protos-check ## ruff, mypy, layers of the packages, plain words, lines per room, generated code
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/mypy
 	$(BIN)/mypy packaging/sbom.py packaging/entry.py packaging/provenance.py
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.words
+	$(BIN)/python -m tests.budgets
 
 format: $(VENV)/ready ## format the code, and fix what ruff can fix
 	$(BIN)/ruff format $(CHECKED)
@@ -116,7 +117,7 @@ packaging: $(VENV)/ready ## build image and binary and run them in containers (r
 
 ##@ Test it on real kubelets, and measure it
 
-mutants: $(VENV)/ready ## put faults into a copy and list those that no test notices (about an hour; ARGS=ledger for some of them)
+mutants: $(VENV)/ready ## put 200 random faults into copies and print those that no test notices (about an hour; ARGS="--count 20 npu_agent/core")
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 fuzz: $(VENV)/ready ## broken input for all that reads what others write, 10 s each (ARGS="--seconds 60 config"); what fails is kept

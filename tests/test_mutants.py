@@ -1,22 +1,62 @@
-"""The faults of `make mutants` fit the source as it is: else nobody tries them."""
+"""`make mutants` makes faults that are programs, and chooses the tests that should notice them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
+import ast
+from random import Random
 
-from tests.mutants import FAULTS, ROOT
+from tests.mutants import ROOT, faults_of, runs_for
+
+SOURCE = '''
+LIMIT = 5
+
+def f(a, b):
+    """A text."""
+    if a and not b:
+        log(a)
+    c = a + 1 if b else g(a < b)
+    return [x for x in c if x]
+'''
 
 
-def test_each_fault_has_a_name_of_its_own() -> None:
-    assert [name for name, count in Counter(one.name for one in FAULTS).items() if count > 1] == []
+def applied(source: str) -> list[str]:
+    whole = source.encode()
+    return [
+        (whole[: one.start] + one.new.encode() + whole[one.end :]).decode()
+        for one in faults_of("f.py", source)
+    ]
 
 
-def test_each_fault_is_in_its_file_once() -> None:
-    sources = {file: Path(ROOT, file).read_text() for file in {one.file for one in FAULTS}}
-    assert [one.name for one in FAULTS if sources[one.file].count(one.old) != 1] == []
+def test_each_kind_of_fault_is_made() -> None:
+    changed = [
+        line.strip()
+        for program in applied(SOURCE)
+        for line, before in zip(program.splitlines(), SOURCE.splitlines(), strict=True)
+        if line != before
+    ]
+    assert changed == [
+        "if (a or not b):",
+        "if a and bool(b):",
+        "pass",
+        "c = None",
+        "c = a + 1 if (not b) else g(a < b)",
+        "c = (a - 1) if b else g(a < b)",
+        "c = a + 2 if b else g(a < b)",
+        "c = a + 1 if b else g((a > b))",
+        "return None",
+        "return [x for x in c if (not x)]",
+    ]
 
 
-def test_each_fault_has_tests_that_there_are() -> None:
-    named = {word for one in FAULTS for word in one.tests.split() if word.startswith("tests/")}
-    assert [name for name in sorted(named) if not Path(ROOT, name).exists()] == []
+def test_a_faulty_file_is_a_program() -> None:
+    files = sorted((ROOT / "npu_agent").rglob("*.py"))
+    for file in Random(1).sample(files, 20):
+        for program in Random(1).sample(every := applied(file.read_text()), min(20, len(every))):
+            ast.parse(program)
+
+
+def test_the_tests_run_from_near_to_far() -> None:
+    runs = runs_for("npu_agent/core/pool.py")
+    assert runs[0] == ["tests/core/test_pool.py"]
+    assert runs[1] == ["tests/core"]
+    assert "tests/test_agent.py" in runs[-1]
