@@ -106,7 +106,7 @@ async def run(*, once: bool) -> int:
             happened = walk.done() and walk.result()
             if happened and not once:
                 print(
-                    f"\n{_bold('All of it happened.')} The agent stays up until Ctrl-C: see\n"
+                    f"\n{_bold('All steps passed.')} The agent stays up until Ctrl-C: see\n"
                     f"   http://{await tour.address()}/   and try:\n"
                     f"   npu-agent info --host-root {root}\n"
                     f"   npu-agent simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
@@ -117,7 +117,7 @@ async def run(*, once: bool) -> int:
                 logs.setup("info")
                 await ended
             elif happened:
-                print(f"\n{_bold('All of it happened.')}")
+                print(f"\n{_bold('All steps passed.')}")
             elif walk.done():
                 last = log.read_text().splitlines()[-10:]
                 print("\nThe end of the agent's log:", *last, sep="\n   ")
@@ -184,7 +184,7 @@ class Tour:
             ("npu1 is taken out of the host: list and labels follow", self._vanishes),
             ("npu1 comes back: so does its device, under the same ID", self._returns),
             ("npu1 dies, and recovers", self._dies),
-            ("The config is edited while the agent runs: single cores, please", self._edited),
+            ("The config is edited while the agent runs: switch to single cores", self._edited),
             ("A bad edit is refused as a whole, and nothing changes", self._bad_edit),
             ("The kubelet restarts and forgets the agent, which registers again", self._restarts),
             *more,

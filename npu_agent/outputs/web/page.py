@@ -122,7 +122,7 @@ def _head(state: AgentState, found: Sequence[Note]) -> str:
     sick, counted = sum(map(is_fenced, cards)), m.number(len(cards), "card")
     if not found:
         kind, icon = "good", "good"
-        text = f"All is well: {counted}" if cards else "All is well: no cards here"
+        text = f"Healthy: {counted}" if cards else "Healthy: no cards on this node"
         if not state.snapshot.complete:
             kind, icon, text = "plain", "wait", _SEARCHING
     else:

@@ -132,7 +132,7 @@ async def test_it_can_be_read_by_day_and_by_night(dark: bool, make: Callable[[],
 async def test_it_follows_what_happens_without_being_loaded_again() -> None:
     scene = Scene(cards=(read(state()), read(state(index=1))))
     async with looking(scene) as page:
-        assert await page.run(HEADLINE) == "All is well: 2 cards"
+        assert await page.run(HEADLINE) == "Healthy: 2 cards"
         await page.run("window.same = document.body; document.querySelector('details').open = true")
         await page.run("document.getElementById('to-json').focus()")
         scene.cards = (scene.cards[0], fenced(scene.cards[1], "alive says 0", 1))

@@ -84,8 +84,8 @@ def html(scene: Scene) -> str:
 
 
 def test_the_first_line_says_whether_all_is_well() -> None:
-    assert headline(Scene(cards=(read(state()),))) == "All is well: 1 card"
-    assert headline(Scene()) == "All is well: no cards here"
+    assert headline(Scene(cards=(read(state()),))) == "Healthy: 1 card"
+    assert headline(Scene()) == "Healthy: no cards on this node"
     assert (
         headline(Scene(complete=False, phase=SessionPhase.REGISTERED))
         == "Still searching for cards"
