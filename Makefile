@@ -135,10 +135,10 @@ e2e-long: $(VENV)/ready ## the scenarios that take many minutes, with what they 
 	$(BIN)/python -m tests.cluster build
 	$(PYTEST) tests/e2e -m long -rP $(ARGS)
 
-cluster: $(VENV)/ready ## start a real one-node Kubernetes to play with (root)
+cluster: $(VENV)/ready ## start a one-node Kubernetes for manual tests (root)
 	$(BIN)/python -m tests.cluster up
 
-chaos: $(VENV)/ready ## attack a running agent in every way we know, and write docs/reliability.md (root; ARGS=--short for those of CI)
+chaos: $(VENV)/ready ## run the fault-injection tests on a running agent (root; 15 minutes; ARGS=--short for those of CI)
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 bench: $(VENV)/ready ## the figures of docs/benchmarks.md, measured on this machine

@@ -51,11 +51,10 @@ async def everything(seconds: float) -> AsyncIterator[Figure]:
         claims.published(),
         claims.answers(),
         pages.scrapes(),
+        podresources.figures(),
     ):
         async for one in part:
             yield one
-    async for what, target, peers, measured in podresources.figures():
-        yield Figure(what, measured, target, peers)
     for figure in packing.packing():
         yield figure
 

@@ -14,18 +14,15 @@ class Figure:
     what: str
     measured: str
     target: str = ""
-    """From spec section 10."""
-    peers: str = ""
-    """Best to worst of what users run today, measured elsewhere (docs/benchmarks.md)."""
 
     def __str__(self) -> str:
-        return f"| {self.what:58} | {self.target:12} | {self.peers:24} | {self.measured:18} |"
+        return f"| {self.what:64} | {self.target:19} | {self.measured:20} |"
 
 
 HEADER = "\n".join(
     (
-        str(Figure("figure", "measured", "target", "peers today")),
-        f"|{'-' * 60}|{'-' * 14}|{'-' * 26}|{'-' * 20}|",
+        str(Figure("figure", "measured", "target")),
+        f"|{'-' * 66}|{'-' * 21}|{'-' * 22}|",
     )
 )
 

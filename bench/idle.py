@@ -33,7 +33,7 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
             yield one
         scraper.cancel()
         sent = (await agent.told()).messages - before.messages
-        yield Figure("ListAndWatch messages while idle", str(sent), "0", "0 to 4")
+        yield Figure("ListAndWatch messages while idle", str(sent), "0")
         written = agent.node.writes - writes
         yield Figure("writes to the API server while idle", str(written), "0")
         taken = f"{await asyncio.to_thread(agent.stop):.2f} s"  # the kubelet answers meanwhile
@@ -47,7 +47,7 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
             await asyncio.sleep(10)
             memory = f"{agent.memory() / 1024:.1f} MiB"
             what = f"resident memory, {cards}{', DRA' if dra else ''}, all pages asked for"
-            yield Figure(what, memory, "<= 45 MiB", "81 MiB (three processes)")
+            yield Figure(what, memory, "<= 45 MiB")
 
 
 async def _spent(agent: Agent, seconds: float, how: str, target: str) -> AsyncIterator[Figure]:

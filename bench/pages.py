@@ -34,7 +34,7 @@ async def scrapes() -> AsyncIterator[Figure]:
             for scrapers in (1, 8):
                 target = "p99 <= 1 ms" if scrapers == 1 else ""
                 async for figure in costs(agent, agent.port, "/metrics", way, headers, scrapers):
-                    yield Figure(figure.what, figure.measured, target, figure.peers)
+                    yield Figure(figure.what, figure.measured, target)
                     target = ""
         taken = await asyncio.to_thread(scrape, agent.port, "/metrics", PROMETHEUS, 1, 20, 1.1)
         yield Figure(
@@ -63,11 +63,9 @@ async def costs(
     cpu = process.spent().cpu
     taken = await asyncio.to_thread(scrape, port, path, headers, scrapers, TIMES // scrapers)
     cpu = 1000 * (process.spent().cpu - cpu) / len(taken)
-    peers = "3.2-7.2 ms p50" if path == "/metrics" else ""
     what = f"{path}, {way}" + (f", {scrapers} scrapers" if scrapers > 1 else "")
-    yield Figure(f"{what}: p50 / p99", quantiles(taken), "", peers)
-    peers = "4.7-7.2 ms" if path == "/metrics" else ""
-    yield Figure(f"{what}: CPU each", f"{cpu:.2f} ms", "", peers)
+    yield Figure(f"{what}: p50 / p99", quantiles(taken))
+    yield Figure(f"{what}: CPU each", f"{cpu:.2f} ms")
 
 
 async def exporter() -> AsyncIterator[Figure]:

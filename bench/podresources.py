@@ -19,6 +19,7 @@ from pathlib import Path
 from grpclib.const import Cardinality, Handler
 from grpclib.server import Stream
 
+from bench.figure import HEADER, Figure
 from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.rpc import Encoded, UnixServer, received
@@ -120,10 +121,10 @@ async def watched(work: Awaitable[object]) -> tuple[float, float, float]:
     return 1000 * taken, 1000 * max(lags), 1000 * max(turns)
 
 
-async def figures() -> AsyncIterator[tuple[str, str, str, str]]:
-    """What, target, peers, measured: as the lines of ``python -m bench``."""
+async def figures() -> AsyncIterator[Figure]:
+    """Lines of ``python -m bench``."""
     _, lag, turn = await watched(asyncio.sleep(0.2))
-    yield "nothing happens: lag / turn of the loop", "", "", f"{lag:.1f} / {turn:.1f} ms"
+    yield Figure("nothing happens: lag / turn of the loop", f"{lag:.1f} / {turn:.1f} ms")
     for what in ANSWERS:
         with tempfile.TemporaryDirectory(prefix="npu-bench-") as temporary:
             socket = Path(temporary, "kubelet.sock")
@@ -138,13 +139,14 @@ async def figures() -> AsyncIterator[tuple[str, str, str, str]]:
                 await process.wait()
         taken, lag, turn = (statistics.median(column) for column in zip(*asked, strict=True))
         measured = f"{taken:.0f} / {lag:.1f} / {turn:.1f} ms"
-        yield f"{what}: in all / lag / turn", "turn <= 2 ms", "", measured
+        yield Figure(f"{what}: in all / lag / turn", measured, "turn <= 2 ms")
 
 
 async def main() -> None:
     """Prints the figures as they come."""
-    async for what, target, _, measured in figures():
-        print(f"| {what:52} | {target:12} | {measured:22} |", flush=True)
+    print(HEADER)
+    async for one in figures():
+        print(one, flush=True)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ Prepare = Callable[[Path], AbstractContextManager[object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """One of the table; its row is the docstring of the function.
+    """One of the table; its docstring says what is done and what has to hold.
 
     Attributes:
-        play: the attack; raises if it was not withstood.
+        play: the attack; raises if an assertion failed.
         short: whether CI plays it.
         alone: whether nothing else is played meanwhile: it takes all of the machine.
         root: whether it mounts something.
@@ -47,19 +47,14 @@ class Attack:
 
     @property
     def what(self) -> str:
-        """What is done: the first paragraph."""
-        return row(self.play)[0]
-
-    @property
-    def holds(self) -> str:
-        """What is expected: the second one."""
-        return row(self.play)[1]
+        """What is done."""
+        return first_paragraph(self.play)
 
 
-def row(function: object) -> tuple[str, str]:
-    """The paragraphs of its docstring: what is done, what is expected."""
-    what, holds = (inspect.getdoc(function) or "").split("\n\n")
-    return " ".join(what.split()).rstrip("."), " ".join(holds.split()).rstrip(".")
+def first_paragraph(function: object) -> str:
+    """What a test or an attack does, from its docstring."""
+    first, _ = (inspect.getdoc(function) or "").split("\n\n")
+    return " ".join(first.split()).rstrip(".")
 
 
 ATTACKS: list[Attack] = []

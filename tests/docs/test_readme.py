@@ -11,9 +11,10 @@ import pytest
 from .pages import ROOT, Page, page
 
 ENGLISH = page("README.md")
-OTHERS = pytest.mark.parametrize(
-    "other", [page("README.ko.md"), page("README.ja.md")], ids=["ko", "ja"]
-)
+KOREAN, JAPANESE = page("README.ko.md"), page("README.ja.md")
+BENCHMARKS = page("docs/benchmarks.md")
+OTHERS = pytest.mark.parametrize("other", [KOREAN, JAPANESE], ids=["ko", "ja"])
+READMES = pytest.mark.parametrize("readme", [ENGLISH, KOREAN, JAPANESE], ids=["en", "ko", "ja"])
 
 
 @OTHERS
@@ -40,14 +41,44 @@ def test_both_lead_to_the_same_places(other: Page) -> None:
     assert places(ENGLISH.links) == places(other.links)
 
 
+def rows(text: str, heading: str) -> dict[str, str]:
+    """First and last cell of each row of the first table with this header row."""
+    table = text.partition(f"{heading}\n|")[2].partition("\n\n")[0].splitlines()[1:]
+    cells = [row.strip("| ").split(" | ") for row in table]
+    return {row[0]: row[-1] for row in cells}
+
+
+def figures(text: str) -> set[tuple[str, str]]:
+    """Each number that has a unit of time, memory or share, with its unit."""
+    units = {"분": "minutes", "分": "minutes"}
+    found = re.findall(
+        r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)\s?(ms|s|MiB|MB|%|minutes|분|分)(?![a-z])", text
+    )
+    return {(number, units.get(unit, unit)) for number, unit in found}
+
+
 @OTHERS
 def test_both_have_the_same_figures(other: Page) -> None:
-    def figures(text: str) -> list[list[str]]:
-        table = text[text.index("| | npu-agent |") :].split("\n\n", maxsplit=1)[0]
-        table = table.replace("one process", "1").replace("three processes", "3")
-        return [sorted(re.findall(r"\d+(?:\.\d+)?", row)) for row in table.splitlines()]
+    assert figures(ENGLISH.prose) == figures(other.prose)
 
-    assert figures(ENGLISH.text) == figures(other.text)
+
+@READMES
+def test_each_figure_is_in_the_benchmarks(readme: Page) -> None:
+    assert len(figures(readme.prose)) > 4
+    unknown = figures(readme.prose) - figures(BENCHMARKS.prose)
+    assert not unknown
+
+
+def test_the_table_is_a_few_rows_of_one_run() -> None:
+    shown = rows(ENGLISH.text, "| figure | measured |")
+    assert 0 < len(shown) <= 4
+    [date] = re.findall(r"measured on ([\d-]+)", ENGLISH.text)
+    runs = re.split(r"measured on (?=\d)", BENCHMARKS.text)[1:]
+    assert any(
+        run.startswith(date)
+        and shown.items() <= rows(run, "| figure | target | measured |").items()
+        for run in runs
+    )
 
 
 def test_the_picture_is_small_and_wide_enough() -> None:

@@ -39,8 +39,8 @@ def test_which_pages_there_are_in_which_language() -> None:
         language: {p.name for p in PAGES if p.parent.name == language} for language in ("ko", "ja")
     }
     assert {"install.md", "configuration.md", "labels.md", "metrics.md", "troubleshooting.md",
-            "migration.md", "dra.md"} <= found["ko"]  # fmt: skip
-    assert {"install.md", "troubleshooting.md"} <= found["ja"]
+            "migration.md", "dra.md", "limitations.md"} <= found["ko"]  # fmt: skip
+    assert {"install.md", "troubleshooting.md", "limitations.md"} <= found["ja"]
 
 
 def test_a_page_that_lags_says_so_to_its_readers(

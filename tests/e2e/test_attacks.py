@@ -1,6 +1,6 @@
 """Attacks that need the agent in its Pod, without capabilities, and a real kubelet: `make chaos`.
 
-The docstrings are rows of docs/reliability.md, as in tests/chaos/attacks.
+The docstrings have two paragraphs, as in tests/chaos/attacks: what is done, and what has to hold.
 """
 
 from __future__ import annotations

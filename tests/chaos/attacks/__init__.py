@@ -1,8 +1,9 @@
 """The attacks. A new one is a function in one of these modules.
 
-Its docstring is its row in docs/reliability.md: a paragraph on what is done, one on what has to
-hold. It gets an agent that is well, and raises if that did not withstand; what has to hold after
-every attack is asserted by `world.withstood`. One that takes seconds and is steady is `short`.
+Its docstring has two paragraphs: what is done, and what has to hold. It gets an agent that is
+ready, and raises if an assertion failed; what has to hold after every attack is asserted by
+`world.withstood`. One that takes seconds and is steady is `short`. Each module is a row of
+docs/reliability.md.
 """
 
 from tests.chaos.attacks import (  # noqa: F401 (which enters them into the table)
