@@ -1,4 +1,4 @@
-"""Words at which a reader from the field would stop, and what to say instead.
+"""Phrases to avoid, and what to write instead.
 
 ``python -m tests.words``, a part of ``make lint``, searches the package (names, comments,
 docstrings, messages), the manifests and the English pages. The terms

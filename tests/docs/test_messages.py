@@ -1,9 +1,10 @@
-"""What troubleshooting.md, dra.md and kubelet.md quote as the agent's words is in the source."""
+"""What pages quote as the agent's messages, in each language, is in the source."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,14 @@ import pytest
 from .pages import ROOT, page
 
 ELLIPSIS = "…"
+PAGES = {
+    "docs/troubleshooting.md": "npu-agent says",
+    "docs/ko/troubleshooting.md": "npu-agent의 메시지",
+    "docs/ja/troubleshooting.md": "npu-agentの出力",
+    "docs/dra.md": "npu-agent says",
+    "docs/ko/dra.md": "npu-agent의 메시지",
+}
+"""The first column's heading in the tables of each page."""
 
 
 def texts() -> Iterator[str]:
@@ -47,19 +56,23 @@ def said(message: str) -> bool:
     return any(pattern.search(text) for text in TEXTS)
 
 
-def quotes() -> list[str]:
-    found = [
-        *quoted("docs/troubleshooting.md", "npu-agent says"),
-        *(text for text in quoted("docs/dra.md", "npu-agent says") if not text.startswith("Pod ")),
-        *(log for line in quoted("docs/kubelet.md", "log line") for log in line.split(" ... ")),
-    ]
-    return sorted(set(found))
+def quotes() -> list[tuple[str, str]]:
+    """Page and message."""
+    found = {
+        (name, text)
+        for name, heading in PAGES.items()
+        for text in quoted(name, heading)
+        if not text.startswith("Pod ")  # the name of a holder follows
+    }
+    return sorted(found)
 
 
-def test_messages_are_found() -> None:
-    assert len(quotes()) > 40
+def test_messages_are_found_in_each_page() -> None:
+    count = Counter(name for name, _ in quotes())
+    assert set(count) == set(PAGES)
+    assert min(count.values()) > 10
 
 
-@pytest.mark.parametrize("message", quotes())
-def test_the_agent_says_so(message: str) -> None:
-    assert said(message)
+@pytest.mark.parametrize(("name", "message"), quotes())
+def test_the_agent_says_so(name: str, message: str) -> None:
+    assert said(message), name
