@@ -84,9 +84,9 @@ async def answers() -> AsyncIterator[Figure]:
                 get = statistics.median(read)
                 yield Figure("the GET of a claim, p50 / p99", quantiles(read))
             prepared, unprepared = await asyncio.to_thread(rounds, instance, claims, count)
-            beside = quantiles([each - get for each in prepared])
+            without = quantiles([each - get for each in prepared])
             cards = f"{count} card{'s' if count > 1 else ''}"
-            yield Figure(f"Prepare {cards}, beside the GET, p50 / p99", beside, "p99 <= 15 ms")
+            yield Figure(f"Prepare {cards}, without the GET, p50 / p99", without, "p99 <= 15 ms")
             yield Figure(f"Unprepare {cards}, p50 / p99", quantiles(unprepared))
 
 
