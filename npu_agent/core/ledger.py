@@ -131,13 +131,22 @@ class PreparedClaim:
         claim = f"{CLAIM} {self.namespace}/{self.name}"
         return f"Pod {self.namespace}/{self.pods[0]} ({claim})" if self.pods else claim
 
-    def hold(self, without: Collection[str] = ()) -> Hold | None:
+    @property
+    def footprints(self) -> tuple[Footprint, ...]:
+        """Of its devices, without those that are for administrators only."""
+        return tuple(one.footprint for one in self.devices if not one.admin)
+
+    def hold(
+        self, without: Collection[str] = (), besides: Collection[Footprint] = ()
+    ) -> Hold | None:
         """What it keeps others from; None: nothing, as it has devices for administrators only.
 
-        `without` are names of devices that do not count.
+        `without` are names of devices, and `besides` footprints, that do not count.
         """
         footprints = tuple(
-            one.footprint for one in self.devices if not one.admin and one.device not in without
+            one.footprint
+            for one in self.devices
+            if not (one.admin or one.device in without or one.footprint in besides)
         )
         if not footprints:
             return None
@@ -283,7 +292,7 @@ class Ledger:
         ending = {
             uid: one
             for uid, one in self.ending.items()
-            if asked_at < one.since or (uid in living and uid not in back)
+            if asked_at < one.since or (uid in living and (one.by_claim or uid not in back))
         }
         ledger = replace(self, ending=ending)
         for name, hold in self.noted(pods).holds.items():
@@ -341,6 +350,30 @@ class Ledger:
     def with_claim(self, claim: PreparedClaim) -> Ledger:
         """After a claim was prepared, or prepared again."""
         return replace(self, prepared={**self.prepared, claim.uid: claim})
+
+    def replacing(self, claim: PreparedClaim, living: Collection[str], now: float) -> Ledger:
+        """Before a claim is prepared again, perhaps with another allocation or for other Pods.
+
+        A kubelet does that after its restart, without an unprepare (k8s.io/kubernetes,
+        pkg/kubelet/cm/dra/claiminfo.go, `newClaimInfoFromState`). Pods from before that live keep
+        what they had: those that `claim` is for only what it lacks, the others all of it.
+
+        Args:
+            claim: what is to be prepared.
+            living: of the Pods that it was prepared for before, by UID, those whose containers run.
+            now: the time.
+        """
+        ledger, before = self, self.prepared.get(claim.uid)
+        for uid in before.pod_uids if before else ():
+            kept = claim.footprints if uid in claim.pod_uids else ()
+            lost = before and uid in living and before.hold(besides=kept)
+            if lost and not ledger.keeps(uid, lost.footprints):
+                ledger = ledger.outlived([uid], lost, now, by_claim=True)
+        return ledger
+
+    def keeps(self, uid: str, footprints: Iterable[Footprint]) -> bool:
+        """Whether `ending` has all this for a Pod."""
+        return uid in self.ending and set(footprints).issubset(self.ending[uid].footprints)
 
     def without_claim(self, uid: str) -> Ledger:
         """After a claim was unprepared; one that is unknown changes nothing."""
@@ -574,15 +607,17 @@ class Conflicts:
             for mark in (*what.keys, *what.nodes):
                 self._by_mark.setdefault(mark, {})[held] = None
 
-    def against(self, itself: Name, device: Device) -> str | None:
-        """Why `device` must not be handed out; None: nobody holds any of it.
+    def against(self, itself: Name, device: Device, pods: Collection[str] = ()) -> str | None:
+        """Why `device` must not be handed out; None: no other holder has any of it.
 
-        What is held under the name `itself` is no conflict: the kubelet knows of that holder.
+        What is held under the name `itself` is no conflict: the kubelet knows of that holder. Nor
+        is what a Pod keeps, as `Ledger.ending` has it, that is given the device: `pods`, by UID.
         """
+        own = {itself, *((POD, uid) for uid in pods)}
         for name, hold in self._anything:
             if name == _UNKNOWN:
                 return f"{hold.holder} may hold its cores"
-            if name != itself:
+            if name not in own:
                 return f"{hold.holder} holds {name[1]} of {name[0]}, and no card here has that ID"
         wanted = footprint(device)
         near: dict[_Held, None] = {}  # each of them once: most have many marks
@@ -590,7 +625,7 @@ class Conflicts:
             near |= self._by_mark.get(mark, {})
         for held in near:
             name = held.name
-            if name != itself and (what := self._shared(wanted, held.what)) is not None:
+            if name not in own and (what := self._shared(wanted, held.what)) is not None:
                 known_as = "" if name[0] in (CLAIM, POD) else f" as {name[1]} of {name[0]}"
                 return f"{held.by.holder} still holds {what}{known_as}"
         return None

@@ -323,14 +323,23 @@ class LedgerKeeper:
 
     async def _outlive(self, holds: Collection[Hold], *, by_claim: bool = False) -> None:
         """Notes which Pods of these live on although what they hold is free for the kubelet."""
-        pods, uids = self._pod_resources.pods, _NONE.union(*(hold.pod_uids for hold in holds))
-        if living := await pods.living(uids) if pods else _NONE:
-            before, now, ledger = self._ledger.ending, self._clock(), self._ledger
+        if living := await self.living(_NONE.union(*(hold.pod_uids for hold in holds))):
+            now, ledger = self._clock(), self._ledger
             for hold in holds:
                 ledger = ledger.outlived(living & hold.pod_uids, hold, now, by_claim=by_claim)
-            self._change(ledger)
-            self._log_ending(before)
-            self._pod_resources.ask_soon()
+            self._live_on(ledger)
+
+    async def living(self, uids: Collection[str]) -> frozenset[str]:
+        """Those of the Pods of which any process runs."""
+        pods = self._pod_resources.pods
+        return await pods.living(uids) if pods else _NONE
+
+    def _live_on(self, ledger: Ledger) -> None:
+        """Takes over a ledger in which Pods live on that the kubelet has forgotten."""
+        before = self._ledger.ending
+        self._change(ledger)
+        self._log_ending(before)
+        self._pod_resources.ask_soon()
 
     def _log_ending(self, before: Mapping[str, Ending]) -> None:
         now = self._ledger.ending
@@ -372,6 +381,15 @@ class LedgerKeeper:
             self._conflicts.add(name, self._ledger.holds[name])
         self._pod_resources.ask_soon()
 
+    async def replacing(self, claim: PreparedClaim) -> None:
+        """Notes which Pods live on with what a claim has until now; called before `prepare`."""
+        before = self._ledger.prepared.get(claim.uid)
+        if before and before != claim:
+            living = await self.living(before.pod_uids)
+            ledger = self._ledger.replacing(claim, living, self._clock())
+            if ledger is not self._ledger:
+                self._live_on(ledger)
+
     def prepare(self, claim: PreparedClaim, devices: Iterable[Device]) -> None:
         """Notes that a claim is prepared; called before its Pods get anything, and then `saved`.
 
@@ -380,12 +398,17 @@ class LedgerKeeper:
             devices: those of them that are for the claim's Pods alone.
 
         Raises:
-            RefusalError: somebody else holds cores or nodes of one of them.
+            RefusalError: another holder has cores or nodes of one of them.
         """
+        before = self._ledger.prepared.get(claim.uid)
+        same_pods = before is not None and set(claim.pod_uids) <= set(before.pod_uids)
         for device in devices:
             if not self._owner:
                 raise RefusalError(Refusal.UNFIT, self.why_not_owned)
-            self._check((CLAIM, claim.uid), device)
+            # A Pod that lives on with what these Pods have too was a Pod of this claim.
+            shared = same_pods and before and footprint(device) in before.footprints
+            pods = self._ledger.ending if shared else claim.pod_uids
+            self._check((CLAIM, claim.uid), device, pods)
         self._change(self._ledger.with_claim(claim))
 
     async def outlive(self, uid: str) -> None:
@@ -496,9 +519,9 @@ class LedgerKeeper:
     def _ledger(self) -> Ledger:
         return self.states.value
 
-    def _check(self, itself: Name, device: Device) -> None:
-        """Raises RefusalError if the device is not free for this holder."""
-        kind, reason = Refusal.HELD, self._conflicts.against(itself, device)
+    def _check(self, itself: Name, device: Device, pods: Collection[str] = ()) -> None:
+        """Raises RefusalError if the device is not free for this holder, or its Pods, by UID."""
+        kind, reason = Refusal.HELD, self._conflicts.against(itself, device, pods)
         card = device.card
         if not any(
             card.key == here.key and keys_of(card) == keys_of(here) for here in self._cards()

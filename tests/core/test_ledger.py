@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -401,6 +401,72 @@ def test_which_container_has_a_device_of_a_claim() -> None:
     assert holders(several, *both) == {("U0", ""), ("U1", "")}
     assert holders(several, *used("first", one.id, other.id)) == {("U0", "first"), ("U1", "first")}
     assert holders(several) == {("U0", ""), ("U1", "")}
+
+
+def again(before: Device, after: Device, *pods: str, living: Collection[str] = ("a",)) -> Ledger:
+    """A claim that was prepared for the Pod ``a``, and is again for these Pods."""
+    first = replace(claim(prepared("r", before)), pod_uids=("a",))
+    then = replace(claim(prepared("r", after)), pod_uids=pods)
+    return Ledger().with_claim(first).replacing(then, living, 1.0).with_claim(then)
+
+
+def left(ledger: Ledger, device: Device, *pods: str) -> str | None:
+    """Why another claim, or that of these Pods, does not get a device once ours is unprepared."""
+    return ledger.without_claim("uid-c").conflicts([A, B]).against(("", ""), device, pods)
+
+
+KEEPS = "(ResourceClaim team/c; not listed by the kubelet, but its containers run)"
+
+
+def test_a_claim_that_is_allocated_anew_leaves_its_card_to_the_pods_that_live_on_it() -> None:
+    one, other = offered(A, B)
+    ledger = again(one, other, "b")
+    assert left(ledger, one) == f"Pod team/train {KEEPS} still holds its cores"
+    assert left(ledger, other) is None
+    assert left(again(one, other, "b", living=()), one) is None
+    # Nor are they forgotten when it is prepared a third time.
+    third = replace(claim(prepared("r", one)), pod_uids=("c",))
+    assert left(ledger.replacing(third, ["a", "b"], 2.0).with_claim(third), one)
+
+
+def test_a_claim_that_is_prepared_for_another_pod_knows_the_one_before() -> None:
+    (one,) = offered(A)
+    ledger = again(one, one, "b")
+    assert ledger.prepared["uid-c"].pod_uids == ("b",)
+    assert left(ledger, one) == f"Pod team/train {KEEPS} still holds its cores"
+    ledger = ledger.answered([], 2.0, cards=[A], resources=[NPU])
+    assert left(ledger, one) is None
+
+
+def test_a_pod_does_not_keep_a_card_from_itself() -> None:
+    """Its card got another number while it ran."""
+    (one,) = offered(A)
+    renumbered = replace(one, nodes=("npu5",))
+    ledger = again(one, renumbered, "a")
+    assert left(ledger, one, "b")
+    assert left(ledger, renumbered, "a") is None
+    assert again(one, one, "a").ending == {}
+
+
+def test_a_claim_that_is_prepared_again_and_again_notes_the_same_once() -> None:
+    one, other = offered(A, B)
+    ledger = again(one, other, "b")
+    back = ledger.with_claim(replace(claim(prepared("r", one)), pod_uids=("a",)))
+    assert back.replacing(ledger.prepared["uid-c"], ["a"], 2.0) is back
+
+
+def test_a_pod_that_is_listed_for_another_device_keeps_what_it_had_by_a_claim() -> None:
+    one, other = offered(A, B)
+    nic = pod("eth0", resource="example.com/nic")
+    ledger = again(one, other, "b").answered(
+        [nic],
+        2.0,
+        cards=[A, B],
+        resources=[NPU],
+        pods={nic.name: frozenset({"a"})},
+        living=["a"],
+    )
+    assert left(ledger, one) == f"Pod team/train {KEEPS} still holds its cores"
 
 
 def test_what_was_prepared_since_counts_and_not_an_older_record() -> None:

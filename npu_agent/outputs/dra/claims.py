@@ -209,9 +209,10 @@ class Claims:
             async with self._changing:
                 now = self._keeper.prepared.value.get(found.uid)
                 if now is not None:
-                    uids = tuple(dict.fromkeys((*now.pod_uids, *found.pod_uids)))
-                    pods = found.reserved_for or now.pods
-                    self._keeper.prepare(replace(now, pods=pods, pod_uids=uids), ())
+                    pods, uids = found.reserved_for or now.pods, found.pod_uids or now.pod_uids
+                    now = replace(now, pods=pods, pod_uids=uids)
+                    await self._keeper.replacing(now)  # Pods that are not reserved any more
+                    self._keeper.prepare(now, ())
                     with contextlib.suppress(OSError):
                         await self._keeper.saved()
 
@@ -414,7 +415,9 @@ class Claims:
                     self._check_place(result, device)
             _check_overlap(claim, found)
             own = [device for result, device in found if not result.admin]
-            self._keeper.prepare(_prepared(claim, found, self._dra.driver, joined=joined), own)
+            prepared = _prepared(claim, found, self._dra.driver, joined=joined)
+            await self._keeper.replacing(prepared)
+            self._keeper.prepare(prepared, own)
             try:
                 spec = cdi.claim_spec(
                     self._dra.claim_kind, claim.uid, _grants(found, joined=joined)

@@ -365,11 +365,17 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
         """The scheduler may have allocated a card that has left the slices by now."""
+        if claimed := self.claimed(data):
+            self.count += 1
+            self.prepared(f"uid-{self.count}", *claimed)
+
+    def claimed(self, data: st.DataObject) -> tuple[str, Device] | None:
+        """What the scheduler allocates, with its name in the pool; None: there is no card."""
         cards = self.snapshots.value.cards
         if not cards:
-            return
+            return None
         state = data.draw(st.sampled_from(cards), "claimed")
-        self.prepared(state.id, data.draw(st.sampled_from(cut(state, state.card.core_count))))
+        return state.id, data.draw(st.sampled_from(cut(state, state.card.core_count)))
 
     @rule(data=st.data())
     def prepare_parts(self, data: st.DataObject) -> None:
@@ -382,12 +388,27 @@ class Machine(RuleBasedStateMachine):
         parts = [device for width in widths for device in cut(state, width)]
         for _ in range(4):
             device = data.draw(st.sampled_from(parts), "part")
-            self.prepared(f"{state.id}-{device.cores}", device)
+            self.count += 1
+            self.prepared(f"uid-{self.count}", f"{state.id}-{device.cores}", device)
 
-    def prepared(self, name: str, device: Device) -> None:
-        """A claim for a device is prepared, if it may be."""
+    @precondition(lambda self: self.agent.keeper.prepared.value)
+    @rule(data=st.data(), lives=st.booleans())
+    def prepare_again(self, data: st.DataObject, lives: bool) -> None:
+        """The kubelet was restarted, and the claim's Pod is gone: it is allocated for another one.
+
+        The Pod before may have been deleted by force, so that its containers run.
+        """
+        uid = data.draw(st.sampled_from(sorted(self.agent.keeper.prepared.value)), "claim")
+        before = self.containers.pop((CLAIM, uid), None)
+        if before and lives:
+            self.forgotten[before.assignment.pod] = before
+        if claimed := self.claimed(data):
+            self.prepared(uid, *claimed)
+
+    def prepared(self, uid: str, name: str, device: Device) -> None:
+        """A claim for a device is prepared for a Pod, if it may be."""
         self.count += 1
-        uid = f"uid-{self.count}"
+        pod = f"p-{self.count}"
         named = PreparedDevice(request="npu", pool="n1", device=name, footprint=footprint(device))
         claim = PreparedClaim(
             driver=DRIVER,
@@ -395,17 +416,33 @@ class Machine(RuleBasedStateMachine):
             namespace="team",
             name=uid,
             pods=("p",),
-            pod_uids=(f"p-{uid}",),
+            pod_uids=(pod,),
             devices=(named,),
         )
-        if self.agent.places.refusal(device):
+        keeper = self.agent.keeper
+        if uid not in keeper.prepared.value and self.agent.places.refusal(device):
             return
+        self.runner.run(keeper.replacing(claim))
         try:
-            self.agent.keeper.prepare(claim, [device])
+            keeper.prepare(claim, [device])
         except RefusalError:
             return
-        self.runner.run(self.agent.keeper.saved())
-        self.given((CLAIM, uid), device, f"p-{uid}")
+        self.runner.run(keeper.saved())
+        self.given((CLAIM, uid), device, pod)
+
+    @precondition(lambda self: self.unused())
+    @rule(data=st.data())
+    def unprepare(self, data: st.DataObject) -> None:
+        """As a kubelet does it that has forgotten the claim's Pod, which may run."""
+        keeper, uid = self.agent.keeper, data.draw(st.sampled_from(self.unused()), "claim")
+        self.runner.run(keeper.outlive(uid))
+        keeper.unprepare(uid)
+        self.runner.run(keeper.saved())
+
+    def unused(self) -> list[str]:
+        """The prepared claims, by UID, whose Pods are gone from all lists."""
+        prepared = sorted(self.agent.keeper.prepared.value)
+        return [uid for uid in prepared if (CLAIM, uid) not in self.containers]
 
     # The kubelet
 
@@ -528,14 +565,13 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.containers)
     @rule(data=st.data())
     def pod_is_deleted_by_force(self, data: st.DataObject) -> None:
-        """What it had is free for the kubelet, and its containers run on."""
+        """What it had is free for the kubelet, and its containers run on.
+
+        A claim is unprepared later, or is prepared again for another Pod.
+        """
         name = data.draw(st.sampled_from(sorted(self.containers)), "Pod")
         container = self.containers.pop(name)
         self.forgotten[container.assignment.pod] = container
-        if name[0] == CLAIM:
-            self.runner.run(self.agent.keeper.outlive(name[1]))
-            self.agent.keeper.unprepare(name[1])
-            self.runner.run(self.agent.keeper.saved())
 
     @precondition(lambda self: self.forgotten)
     @rule(data=st.data())

@@ -1292,11 +1292,97 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path) -> None
     room.claim("c", result(ZERO), reservedFor=both)
     await room.claims.learn()
     (known,) = room.keeper.prepared.value.values()
-    assert (known.pods, known.pod_uids) == (("pod-c", "pod-later"), ("pod-c", "c", "later"))
+    assert (known.pods, known.pod_uids) == (("pod-c", "pod-later"), ("c", "later"))
     assert json.loads((tmp_path / RECORD).read_bytes())["claims"][0]["podUIDs"][-1] == "later"
     room.kubelet.node.alive = {"later"}
     await room.unprepared()
     assert list(room.keeper.ending.value) == ["later"]
+
+
+async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_lives(
+    tmp_path: Path,
+) -> None:
+    room = await holding(tmp_path)
+    room.kubelet.node.alive = {"pod-c"}
+    later = [{"resource": "pods", "name": "pod-later", "uid": "later"}]
+    room.claim("c", result(ZERO), reservedFor=later)
+    use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
+    room.kubelet.holdings.publish(Holdings(asked_at=room.now, claim_uses=(use,)))
+    await room.claims.learn()
+    assert room.keeper.prepared.value["uid-c"].pod_uids == ("later",)
+    assert list(room.keeper.ending.value) == ["pod-c"]
+    # What the kubelet has prepared again for the later one is its own.
+    assert await room.prepared() == answer(("npu", ZERO))
+    await room.unprepared()
+    room.claim("d", result(ZERO))
+    assert "its containers run) still holds its cores" in await room.prepared("d")
+
+
+def reserved(*pods: str) -> list[dict[str, str]]:
+    return [{"resource": "pods", "name": pod, "uid": pod} for pod in pods]
+
+
+async def test_a_claim_that_is_allocated_anew_leaves_its_card_to_the_pod_before(
+    tmp_path: Path,
+) -> None:
+    """The kubelet was restarted, and the Pod before was deleted by force."""
+    room = await holding(tmp_path)
+    room.kubelet.node.alive = {"pod-c"}
+    room.claim("c", result(ONE), reservedFor=reserved("next"))
+    assert await room.prepared() == answer(("npu", ONE))
+    room.claim("d", result(ZERO))
+    assert "its containers run) still holds its cores" in await room.prepared("d")
+    room.start()  # the next agent
+    room.kubelet.node.alive = {"pod-c"}
+    await room.owned()
+    assert "its containers run) still holds its cores" in await room.prepared("d")
+    room.kubelet.node.alive = {"next"}
+    room.says()
+    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+    assert await room.prepared() == answer(("npu", ONE))
+
+
+async def test_a_claim_for_the_next_pod_waits_for_the_pod_before(tmp_path: Path) -> None:
+    """It has the same card again."""
+    room = await holding(tmp_path)
+    room.kubelet.node.alive = {"pod-c"}
+    room.claim("c", result(ZERO), reservedFor=reserved("next"))
+    for _ in range(2):
+        assert "its containers run) still holds its cores" in await room.prepared()
+    await room.unprepared()
+    assert list(room.keeper.ending.value) == ["pod-c"]
+    room.kubelet.node.alive.clear()
+    room.says()
+    assert await room.prepared() == answer(("npu", ZERO))
+
+
+async def test_a_claim_whose_pods_still_run_is_theirs_beside_one_that_ends(tmp_path: Path) -> None:
+    """One of the two Pods that share it was deleted by force, and then the kubelet was restarted."""
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("c", result(ZERO), reservedFor=reserved("one", "other"))
+    first = await room.prepared()
+    room.kubelet.node.alive = {"one", "other"}
+    room.claim("c", result(ZERO), reservedFor=reserved("other"))
+    for _ in range(2):
+        assert await room.prepared() == first
+    await room.unprepared()
+    assert set(room.keeper.ending.value) == {"one", "other"}
+
+
+async def test_a_refusal_is_not_repeated_before_anything_changes(patient: Room) -> None:
+    await patient.owned()
+    patient.claim("c", result(ZERO))
+    await patient.prepared()
+    patient.kubelet.node.alive = {"pod-c"}
+    patient.claim("c", result(ZERO), reservedFor=reserved("next"))
+    preparing = await waits(patient, "c")
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert patient.kubelet.asked <= 3
+    patient.kubelet.node.alive.clear()
+    patient.says()
+    assert await preparing == answer(("npu", ZERO))
 
 
 async def test_the_pods_of_a_claim_that_an_older_agent_prepared_are_found(tmp_path: Path) -> None:
