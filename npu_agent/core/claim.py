@@ -5,9 +5,25 @@ The format is that of ``ResourceClaim`` in resource.k8s.io/v1 (k8s.io/api/resour
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_UID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+"""Part of the name of the claim's CDI spec, and of its devices' there."""
+_REQUEST = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""As the API server takes one; part of the name of a CDI device too."""
+
+
+def is_uid(text: str) -> bool:
+    """Whether this can be a claim's UID."""
+    return _UID.fullmatch(text) is not None
+
+
+def placeholder_uid(namespace: str, name: str) -> str:
+    """In place of the UID of a claim whose UID is not known."""
+    return f"{namespace}/{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +45,27 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Opaque parameters for our driver in a claim's allocation: our driver takes none."""
+
+    from_class: bool
+    """Whether they are those of a DeviceClass, and not of the claim."""
+    requests: tuple[str, ...]
+    """The requests that they are for; none: all of the claim's."""
+
+    def __str__(self) -> str:
+        """For people: where they are, and where to remove them."""
+        several = "s" if len(self.requests) > 1 else ""
+        whose = f"the request{several} {', '.join(self.requests)}" if self.requests else "it"
+        if self.from_class:
+            return f"FromClass, for {whose}: remove them from spec.config of the DeviceClass"
+        return (
+            f"FromClaim, for {whose}: remove them from spec.devices.config of the ResourceClaim, "
+            "or of its ResourceClaimTemplate"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A ResourceClaim; of its allocation, what is one driver's."""
 
@@ -38,6 +75,7 @@ class Claim:
     allocated: bool
     results: tuple[Result, ...] = ()
     """Of our driver only, in the claim's order."""
+    parameters: tuple[Parameters, ...] = ()
     reserved_for: tuple[str, ...] = ()
     """Names of the Pods that may use it."""
     pod_uids: tuple[str, ...] = ()
@@ -109,6 +147,7 @@ def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
     Raises:
         ValueError: it lacks something, or has it in another form; the message says what.
     """
+    answer = _mapping(answer, "the claim")
     meta = _mapping(answer.get("metadata"), "metadata")
     status = _mapping(answer.get("status") or {}, "status")
     allocation = status.get("allocation")
@@ -122,7 +161,7 @@ def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
         if one.get("driver") == driver:
             results.append(
                 Result(
-                    request=_text(one, "request").partition("/")[0],
+                    request=_request(one),
                     pool=_text(one, "pool"),
                     device=_text(one, "device"),
                     admin=one.get("adminAccess") is True,
@@ -131,6 +170,14 @@ def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
                         for each in _list(one.get("tolerations"), "tolerations")
                     ),
                 )
+            )
+    parameters = []
+    for each in _list(devices.get("config"), "status.allocation.devices.config"):
+        one = _mapping(each, "status.allocation.devices.config")
+        if _mapping(one.get("opaque") or {}, "opaque").get("driver") == driver:
+            requests = tuple(_word(r, "requests") for r in _list(one.get("requests"), "requests"))
+            parameters.append(
+                Parameters(from_class=one.get("source") == "FromClass", requests=requests)
             )
     consumers = [
         _mapping(each, "status.reservedFor")
@@ -142,9 +189,18 @@ def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
         uid=_text(meta, "uid"),
         allocated=allocation is not None,
         results=tuple(results),
+        parameters=tuple(parameters),
         reserved_for=tuple(_text(each, "name") for each in consumers),
         pod_uids=tuple(_text(each, "uid") for each in consumers if each.get("resource") == "pods"),
     )
+
+
+def _request(result: Mapping[str, Any]) -> str:
+    """The request of a result, without the alternative that was chosen of a prioritized list."""
+    base = _text(result, "request").partition("/")[0]
+    if not _REQUEST.fullmatch(base):
+        raise ValueError("request is not a name of a request")
+    return base
 
 
 def _mapping(value: object, what: str) -> Mapping[str, Any]:
@@ -162,7 +218,11 @@ def _list(value: object, what: str) -> Sequence[Any]:
 
 
 def _text(of: Mapping[str, Any], key: str) -> str:
-    value = of.get(key)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{key} is missing, or no text")
+    return _word(of.get(key), key)
+
+
+def _word(value: object, what: str) -> str:
+    """A text that can be shown, and encoded: JSON can have half a character."""
+    if not isinstance(value, str) or not value.isprintable() or not value:
+        raise ValueError(f"{what} is missing, or no text")
     return value

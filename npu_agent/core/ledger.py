@@ -28,7 +28,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from npu_agent.core.claim import ClaimUse
+from npu_agent.core.claim import ClaimUse, is_uid, placeholder_uid
 from npu_agent.core.hardware import Access, Card, CardState, CoreRange
 from npu_agent.core.offer import Device, device_id
 
@@ -349,6 +349,8 @@ class Ledger:
 
     def with_claim(self, claim: PreparedClaim) -> Ledger:
         """After a claim was prepared, or prepared again."""
+        if self.prepared.get(claim.uid) == claim:
+            return self
         return replace(self, prepared={**self.prepared, claim.uid: claim})
 
     def replacing(self, claim: PreparedClaim, living: Collection[str], now: float) -> Ledger:
@@ -370,6 +372,15 @@ class Ledger:
             if lost and not ledger.keeps(uid, lost.footprints):
                 ledger = ledger.outlived([uid], lost, now, by_claim=True)
         return ledger
+
+    def has_claim(self, use: ClaimUse) -> bool:
+        """Whether a claim is prepared for the device that a container uses by it."""
+        claim = (use.claim_namespace, use.claim_name)
+        return any(
+            (one.namespace, one.name) == claim
+            and use.device in {each.device for each in one.devices}
+            for one in self.prepared.values()
+        )
 
     def keeps(self, uid: str, footprints: Iterable[Footprint]) -> bool:
         """Whether `ending` has all this for a Pod."""
@@ -860,6 +871,10 @@ def _decoded(record: bytes) -> _Record:
         for id_, one in found.get("slices", {}).items()
     }
     prepared = {claim.uid: claim for claim in claims}
+    for claim in claims:
+        # It becomes part of a path.
+        if not is_uid(claim.uid) and claim.uid != placeholder_uid(claim.namespace, claim.name):
+            raise ValueError(f"a claim with the UID {claim.uid!r}")
     return _Record(footprints, pods, prepared, ending, cards, sliced)
 
 

@@ -132,7 +132,8 @@ class LedgerKeeper:
         """Why the record could not be written last."""
         self._old_name = True
         """Whether a record may be there under the name that an older agent gave it."""
-        self._conflicts = ledger.conflicts(())
+        self._conflicts: Conflicts | None = None
+        """What is not to be handed out; None: the ledger has changed since it was found."""
         self._answered_at = 0.0
         """When the answer was asked for that the ledger has."""
         self._away = False
@@ -140,9 +141,9 @@ class LedgerKeeper:
         self._owner = False
         self._closed = False
         """Whether the agent ends: the node does not become its own again."""
-        self._lost = False
-        """Whether there was no record that can be read when the node became this agent's; until
-        `rebuilt`."""
+        self._unchecked = False
+        """Whether the record that was on disk was not compared yet with what containers use: it
+        may be lost, or an older one that was put back; until `rebuilt`."""
         self._saving = asyncio.Lock()
         pod_resources.suspects = self._suspects
 
@@ -157,13 +158,13 @@ class LedgerKeeper:
         return _ENDING if self._closed else _NOT_OURS
 
     @property
-    def lost(self) -> bool:
-        """Whether there is no record of what an agent before this one has handed out."""
-        return self._lost or self._ledger.unsure
+    def unchecked(self) -> bool:
+        """Whether claims may be in use that are not in the record of an agent before this one."""
+        return self._unchecked or self._ledger.unsure
 
     def rebuilt(self) -> None:
-        """Called when the claims that are in use were found again."""
-        self._lost = False
+        """Called when all claims that are in use are known."""
+        self._unchecked = False
         self.update()
 
     def disowned(self) -> None:
@@ -208,7 +209,7 @@ class LedgerKeeper:
                     # other one.
                     ledger = replace(self._ledger, prepared={}).recovered(found, self._clock())
                     self.states.publish(ledger)
-                    self._lost = self._lost or found is None or ledger.unsure
+                    self._unchecked = True
                 self._on_disk, self._read = found, True
                 self._owner = not self._closed
         await self._answer(_ANSWER)
@@ -260,21 +261,17 @@ class LedgerKeeper:
             self._log_ending(ending)
             if self._ledger.doubtful:
                 self._pod_resources.ask_soon()
-        self._conflicts = self._ledger.conflicts(cards)
+        self._conflicts = conflicts = self._ledger.conflicts(cards)
         self.unrecorded.publish(self._unrecorded(answer.claim_uses))
         self.asked.publish(bool(answer.asked_at))
         self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards, answer.claim_uses))
-        return self._conflicts
+        return conflicts
 
     def _unrecorded(self, uses: Iterable[ClaimUse]) -> frozenset[str]:
-        if not self._lost:
+        if not self._unchecked:
             return frozenset()
-        known = {(one.namespace, one.name) for one in self._ledger.prepared.values()}
-        return frozenset(
-            use.driver
-            for use in uses
-            if use.driver in self._drivers and (use.claim_namespace, use.claim_name) not in known
-        )
+        ours = [use for use in uses if use.driver in self._drivers]
+        return frozenset(use.driver for use in ours if not self._ledger.has_claim(use))
 
     def offering(self, devices: Mapping[str, Iterable[Device]]) -> None:
         """Notes what the device plugin is about to offer, by resource; `save` it before."""
@@ -378,7 +375,7 @@ class LedgerKeeper:
         self.states.publish(self._ledger.granted(resource, devices, self._clock()))
         for device in devices:
             name = (resource, device.id)
-            self._conflicts.add(name, self._ledger.holds[name])
+            self._known_conflicts().add(name, self._ledger.holds[name])
         self._pod_resources.ask_soon()
 
     async def replacing(self, claim: PreparedClaim) -> None:
@@ -409,7 +406,11 @@ class LedgerKeeper:
             shared = same_pods and before and footprint(device) in before.footprints
             pods = self._ledger.ending if shared else claim.pod_uids
             self._check((CLAIM, claim.uid), device, pods)
+        conflicts = self._conflicts if before is None else None
         self._change(self._ledger.with_claim(claim))
+        if conflicts and (hold := claim.hold()):  # one more: the rest is as it was
+            conflicts.add((CLAIM, claim.uid), hold)
+            self._conflicts = conflicts
 
     async def outlive(self, uid: str) -> None:
         """Notes which Pods of a claim live on although it is about to be unprepared."""
@@ -521,7 +522,7 @@ class LedgerKeeper:
 
     def _check(self, itself: Name, device: Device, pods: Collection[str] = ()) -> None:
         """Raises RefusalError if the device is not free for this holder, or its Pods, by UID."""
-        kind, reason = Refusal.HELD, self._conflicts.against(itself, device, pods)
+        kind, reason = Refusal.HELD, self._known_conflicts().against(itself, device, pods)
         card = device.card
         if not any(
             card.key == here.key and keys_of(card) == keys_of(here) for here in self._cards()
@@ -531,8 +532,14 @@ class LedgerKeeper:
             raise RefusalError(kind, f"device {device.id!r} ({device.name}) is not free: {reason}")
 
     def _change(self, ledger: Ledger) -> None:
-        self.states.publish(ledger)
-        self._conflicts = ledger.conflicts(self._cards())
+        if ledger is not self._ledger:
+            self.states.publish(ledger)
+            self._conflicts = None
+
+    def _known_conflicts(self) -> Conflicts:
+        if self._conflicts is None:
+            self._conflicts = self._ledger.conflicts(self._cards())
+        return self._conflicts
 
     def _cards(self) -> list[Card]:
         return [state.card for state in self._snapshots.value.cards]

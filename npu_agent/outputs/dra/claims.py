@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from npu_agent import files, text
-from npu_agent.core.claim import Claim, ClaimRef, ClaimUse, PreparedResult, Result, claim_of
+from npu_agent.core.claim import (
+    Claim,
+    ClaimRef,
+    ClaimUse,
+    PreparedResult,
+    Result,
+    claim_of,
+    placeholder_uid,
+)
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Grant, Refusal, RefusalError, grant
 from npu_agent.core.ledger import PreparedClaim, PreparedDevice, footprint
@@ -55,12 +63,16 @@ container (k8s.io/kubernetes, extendeddynamicresources.go)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What became of a claim."""
+class _Wanted:
+    """A claim that is to be prepared."""
 
-    result: str
-    """Of `counts.PREPARES`."""
-    answer: tuple[PreparedResult, ...] | str
+    claim: Claim
+    joined: bool
+    """As `PreparedClaim.joined`."""
+
+
+_Outcome = tuple[PreparedResult, ...] | Exception
+"""What a claim's containers are given, or why it cannot be prepared."""
 
 
 class Claims:
@@ -111,14 +123,27 @@ class Claims:
         """Why specs could not be put right the last time, by UID, or "" for all of them."""
         self._unprepared: dict[str, float] = {}
         """When claims that the kubelet had unprepared, and not prepared since, were: by UID and by
-        `_nameless`, the latest ones."""
+        `placeholder_uid`, the latest ones."""
 
     async def prepare(
         self, refs: Sequence[ClaimRef]
     ) -> dict[str, tuple[PreparedResult, ...] | str]:
-        """The devices of each claim, or why it cannot be prepared, by UID."""
-        outcomes = await asyncio.gather(*(self._counted(ref) for ref in refs))
-        return {ref.uid: outcome for ref, outcome in zip(refs, outcomes, strict=True)}
+        """The devices of each claim, or why it cannot be prepared, by UID.
+
+        All of them are written to the ledger's record together: a Pod waits for its slowest claim.
+        """
+        began, uids = time.monotonic(), [ref.uid for ref in refs]
+        outcomes: dict[str, _Outcome] = {}
+        try:
+            found = dict(zip(uids, await asyncio.gather(*map(self._wanted, refs)), strict=True))
+            wanted = [one for one in found.values() if isinstance(one, _Wanted)]
+            outcomes |= {uid: one for uid, one in found.items() if isinstance(one, Exception)}
+            outcomes |= await self._granted(wanted, began)
+        finally:
+            for uid in uids:
+                result = _result(outcomes.get(uid))
+                self._counts.prepared(result, time.monotonic() - began)
+        return {ref.uid: _answer(ref, outcomes[ref.uid]) for ref in refs}
 
     async def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, str | None]:
         """Ends the claims; the Pod stays Terminating for as long as that fails.
@@ -133,43 +158,46 @@ class Claims:
         return dict.fromkeys((ref.uid for ref in refs), None)
 
     async def rebuild(self) -> None:
-        """Finds the claims that containers use, after the record of them was lost.
+        """Finds the claims that containers use and that the record lacks.
 
-        To be called before anything is prepared. What the API server does not report of a claim is
-        taken from pod-resources.
+        It may be lost, or an older one that was put back. To be called before anything is prepared.
+        What the API server does not report of a claim is taken from pod-resources.
         """
         in_use = self._keeper.claim_uses()
-        if not self._keeper.lost or in_use is None:
+        if not self._keeper.unchecked or in_use is None:
             return
-        known = self._known()
         uses: dict[tuple[str, str], list[ClaimUse]] = {}
         for use in in_use:
-            claim = (use.claim_namespace, use.claim_name)
-            if use.driver == self._dra.driver and claim not in known:
-                uses.setdefault(claim, []).append(use)
+            if use.driver == self._dra.driver:
+                uses.setdefault((use.claim_namespace, use.claim_name), []).append(use)
+        uses = {claim: of_claim for claim, of_claim in uses.items() if self._lacks(of_claim)}
         try:
             if uses:
-                await self._ready()  # else nobody could say which cores they have
+                await self._ready()  # else the cores that they have are not known
         except RefusalError:
             return
         for (namespace, name), of_claim in uses.items():
             found = await self._rebuilt(namespace, name, of_claim)
+            if found is None:
+                return  # it is tried again
             async with self._changing:
-                if found.uid in self._unprepared or (namespace, name) in self._known():
+                known = self._keeper.prepared.value.get(found.uid)
+                if found == known or found.uid in self._unprepared or not self._lacks(of_claim):
                     continue  # that came after the answer of pod-resources
                 log.warning(
                     "found a claim that is in use and in no record",
                     claim=f"{namespace}/{name}",
                     devices=",".join(one.device for one in found.devices),
                 )
+                await self._keeper.replacing(found)
                 self._keeper.prepare(found, ())
                 with contextlib.suppress(OSError):
                     await self._keeper.saved()
         self._keeper.rebuilt()
 
-    def _known(self) -> set[tuple[str, str]]:
-        """Namespace and name of each claim that is prepared."""
-        return {(one.namespace, one.name) for one in self._keeper.prepared.value.values()}
+    def _lacks(self, uses: Iterable[ClaimUse]) -> bool:
+        """Whether any of these uses is by a claim that is not prepared, or for another device."""
+        return not all(map(self._keeper.states.value.has_claim, uses))
 
     async def sweep(self) -> None:
         """Drops claims that no longer exist, or have lost their devices, and that no Pod uses.
@@ -224,8 +252,10 @@ class Claims:
         are prepared.
         """
         prepared = self._keeper.prepared.value
-        nameless = any(uid == _nameless(one.namespace, one.name) for uid, one in prepared.items())
-        if nameless or self._keeper.lost:
+        nameless = any(
+            uid == placeholder_uid(one.namespace, one.name) for uid, one in prepared.items()
+        )
+        if nameless or self._keeper.unchecked:
             return
         troubles: dict[str, str] = {}
         try:
@@ -278,27 +308,14 @@ class Claims:
         if await files.replace(self._spec_of(uid), spec):
             log.warning("a CDI spec was missing or changed: written again", claim=claim)
 
-    async def _counted(self, ref: ClaimRef) -> tuple[PreparedResult, ...] | str:
-        began, outcome = time.perf_counter(), _Outcome("failed", "")
-        try:
-            outcome = await self._prepare(ref)
-        finally:
-            self._counts.prepared(outcome.result, time.perf_counter() - began)
-        return outcome.answer
-
-    async def _prepare(self, ref: ClaimRef) -> _Outcome:
-        began = time.monotonic()
+    async def _wanted(self, ref: ClaimRef) -> _Wanted | Exception:
+        """The claim that the kubelet means, or why it cannot be prepared."""
         try:
             await self._ready()
             claim = await self._read(ref)
-            joined = await self._joined(claim)
-            return _Outcome("prepared", await self._granted(claim, began, joined=joined))
-        except RefusalError as error:
-            return _Outcome("refused", str(error))
-        except ApiError as error:
-            return _Outcome("failed", f"{ref} cannot be read: {error}")
-        except OSError as error:
-            return _Outcome("failed", f"{ref} cannot be prepared: {text.reason(error)}")
+            return _Wanted(claim, await self._joined(claim))
+        except (RefusalError, ApiError, OSError) as error:
+            return error
 
     async def _ready(self) -> None:
         """Waits until the cards are known, and what was handed out before.
@@ -349,6 +366,13 @@ class Claims:
             raise RefusalError(
                 Refusal.UNKNOWN, f"{ref} has no device of the driver {self._dra.driver}"
             )
+        if claim.parameters and known is None:  # Pods that were given their devices keep them
+            where = "; ".join(map(str, claim.parameters))
+            raise RefusalError(
+                Refusal.INVALID,
+                f"{ref} has opaque parameters for the driver {self._dra.driver}, which takes none "
+                f"({where}), and create the claim and its Pod again",
+            )
         if not claim.reserved_for:
             raise RefusalError(
                 Refusal.UNFIT, f"{ref} is reserved for no Pod: its Pod has ended, or was deleted"
@@ -371,67 +395,102 @@ class Claims:
             return known is not None and known.joined
         return all(len(of_pod) == 1 for of_pod in containers)
 
-    async def _granted(
-        self, claim: Claim, began: float, *, joined: bool
-    ) -> tuple[PreparedResult, ...]:
-        """As `_grant`, once whoever holds a device has ended, if that is soon.
+    async def _granted(self, wanted: Sequence[_Wanted], began: float) -> dict[str, _Outcome]:
+        """As `_grant`; a claim one of whose devices is held is tried again, if that ends soon.
 
-        It is tried after each change of the ledger. Nobody else waits meanwhile.
+        It is tried after each change of the ledger. No other call waits meanwhile.
         """
         until = asyncio.get_running_loop().time() + self._patience
+        outcomes: dict[str, _Outcome] = {}
         while True:
             changed = self._keeper.states.changed  # before it is tried: no change is missed
+            outcomes |= await self._whole(self._grant(wanted, began))
+            wanted = [one for one in wanted if _is_held(outcomes[one.claim.uid])]
+            if not wanted:
+                return outcomes
+            self._keeper.ask()
             try:
-                return await self._whole(self._grant(claim, began, joined=joined))
-            except RefusalError as error:
-                if error.kind is not Refusal.HELD:
-                    raise
-                self._keeper.ask()
-                try:
-                    async with asyncio.timeout_at(until):
-                        await changed.wait()
-                except TimeoutError:
-                    raise error from None
+                async with asyncio.timeout_at(until):
+                    await changed.wait()
+            except TimeoutError:
+                return outcomes
 
-    async def _grant(
-        self, claim: Claim, began: float, *, joined: bool
-    ) -> tuple[PreparedResult, ...]:
-        """Prepares a claim that was read after `began`.
+    async def _grant(self, wanted: Iterable[_Wanted], began: float) -> dict[str, _Outcome]:
+        """Prepares claims that were read after `began`; returns what becomes of each, by UID.
+
+        What cannot be written is as it was before.
+        """
+        outcomes: dict[str, _Outcome] = {}
+        noted: dict[str, PreparedClaim | None] = {}
+        async with self._changing:
+            for one in wanted:
+                uid, before = one.claim.uid, self._before(one.claim)
+                try:
+                    found = self._checked(one.claim, began, again=before is not None)
+                    await self._note(one, found)
+                    noted[uid] = before
+                    grants = _grants(found, joined=one.joined)
+                    spec = cdi.claim_spec(self._dra.claim_kind, uid, grants)
+                    await files.replace(self._spec_of(uid), spec)
+                    outcomes[uid] = self._results(one.claim)
+                except (RefusalError, OSError) as error:
+                    outcomes[uid] = error
+                    if uid in noted:
+                        await self._undo(uid, noted.pop(uid))
+            try:
+                if noted:
+                    await self._keeper.saved()
+            except OSError as error:
+                outcomes |= dict.fromkeys(noted, error)
+                for uid, before in noted.items():
+                    await self._undo(uid, before)
+            else:
+                for one in wanted:
+                    if one.claim.uid in noted:
+                        self._unprepared.pop(one.claim.uid, None)
+                        self._unprepared.pop(
+                            placeholder_uid(one.claim.namespace, one.claim.name), None
+                        )
+        return outcomes
+
+    def _checked(self, claim: Claim, began: float, *, again: bool) -> list[tuple[Result, Device]]:
+        """What a claim is allocated; `again`: its Pods may have that already.
 
         Raises:
-            RefusalError: somebody else holds one of its devices, or one is not to be used.
-            OSError: something cannot be written. All is as it was before.
+            RefusalError: it has ended, or one of its devices is not to be used.
         """
-        async with self._changing:
-            if began <= self._unprepared.get(claim.uid, 0.0):
-                raise RefusalError(
-                    Refusal.UNFIT, f"{claim} was unprepared meanwhile: its Pod has ended"
-                )
-            before = self._before(claim)
-            found = [(result, self._device(claim, result)) for result in claim.results]
-            if before is None:
-                for result, device in found:
-                    self._check_health(result, device)
-                    self._check_place(result, device)
-            _check_overlap(claim, found)
-            own = [device for result, device in found if not result.admin]
-            prepared = _prepared(claim, found, self._dra.driver, joined=joined)
-            await self._keeper.replacing(prepared)
-            self._keeper.prepare(prepared, own)
-            try:
-                spec = cdi.claim_spec(
-                    self._dra.claim_kind, claim.uid, _grants(found, joined=joined)
-                )
-                await files.replace(self._spec_of(claim.uid), spec)
-                await self._keeper.saved()
-            except OSError:
-                if before is not None:  # its Pods still run
-                    self._keeper.prepare(before, ())
-                else:
-                    await self._end(claim.uid)
-                raise
-            for uid in (claim.uid, _nameless(claim.namespace, claim.name)):
-                self._unprepared.pop(uid, None)
+        if began <= self._unprepared.get(claim.uid, 0.0):
+            raise RefusalError(
+                Refusal.UNFIT, f"{claim} was unprepared meanwhile: its Pod has ended"
+            )
+        found = [(result, self._device(claim, result)) for result in claim.results]
+        if not again:
+            for result, device in found:
+                self._check_health(result, device)
+                self._check_place(result, device)
+        _check_overlap(claim, found)
+        return found
+
+    async def _note(self, wanted: _Wanted, found: Sequence[tuple[Result, Device]]) -> None:
+        """Has the ledger know that a claim is prepared.
+
+        Raises:
+            RefusalError: another holder has one of its devices.
+        """
+        driver, joined = self._dra.driver, wanted.joined
+        prepared = _prepared(wanted.claim, found, driver, joined=joined)
+        await self._keeper.replacing(prepared)
+        own = [device for result, device in found if not result.admin]
+        self._keeper.prepare(prepared, own)
+
+    async def _undo(self, uid: str, before: PreparedClaim | None) -> None:
+        """Takes back what could not be written."""
+        if before is not None:  # its Pods still run
+            self._keeper.prepare(before, ())
+        else:
+            await self._end(uid)
+
+    def _results(self, claim: Claim) -> tuple[PreparedResult, ...]:
         return tuple(
             PreparedResult(
                 requests=(result.request,),
@@ -439,12 +498,12 @@ class Claims:
                 device=result.device,
                 cdi_ids=(cdi.claim_name(self._dra.claim_kind, claim.uid, result.request),),
             )
-            for result, _ in found
+            for result in claim.results
         )
 
     def _before(self, claim: Claim) -> PreparedClaim | None:
         """The claim as it is prepared already; one that was rebuilt without its UID gets it."""
-        nameless = self._keeper.prepared.value.get(_nameless(claim.namespace, claim.name))
+        nameless = self._keeper.prepared.value.get(placeholder_uid(claim.namespace, claim.name))
         if nameless is not None:
             self._keeper.unprepare(nameless.uid)
             self._keeper.prepare(replace(nameless, uid=claim.uid), ())
@@ -500,7 +559,7 @@ class Claims:
             if not self._keeper.owned:
                 return False
             for ref in refs:
-                nameless = _nameless(ref.namespace, ref.name)
+                nameless = placeholder_uid(ref.namespace, ref.name)
                 self._keeper.unprepare(nameless)
                 await self._end(ref.uid)
                 self._note_unprepared(ref.uid, nameless)
@@ -510,18 +569,30 @@ class Claims:
                 return self._keeper.owned
             return True
 
-    async def _rebuilt(self, namespace: str, name: str, uses: Iterable[ClaimUse]) -> PreparedClaim:
-        """A claim as it must have been prepared."""
+    async def _rebuilt(
+        self, namespace: str, name: str, uses: Iterable[ClaimUse]
+    ) -> PreparedClaim | None:
+        """A claim as it must have been prepared; None: that cannot be found out now."""
         used = {use.device for use in uses}
         requests: dict[str, str] = {}
-        uid, uids = _nameless(namespace, name), tuple[str, ...]()
+        uid, uids = placeholder_uid(namespace, name), tuple[str, ...]()
         try:
             claim = claim_of(await self._fetch(namespace, name), self._dra.driver)
-            if used <= {result.device for result in claim.results}:
-                uid, uids = claim.uid, claim.pod_uids
-                requests = {result.device: result.request for result in claim.results}
+            known = self._keeper.prepared.value.get(claim.uid)
+            allocated = {result.device: result.request for result in claim.results}
+            if used <= allocated.keys():
+                uid, uids, requests = claim.uid, claim.pod_uids, allocated
+            elif known and allocated.keys() <= {one.device for one in known.devices}:
+                # A kubelet lists the devices of a claim's earlier allocations too.
+                return known
         except (ApiError, ValueError) as error:
             log.warning("a claim in use cannot be read", claim=f"{namespace}/{name}", reason=error)
+            again = isinstance(error, ApiError) and error.kind is not Kind.NOT_FOUND
+            if again and any(
+                (one.namespace, one.name) == (namespace, name)
+                for one in self._keeper.prepared.value.values()
+            ):
+                return None
         here = {one.name: one.device for one in self._devices.value or ()}
         return PreparedClaim(
             driver=self._dra.driver,
@@ -586,13 +657,30 @@ class Claims:
         return self._cdi_root / cdi.claim_file(self._dra.claim_kind, uid)
 
 
+def _is_held(outcome: _Outcome) -> bool:
+    return isinstance(outcome, RefusalError) and outcome.kind is Refusal.HELD
+
+
+def _result(outcome: _Outcome | None) -> str:
+    """Of `counts.PREPARES`; None: the kubelet did not wait for it."""
+    if isinstance(outcome, RefusalError):
+        return "refused"
+    return "prepared" if isinstance(outcome, tuple) else "failed"
+
+
+def _answer(ref: ClaimRef, outcome: _Outcome) -> tuple[PreparedResult, ...] | str:
+    """What the kubelet is answered."""
+    if isinstance(outcome, tuple):
+        return outcome
+    if isinstance(outcome, ApiError):
+        return f"{ref} cannot be read: {outcome}"
+    if isinstance(outcome, OSError):
+        return f"{ref} cannot be prepared: {text.reason(outcome)}"
+    return str(outcome)
+
+
 def _is_of(use: ClaimUse, claim: PreparedClaim) -> bool:
     return (use.claim_namespace, use.claim_name) == (claim.namespace, claim.name)
-
-
-def _nameless(namespace: str, name: str) -> str:
-    """In place of the UID of a claim that nobody knows any more."""
-    return f"{namespace}/{name}"
 
 
 def _prepared(

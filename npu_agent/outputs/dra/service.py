@@ -8,7 +8,6 @@ where two versions have the same messages, the answer to both is encoded by one 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.claim import ClaimRef, PreparedResult, is_uid
 from npu_agent.core.pool import PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.kubelet.rpc import Encoded, received
@@ -61,9 +60,7 @@ for in the list, but not from a kubelet 1.34, and an agent that hangs would be b
 _HEALTHY = v1alpha1.HealthStatus.from_string("HEALTHY")
 _UNHEALTHY = v1alpha1.HealthStatus.from_string("UNHEALTHY")
 _LONGEST_MESSAGE = 1024
-"""Bytes of what is reported about a device; a kubelet cuts what is longer."""
-_UID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-"""It is part of the name of the claim's CDI spec, and of its devices' there."""
+"""Bytes of what is reported about a device or a claim; a kubelet cuts what is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +186,8 @@ class DraPlugin:
             outcome = found[uid]
             if isinstance(outcome, str):
                 log.warning("claim not prepared", claim=_name(ref), reason=outcome)
-                answer = v1.NodePrepareResourceResponse(error=outcome)
+                error = _cut(outcome, _LONGEST_MESSAGE)
+                answer = v1.NodePrepareResourceResponse(error=error)
             else:
                 log.info("claim prepared", claim=_name(ref), devices=_devices(outcome))
                 answer = v1.NodePrepareResourceResponse(devices=_encodable(outcome))
@@ -336,7 +334,7 @@ def _refs(claims: Sequence[v1.Claim]) -> dict[str, ClaimRef]:
         ref = ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid)
         if not ref.uid:
             raise GRPCError(Status.INVALID_ARGUMENT, f"claim {_name(ref)!r} lacks its UID")
-        if not _UID.fullmatch(ref.uid):
+        if not is_uid(ref.uid):
             what = f"claim {_name(ref)!r} has the UID {quoted(ref.uid)}, which is none"
             raise GRPCError(Status.INVALID_ARGUMENT, what)
         if refs.setdefault(ref.uid, ref) != ref:

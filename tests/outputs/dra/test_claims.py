@@ -338,7 +338,7 @@ async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
     await room.unprepared()
     await room.claims.rebuild()
     assert room.keeper.prepared.value == {}
-    assert not room.keeper.lost
+    assert not room.keeper.unchecked
 
 
 async def test_a_claim_that_is_deallocated_is_dropped_though_it_exists(tmp_path: Path) -> None:
@@ -511,6 +511,100 @@ async def test_what_cannot_be_prepared(tmp_path: Path, status: dict[str, Any], r
     room.claim("c", result(ZERO), **status)
     assert reason in await room.prepared()
     assert room.specs() == []
+
+
+ODD = (None, "", 0, True, [], {}, [[]], [{}], "\ud800", "../../x", "/", "a\nb", [None], 10**400)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        (),
+        ("metadata",),
+        ("metadata", "uid"),
+        ("metadata", "name"),
+        ("status",),
+        ("status", "allocation"),
+        ("status", "allocation", "devices"),
+        ("status", "allocation", "devices", "results"),
+        ("status", "allocation", "devices", "results", 0),
+        *(
+            ("status", "allocation", "devices", "results", 0, key)
+            for key in ("request", "driver", "pool", "device", "adminAccess", "tolerations")
+        ),
+        ("status", "allocation", "devices", "config"),
+        ("status", "allocation", "devices", "config", 0),
+        ("status", "allocation", "devices", "config", 0, "opaque"),
+        ("status", "allocation", "devices", "config", 0, "requests"),
+        ("status", "reservedFor"),
+        ("status", "reservedFor", 0),
+        ("status", "reservedFor", 0, "name"),
+        ("status", "reservedFor", 0, "uid"),
+    ],
+    ids=str,
+)
+async def test_a_malformed_claim_fails_alone(tmp_path: Path, at: tuple[str | int, ...]) -> None:
+    """Whatever the API server answers; and the reason can be sent to the kubelet."""
+    room = Room(tmp_path)
+    await room.owned()
+    room.claim("d", result(ONE))
+    for odd in ODD:
+        room.claim("c", result(ZERO, tolerations=[{"key": "k"}], adminAccess=False))
+        room.api["team", "c"]["status"]["allocation"]["devices"]["config"] = [parameters()]
+        if not at:
+            room.api["team", "c"] = odd
+        else:
+            inner: Any = room.api["team", "c"]
+            for key in at[:-1]:
+                inner = inner[key]
+            inner[at[-1]] = odd
+        found = await room.claims.prepare([ref("c"), ref("d")])
+        assert found["uid-d"] == answer(("npu", ONE), uid="uid-d")
+        if isinstance(reason := found["uid-c"], str):
+            assert reason.encode()
+        else:
+            assert reason == answer(("npu", ZERO))
+        await room.unprepared("c")
+
+
+def parameters(driver: str = "npu.furiosa.ai", **more: Any) -> dict[str, Any]:
+    """As an allocation has them."""
+    opaque = {"driver": driver, "parameters": {"kind": "GpuConfig"}}
+    return {"source": "FromClaim", "requests": ["npu"], "opaque": opaque, **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ([parameters()], "FromClaim, for the request npu: remove them from spec.devices.config"),
+        (
+            [parameters(source="FromClass", requests=["a", "b"])],
+            "FromClass, for the requests a, b: remove them from spec.config of the DeviceClass",
+        ),
+        ([parameters(requests=[])], "FromClaim, for it: "),
+        (
+            [parameters("gpu.example.com"), parameters(), parameters(source="FromClass")],
+            "of its ResourceClaimTemplate; FromClass, for the request npu: ",
+        ),
+    ],
+)
+async def test_parameters_for_us_are_refused(
+    tmp_path: Path, given: list[dict[str, Any]], where: str
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    allocation = {"devices": {"results": [result(ZERO)], "config": given}}
+    room.claim("c", allocation=allocation)
+    reason = await room.prepared()
+    begins = "ResourceClaim team/c has opaque parameters for the driver npu.furiosa.ai"
+    assert reason.startswith(begins)
+    assert where in reason
+    assert room.keeper.prepared.value == {}
+    allocation["devices"]["config"] = [parameters("gpu.example.com")]
+    assert await room.prepared() == answer(("npu", ZERO))
+    # What was prepared before is prepared again: its containers run.
+    allocation["devices"]["config"] = given
+    assert await room.prepared() == answer(("npu", ZERO))
 
 
 @pytest.mark.parametrize(
@@ -807,15 +901,58 @@ async def test_two_claims_for_one_device_at_the_same_time(tmp_path: Path) -> Non
     assert sum(not isinstance(one, str) for one in found.values()) == 1
 
 
-async def test_a_thousand_claims_in_one_call(tmp_path: Path) -> None:
+async def test_a_thousand_claims_in_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written to the record together."""
     room = Room(tmp_path)
     await room.owned()
     refs = [ref(f"c{number}") for number in range(1000)]
     for one in refs:
-        room.claim(one.name, result(ZERO))
+        room.claim(one.name, result(ZERO, adminAccess=True))
+    write, records = files.replace, list[bytes | None]()
+
+    async def replace(path: Path, content: bytes | None, **how: Any) -> bool:
+        if path.name == RECORD:
+            records.append(content)
+        return path.name != RECORD or await write(path, content, **how)
+
+    monkeypatch.setattr(files, "replace", replace)
     found = await room.claims.prepare(refs)
     assert found.keys() == {one.uid for one in refs}
-    assert sum(not isinstance(one, str) for one in found.values()) == 1
+    assert not any(isinstance(one, str) for one in found.values())
+    (record,) = records
+    assert len(json.loads(record or b"")["claims"]) == 1000
+    assert len(await room.claims.unprepare(refs)) == 1000
+    assert len(records) == 2
+
+
+@pytest.mark.parametrize("what", ["cdi", "record"])
+async def test_what_cannot_be_written_of_several_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A record is of all of them, a spec of one."""
+    room = Room(tmp_path)
+    await room.owned()
+    for name, device in (("c", ZERO), ("d", ONE)):
+        room.claim(name, result(device))
+    write = files.replace
+
+    async def replace(path: Path, content: bytes | None, **how: Any) -> bool:
+        if content and path.name == (SPEC if what == "cdi" else RECORD):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return await write(path, content, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace", replace)
+        found = await room.claims.prepare([ref("c"), ref("d")])
+    assert "No space left on device" in str(found["uid-c"])
+    there = ["uid-d"] if what == "cdi" else []
+    assert [uid for uid, one in found.items() if not isinstance(one, str)] == there
+    assert list(room.keeper.prepared.value) == there
+    assert room.specs() == [f"furiosa.ai-claim-{uid}.json" for uid in there]
+    await room.restarted()
+    assert list(room.keeper.prepared.value) == there
 
 
 async def test_while_an_api_call_hangs_others_go_on(tmp_path: Path) -> None:
@@ -1101,12 +1238,91 @@ async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path) -> None:
     assert room.keeper.prepared.value == {}
 
 
-async def test_a_claim_that_has_just_ended_is_not_rebuilt(tmp_path: Path) -> None:
-    """With a record that is good, what the kubelet still lists is late."""
+async def test_an_older_record_that_was_put_back_is_compared_with_what_is_in_use(
+    tmp_path: Path,
+) -> None:
+    """It has one claim with another card, and lacks the other claim."""
+    room = await holding(tmp_path)
+    older = (tmp_path / RECORD).read_bytes()
+    await room.unprepared()
+    room.claim("c", result(ONE))
+    await room.prepared()
+    room.claim("d", result(ZERO))
+    first = await room.prepared("d")
+    (tmp_path / RECORD).write_bytes(older)
+    await room.restarted(uses=[("c", ONE), ("d", ZERO)])
+    room.claim("e", result(ZERO))
+    room.claim("f", result(ONE))
+    assert "ResourceClaim team/d) still holds its cores" in await room.prepared("e")
+    assert "ResourceClaim team/c) still holds its cores" in await room.prepared("f")
+    assert await room.prepared("d") == first
+    for name in ("c", "d"):
+        await room.unprepared(name)
+    assert await room.prepared("e") == answer(("npu", ZERO), uid="uid-e")
+
+
+async def test_devices_of_an_earlier_allocation_are_no_reason_to_doubt_the_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kubelet lists them too, once the claim was allocated anew and it was restarted."""
+    room = await holding(tmp_path)
+    room.claim("c", result(ONE))
+    await room.prepared()
+    room.claim("d", result(ZERO))
+    await room.prepared("d")
+    before = room.keeper.prepared.value
+    await room.restarted(uses=[("c", ZERO), ("c", ONE), ("d", ZERO)])
+    assert room.keeper.prepared.value == before
+    assert "in no record" not in caplog.text
+    assert not room.keeper.unchecked
+
+
+async def test_a_record_in_doubt_waits_for_the_api_server(tmp_path: Path) -> None:
+    room = await holding(tmp_path)
+    claim, before = room.api["team", "c"], room.keeper.prepared.value
+    room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
+    uses = [("c", ZERO), ("c", ONE)]
+    await room.restarted(uses=uses)
+    assert room.keeper.prepared.value == before
+    room.says(uses=uses)
+    with pytest.raises(RefusalError, match="not in the agent's record"):
+        room.keeper.grant(NPU, [plain(room, 1)])
+    room.api["team", "c"] = claim
+    await room.claims.rebuild()
+    room.keeper.grant(NPU, [plain(room, 1)])
+    await room.restarted(uses=uses)
+    del room.api["team", "c"]  # it will never be known
+    await room.restarted(uses=uses)
+    assert not room.keeper.unchecked
+
+
+async def test_a_claim_that_the_kubelet_lists_until_it_unprepares_it(tmp_path: Path) -> None:
+    """The agent ended before it had answered that it was unprepared."""
     room = await holding(tmp_path)
     await room.unprepared()
     await room.restarted(uses=[("c", ZERO)])
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    await room.unprepared()  # it is asked again
     assert room.keeper.prepared.value == {}
+
+
+@pytest.mark.parametrize("uid", ["x/../../../outside", "", "a b"])
+async def test_a_record_with_a_uid_that_is_none_is_not_used_as_a_path(
+    tmp_path: Path, uid: str
+) -> None:
+    room = await holding(tmp_path)
+    record = json.loads((tmp_path / RECORD).read_bytes())
+    record["claims"][0]["uid"] = uid
+    (tmp_path / RECORD).write_text(json.dumps(record))
+    room.start()
+    assert room.keeper.states.value.unsure
+    await room.owned(uses=[("c", ZERO)])
+    before = {*tmp_path.rglob("*"), *tmp_path.parent.glob("*")}
+    for _ in range(3):
+        room.says(uses=[("c", ZERO)])
+        await room.claims.tidy()
+    assert {*tmp_path.rglob("*"), *tmp_path.parent.glob("*")} == before
+    assert room.keeper.prepared.value.keys() == {"uid-c"}
 
 
 @pytest.fixture
@@ -1357,7 +1573,7 @@ async def test_a_claim_for_the_next_pod_waits_for_the_pod_before(tmp_path: Path)
 
 
 async def test_a_claim_whose_pods_still_run_is_theirs_beside_one_that_ends(tmp_path: Path) -> None:
-    """One of the two Pods that share it was deleted by force, and then the kubelet was restarted."""
+    """One of two Pods that share it was deleted by force; then the kubelet was restarted."""
     room = Room(tmp_path)
     await room.owned()
     room.claim("c", result(ZERO), reservedFor=reserved("one", "other"))
