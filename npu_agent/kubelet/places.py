@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npu_agent.backoff import Backoff
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, CardState, Snapshot
 from npu_agent.core.ledger import Ledger, Name, keys_of
 from npu_agent.core.offer import Device, cut, names
@@ -128,14 +129,21 @@ class Places:
                 )
         self.listed.publish(known)
 
-    def refusal(self, device: Device) -> str | None:
+    def refusal(self, device: Device) -> RefusalError | None:
         """Why a claim is not given this device, although nobody holds it; None: it may be."""
-        here = self._is_listed(device.card_id, device.card)
-        if not here or self.now().get(device.card_id) is Place.WITHHELD:
+        place = self.now().get(device.card_id)
+        if not self._is_listed(device.card_id, device.card) or place is Place.WITHHELD:
             return None  # the ledger names who holds it
-        return (
+        if self.moving().get(device.card_id) is Wish.DRA:
+            return RefusalError(
+                Refusal.HELD,
+                "its card is still listed by the device plugin, and is on its way to DRA: this "
+                "takes some seconds, and the kubelet tries again",
+            )
+        return RefusalError(
+            Refusal.UNFIT,
             "its card has moved to the device plugin (allocation.api), and the scheduler did not "
-            "know that yet: delete the Pod, so that another card is allocated"
+            "know that yet: delete the Pod, so that another card is allocated",
         )
 
     async def run(self) -> None:

@@ -201,9 +201,10 @@ def test_it_may_not_change_what_the_cluster_offers(node: Node, token: str) -> No
 # --- the policy --------------------------------------------------------------------------------
 
 
-def test_the_policy_has_no_doubtful_expression(node: Node) -> None:
+@pytest.mark.parametrize("name", ["npu-agent-own-slices", "npu-agent-no-parameters"])
+def test_the_policy_has_no_doubtful_expression(node: Node, name: str) -> None:
     def checked() -> bool:
-        status = node.cluster.get("validatingadmissionpolicy", "npu-agent-own-slices")["status"]
+        status = node.cluster.get("validatingadmissionpolicy", name)["status"]
         assert status["typeChecking"] == {}, status
         return True
 
@@ -360,3 +361,76 @@ def test_each_agent_has_its_own_node_whatever_the_namespace(
             check=False,
         )
         node.cluster.kubectl("delete", "namespace", ELSEWHERE)
+
+
+# --- parameters --------------------------------------------------------------------------------
+
+
+def with_parameters(kind: str, driver: str) -> tuple[str, dict[str, Any]]:
+    """Where to create a claim, a template or a class with parameters for a driver, and the object.
+
+    As basic-resourceclaim-opaque-config of dra-example-driver has them.
+    """
+    parameters = {"apiVersion": "gpu.resource.example.com/v1alpha1", "kind": "GpuConfig"}
+    config = [{"opaque": {"driver": driver, "parameters": parameters}}]
+    requests = [{"name": "npu", "exactly": {"deviceClassName": DRIVER}}]
+    spec: dict[str, Any] = {"devices": {"requests": requests, "config": config}}
+    path = f"{CLAIMS}templates" if kind == "ResourceClaimTemplate" else CLAIMS
+    if kind == "ResourceClaimTemplate":
+        spec = {"spec": spec}
+    if kind == "DeviceClass":
+        path, spec = f"{API}/deviceclasses", {"config": config}
+    meta = {"name": "dra-policy-test"}
+    return path, {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": meta, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("ResourceClaim", "spec.devices.config"),
+        ("ResourceClaimTemplate", "spec.spec.devices.config"),
+        ("DeviceClass", "spec.config"),
+    ],
+)
+def test_parameters_for_our_driver_are_refused(node: Node, kind: str, where: str) -> None:
+    path, thing = with_parameters(kind, DRIVER)
+    for version in ("v1", "v1beta2"):
+        versioned = {**thing, "apiVersion": f"resource.k8s.io/{version}"}
+        asked = ask(node, ADMIN, "POST", path.replace("/v1/", f"/{version}/"), versioned)
+        if version != "v1" and asked.status == 404:
+            continue  # this API server does not serve it
+        assert (
+            "the driver npu.furiosa.ai takes no opaque parameters: remove those for it from "
+            f"{where} of this {kind}"
+        ) in refusal(asked)
+    path, others = with_parameters(kind, "gpu.example.com")
+    answer = ask(node, ADMIN, "POST", path, others)
+    assert answer.status == 201, answer
+
+
+def test_a_claim_that_has_parameters_already_can_end(node: Node) -> None:
+    """It was created before the policy."""
+    policy = node.cluster.get("validatingadmissionpolicybinding", "npu-agent-no-parameters")
+    path, thing = with_parameters("ResourceClaim", DRIVER)
+    thing["metadata"]["finalizers"] = ["example.com/test"]
+    node.cluster.kubectl("delete", "validatingadmissionpolicybinding", "npu-agent-no-parameters")
+    try:
+        node.cluster.wait_for(
+            "a claim to be created",
+            lambda: ask(node, ADMIN, "POST", path, thing, real=True).status in (201, 409),
+            SOON,
+        )
+    finally:
+        kept = {key: policy["metadata"][key] for key in ("name", "labels")}
+        node.cluster.apply({**policy, "metadata": kept})
+
+    def in_force() -> bool:
+        other = {**thing, "metadata": {"name": "another"}}
+        assert ask(node, ADMIN, "POST", path, other).status == 403
+        return True
+
+    node.cluster.wait_for("the policy to be in force", in_force, SOON)
+    claim = f"{path}/{thing['metadata']['name']}"
+    changed = ask(node, ADMIN, "PATCH", claim, {"metadata": {"finalizers": None}}, MERGE, real=True)
+    assert changed.status == 200, changed
+    assert ask(node, ADMIN, "DELETE", claim, real=True).status == 200

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from npu_agent.core.grant import Refusal
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import advertise
@@ -42,7 +43,7 @@ class Room:
 
     def __post_init__(self) -> None:
         snapshots = Feed(Snapshot(CARDS, complete=True))
-        keeper = LedgerKeeper(
+        self.keeper = LedgerKeeper(
             snapshots=snapshots,
             pod_resources=PodResources(Path("/nowhere"), Feed(1e9)),
             resources=[NPU],
@@ -53,7 +54,7 @@ class Room:
         self.places = Places(
             snapshots=snapshots,
             wanted=self.wanted,
-            keeper=keeper,
+            keeper=self.keeper,
             offered=self._offered,
             allocatable=self._allocatable,
         )
@@ -119,6 +120,34 @@ async def test_each_card_has_left_when_nobody_counts_it(monkeypatch: pytest.Monk
         await until(lambda: room.where() == [Place.SLICE, Place.NOWHERE])
         room.offered = {}
         await until(lambda: room.where() == [Place.SLICE] * 2)
+
+
+async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The record could not be read: until it was clear who holds what, the card was listed."""
+    device = Room().devices[0]
+    async with running(monkeypatch) as room:
+        room.wanted.publish(wishes(Wish.DRA))
+        room.keeper.states.publish(Ledger().recovered(b"{", 0.0))
+        await until(lambda: room.where() == [Place.WITHHELD] * 2)
+        room.places.listing({NPU: room.devices})
+        assert room.places.refusal(device) is None  # the ledger has a reason
+        room.keeper.states.publish(Ledger())
+        refused = room.places.refusal(device)
+        assert refused
+        assert refused.kind is Refusal.HELD
+        assert "on its way to DRA" in str(refused)
+        room.places.listing({NPU: ()})
+        await until(lambda: room.where() == [Place.SLICE] * 2)
+        assert room.places.refusal(device) is None
+        room.wanted.publish(wishes(Wish.PLUGIN))
+        room.places.listing({NPU: room.devices})
+        await until(lambda: followed(room, Wish.PLUGIN))
+        refused = room.places.refusal(device)
+        assert refused
+        assert refused.kind is Refusal.UNFIT
+        assert "delete the Pod" in str(refused)
 
 
 async def test_a_card_that_is_listed_again_has_not_left(monkeypatch: pytest.MonkeyPatch) -> None:

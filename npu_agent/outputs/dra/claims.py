@@ -89,7 +89,7 @@ class Claims:
         cdi_root: Path,
         counts: DraCounts,
         patience: float = _HOLDER_ENDS,
-        moved: Callable[[Device], str | None] = lambda _: None,
+        moved: Callable[[Device], RefusalError | None] = lambda _: None,
     ) -> None:
         """Nothing is written yet.
 
@@ -141,8 +141,7 @@ class Claims:
             outcomes |= await self._granted(wanted, began)
         finally:
             for uid in uids:
-                result = _result(outcomes.get(uid))
-                self._counts.prepared(result, time.monotonic() - began)
+                self._counts.prepared(_result(outcomes.get(uid)), time.monotonic() - began)
         return {ref.uid: _answer(ref, outcomes[ref.uid]) for ref in refs}
 
     async def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, str | None]:
@@ -427,7 +426,10 @@ class Claims:
                 uid, before = one.claim.uid, self._before(one.claim)
                 try:
                     found = self._checked(one.claim, began, again=before is not None)
-                    await self._note(one, found)
+                    prepared = _prepared(one.claim, found, self._dra.driver, joined=one.joined)
+                    await self._keeper.replacing(prepared)
+                    own = [device for result, device in found if not result.admin]
+                    self._keeper.prepare(prepared, own)
                     noted[uid] = before
                     grants = _grants(found, joined=one.joined)
                     spec = cdi.claim_spec(self._dra.claim_kind, uid, grants)
@@ -445,12 +447,9 @@ class Claims:
                 for uid, before in noted.items():
                     await self._undo(uid, before)
             else:
-                for one in wanted:
-                    if one.claim.uid in noted:
-                        self._unprepared.pop(one.claim.uid, None)
-                        self._unprepared.pop(
-                            placeholder_uid(one.claim.namespace, one.claim.name), None
-                        )
+                for claim in [one.claim for one in wanted if one.claim.uid in noted]:
+                    self._unprepared.pop(claim.uid, None)
+                    self._unprepared.pop(placeholder_uid(claim.namespace, claim.name), None)
         return outcomes
 
     def _checked(self, claim: Claim, began: float, *, again: bool) -> list[tuple[Result, Device]]:
@@ -466,22 +465,9 @@ class Claims:
         found = [(result, self._device(claim, result)) for result in claim.results]
         if not again:
             for result, device in found:
-                self._check_health(result, device)
-                self._check_place(result, device)
+                self._check_use(result, device)
         _check_overlap(claim, found)
         return found
-
-    async def _note(self, wanted: _Wanted, found: Sequence[tuple[Result, Device]]) -> None:
-        """Has the ledger know that a claim is prepared.
-
-        Raises:
-            RefusalError: another holder has one of its devices.
-        """
-        driver, joined = self._dra.driver, wanted.joined
-        prepared = _prepared(wanted.claim, found, driver, joined=joined)
-        await self._keeper.replacing(prepared)
-        own = [device for result, device in found if not result.admin]
-        self._keeper.prepare(prepared, own)
 
     async def _undo(self, uid: str, before: PreparedClaim | None) -> None:
         """Takes back what could not be written."""
@@ -531,20 +517,18 @@ class Claims:
             "is allocated",
         )
 
-    def _check_health(self, result: Result, device: Device) -> None:
-        """Raises RefusalError if the device is unhealthy, and the request does not tolerate it."""
-        if device.healthy or result.admin or result.tolerates(f"{self._dra.driver}/unhealthy"):
-            return
-        raise RefusalError(
-            Refusal.UNFIT, f"device {result.device} ({device.name}) is unhealthy: {device.reason}"
-        )
+    def _check_use(self, result: Result, device: Device) -> None:
+        """Raises RefusalError if the device is the device plugin's, or unhealthy.
 
-    def _check_place(self, result: Result, device: Device) -> None:
-        """Raises RefusalError if the device is the device plugin's by now."""
-        if not result.admin and (reason := self._moved(device)):
-            raise RefusalError(
-                Refusal.UNFIT, f"device {result.device} ({device.name}) is not for claims: {reason}"
-            )
+        An administrator may come to see why, and a request may tolerate that it is unhealthy.
+        """
+        if result.admin:
+            return
+        name = f"device {result.device} ({device.name})"
+        if not device.healthy and not result.tolerates(f"{self._dra.driver}/unhealthy"):
+            raise RefusalError(Refusal.UNFIT, f"{name} is unhealthy: {device.reason}")
+        if moved := self._moved(device):
+            raise RefusalError(moved.kind, f"{name} is not for claims: {moved}")
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
         """Makes a change to its end, even if the kubelet, or the agent, gives up waiting for it."""

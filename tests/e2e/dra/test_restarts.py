@@ -12,6 +12,7 @@ from npu_agent.outputs.cdi import LOOK_EVERY
 from tests.cluster import settings
 from tests.e2e.dra.claims import (
     DRIVER,
+    allocated,
     claim,
     claim_of,
     pod,
@@ -230,6 +231,57 @@ def test_a_claim_is_unprepared_while_its_containers_run(node: Node) -> None:
     node.cluster.enter("pkill", "-KILL", "-f", f"sleep {marked[:-1]}[{marked[-1]}]")
     running(node, "next", timeout=2 * SOON)
     assert seen(node, "next").cards == {card}
+
+
+def test_a_claim_is_allocated_anew_while_its_pod_before_runs(node: Node) -> None:
+    """The kubelet restarts, and prepares the claim again without having unprepared it.
+
+    The Pod before was deleted by force, and its containers take long to end.
+    """
+    marked = "100125"
+    run(node, small("others", of_template=made(node, 6)))
+    mine = claim("mine")
+    run(node, mine, small("old", of_claim="mine", command=f"exec sleep {marked}"))
+    (card,) = seen(node, "old").cards
+    (runtime,) = containers(node, node.pod("old")["metadata"]["uid"])
+    node.cluster.stop_kubelet()
+    try:
+        # What kills a container is stopped: it ends when that goes on.
+        node.cluster.enter("pkill", "-STOP", "-f", runtime)
+        node.cluster.kubectl("delete", "pod", "old", "--force", "--grace-period=0")
+
+        def deallocated() -> bool:
+            found = node.cluster.get("resourceclaim", "mine", "default")
+            return "allocation" not in found.get("status", {})
+
+        node.cluster.wait_for("the claim to be free", deallocated, 2 * SOON)
+        # Its card goes to another claim, and the other card to it.
+        node.cluster.apply([claim("another"), small("next", of_claim="another")])
+        node.cluster.wait_for("an allocation", lambda: allocated(node, "next"), SOON)
+        node.cluster.apply(small("new", of_claim="mine"))
+        node.cluster.wait_for("an allocation", lambda: allocated(node, "new"), SOON)
+        node.cluster.start_kubelet()
+        running(node, "new", timeout=3 * SOON)
+        assert not seen(node, "new").cards & {card}
+        held = "; not listed by the kubelet, but its containers run) still holds its cores"
+        said(node, "next", held, 4 * SOON)
+        assert node.sleeps(marked)
+        node.kill_agent()  # the next one knows it too
+        count = refusals(node)
+        node.cluster.wait_for("a refusal", lambda: refusals(node) > count, 4 * SOON)
+        assert node.sleeps(marked)
+    finally:
+        node.cluster.enter("pkill", "-CONT", "-f", runtime)
+    running(node, "next", timeout=4 * SOON)
+    assert not node.sleeps(marked)
+    assert seen(node, "next").cards == {card}
+
+
+def containers(node: Node, uid: str) -> list[str]:
+    """The IDs of a Pod's sandboxes: what runs its containers has one in its command line."""
+    ctr = ("ctr", "--address", settings.CONTAINERD_SOCKET, "--namespace", "k8s.io", "containers")
+    wanted = f'labels."io.kubernetes.pod.uid"=={uid},labels."io.cri-containerd.kind"==sandbox'
+    return node.cluster.enter(*ctr, "list", "--quiet", wanted).stdout.split()
 
 
 def test_the_node_reboots(node: Node) -> None:

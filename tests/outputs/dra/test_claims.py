@@ -513,7 +513,22 @@ async def test_what_cannot_be_prepared(tmp_path: Path, status: dict[str, Any], r
     assert room.specs() == []
 
 
-ODD = (None, "", 0, True, [], {}, [[]], [{}], "\ud800", "../../x", "/", "a\nb", [None], 10**400)
+ODD: tuple[Any, ...] = (
+    None,
+    "",
+    0,
+    True,
+    [],
+    {},
+    [[]],
+    [{}],
+    "\ud800",
+    "../../x",
+    "/",
+    "a\nb",
+    [None],
+    10**400,
+)
 
 
 @pytest.mark.parametrize(
@@ -550,14 +565,13 @@ async def test_a_malformed_claim_fails_alone(tmp_path: Path, at: tuple[str | int
     room.claim("d", result(ONE))
     for odd in ODD:
         room.claim("c", result(ZERO, tolerations=[{"key": "k"}], adminAccess=False))
-        room.api["team", "c"]["status"]["allocation"]["devices"]["config"] = [parameters()]
-        if not at:
-            room.api["team", "c"] = odd
-        else:
-            inner: Any = room.api["team", "c"]
-            for key in at[:-1]:
-                inner = inner[key]
-            inner[at[-1]] = odd
+        claims: Any = room.api
+        claims["team", "c"]["status"]["allocation"]["devices"]["config"] = [parameters()]
+        inner: Any = claims
+        last: Any = ("team", "c")
+        for key in at:
+            inner, last = inner[last], key
+        inner[last] = odd
         found = await room.claims.prepare([ref("c"), ref("d")])
         assert found["uid-d"] == answer(("npu", ONE), uid="uid-d")
         if isinstance(reason := found["uid-c"], str):
