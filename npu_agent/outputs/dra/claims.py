@@ -524,11 +524,11 @@ class Claims:
         """
         if result.admin:
             return
-        name = f"device {result.device} ({device.name})"
+        named = f"{result.device} ({device.name})"
         if not device.healthy and not result.tolerates(f"{self._dra.driver}/unhealthy"):
-            raise RefusalError(Refusal.UNFIT, f"{name} is unhealthy: {device.reason}")
+            raise RefusalError(Refusal.UNFIT, f"device {named} is unhealthy: {device.reason}")
         if moved := self._moved(device):
-            raise RefusalError(moved.kind, f"{name} is not for claims: {moved}")
+            raise RefusalError(moved.kind, f"device {named} is not for claims: {moved}")
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
         """Makes a change to its end, even if the kubelet, or the agent, gives up waiting for it."""
