@@ -8,10 +8,10 @@ within milliseconds of the first one's end, however it ended: the kernel release
 dead process.
 
 A kubelet needs up to a second to find a DRA driver. So an owner that is asked to end signs that it
-ends, and goes on until the one that waits is registered (`Ownership.hand_over`). The one that waits
-holds a second lock until then, on one byte of the same file: the owner sees whether there is one.
-It does not register before that: where two agents were installed, each claim would wait for the one
-that never owns the node.
+ends, and goes on until the next one is registered (`Ownership.hand_over`). That one has a lock on a
+byte of the same file until then, by which the owner sees that there is one. It does not register
+earlier: where two agents were installed, each claim would wait for the one that never owns the
+node. Of several that wait the one with a lock on another byte is the next.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Ownership:
         self._since: float | None = None
         """Since when, by the loop's time, as long as there has been no warning of it."""
         self._unregistered = 0
-        """How many wait and have not registered."""
+        """How many of our users wait and have not registered."""
+        self._owns = False
 
     @contextlib.asynccontextmanager
     async def held(
@@ -125,12 +126,12 @@ class Ownership:
 
     async def hand_over(self) -> None:
         """Waits, if another agent stands by, until it is registered; called when this one ends."""
-        if self._descriptor == -1 or not self._owned() or not _someone_waits(self._descriptor):
+        if not self._owns or not _registers(self._descriptor):
             return
         self._sign(ends=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HAND_OVER):
-                while _someone_waits(self._descriptor):  # noqa: ASYNC110 (of another process)
+                while _registers(self._descriptor):  # noqa: ASYNC110 (of another process)
                     await asyncio.sleep(_TRY_EVERY)
 
     async def _until_owned(
@@ -141,22 +142,27 @@ class Ownership:
         """Returns whether it had to wait."""
         waited = registered = False
         try:
-            while not self._owned():
+            while not (following := self._owns or _lock_byte(self._descriptor, _NEXT)) or (
+                not self._owned()
+            ):
                 if not waited:
                     waited = True
                     self._unregistered += 1
                 owner = owner_of(self._descriptor)
                 self._wait_for(str(owner))
                 waiting(self._owner)
-                if owner.ends and not registered:
-                    await register()
-                    registered = True
-                    self._unregistered -= 1
-                _wait_in_line(self._descriptor, on=self._unregistered > 0)
+                if following:
+                    if owner.ends and not registered:
+                        await register()
+                        registered = True
+                        self._unregistered -= 1
+                    _lock_byte(self._descriptor, _REGISTERS, on=self._unregistered > 0)
                 await asyncio.sleep(_TRY_EVERY)
         finally:
             self._unregistered -= waited and not registered
-        _wait_in_line(self._descriptor, on=False)
+        self._owns = True
+        for byte in (_NEXT, _REGISTERS):
+            _lock_byte(self._descriptor, byte, on=False)
         return waited
 
     def _open(self) -> None:
@@ -185,7 +191,7 @@ class Ownership:
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
                 self._path.unlink()
         os.close(self._descriptor)
-        self._descriptor = -1
+        self._descriptor, self._owns = -1, False
 
     def _wait_for(self, owner: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -227,26 +233,34 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
+_NEXT, _REGISTERS = 1, 2
+"""Bytes of the lock file, which it need not have: who locks the first is the next owner, and the
+second for as long as it has not registered."""
 _BYTE = "hhqqi"
-"""The kernel's `struct flock`, of one byte that the file need not have (fcntl(2))."""
+"""The kernel's `struct flock`, see fcntl(2)."""
 
 
-def _someone_waits(descriptor: int) -> bool:
-    """Whether another agent waits for this file's owner to end, and has not registered yet."""
-    asked = struct.pack(_BYTE, fcntl.F_WRLCK, os.SEEK_SET, 1, 1, 0)
+def _lock_byte(descriptor: int, byte: int, *, on: bool = True) -> bool:
+    """Locks a byte, or unlocks it; returns whether no other agent has it locked."""
+    kind = fcntl.F_WRLCK if on else fcntl.F_UNLCK
+    try:
+        lock = struct.pack(_BYTE, kind, os.SEEK_SET, byte, 1, 0)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without such locks: then there is no order
+        return True
+    return True
+
+
+def _registers(descriptor: int) -> bool:
+    """Whether the agent that is the next owner has not registered yet."""
+    asked = struct.pack(_BYTE, fcntl.F_WRLCK, os.SEEK_SET, _REGISTERS, 1, 0)
     try:
         found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
     except OSError:
         return False
     return bool(struct.unpack(_BYTE, found)[0] != fcntl.F_UNLCK)
-
-
-def _wait_in_line(descriptor: int, *, on: bool) -> None:
-    """Takes the lock that `_someone_waits` looks for, or gives it up; one agent can have it."""
-    kind = fcntl.F_WRLCK if on else fcntl.F_UNLCK
-    with contextlib.suppress(OSError):  # another one has it, and the owner waits for that one
-        lock = struct.pack(_BYTE, kind, os.SEEK_SET, 1, 1, 0)
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

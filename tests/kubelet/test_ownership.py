@@ -331,7 +331,7 @@ async def test_an_owner_that_ends_goes_on_until_the_next_one_is_registered(tmp_p
 async def waited_for(directory: Path) -> None:
     """Another agent waits for the lock."""
     with lock_path(directory).open() as lock:
-        await until(lambda: ownership._someone_waits(lock.fileno()))
+        await until(lambda: ownership._registers(lock.fileno()))
 
 
 async def test_an_owner_waits_for_nobody_if_there_is_nobody(tmp_path: Path) -> None:
@@ -395,3 +395,32 @@ async def test_a_warning_only_of_an_agent_that_stays(
         assert "is it installed twice?" in warning.message
         running.cancel()
         await asyncio.wait([running])
+
+
+async def test_only_the_next_of_several_registers_and_it_takes_over(tmp_path: Path) -> None:
+    """Two that are registered would take claims from each other."""
+    ours, registered, owns = Ownership(tmp_path), list[int](), list[int]()
+
+    async def wait(number: int) -> None:
+        async def register() -> None:
+            registered.append(number)
+
+        async with Ownership(tmp_path).held(lambda _: None, register):
+            owns.append(number)
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(DEADLINE):
+        async with ours.held(nobody):
+            tasks = [asyncio.create_task(wait(0))]
+            await waited_for(tmp_path)
+            tasks += [asyncio.create_task(wait(number)) for number in (1, 2, 3)]
+            await asyncio.sleep(3 * ownership._TRY_EVERY)
+            await ours.hand_over()
+        await until(lambda: owns)
+        assert registered == owns == [0]
+        tasks.pop(0).cancel()  # killed, or without an end in order
+        await until(lambda: len(owns) == 2)
+        assert registered == [0]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
