@@ -15,6 +15,7 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.outputs.dra import service
 from npu_agent.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER
+from tests.test_agent import NPU
 from tests.test_agent_dra import DRA, NAMES, NOTHING_ELSE, Room, room
 from tests.until import first, until
 
@@ -118,3 +119,27 @@ async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
         await before.aclose()
         with pytest.raises(PrepareError):
             await prepared
+
+
+async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(room: Room) -> None:
+    room.node.cards("warboy=2")
+    kubelet = room.node.kubelet
+    async with AsyncExitStack() as before:
+        await before.enter_async_context(room.node.agent(**NOTHING_ELSE))
+        await room.node.listed(2)
+        async with room.node.agent(**NOTHING_ELSE) as after:
+            (session,) = (one for one in after.sessions if one.status.value.resource == NPU)
+            await first(session.status, lambda now: now.phase is SessionPhase.STANDBY)
+            ended = asyncio.create_task(before.aclose())
+            while session.status.value.phase is not SessionPhase.REGISTERED:
+                grant = await kubelet.allocate(NPU, 1)
+                kubelet.release(NPU, grant.ids)
+            await ended
+            plugin = kubelet.plugins.value[NPU]
+            assert plugin.connected
+            assert session.counts.returns == 0
+            # It is noticed again that the kubelet drops us, and it that we end.
+            kubelet.hang_up(NPU)
+            await first(session.status, lambda now: now.registrations == 2)
+            await room.node.listed(2)
+        assert not kubelet.plugins.value[NPU].connected
