@@ -121,7 +121,9 @@ async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
             await prepared
 
 
-async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(room: Room) -> None:
+async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room.node.cards("warboy=2")
     kubelet = room.node.kubelet
     async with AsyncExitStack() as before:
@@ -138,7 +140,8 @@ async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(room: 
             plugin = kubelet.plugins.value[NPU]
             assert plugin.connected
             assert session.counts.returns == 0
-            # It is noticed again that the kubelet drops us, and it that we end.
+            # A drop by the kubelet is noticed, and not only when the agent asks what is offered.
+            monkeypatch.setattr(session, "_offered", asyncio.Event().wait)
             kubelet.hang_up(NPU)
             await first(session.status, lambda now: now.registrations == 2)
             await room.node.listed(2)
