@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.e2e.api import ADMIN
-from tests.e2e.dra.claims import Thing, small
-from tests.e2e.node import RESOURCE, WORKLOAD, Node
+from tests.e2e.dra.claims import Thing, running, small
+from tests.e2e.node import RESOURCE, SOON, WORKLOAD, Node
 
 EACH = 0.2
 """Seconds between two Pods."""
@@ -159,3 +159,26 @@ def test_no_pod_notices_a_rollout(node: Node, api: str, count: int) -> None:
     assert warnings(node) == []
     if count == 100:
         assert stream.later <= LATER
+
+
+def test_a_claim_that_found_no_agent_is_prepared_when_its_pod_changes(node: Node) -> None:
+    """The remedy of docs/dra.md: else a kubelet comes back to it at its syncFrequency."""
+    node.label({"npu-agent/enabled": "false"})
+    try:
+        node.cluster.wait_for("the agent to end", lambda: not node.agent_pods(), SOON)
+        node.cluster.apply(small("early"))
+        node.cluster.wait_for("the claim to be refused", lambda: warnings(node), SOON)
+    finally:
+        node.label({"npu-agent/enabled": "true"})
+    began = time.monotonic()
+    node.cluster.wait_for("an agent that is ready", lambda: ready(node), 2 * SOON)
+    node.cluster.kubectl("annotate", "pod", "early", "again=1")
+    running(node, "early")
+    print(f"it ran {time.monotonic() - began:.1f} s after the agent was let back")
+
+
+def ready(node: Node) -> bool:
+    """Whether the one agent is ready."""
+    (agent,) = node.agent_pods()
+    (status,) = agent["status"]["containerStatuses"]
+    return bool(status["ready"])
