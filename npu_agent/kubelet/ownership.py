@@ -40,7 +40,7 @@ _SETTLE = 0.02
 """Seconds from the end of the owner before us to our turn. A kubelet that has not put the owner's
 stream away yet would take our registration for it and drop it."""
 _HAND_OVER = 3.0
-"""Seconds for which an owner that ends waits for the next one to be registered. The kubelet looks
+"""Seconds for which an owner that ends waits for the next one to be registered. The kubelet polls
 for new sockets once a second (k8s.io/kubernetes, pluginmanager, `loopSleepDuration`)."""
 _LONG = 60.0
 """Seconds after which it is worth a warning that another agent serves the node: no rollout takes so
