@@ -35,11 +35,11 @@ from npu_agent.text import one_line
 log = logger(__name__)
 
 _TRY_EVERY = 0.02
-"""Seconds. A try is one system call, and only an agent that stands by makes them."""
+"""Seconds. A try is a few system calls, and only an agent that stands by makes them."""
 _SETTLE = 0.02
 """Seconds from the end of the owner before us to our turn. A kubelet that has not put the owner's
 stream away yet would take our registration for it and drop it."""
-_HAND_OVER = 3.0
+_HAND_OVER = 6.0
 """Seconds for which an owner that ends waits for the next one to be registered. The kubelet polls
 for new sockets once a second (k8s.io/kubernetes, pluginmanager, `loopSleepDuration`)."""
 _LONG = 60.0

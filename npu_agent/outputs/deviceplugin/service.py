@@ -181,7 +181,6 @@ class DevicePlugin:
             try:
                 containers = requested(ids, self._known(), self._resource)
                 await self._note(self._resource, [one for each in containers for one in each])
-                containers = requested(ids, self._known(), self._resource)  # one may have failed
             except RefusalError as error:
                 log.warning("allocation refused", resource=self._resource, reason=error)
                 raise

@@ -55,8 +55,8 @@ _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 """Seconds between attempts while the kubelet is away: we are registered within 2 s of its return.
 An attempt is a stat while its socket is missing."""
 _FICKLE_LONGEST = 1.5
-_EARLY = 2.5
-"""Seconds to register while the agent before us still serves; that one waits for 3."""
+_EARLY = 5.5
+"""Seconds to register while the agent before us still serves; that one waits for 6."""
 _OURS_WITHIN = 10.0
 """Seconds for which an Allocate waits for the node to be ours; the kubelet starts no other Pod
 meanwhile."""

@@ -46,9 +46,9 @@ _LOOK_EVERY = 1.0
 _LINGER = 30.0
 """Seconds to go on after the last claim: a kubelet that has not got our answer to Unprepare asks
 again, after 10 to 15 s, and without a driver its Pod would stay Terminating."""
-_REGISTERED = 2.5
+_REGISTERED = 5.5
 """Seconds for which the kubelet may take to find us while the agent before this one still serves;
-that one waits for 3."""
+that one waits for 6."""
 _SWEEP_EVERY = 600.0
 """Seconds between two searches for claims that ended without our being asked."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 2.0

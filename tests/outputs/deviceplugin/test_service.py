@@ -344,27 +344,3 @@ async def test_the_ledger_is_asked_before_the_answer_and_may_refuse() -> None:
         await asyncio.to_thread(client.close)
         feed.close()
         await endpoint.close()
-
-
-async def test_a_card_that_fails_while_its_allocate_waits_is_not_handed_out() -> None:
-    feed: Feed[Devices] = Feed(LISTED)
-
-    async def note(_: str, granted: Sequence[Device]) -> None:
-        feed.publish(
-            tuple(
-                replace(one, healthy=one not in granted, reason="the card does not answer")
-                for one in LISTED
-            )
-        )
-
-    with short_directory() as directory:
-        endpoint = Endpoint(DevicePlugin(RESOURCE, feed, note=note), directory, "npu")
-        await endpoint.start()
-        client = Client(endpoint.path)
-        with pytest.raises(grpc.RpcError) as refused:
-            await asyncio.to_thread(client.allocate, "UUID-A")
-        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "is unhealthy: the card does not answer" in str(refused.value.details())
-        await asyncio.to_thread(client.close)
-        feed.close()
-        await endpoint.close()
