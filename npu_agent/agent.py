@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import signal
@@ -65,6 +66,10 @@ log = logger(__name__)
 _SHUTDOWN = 0.9
 """Seconds for the publisher and the sessions to end in order, of which the publisher takes 0.3 at
 most; with the rest the process is gone within 1 s."""
+_CALLS = 2.0
+"""Seconds before that for calls that prepare or unprepare claims. A kubelet comes back to one that
+fails after a minute. Most take milliseconds; those that wait for a holder of a card are given up.
+"""
 
 
 _JUMP = 0.1
@@ -80,10 +85,8 @@ class _Dra:
 
     available: bool | None = None
     """What `allocation.api: auto` follows; None as long as that is not known."""
-    impossible: str = (
-        "it is not known yet whether this node can do DRA: the API server has not said"
-    )
-    """Why `allocation.api: dra` cannot be followed; "" if it can."""
+    impossible: str | None = None
+    """Why `allocation.api: dra` cannot be followed; "" if it can, None if that is not known yet."""
 
 
 class Agent:
@@ -190,7 +193,7 @@ class Agent:
             )
         )
         """None where a kubelet hands out the cards."""
-        ownership = Ownership(directory, self.keeper.disowned)
+        self._ownership = ownership = Ownership(directory, self.keeper.disowned)
         self.drivers = tuple(
             Driver(
                 dra=words.dra,
@@ -279,7 +282,10 @@ class Agent:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until `stop` is set, then ends within a second."""
+        """Runs until `stop` is set, then ends: within a second if nothing waits.
+
+        Another agent that stands by is registered first, and a call of the kubelet is answered.
+        """
         async with asyncio.TaskGroup() as parts:
             rest = [
                 parts.create_task(keep_running(name, run, self.restarts))
@@ -313,6 +319,10 @@ class Agent:
                 for name, server in (("server", self.server), ("probes", self.probes))
             ]
             await stop.wait()
+            await self._ownership.hand_over()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CALLS):
+                    await asyncio.gather(*(driver.idle() for driver in self.drivers))
             until = time.monotonic() + _SHUTDOWN
             if not self.host_cdi:
                 await self.publisher.end()
@@ -351,13 +361,13 @@ class Agent:
             changed, (auto, dra) = self._asks.changed, self._asks.value
             known = self._dra.value
             if self._node_name is None or not (auto or dra):
-                if known.impossible:
+                if known.impossible != "":
                     self._dra.publish(replace(known, available=False))
                 await changed.wait()
-                if known.impossible:  # that was no answer
+                if known.impossible != "":  # that was no answer
                     self._dra.publish(replace(known, available=None))
                 continue
-            if known.available is not None and not (dra and known.impossible):
+            if known.available is not None and not (dra and known.impossible != ""):
                 await changed.wait()
                 continue
             try:
@@ -486,7 +496,7 @@ def _wanted(node_name: str | None, kubelet: bool, config: Config) -> Wanted:
 def _wishes(node_name: str | None, config: Config, dra: _Dra) -> Wishes:
     return Wishes(
         families=wishes_of(
-            config, WORDS.families, node_name, auto=dra.available, possible=not dra.impossible
+            config, WORDS.families, node_name, auto=dra.available, possible=dra.impossible == ""
         ),
         disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),
     )

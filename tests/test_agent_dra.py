@@ -35,6 +35,7 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.ledger import RECORD, LedgerKeeper
 from npu_agent.outputs.dra import driver as driver_module
+from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.simulator.kubelet import StandInKubelet
@@ -139,6 +140,7 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
         manager = StandInPluginManager(directory, interval=0.01)
         async with serving(cluster.handle) as server:
             monkeypatch.setenv("KUBECONFIG", str(kubeconfig(directory, server.url)))
+            monkeypatch.setitem(Claims.__init__.__kwdefaults__ or {}, "patience", 1.0)
             await kubelet.start()
             await manager.start()
             yield Room(Node(directory / "host", plugins, kubelet), cluster, manager)

@@ -116,7 +116,7 @@ async def test_nothing_is_offered_before_it_is_known_that_dra_can_be(
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
         async with node.agent(**WANTED) as agent:
             (driver,) = agent.drivers
-            now = await first(driver.status, lambda now: now.phase is SessionPhase.BLOCKED)
+            now = await first(driver.status, lambda now: now.phase is SessionPhase.WAITING)
             assert "not known yet whether this node can do DRA" in now.reason
             assert [trouble.cause for trouble in unready(agent.state())] == [now.reason]
             assert manager.instances.value == ()

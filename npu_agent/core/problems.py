@@ -291,7 +291,7 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
 def _unserved_remedy(session: SessionStatus, trouble: Trouble) -> str:
     if trouble.remedy or trouble.kind is TroubleKind.STARTING:
         return ""
-    if session.phase is SessionPhase.BLOCKED:
+    if session.phase in (SessionPhase.WAITING, SessionPhase.BLOCKED):
         return "the agent tries again by itself; `npu-agent doctor` in its Pod checks all it needs"
     return (
         "is the kubelet running? `systemctl status kubelet` on the node: the agent registers by "

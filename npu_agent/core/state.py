@@ -36,6 +36,8 @@ class SessionPhase(enum.Enum):
     """Waiting for the kubelet."""
     REGISTERED = "registered"
     """The kubelet holds our stream open."""
+    WAITING = "waiting"
+    """It depends on something that is not known yet; `SessionStatus.reason` has what."""
     BLOCKED = "blocked"
     """It cannot be served; `SessionStatus.reason` has why."""
     ENDED = "ended"

@@ -16,7 +16,7 @@ from pathlib import Path
 from npu_agent import files
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.core.hardware import Card, CardState, Snapshot
+from npu_agent.core.hardware import Card, CardState, HealthState, Snapshot
 from npu_agent.core.ledger import (
     CLAIM,
     HOLDER_ENDS,
@@ -366,6 +366,13 @@ class LedgerKeeper:
             raise RefusalError(Refusal.UNFIT, UNRECORDED)
         for device in devices:
             self._check((resource, device.id), device)
+            for state in self._snapshots.value.cards:
+                # It may have failed while its last Pod was waited for.
+                if state.id == device.card_id and state.health.state is HealthState.UNHEALTHY:
+                    raise RefusalError(
+                        Refusal.UNFIT,
+                        f"device {device.id!r} ({device.name}) is unhealthy: {state.health.reason}",
+                    )
             if self._ledger.in_slices(device.card_id, device.card):
                 raise RefusalError(
                     Refusal.UNFIT,

@@ -1,11 +1,17 @@
-"""One agent serves a node's devices: whoever holds the lock beside the kubelet's socket.
+"""One agent serves a node's devices: the one that holds the lock in the kubelet's directory.
 
 Why a lock: the kubelet lets anyone register a resource again, and drops the newer of two
 registrations when the older one's stream ends (k8s.io/kubernetes, device manager, `runClient`). Two
 agents would take it from each other for ever; and under two resource names they would hand out
-the same cards twice. With the lock the second one waits, says who owns the node, and takes over
+the same cards twice. With the lock the second one waits, reports who owns the node, and takes over
 within milliseconds of the first one's end, however it ended: the kernel releases the lock of a
-dead process. So a rolling update with maxSurge has no gap worth the name.
+dead process.
+
+A kubelet needs up to a second to find a DRA driver. So an owner that is asked to end signs that it
+ends, and goes on until the next one is registered (`Ownership.hand_over`). That one has a lock on a
+byte of the same file until then, by which the owner sees that there is one. It does not register
+earlier: where two agents were installed, each claim would wait for the one that never owns the
+node. Of several that wait the one with a lock on another byte is the next.
 """
 
 from __future__ import annotations
@@ -16,8 +22,9 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +35,25 @@ from npu_agent.text import one_line
 log = logger(__name__)
 
 _TRY_EVERY = 0.02
-"""Seconds. A try is one system call, and only an agent that stands by makes them."""
+"""Seconds. A try is a few system calls, and only an agent that stands by makes them."""
 _SETTLE = 0.02
 """Seconds from the end of the owner before us to our turn. A kubelet that has not put the owner's
 stream away yet would take our registration for it and drop it."""
+_HAND_OVER = 6.0
+"""Seconds for which an owner that ends waits for the next one to be registered. The kubelet polls
+for new sockets once a second (k8s.io/kubernetes, pluginmanager, `loopSleepDuration`)."""
+_LONG = 60.0
+"""Seconds after which it is worth a warning that another agent serves the node: no rollout takes so
+long."""
 
 
 def lock_path(directory: Path) -> Path:
     """Where the lock is. The kubelet sweeps sockets only; plain files stay."""
     return directory / ".npu-agent.lock"
+
+
+async def _nothing() -> None:
+    pass
 
 
 class Ownership:
@@ -55,17 +72,28 @@ class Ownership:
         self._users = 0
         self._held: tuple[int, int] | None = None
         """Which lock file was held last."""
+        self._ours_since = ""
+        """Since when the file is signed; "" as long as it is not."""
         self._owner: str | None = None
         """Whom we wait for."""
+        self._since: float | None = None
+        """Since when, by the loop's time, as long as there has been no warning of it."""
+        self._unregistered = 0
+        """How many of our users wait and have not registered."""
+        self._owns = False
 
     @contextlib.asynccontextmanager
     async def held(
-        self, waiting: Callable[[str | None], None]
+        self,
+        waiting: Callable[[str | None], None],
+        register: Callable[[], Awaitable[None]] = _nothing,
     ) -> AsyncIterator[Callable[[], bool]]:
         """Owns the node's devices while the context is open; waits for it as long as it takes.
 
-        `waiting` is called with the present owner, and with None once they are ours. Yields a
-        function that returns whether the lock still counts: the directory may have been wiped.
+        `waiting` is called with the present owner, and with None once they are ours. `register` is
+        awaited, once, when the present owner is about to end; it needs a deadline of its own.
+        Yields a function that returns whether the lock still counts: the directory may have been
+        wiped.
 
         Raises:
             OSError: the lock cannot be made.
@@ -73,19 +101,15 @@ class Ownership:
         self._open()
         self._users += 1
         try:
-            waited = False
-            while not self._owned():
-                waited = True
-                self._wait_for(str(owner_of(self._descriptor)))
-                waiting(self._owner)
-                await asyncio.sleep(_TRY_EVERY)
+            waited = await self._until_owned(waiting, register)
             waiting(None)
             if waited:
                 if self._owner is not None:
                     log.info("taking over", owner=self._owner)
                 self._owner = None
                 await asyncio.sleep(_SETTLE)
-            _sign(self._descriptor)
+            if not self._ours_since:
+                self._sign()
             # Others open another file, if this one is gone.
             mine = self._held = _identity(self._descriptor)
             try:
@@ -100,6 +124,47 @@ class Ownership:
                 self._lost()
                 self._let_go()
 
+    async def hand_over(self) -> None:
+        """Waits, if another agent stands by, until it is registered; called when this one ends."""
+        if not self._owns or not _registers(self._descriptor):
+            return
+        self._sign(ends=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HAND_OVER):
+                while _registers(self._descriptor):  # noqa: ASYNC110 (of another process)
+                    await asyncio.sleep(_TRY_EVERY)
+
+    async def _until_owned(
+        self,
+        waiting: Callable[[str | None], None],
+        register: Callable[[], Awaitable[None]],
+    ) -> bool:
+        """Returns whether it had to wait."""
+        waited = registered = False
+        try:
+            while not (following := self._owns or _lock_byte(self._descriptor, _NEXT)) or (
+                not self._owned()
+            ):
+                if not waited:
+                    waited = True
+                    self._unregistered += 1
+                owner = owner_of(self._descriptor)
+                self._wait_for(str(owner))
+                waiting(self._owner)
+                if following:
+                    if owner.ends and not registered:
+                        await register()
+                        registered = True
+                        self._unregistered -= 1
+                    _lock_byte(self._descriptor, _REGISTERS, on=self._unregistered > 0)
+                await asyncio.sleep(_TRY_EVERY)
+        finally:
+            self._unregistered -= waited and not registered
+        self._owns = True
+        for byte in (_NEXT, _REGISTERS):
+            _lock_byte(self._descriptor, byte, on=False)
+        return waited
+
     def _open(self) -> None:
         """Opens the file that is there now, if we have not; it is made if there is none."""
         if self._descriptor != -1 and _is_at(self._path, self._descriptor):
@@ -107,7 +172,7 @@ class Ownership:
         fresh = files.regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         if self._descriptor != -1:
             os.close(self._descriptor)
-        self._descriptor = fresh
+        self._descriptor, self._ours_since = fresh, ""
 
     def _owned(self) -> bool:
         """Whether the lock is ours now.
@@ -126,12 +191,38 @@ class Ownership:
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
                 self._path.unlink()
         os.close(self._descriptor)
-        self._descriptor = -1
+        self._descriptor, self._owns = -1, False
 
     def _wait_for(self, owner: str) -> None:
+        now = asyncio.get_running_loop().time()
         if owner != self._owner:
-            self._owner = owner
-            log.warning("another agent serves this node: waiting for it to end", owner=owner)
+            self._owner, self._since = owner, now
+            log.info("another agent serves this node: waiting for it to end", owner=owner)
+        elif self._since is not None and now - self._since > _LONG:
+            self._since = None
+            log.warning(
+                "another agent has served this node for a minute: is it installed twice?",
+                owner=owner,
+            )
+
+    def _sign(self, *, ends: bool = False) -> None:
+        """Writes who we are, for those who wait and for people; a disk may be full of others' data.
+
+        Once for each lock file, and once more when the agent ends.
+        """
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._ours_since = self._ours_since or now
+        who = {
+            "host": socket.gethostname(),  # in a Pod this is the Pod's name
+            "pid": os.getpid(),
+            "version": __version__,
+            "since": self._ours_since,
+            "ends": ends,
+        }
+        signature = json.dumps(who).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, signature, 0)
+            os.ftruncate(self._descriptor, len(signature))
 
 
 def _locked(descriptor: int) -> bool:
@@ -140,6 +231,36 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+_NEXT, _REGISTERS = 1, 2
+"""Bytes of the lock file, which it need not have: who locks the first is the next owner, and the
+second for as long as it has not registered."""
+_BYTE = "hhqqi"
+"""The kernel's `struct flock`, see fcntl(2)."""
+
+
+def _lock_byte(descriptor: int, byte: int, *, on: bool = True) -> bool:
+    """Locks a byte, or unlocks it; returns whether no other agent has it locked."""
+    kind = fcntl.F_WRLCK if on else fcntl.F_UNLCK
+    try:
+        lock = struct.pack(_BYTE, kind, os.SEEK_SET, byte, 1, 0)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without such locks: then there is no order
+        return True
+    return True
+
+
+def _registers(descriptor: int) -> bool:
+    """Whether the agent that is the next owner has not registered yet."""
+    asked = struct.pack(_BYTE, fcntl.F_WRLCK, os.SEEK_SET, _REGISTERS, 1, 0)
+    try:
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
+    except OSError:
+        return False
+    return bool(struct.unpack(_BYTE, found)[0] != fcntl.F_UNLCK)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -154,19 +275,6 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _sign(descriptor: int) -> None:
-    """Writes who we are, for those who wait and for people; a disk may be full of other things."""
-    who = {
-        "host": socket.gethostname(),  # in a Pod this is the Pod's name
-        "pid": os.getpid(),
-        "version": __version__,
-        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(who).encode() + b"\n", 0)
-
-
 _SIGNED = ("version", "host", "pid", "since")
 
 
@@ -177,6 +285,8 @@ class Owner:
     host: str | None = None
     """In a Pod this is the Pod's name; None: it has not signed, or not as we do."""
     words: str = "an agent that has not signed its lock"
+    ends: bool = False
+    """Whether it is about to end, and waits until the next one is registered."""
 
     def __str__(self) -> str:
         return self.words
@@ -187,6 +297,7 @@ def owner_of(descriptor: int) -> Owner:
     try:
         who = json.loads(os.pread(descriptor, 4096, 0))
         version, host, pid, since = (one_line(who[key], 64) for key in _SIGNED)
-        return Owner(host, f"npu-agent {version} on {host}, pid {pid}, since {since}")
+        words = f"npu-agent {version} on {host}, pid {pid}, since {since}"
+        return Owner(host, words, who.get("ends") is True)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return Owner()

@@ -357,6 +357,8 @@ class UnixServer(Server):
     def __init__(self, handlers: Collection[IServable], path: Path) -> None:
         super().__init__(handlers)
         self.path = path
+        self.accepted: Feed[int] = Feed(0)
+        """How many connections there were."""
         self._connections: WeakSet[H2Protocol] = WeakSet()
         self._socket: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
@@ -365,6 +367,7 @@ class UnixServer(Server):
         made = super()._protocol_factory()
         protocol = _Patient(made.handler, made.config, made.h2_config)
         self._connections.add(protocol)
+        self.accepted.publish(self.accepted.value + 1)
         return protocol
 
     async def listen(self) -> None:

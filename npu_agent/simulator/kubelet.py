@@ -75,6 +75,9 @@ class StandInKubelet(wire.RegistrationBase):
         self._directory = directory
         self._server: UnixServer | None = None
         self._clients: dict[str, Channel] = {}
+        """Of each resource the one that registered last, until that or any before it has ended."""
+        self._endpoints: dict[str, Channel] = {}
+        """Where each resource is allocated."""
         self._channels: list[Channel] = []
         self._streams: set[asyncio.Task[None]] = set()
         self._taken: dict[str, dict[str, str]] = {}
@@ -102,6 +105,7 @@ class StandInKubelet(wire.RegistrationBase):
         for channel in self._channels:
             channel.close()
         self._clients.clear()
+        self._endpoints.clear()
         self._channels.clear()
         for server in (self._server, self._lister):
             if server:
@@ -128,7 +132,7 @@ class StandInKubelet(wire.RegistrationBase):
         plugin = self.plugins.value.get(resource)
         taken = self._taken.setdefault(resource, {})
         free = [id_ for id_ in (plugin.healthy() if plugin else ()) if id_ not in taken]
-        channel = self._clients.get(resource)
+        channel = self._endpoints.get(resource)
         if channel is None or len(free) < count:
             raise NotEnoughError(f"{count} of {resource} wanted, {len(free)} free")
         stub = wire.DevicePluginStub(channel, timeout=10)
@@ -152,7 +156,7 @@ class StandInKubelet(wire.RegistrationBase):
         Raises:
             GRPCError: the plugin refuses.
         """
-        stub = wire.DevicePluginStub(self._clients[resource], timeout=10)
+        stub = wire.DevicePluginStub(self._endpoints[resource], timeout=10)
         response = await stub.allocate(
             wire.AllocateRequest(
                 container_requests=[wire.ContainerAllocateRequest(devices_ids=list(ids))]
@@ -209,7 +213,10 @@ class StandInKubelet(wire.RegistrationBase):
             del self._clients[resource]
             channel.close()
             raise GRPCError(Status.UNKNOWN, f"failed to dial device plugin: {error}") from error
-        self._know(resource, Plugin(endpoint=request.endpoint))
+        self._endpoints[resource] = channel
+        before = self.plugins.value.get(resource)
+        devices = before.devices if before and before.connected else ()
+        self._know(resource, Plugin(endpoint=request.endpoint, devices=devices))
         if self.asks:
             stream = asyncio.create_task(self._watch(resource, channel))
             self._streams.add(stream)

@@ -45,10 +45,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Tests that share a cluster go to one worker of xdist. There are five clusters.
+    """Tests that share a cluster go to one worker of xdist. There are six clusters.
 
     One for each kubelet, one for what is about the API server, which would make the newest
-    kubelet's by far the longest, and one each for the journey and for DRA, which have their own.
+    kubelet's by far the longest, and one each for the journey, for DRA and for rollouts, which have
+    their own.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -57,6 +58,8 @@ class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no
             return "journey"
         if "/dra/" in module:
             return "DRA"
+        if "/rollout/" in module:
+            return "rollout"
         if module.endswith(ABOUT_THE_API):
             return "API server"
         return next(kubelet for kubelet in KUBELETS if kubelet in test)

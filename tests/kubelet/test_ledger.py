@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
+from npu_agent.core.hardware import Health, HealthState
 from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, Ledger, footprint
 from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, left_behind
 from npu_agent.kubelet.podresources import Holdings
@@ -146,6 +147,19 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
         "nobody gets these cores until the containers that run on them have ended",
         "these containers have ended, or are listed again",
     ]
+
+
+async def test_a_card_that_fails_while_its_grant_waits_is_not_handed_out(tmp_path: Path) -> None:
+    room = await outlived(tmp_path)
+    whole, _ = devices(*room.cards)
+    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole]))
+    await until(lambda: room.keeper.ending.value)
+    failed = Health(state=HealthState.UNHEALTHY, reason="the card does not answer", since=0.0)
+    room.have(replace(room.cards[0], health=failed), room.cards[1])
+    room.kubelet.node.alive = set()
+    room.says()
+    with pytest.raises(RefusalError, match="is unhealthy: the card does not answer"):
+        await granting
 
 
 async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from npu_agent.feed import Feed
 from npu_agent.kubelet import ownership
 from npu_agent.kubelet.ownership import Owner, Ownership, lock_path, owner_of
+from tests.until import until
 
 DEADLINE = 20.0
 
@@ -291,3 +292,135 @@ async def test_what_a_foreign_lock_says_reaches_nobody_as_it_is(tmp_path: Path) 
     lock_path(tmp_path).write_text("[" * 4000)
     with lock_path(tmp_path).open() as lock:
         assert owner_of(lock.fileno()) == Owner()
+
+
+async def test_an_owner_that_ends_goes_on_until_the_next_one_is_registered(tmp_path: Path) -> None:
+    ours, theirs = Ownership(tmp_path), Ownership(tmp_path)
+    registers, registered, owns = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def register() -> None:
+        registers.set()
+        await registered.wait()
+
+    async def second() -> None:
+        async with theirs.held(lambda _: None, register):
+            owns.set()
+            await asyncio.Event().wait()
+
+    async def without_registration() -> None:
+        async with theirs.held(lambda _: None):
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(DEADLINE):
+        async with ours.held(nobody):
+            tasks = [asyncio.create_task(each()) for each in (second, without_registration)]
+            await waited_for(tmp_path)
+            assert not registers.is_set()  # an owner that does not end may stay for ever
+            handing = asyncio.create_task(ours.hand_over())
+            await registers.wait()
+            assert not (await asyncio.wait([handing], timeout=0.05))[0]
+            registered.set()
+            await handing
+            assert not owns.is_set()
+        await owns.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def waited_for(directory: Path) -> None:
+    """Another agent waits for the lock."""
+    with lock_path(directory).open() as lock:
+        await until(lambda: ownership._registers(lock.fileno()))
+
+
+async def test_an_owner_waits_for_nobody_if_there_is_nobody(tmp_path: Path) -> None:
+    ours, second = Ownership(tmp_path), Second(tmp_path)
+    await ours.hand_over()
+    async with asyncio.timeout(ownership._HAND_OVER / 2), ours.held(nobody):
+        await ours.hand_over()
+        assert json.loads(lock_path(tmp_path).read_text())["ends"] is False
+        gone = asyncio.create_task(second.run())
+        await waited_for(tmp_path)
+        gone.cancel()
+        await asyncio.wait([gone])
+        await ours.hand_over()
+
+
+async def test_an_owner_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "_HAND_OVER", 0.05)
+    ours, theirs = Ownership(tmp_path), Ownership(tmp_path)
+
+    async def second() -> None:
+        async with theirs.held(lambda _: None, asyncio.Event().wait):  # type: ignore[arg-type]
+            pass
+
+    async with asyncio.timeout(DEADLINE), ours.held(nobody):
+        waiting = asyncio.create_task(second())
+        await waited_for(tmp_path)
+        await ours.hand_over()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def test_since_is_when_the_node_became_the_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def since() -> str:
+        return str(json.loads(lock_path(tmp_path).read_text())["since"])
+
+    ours, times = Ownership(tmp_path), iter(["first", "second", "third"])
+    monkeypatch.setattr("time.strftime", lambda *_: next(times))
+    async with ours.held(nobody):
+        assert since() == "first"
+        async with ours.held(nobody):  # a resource that an edit of the config brought
+            assert since() == "first"
+    async with ours.held(nobody):
+        assert since() not in ("", "first")
+
+
+async def test_a_warning_only_of_an_agent_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    second = Second(tmp_path)
+    async with asyncio.timeout(DEADLINE), Ownership(tmp_path).held(nobody):
+        running = asyncio.create_task(second.run())
+        await second.waited(3)
+        assert not [one for one in caplog.records if one.levelname == "WARNING"]
+        monkeypatch.setattr(ownership, "_LONG", 0.0)
+        await second.waited(len(second.told) + 3)
+        (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+        assert "is it installed twice?" in warning.message
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_only_the_next_of_several_registers_and_it_takes_over(tmp_path: Path) -> None:
+    """Two that are registered would take claims from each other."""
+    ours, registered, owns = Ownership(tmp_path), list[int](), list[int]()
+
+    async def wait(number: int) -> None:
+        async def register() -> None:
+            registered.append(number)
+
+        async with Ownership(tmp_path).held(lambda _: None, register):
+            owns.append(number)
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(DEADLINE):
+        async with ours.held(nobody):
+            tasks = [asyncio.create_task(wait(0))]
+            await waited_for(tmp_path)
+            tasks += [asyncio.create_task(wait(number)) for number in (1, 2, 3)]
+            await asyncio.sleep(3 * ownership._TRY_EVERY)
+            await ours.hand_over()
+        await until(lambda: owns)
+        assert registered == owns == [0]
+        tasks.pop(0).cancel()  # killed, or without an end in order
+        await until(lambda: len(owns) == 2)
+        assert registered == [0]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -121,6 +121,8 @@ def test_a_driver_that_is_not_served_is_told_with_each_new_reason() -> None:
     assert not list(driver_events(refused, refused))
     assert not list(driver_events(refused, good))
     assert not list(driver_events(good, driver(SessionPhase.STANDBY, "served by another")))
+    # At each start, until the API server has answered: it is taken back by nothing.
+    assert not list(driver_events(good, driver(SessionPhase.WAITING, "it is not known yet")))
 
 
 # How they get there.

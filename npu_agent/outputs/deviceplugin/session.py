@@ -2,6 +2,9 @@
 
 The kubelet never dials again: after any loss only a new Register brings a resource back. Facts on
 its behaviour: docs/kubelet.md.
+
+At a rollout the kubelet has our devices before the agent before us ends (`Session._take_on_early`):
+a Pod that is admitted when it has none fails for good.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.counts import Counts
+from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.offer import Device
 from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.kubelet.rpc import ask
+from npu_agent.kubelet.rpc import UnixServer, ask
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
@@ -51,6 +55,11 @@ _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 """Seconds between attempts while the kubelet is away: we are registered within 2 s of its return.
 An attempt is a stat while its socket is missing."""
 _FICKLE_LONGEST = 1.5
+_EARLY = 5.5
+"""Seconds to register while the agent before us still serves; that one waits for 6."""
+_OURS_WITHIN = 10.0
+"""Seconds for which an Allocate waits for the node to be ours; the kubelet starts no other Pod
+meanwhile."""
 _STEADY = 5.0
 """Seconds a registration has to last to count as a success. A kubelet that keeps dropping us is
 registered with less and less often, but never more than 2 s after a loss."""
@@ -123,6 +132,10 @@ class Session:
         """Whether a registration was lost and there has been no new one yet."""
         self._told = ""
         """The trouble that was logged last."""
+        self._ours: Feed[bool] = Feed(False)
+        """Whether the node is ours."""
+        self._early: tuple[Endpoint, contextlib.AsyncExitStack] | None = None
+        """What the kubelet has had since before the node was ours, and what ends it."""
 
     async def run(self) -> None:
         """Serves until cancelled; then ends its stream in order, so that the kubelet sees it."""
@@ -131,14 +144,22 @@ class Session:
             while True:
                 try:
                     await self._until_cards()
-                    async with self._ownership.held(self._standby) as still_ours:
+                    async with self._ownership.held(
+                        self._standby, self._take_on_early
+                    ) as still_ours:
                         sweep(self._directory, self._socket_name)
                         await self._prepare()
+                        self._ours.publish(True)
                         await self._hold(still_ours)
                     pause.reset()
                 except OSError as error:
                     self._trouble(SessionPhase.BLOCKED, _explained(error, self._directory))
                     await asyncio.sleep(pause.next())
+                finally:
+                    self._ours.publish(False)
+                    if self._early:
+                        (_, stack), self._early = self._early, None
+                        await stack.aclose()
         finally:
             self._say(SessionPhase.ENDED)
 
@@ -153,7 +174,7 @@ class Session:
         fickle = Backoff(first=_RETRY_FIRST, longest=_FICKLE_LONGEST)
         loop = asyncio.get_running_loop()
         while still_ours():
-            async with self._served() as endpoint:
+            async with self._endpoint() as endpoint:
                 if not await self._taken_on(endpoint):
                     continue
                 since = loop.time()
@@ -170,6 +191,65 @@ class Session:
             # registration for the old one and drop it (`runClient`, see `ownership`).
             await asyncio.sleep(fickle.next())
 
+    async def _take_on_early(self) -> None:
+        """Has the kubelet call us while the agent before us still serves.
+
+        When that one's stream ends, the kubelet drops the client that it has by then, and all
+        devices with it (`runClient`). So it must have none: a registration that fails makes it
+        forget the client, and neither the devices nor where to allocate them (`connectClient`).
+        When the node is ours, `_taken_on` has it know us as a client again; both streams stay open.
+        Where a kubelet does otherwise, our stream ends, and we register again.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(_EARLY):
+                    endpoint = await stack.enter_async_context(self._served())
+                    trouble = await self._register(endpoint)
+                    if not trouble and await self._failed_to_register(endpoint):
+                        self._early = endpoint, stack.pop_all()
+            except (OSError, ValueError, ProtocolError, StreamTerminatedError) as error:
+                trouble = str(error) or type(error).__name__
+            if trouble:
+                log.info(
+                    "not registered before the node is ours",
+                    resource=self._resource,
+                    reason=trouble,
+                )
+
+    async def _failed_to_register(self, endpoint: Endpoint) -> bool:
+        """Registers a plugin that has no method at all; returns whether the kubelet refused it."""
+        fails = UnixServer([], endpoint.path.with_suffix(".none.sock"))
+        await fails.listen()
+        try:
+            await self._ask_to_register(fails.path)
+        except GRPCError:
+            return True
+        finally:
+            await fails.shutdown()
+        return False
+
+    @contextlib.asynccontextmanager
+    async def _endpoint(self) -> AsyncIterator[Endpoint]:
+        """The endpoint that the kubelet has already, if there is one, else a new one."""
+        if self._early:
+            (endpoint, stack), self._early = self._early, None
+            async with stack:
+                yield endpoint
+        else:
+            async with self._served() as endpoint:
+                yield endpoint
+
+    async def _note_when_ours(self, resource: str, devices: Sequence[Device]) -> None:
+        """As `note` of `DevicePlugin`; waits until what was handed out before is known."""
+        try:
+            async with asyncio.timeout(_OURS_WITHIN):
+                await self._ours.until(bool)
+        except TimeoutError:
+            raise RefusalError(
+                Refusal.UNFIT, "another agent serves this node and does not end"
+            ) from None
+        await self._note(resource, devices)
+
     @contextlib.asynccontextmanager
     async def _served(self) -> AsyncIterator[Endpoint]:
         """An endpoint that serves the devices of each moment; its streams end with the context."""
@@ -177,7 +257,7 @@ class Session:
         plugin = DevicePlugin(
             self._resource,
             served,
-            note=self._note,
+            note=self._note_when_ours,
             by_cdi=self._by_cdi,
             counts=self.counts,
         )
@@ -226,15 +306,8 @@ class Session:
             )
         except OSError as error:
             return _explained(error, self._directory)
-        request = wire.RegisterRequest(
-            version=API_VERSION,
-            endpoint=endpoint.path.name,
-            resource_name=self._resource,
-            options=options(),
-        )
         try:
-            async with asyncio.timeout(_REGISTER_DEADLINE):
-                await ask(self._kubelet, _REGISTER, bytes(request), most=_LARGEST)
+            await self._ask_to_register(endpoint.path)
         except GRPCError as error:
             return f"the kubelet refuses: {error.status.name}: {error.message}"
         except TimeoutError:
@@ -250,14 +323,25 @@ class Session:
             return f"registered, but the kubelet asks for no devices within {_CONNECT_DEADLINE:g} s"
         return None
 
+    async def _ask_to_register(self, path: Path) -> None:
+        request = wire.RegisterRequest(
+            version=API_VERSION,
+            endpoint=path.name,
+            resource_name=self._resource,
+            options=options(),
+        )
+        async with asyncio.timeout(_REGISTER_DEADLINE):
+            await ask(self._kubelet, _REGISTER, bytes(request), most=_LARGEST)
+
     async def _until_lost(self, endpoint: Endpoint) -> str:
         """Waits until the kubelet has dropped us; returns how that was noticed.
 
         A new kubelet.sock while our stream stays open means nothing: newer kubelets replace it
         without a restart, and a kubelet that died has closed the stream.
         """
-        exists = Feed(True)
-        ended = asyncio.create_task(endpoint.plugin.streams.until(lambda now: not now.open))
+        exists, streams = Feed(True), endpoint.plugin.streams
+        had = max(1, streams.value.open)  # two, if one was opened early
+        ended = asyncio.create_task(streams.until(lambda now: now.open < had))
         removed = asyncio.create_task(exists.until(operator.not_))
         disowned = asyncio.create_task(self._until_disowned())
         ways = (ended, removed, disowned)

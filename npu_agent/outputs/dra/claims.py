@@ -46,11 +46,11 @@ Fetch = Callable[[str, str], Awaitable[Mapping[str, Any]]]
 
 _READY = 15.0
 """Seconds to wait for the cards, and for the kubelet to say who holds them, after the start."""
-_HOLDER_ENDS = 4.0
-"""Seconds to wait for whoever still holds a device. The scheduler takes that of a Pod that was
-deleted by force for free, while the kubelet gives its containers two seconds to end, however few
-they were promised. That a container without a claim has ended is sure after another second. A
-kubelet that is refused comes back after 10 to 15 s."""
+_HOLDER_ENDS = 35.0
+"""Seconds from the call for which a holder of a device is waited for. The scheduler takes the
+device of a Pod that was deleted by force for free, while its containers may run for all of their
+terminationGracePeriodSeconds, 30 by default. A kubelet that is refused comes back at its
+syncFrequency, after 60 to 90 s, and does not wait for an answer for longer than 45 s."""
 _LISTING = 5.0
 """Seconds to wait for the list of CDI specs."""
 _AT_ONCE = 8
@@ -399,7 +399,7 @@ class Claims:
 
         It is tried after each change of the ledger. No other call waits meanwhile.
         """
-        until = asyncio.get_running_loop().time() + self._patience
+        until = began + self._patience
         outcomes: dict[str, _Outcome] = {}
         while True:
             changed = self._keeper.states.changed  # before it is tried: no change is missed

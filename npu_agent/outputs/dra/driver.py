@@ -4,6 +4,9 @@ Start reading at `Driver.run`. The kubelet is served as long as DRA offers cards
 long as a claim is prepared: a Pod whose claim nobody unprepares stays Terminating for ever. It is
 served, too, until the last card that goes to the device plugin has left the slices; where these
 cannot be seen it is not, so that the kubelet deletes them.
+
+At a rollout the kubelet has this instance before the one before it ends (`Driver._register`): a
+claim that finds no driver is late by a minute.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent.backoff import Backoff
+from npu_agent.core.claim import ClaimRef
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import PreparedClaim
@@ -32,7 +36,7 @@ from npu_agent.outputs import cdi
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.endpoint import Endpoint, instance_of, sweep
 from npu_agent.outputs.dra.publisher import SlicePublisher
-from npu_agent.outputs.dra.service import DraPlugin, Health
+from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared
 from npu_agent.ticks import until_tick
 
 log = logger(__name__)
@@ -40,8 +44,11 @@ log = logger(__name__)
 _LOOK_EVERY = 1.0
 """Seconds between checks of our sockets; a stat each."""
 _LINGER = 30.0
-"""Seconds to go on after the last claim: a kubelet that has not got our answer asks again, after 10
-to 15 s, and without a driver its Pod would stay Terminating."""
+"""Seconds to go on after the last claim: a kubelet that has not got our answer to Unprepare asks
+again, after 10 to 15 s, and without a driver its Pod would stay Terminating."""
+_REGISTERED = 5.5
+"""Seconds for which the kubelet may take to find us while the agent before this one still serves;
+that one waits for 6."""
 _SWEEP_EVERY = 600.0
 """Seconds between two searches for claims that ended without our being asked."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 2.0
@@ -52,6 +59,7 @@ _GRACE = 5.0
 list it: a claim that the scheduler has allocated just before that is prepared."""
 _CONFIRM_EVERY = 0.2
 """Seconds between two checks meanwhile."""
+_UNKNOWN = "it is not known yet whether this node can do DRA: the API server has not said"
 _WIPED = 60.0
 """Seconds without being registered after which there are no slices on a node whose driver may not,
 or cannot, list them: a kubelet deletes those of a driver that has not been registered for 30 s."""
@@ -67,8 +75,19 @@ class Wanted:
     partitions: bool = False
     """Whether cards are offered in all of their widths, as `pool` takes it."""
     evict: bool = False
-    impossible: str = ""
-    """Why this node cannot do DRA; "" where it can, or nobody has said otherwise yet."""
+    impossible: str | None = ""
+    """Why this node cannot do DRA; "" where it can, None as long as the API server has not said."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    """What serves the kubelet on one pair of sockets."""
+
+    endpoint: Endpoint
+    plugin: DraPlugin
+    health: Health
+    served: Feed[tuple[PoolDevice, ...] | None]
+    """The devices whose health is reported; None as long as another agent reports it."""
 
 
 class Driver:
@@ -132,6 +151,10 @@ class Driver:
         """Why the disk could not be made to know them; "" where it was, or there are none."""
         self._again: Feed[int] = Feed(0)
         """How often that was to be tried again."""
+        self._ours: Feed[bool] = Feed(False)
+        """Whether the node is ours; calls of the kubelet wait for it."""
+        self._listening: _Listening | None = None
+        """What serves the kubelet."""
         self._beside: list[asyncio.Task[None]] = []
         """What runs beside the serving; none of it ends by itself."""
         self._logged = ""
@@ -177,7 +200,7 @@ class Driver:
     @property
     def _serves(self) -> bool:
         """Whether there is anything to serve, and somebody to serve it to."""
-        return self._in_use or (self.needed and not self._wanted.value.impossible)
+        return self._in_use or (self.needed and self._wanted.value.impossible == "")
 
     @property
     def _leaves_slices(self) -> bool:
@@ -209,12 +232,13 @@ class Driver:
             while True:
                 await self._until_it_serves()
                 try:
-                    async with self._ownership.held(self._standby) as still_ours:
+                    async with self._ownership.held(self._standby, self._register) as still_ours:
                         sweep(self._dra.driver, self._kubelet_root)
                         await self._keeper.renew()
                         with contextlib.suppress(OSError):  # then new cards stay out of slices
                             await self._keeper.saved()
                         await self.claims.rebuild()  # before anything is swept or prepared
+                        self._ours.publish(True)
                         async with self._publishing():
                             while still_ours() and self._serves:
                                 try:
@@ -229,6 +253,9 @@ class Driver:
                 except OSError as error:
                     self._trouble(str(error))
                     await asyncio.sleep(pause.next())
+                finally:
+                    self._ours.publish(False)
+                    await self._close()
         finally:
             await _ended(self._beside)
             self._say(SessionPhase.ENDED)
@@ -244,7 +271,10 @@ class Driver:
                     "the Node's name is unknown: set NODE_NAME, as k8s/daemonset.yaml does"
                 )
             elif not self._serves:
-                self._trouble(self._wanted.value.impossible)
+                if reason := self._wanted.value.impossible:
+                    self._trouble(reason)
+                else:
+                    self._say(SessionPhase.WAITING, _UNKNOWN)
             else:
                 return
 
@@ -428,21 +458,67 @@ class Driver:
             await self.claims.tidy()
             await asyncio.sleep(cdi.LOOK_EVERY)
 
-    async def _serve(self, still_ours: Callable[[], bool]) -> None:
-        """Serves the kubelet on new sockets until they are lost, or nothing is to be served."""
-        served: Feed[tuple[PoolDevice, ...]] = Feed(self.offered.value or ())
+    async def _register(self) -> None:
+        """Has the kubelet find this instance while the one before it still serves.
+
+        From then on the kubelet calls this one, and each call waits until the node is ours.
+        """
+        if not self._registers or self._listening:
+            return
+        try:
+            endpoint = (await self._listen()).endpoint
+            async with asyncio.timeout(_REGISTERED):
+                await endpoint.registered()
+        except (OSError, TimeoutError) as error:
+            log.warning(
+                "not registered while the agent before this one serves",
+                driver=self._dra.driver,
+                reason=str(error) or "the kubelet has not found it in time",
+            )
+
+    async def idle(self) -> None:
+        """Returns when no call of the kubelet is under way."""
+        if self._listening:
+            await self._listening.plugin.calls.until(lambda calls: not calls)
+
+    async def _listen(self) -> _Listening:
+        """Serves the kubelet on new sockets."""
+        served: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         health = Health(self._node_name or "", served)
+        plugin = DraPlugin(self._prepare, self._unprepare)
         endpoint = Endpoint(
             driver=self._dra.driver,
             kubelet_root=self._kubelet_root,
             instance=self._instance,
-            plugin=DraPlugin(self.claims.prepare, self.claims.unprepare),
+            plugin=plugin,
             health=health,
         )
         await endpoint.start()
+        self._listening = _Listening(endpoint, plugin, health, served)
+        return self._listening
+
+    async def _close(self) -> None:
+        """Ends what `_listen` began."""
+        if listening := self._listening:
+            self._listening = None
+            listening.served.close()  # the streams return, and the kubelet sees their end
+            await listening.endpoint.close()
+
+    async def _prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
+        await self._ours.until(bool)
+        return await self.claims.prepare(refs)
+
+    async def _unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, str | None]:
+        await self._ours.until(bool)
+        return await self.claims.unprepare(refs)
+
+    async def _serve(self, still_ours: Callable[[], bool]) -> None:
+        """Serves the kubelet until its sockets are lost, or nothing is to be served."""
+        listening = self._listening or await self._listen()
+        endpoint = listening.endpoint
         tasks = [
-            asyncio.create_task(self._report(served)),
-            asyncio.create_task(self._registration(endpoint, health)),
+            asyncio.create_task(self._report(listening.served)),
+            asyncio.create_task(self._registration(endpoint, listening.health)),
         ]
         until = 0.0
         try:
@@ -455,13 +531,12 @@ class Driver:
                     return
                 _check(*self._beside, *tasks)
         finally:
-            served.close()  # the streams return, and the kubelet sees their end
             try:
-                await endpoint.close()
+                await self._close()
             finally:
                 await _ended(tasks)
 
-    async def _report(self, served: Feed[tuple[PoolDevice, ...]]) -> None:
+    async def _report(self, served: Feed[tuple[PoolDevice, ...] | None]) -> None:
         """Hands the pool to the kubelet's health stream, and what claims hold and is not in it."""
         async for _ in changes_of(self.offered, self._known, self._keeper.prepared):
             offered = self.offered.value

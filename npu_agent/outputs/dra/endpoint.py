@@ -117,6 +117,12 @@ class Endpoint:
             await self._service.shutdown()
             raise
 
+    async def registered(self) -> None:
+        """Returns when the kubelet calls this instance of the driver, and no other."""
+        await self.registration.until(lambda now: now.registered)
+        # It takes the newest of those that it is connected to, and connects by itself.
+        await self._service.accepted.until(bool)
+
     def exists(self) -> bool:
         """Whether both sockets are still there, and still the ones that were made."""
         return self._service.exists() and self._registration.exists()
@@ -125,9 +131,9 @@ class Endpoint:
         """Deregisters, lets the health streams end, then closes the services; within 0.6 s.
 
         The caller has closed the feed of devices, so that the streams return by themselves and the
-        kubelet sees their end. A call to prepare or unprepare that is under way is cancelled; the
-        kubelet repeats it with the next agent. An end that takes too long is cancelled: then
-        nothing is waited for any more, and no socket is left.
+        kubelet sees their end. A call to prepare or unprepare that is under way is cancelled, and
+        the kubelet repeats it a minute later: `Driver.idle`. An end that takes too long is
+        cancelled: then nothing is waited for any more, and no socket is left.
         """
         try:
             await self._registration.shutdown()

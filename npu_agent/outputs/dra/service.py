@@ -8,8 +8,9 @@ where two versions have the same messages, the answer to both is encoded by one 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -153,6 +154,8 @@ class DraPlugin:
 
         Calls for different Pods come at the same time.
         """
+        self.calls: Feed[int] = Feed(0)
+        """How many are under way."""
         self._prepare = prepare
         self._unprepare = unprepare
         self._deadline = deadline
@@ -180,36 +183,48 @@ class DraPlugin:
         for ref in refs.values():
             if not (ref.namespace and ref.name):
                 raise GRPCError(Status.INVALID_ARGUMENT, f"claim {ref.uid!r} lacks its name")
-        found: Mapping[str, Prepared] = await self._ask(self._prepare, refs)
-        parts = []
-        for uid, ref in refs.items():
-            outcome = found[uid]
-            if isinstance(outcome, str):
-                log.warning("claim not prepared", claim=_name(ref), reason=outcome)
-                error = _cut(outcome, _LONGEST_MESSAGE)
-                answer = v1.NodePrepareResourceResponse(error=error)
-            else:
-                log.info("claim prepared", claim=_name(ref), devices=_devices(outcome))
-                answer = v1.NodePrepareResourceResponse(devices=_encodable(outcome))
-            parts.append(bytes(v1.NodePrepareResourcesResponse(claims={uid: answer})))
-            await asyncio.sleep(0)
-        await stream.send_message(_joined(parts))
+        with self._under_way():
+            found: Mapping[str, Prepared] = await self._ask(self._prepare, refs)
+            parts = []
+            for uid, ref in refs.items():
+                outcome = found[uid]
+                if isinstance(outcome, str):
+                    log.warning("claim not prepared", claim=_name(ref), reason=outcome)
+                    error = _cut(outcome, _LONGEST_MESSAGE)
+                    answer = v1.NodePrepareResourceResponse(error=error)
+                else:
+                    log.info("claim prepared", claim=_name(ref), devices=_devices(outcome))
+                    answer = v1.NodePrepareResourceResponse(devices=_encodable(outcome))
+                parts.append(bytes(v1.NodePrepareResourcesResponse(claims={uid: answer})))
+                await asyncio.sleep(0)
+            await stream.send_message(_joined(parts))
+            await stream.send_trailing_metadata()
 
     async def _node_unprepare(
         self, stream: Stream[v1.NodeUnprepareResourcesRequest, Encoded]
     ) -> None:
         refs = _refs((await received(stream)).claims)
-        found: Mapping[str, str | None] = await self._ask(self._unprepare, refs)
-        parts = []
-        for uid, ref in refs.items():
-            if error := found[uid]:
-                log.warning("claim not unprepared", claim=_name(ref), reason=error)
-            else:
-                log.info("claim unprepared", claim=_name(ref))
-            answer = v1.NodeUnprepareResourceResponse(error=error or "")
-            parts.append(bytes(v1.NodeUnprepareResourcesResponse(claims={uid: answer})))
-            await asyncio.sleep(0)
-        await stream.send_message(_joined(parts))
+        with self._under_way():
+            found: Mapping[str, str | None] = await self._ask(self._unprepare, refs)
+            parts = []
+            for uid, ref in refs.items():
+                if error := found[uid]:
+                    log.warning("claim not unprepared", claim=_name(ref), reason=error)
+                else:
+                    log.info("claim unprepared", claim=_name(ref))
+                answer = v1.NodeUnprepareResourceResponse(error=error or "")
+                parts.append(bytes(v1.NodeUnprepareResourcesResponse(claims={uid: answer})))
+                await asyncio.sleep(0)
+            await stream.send_message(_joined(parts))
+            await stream.send_trailing_metadata()
+
+    @contextlib.contextmanager
+    def _under_way(self) -> Iterator[None]:
+        self.calls.publish(self.calls.value + 1)
+        try:
+            yield
+        finally:
+            self.calls.publish(self.calls.value - 1)
 
     async def _ask(
         self,
@@ -245,12 +260,12 @@ class Health:
     def __init__(
         self,
         pool: str,
-        devices: Feed[tuple[PoolDevice, ...]],
+        devices: Feed[tuple[PoolDevice, ...] | None],
         *,
         heartbeat: float = _HEARTBEAT,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A reporter of `devices`, which are in `pool`.
+        """A reporter of `devices`, which are in `pool`; nothing is sent while they are None.
 
         `heartbeat` is in seconds; `clock` is of the wall, in seconds.
         """
@@ -280,7 +295,8 @@ class Health:
         try:
             while not self._devices.closed:
                 changed = self._devices.changed  # before the list is read: no change is missed
-                await stream.send_message(self._message())
+                if (devices := self._devices.value) is not None:
+                    await stream.send_message(self._message(devices))
                 try:
                     async with asyncio.timeout(until_tick(self._heartbeat)) as limit:
                         await changed.wait()
@@ -290,8 +306,7 @@ class Health:
         finally:
             self.streams.publish(self.streams.value - 1)
 
-    def _message(self) -> Encoded:
-        devices = self._devices.value
+    def _message(self, devices: tuple[PoolDevice, ...]) -> Encoded:
         if self._encoded[0] is not devices:
             self._encoded = (devices, Encoded(self._list(devices)))
         return self._encoded[1]

@@ -359,6 +359,7 @@ def _phase(session: SessionStatus) -> str:
         SessionPhase.REGISTERED: ("good", ""),
         SessionPhase.NO_CARDS: ("plain", "wait"),
         SessionPhase.STANDBY: ("plain", "wait"),
+        SessionPhase.WAITING: ("plain", "wait"),
         SessionPhase.REGISTERING: ("warn", ""),
     }.get(session.phase, ("bad", ""))
     reason = f"<br>{m.text(session.reason)}" if session.reason else ""

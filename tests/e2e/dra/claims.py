@@ -189,8 +189,11 @@ def waits(node: Node, name: str) -> None:
     node.cluster.wait_for(f"Pod {name} to wait for a card", refused, SOON)
 
 
-def said(node: Node, name: str, text: str, timeout: float = SOON) -> str:
-    """The message of an Event of a Pod, once there is one with this text."""
+def said(node: Node, name: str, text: str, timeout: float = 3 * SOON) -> str:
+    """The message of an Event of a Pod, once there is one with this text.
+
+    The agent waits 35 s for a holder before it refuses a claim.
+    """
 
     def message() -> str:
         about = f"involvedObject.name={name}"

@@ -225,7 +225,7 @@ def test_a_claim_is_unprepared_while_its_containers_run(node: Node) -> None:
     node.kill_agent()  # the next one knows it too
     refused = "so many refusals"
     count = refusals(node)
-    node.cluster.wait_for(refused, lambda: refusals(node) > count, 2 * SOON)
+    node.cluster.wait_for(refused, lambda: refusals(node) > count, 4 * SOON)
     assert node.sleeps(marked)
     assert node.pod("next")["status"]["phase"] == "Pending"
     node.cluster.enter("pkill", "-KILL", "-f", f"sleep {marked[:-1]}[{marked[-1]}]")

@@ -1,0 +1,184 @@
+"""Pods are created all through a rollout of the agent, and none of them notices it."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from tests.e2e.api import ADMIN
+from tests.e2e.dra.claims import Thing, running, small
+from tests.e2e.node import RESOURCE, SOON, WORKLOAD, Node
+
+EACH = 0.2
+"""Seconds between two Pods."""
+LATER = 2.0
+"""Seconds that no Pod of the long form may be later than the median of all."""
+TRIED_AGAIN = 120.0
+"""Seconds in which a kubelet with default settings comes back to a claim that it could not prepare:
+at its syncFrequency of a minute, and up to half of that later."""
+LONG = (pytest.mark.long, pytest.mark.timeout(900))
+PODS = "/api/v1/namespaces/default/pods"
+
+
+def by_plugin(name: str) -> Thing:
+    """A Pod with one device of the device plugin."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "restartPolicy": "Never",
+            "containers": [
+                {
+                    "name": "main",
+                    "image": WORKLOAD,
+                    "imagePullPolicy": "Never",
+                    "command": ["sleep", "100000"],
+                    "resources": {"limits": {RESOURCE: "1"}},
+                }
+            ],
+        },
+    }
+
+
+MAKE = {"device plugin": by_plugin, "DRA": small}
+
+
+class Stream:
+    """Creates a Pod each `EACH` s, and deletes it when it runs."""
+
+    def __init__(self, node: Node, api: str) -> None:
+        self.took: dict[str, float] = {}
+        """Seconds from its creation until it was seen to run, by name."""
+        self._node = node
+        self._api = api
+        self._made: dict[str, float] = {}
+
+    def create(self, name: str) -> None:
+        """Creates a Pod."""
+        made = self._node.cluster.request("POST", PODS, MAKE[self._api](name), token=ADMIN)
+        assert made.status == 201, made
+        self._made[name] = time.monotonic()
+
+    def look(self) -> None:
+        """Notes which Pods run by now, and deletes them.
+
+        Raises:
+            AssertionError: one has failed.
+        """
+        for pod in self._node.cluster.objects("pod", "default"):
+            name, status = pod["metadata"]["name"], pod["status"]
+            assert status["phase"] != "Failed", (name, status)
+            if status["phase"] == "Running" and name in self._made and name not in self.took:
+                self.took[name] = time.monotonic() - self._made[name]
+                self._node.cluster.request("DELETE", f"{PODS}/{name}", token=ADMIN)
+
+    def run(self, count: int) -> None:
+        """Creates so many Pods and waits until each has run."""
+        with ThreadPoolExecutor(1) as executor:
+            creating = executor.submit(self._create_all, count)
+            until = time.monotonic() + count * EACH + TRIED_AGAIN
+            while len(self.took) < count:
+                assert time.monotonic() < until, self._made.keys() - self.took.keys()
+                self.look()
+                if creating.done():
+                    creating.result()
+                time.sleep(0.05)
+
+    def _create_all(self, count: int) -> None:
+        began = time.monotonic()
+        for at in range(count):
+            self.create(f"{self._api.replace(' ', '-').lower()}-{at}")
+            time.sleep(max(0.0, began + (at + 1) * EACH - time.monotonic()))
+
+    def summary(self) -> str:
+        """What was measured."""
+        took = sorted(self.took.values())
+        return (
+            f"{self._api}: {len(took)} Pods ran after {statistics.median(took):.2f} s (median), "
+            f"the last ones after {', '.join(f'{each:.2f}' for each in took[-4:])} s"
+        )
+
+    @property
+    def later(self) -> float:
+        """Seconds that the slowest Pod was later than the median of all."""
+        return max(self.took.values()) - statistics.median(self.took.values())
+
+
+def warnings(node: Node) -> list[str]:
+    """The Warning Events of Pods: reason and message."""
+    events = node.cluster.objects("event", "default", fieldSelector="type=Warning")
+    return [
+        f"{one['reason']}: {one['involvedObject']['name']}: {one['message']}"
+        for one in events
+        if one["involvedObject"]["kind"] == "Pod" and one["reason"] in REFUSED
+    ]
+
+
+REFUSED = ("FailedPrepareDynamicResources", "UnexpectedAdmissionError")
+
+
+@contextmanager
+def rollouts(node: Node) -> Iterator[None]:
+    """Rolls the agent over, again and again while the context is open, once at least."""
+    over = threading.Event()
+
+    def roll() -> int:
+        done = 0
+        while not over.is_set() or not done:
+            node.restart()
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(1) as executor:
+        rolling = executor.submit(roll)
+        try:
+            yield
+        finally:
+            over.set()
+            print(f"{rolling.result()} rollouts")
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=LONG)])
+@pytest.mark.parametrize("api", list(MAKE))
+def test_no_pod_notices_a_rollout(node: Node, api: str, count: int) -> None:
+    warm = Stream(node, api)
+    warm.run(3)
+    node.delete_pods()
+    stream = Stream(node, api)
+    with rollouts(node):
+        stream.run(count)
+    print(stream.summary())
+    assert warnings(node) == []
+    if count == 100:
+        assert stream.later <= LATER
+
+
+def test_a_claim_that_found_no_agent_is_prepared_when_its_pod_changes(node: Node) -> None:
+    """The remedy of docs/dra.md: else a kubelet comes back to it at its syncFrequency."""
+    node.label({"npu-agent/enabled": "false"})
+    try:
+        node.cluster.wait_for("the agent to end", lambda: not node.agent_pods(), SOON)
+        node.cluster.apply(small("early"))
+        node.cluster.wait_for("the claim to be refused", lambda: warnings(node), SOON)
+    finally:
+        node.label({"npu-agent/enabled": "true"})
+    began = time.monotonic()
+    node.cluster.wait_for("an agent that is ready", lambda: ready(node), 2 * SOON)
+    node.cluster.kubectl("annotate", "pod", "early", "again=1")
+    running(node, "early")
+    print(f"it ran {time.monotonic() - began:.1f} s after the agent was let back")
+
+
+def ready(node: Node) -> bool:
+    """Whether the one agent is ready."""
+    (agent,) = node.agent_pods()
+    (status,) = agent["status"]["containerStatuses"]
+    return bool(status["ready"])

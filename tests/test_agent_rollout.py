@@ -1,0 +1,148 @@
+"""Two agents on one node, as at a rollout: no Pod notices which of them serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from npu_agent.agent import Agent
+from npu_agent.core.claim import ClaimRef
+from npu_agent.core.state import SessionPhase
+from npu_agent.outputs.dra import service
+from npu_agent.simulator.pluginmanager import PrepareError
+from tests.outputs.dra.api import DRIVER
+from tests.test_agent import NPU
+from tests.test_agent_dra import DRA, NAMES, NOTHING_ELSE, Room, room
+from tests.until import first, until
+
+__all__ = ["room"]  # a fixture
+BY_DRA: dict[str, Any] = {"allocation": DRA, **NOTHING_ELSE}
+
+
+@asynccontextmanager
+async def rollout(room: Room) -> AsyncIterator[tuple[AsyncExitStack, Agent]]:
+    """An agent that serves, until that context is closed, and one that stands by."""
+    async with AsyncExitStack() as before:
+        await before.enter_async_context(room.node.agent(**BY_DRA))
+        await room.registered()
+        await room.free(*NAMES)
+        async with room.node.agent(**BY_DRA) as after:
+            await first(after.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY)
+            yield before, after
+
+
+async def test_each_claim_finds_a_driver_during_a_rollout(room: Room) -> None:
+    room.node.cards("warboy=2")
+    ref = room.cluster.claim("c", NAMES[0])
+    async with rollout(room) as (before, after):
+        (old,) = room.manager.instances.value
+        ended = asyncio.create_task(before.aclose())
+        while after.drivers[0].status.value.phase is not SessionPhase.REGISTERED:
+            await room.prepared(ref)
+            await room.manager.unprepare(DRIVER, ref)
+        await ended
+        await first(room.manager.instances, lambda now: old not in now and len(now) == 1)
+        await room.prepared(ref)
+        assert room.specs()
+    assert room.manager.failures == []
+
+
+async def test_an_agent_that_stands_by_is_not_registered(room: Room) -> None:
+    """Else each claim would wait for it where two agents were installed."""
+    room.node.cards("warboy=2")
+    async with rollout(room):
+        assert len(list(room.root.glob("plugins_registry/*"))) == 1
+        await room.prepared(room.cluster.claim("c", NAMES[0]))
+
+
+async def test_the_health_is_reported_by_the_one_that_serves(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet has one memory for all, and clears it when the stream of one ends."""
+    monkeypatch.setattr(service, "until_tick", lambda _: 1000.0)  # no heartbeat
+    room.node.cards("warboy=2")
+    async with rollout(room) as (before, after):
+        await before.aclose()
+        await first(after.drivers[0].status, lambda now: now.phase is SessionPhase.REGISTERED)
+        await until(lambda: room.manager.state(DRIVER, "this-node", NAMES[0])[0] == "Healthy")
+
+
+async def test_a_call_that_is_under_way_is_answered_before_the_end(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.node.cards("warboy=2")
+    asked, answers = asyncio.Event(), asyncio.Event()
+    ref = room.cluster.claim("c", NAMES[0])
+    async with AsyncExitStack() as before:
+        agent = await before.enter_async_context(room.node.agent(**BY_DRA))
+        await room.registered()
+        await room.free(*NAMES)
+        claims = agent.drivers[0].claims
+        prepare = claims.prepare
+
+        async def slow(refs: list[ClaimRef]) -> Any:
+            asked.set()
+            await answers.wait()
+            return await prepare(refs)
+
+        monkeypatch.setattr(claims, "prepare", slow)
+        prepared = asyncio.create_task(room.prepared(ref))
+        await asked.wait()
+        ended = asyncio.create_task(before.aclose())
+        await asyncio.wait([ended], timeout=0.3)
+        answers.set()
+        assert len(await prepared) == 1
+        await ended
+
+
+async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu_agent.agent._CALLS", 0.05)
+    room.node.cards("warboy=2")
+    asked = asyncio.Event()
+
+    async def forever(_: list[ClaimRef]) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with AsyncExitStack() as before:
+        agent = await before.enter_async_context(room.node.agent(**BY_DRA))
+        await room.registered()
+        monkeypatch.setattr(agent.drivers[0].claims, "prepare", forever)
+        prepared = asyncio.create_task(room.prepared(room.cluster.claim("c", NAMES[0])))
+        await asked.wait()
+        await before.aclose()
+        with pytest.raises(PrepareError):
+            await prepared
+
+
+async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.node.cards("warboy=2")
+    kubelet = room.node.kubelet
+    async with AsyncExitStack() as before:
+        await before.enter_async_context(room.node.agent(**NOTHING_ELSE))
+        await room.node.listed(2)
+        async with room.node.agent(**NOTHING_ELSE) as after:
+            (session,) = (one for one in after.sessions if one.status.value.resource == NPU)
+            await first(session.status, lambda now: now.phase is SessionPhase.STANDBY)
+            ended = asyncio.create_task(before.aclose())
+            while session.status.value.phase is not SessionPhase.REGISTERED:
+                grant = await kubelet.allocate(NPU, 1)
+                kubelet.release(NPU, grant.ids)
+            await ended
+            plugin = kubelet.plugins.value[NPU]
+            assert plugin.connected
+            assert session.counts.returns == 0
+            # A drop by the kubelet is noticed, and not only when the agent asks what is offered.
+            monkeypatch.setattr(session, "_offered", asyncio.Event().wait)
+            kubelet.hang_up(NPU)
+            await first(session.status, lambda now: now.registrations == 2)
+            await room.node.listed(2)
+        assert not kubelet.plugins.value[NPU].connected
