@@ -25,7 +25,7 @@ from npu_agent.core.state import AgentState, DraState, ResourceState, stale_afte
 from npu_agent.core.vocabulary import Vocabulary, label_sets, metric_schemas
 from npu_agent.ending import Ending
 from npu_agent.feed import Feed
-from npu_agent.inventory import watch
+from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, ApiError, node, serviceaccount
 from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
@@ -55,7 +55,6 @@ from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, Probes
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
-from npu_agent.rounds import Rounds
 from npu_agent.supervise import keep_running
 from npu_agent.ticks import set_within
 from npu_agent.vendors import CDI_KINDS, DRIVERS, VENDORS, VOCABULARIES, WORDS
@@ -114,8 +113,7 @@ class Agent:
         config = effective.config
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
-        rounds = Rounds()  # of all that is read again and again: cards, files, sockets
-        self.poller = Poller(config_file, WORDS, effective, rounds)
+        self.poller = Poller(config_file, WORDS, effective)
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
@@ -127,7 +125,6 @@ class Agent:
             configs.map(_watching),
             self.restarts,
             known=ledger.cards,
-            rounds=rounds,
         )
         self.pod_resources = PodResources(
             socket_beside(directory),
@@ -263,7 +260,6 @@ class Agent:
                 kubelet_lost=self.keeper.kubelet_lost,
                 offered=partial(_offered, socket_beside(directory)),
                 by_cdi=by_cdi,
-                rounds=rounds,
             )
             for resource, devices in self.publisher.devices.items()
         )
@@ -459,8 +455,8 @@ class Agent:
         }
 
 
-def _watching(config: Config) -> watch.Settings:
-    return watch.Settings(
+def _watching(config: Config) -> card.Settings:
+    return card.Settings(
         interval=config.interval,
         health_interval=config.health.interval,
         telemetry_interval=config.metrics.interval,
