@@ -23,7 +23,6 @@ from npu_agent.core.ledger import Ledger
 from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
 from npu_agent.core.vocabulary import Vocabulary, label_sets, metric_schemas
-from npu_agent.ending import Ending
 from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
@@ -55,6 +54,7 @@ from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, Probes
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
+from npu_agent.shutdown import Shutdown
 from npu_agent.supervise import keep_running
 from npu_agent.ticks import set_within
 from npu_agent.vendors import CDI_KINDS, DRIVERS, VENDORS, VOCABULARIES, WORDS
@@ -540,7 +540,7 @@ async def run(
     host_root: Path,
     node_name: str | None,
     config_file: Path | None,
-    ending: Ending,
+    shutdown: Shutdown,
     kubelet: bool = True,
 ) -> None:
     """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP reads the config now."""
@@ -569,7 +569,7 @@ async def run(
         log.info("ending", signal=received.name)
         stop.set()
 
-    ending.begin(end)
+    shutdown.begin(end)
     loop.add_signal_handler(signal.SIGHUP, agent.poller.read_now)
     await agent.run(stop)
     log.info("ended")
