@@ -24,13 +24,12 @@ from npu_agent.core.ledger import Ledger
 from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
 from npu_agent.core.vocabulary import Vocabulary, label_sets, metric_schemas
-from npu_agent.ending import Ending
 from npu_agent.feed import Feed
-from npu_agent.inventory import watch
+from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, ApiError, node, serviceaccount
 from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
-from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.ownership import HAND_OVER, Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.kubelet.pods import Pods
@@ -56,7 +55,7 @@ from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, Probes
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
-from npu_agent.rounds import Rounds
+from npu_agent.shutdown import LONGEST, Shutdown
 from npu_agent.supervise import keep_running
 from npu_agent.ticks import set_within
 from npu_agent.vendors import CDI_KINDS, DRIVERS, VENDORS, VOCABULARIES, WORDS
@@ -117,8 +116,7 @@ class Agent:
         config = effective.config
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
-        rounds = Rounds()  # of all that is read again and again: cards, files, sockets
-        self.poller = Poller(config_file, WORDS, effective, rounds)
+        self.poller = Poller(config_file, WORDS, effective)
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
@@ -130,7 +128,6 @@ class Agent:
             configs.map(_watching),
             self.restarts,
             known=ledger.cards,
-            rounds=rounds,
         )
         self.pod_resources = PodResources(
             socket_beside(directory),
@@ -266,7 +263,6 @@ class Agent:
                 kubelet_lost=self.keeper.kubelet_lost,
                 offered=partial(_offered, socket_beside(directory)),
                 by_cdi=by_cdi,
-                rounds=rounds,
             )
             for resource, devices in self.publisher.devices.items()
         )
@@ -281,10 +277,13 @@ class Agent:
             labels=self.labeller.state if self.labeller else None,
         )
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(
+        self, stop: asyncio.Event, allow: Callable[[float], None] = lambda _: None
+    ) -> None:
         """Runs until `stop` is set, then ends: within a second if nothing waits.
 
         Another agent that stands by is registered first, and a call of the kubelet is answered.
+        `allow` is called with the seconds that the end may take from then on.
         """
         async with asyncio.TaskGroup() as parts:
             rest = [
@@ -319,10 +318,12 @@ class Agent:
                 for name, server in (("server", self.server), ("probes", self.probes))
             ]
             await stop.wait()
+            allow(HAND_OVER + _CALLS + LONGEST)
             await self._ownership.hand_over()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CALLS):
                     await asyncio.gather(*(driver.idle() for driver in self.drivers))
+            allow(LONGEST)
             until = time.monotonic() + _SHUTDOWN
             if not self.host_cdi:
                 await self.publisher.end()
@@ -469,8 +470,8 @@ class Agent:
         }
 
 
-def _watching(config: Config) -> watch.Settings:
-    return watch.Settings(
+def _watching(config: Config) -> card.Settings:
+    return card.Settings(
         interval=config.interval,
         health_interval=config.health.interval,
         telemetry_interval=config.metrics.interval,
@@ -554,7 +555,7 @@ async def run(
     host_root: Path,
     node_name: str | None,
     config_file: Path | None,
-    ending: Ending,
+    shutdown: Shutdown,
     kubelet: bool = True,
 ) -> None:
     """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP reads the config now."""
@@ -583,7 +584,7 @@ async def run(
         log.info("ending", signal=received.name)
         stop.set()
 
-    ending.begin(end)
+    shutdown.begin(end)
     loop.add_signal_handler(signal.SIGHUP, agent.poller.read_now)
-    await agent.run(stop)
+    await agent.run(stop, shutdown.allow)
     log.info("ended")

@@ -40,7 +40,7 @@ from npu_agent.core.hardware import HealthState
 from npu_agent.core.health import Policy
 from npu_agent.core.ledger import SETTLED
 from npu_agent.core.problems import problems, unready
-from npu_agent.inventory import watch
+from npu_agent.inventory import card as watch
 from npu_agent.kubelet.ledger import RECORD
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session

@@ -18,7 +18,7 @@ from aiohttp import web
 from grpclib.exceptions import GRPCError
 
 from npu_agent import agent as agent_module
-from npu_agent import files, rounds, simulator
+from npu_agent import files, simulator
 from npu_agent.agent import Agent
 from npu_agent.config import (
     AllocationConfig,
@@ -32,6 +32,7 @@ from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
 from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
+from npu_agent.inventory import prober
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.ledger import RECORD, LedgerKeeper
 from npu_agent.outputs.dra import driver as driver_module
@@ -579,7 +580,7 @@ async def test_a_node_is_one_agents_by_both_apis(room: Room) -> None:
 async def test_no_pool_is_published_before_all_cards_are_known(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "READ_DEADLINE", 20.0)
+    monkeypatch.setattr(prober, "READ_DEADLINE", 20.0)
     room.node.cards("warboy=2")
     room.node.fault("npu0", "hang")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):

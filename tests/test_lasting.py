@@ -42,7 +42,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("part", "where", "method"),
     [
-        ("inventory", "inventory", "_follow"),
+        ("inventory", "inventory", "_publish"),
         ("devices", "publisher", "_lists"),
         (f"plugin {NPU}", "session", "_until_lost"),
         ("config", "poller", "_read_and_judge"),

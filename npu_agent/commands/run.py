@@ -10,7 +10,7 @@ import sys
 
 from npu_agent import logs
 from npu_agent.commands.common import effective, host_root
-from npu_agent.ending import Ending
+from npu_agent.shutdown import Shutdown
 
 
 def main(args: argparse.Namespace) -> int:
@@ -22,14 +22,14 @@ def main(args: argparse.Namespace) -> int:
 
     found = effective(args)
     logs.setup(found.config.log.level, found.config.log.format)
-    ending = Ending()
+    shutdown = Shutdown()
     asyncio.run(
         agent.run(
             found,
             host_root=host_root(args),
             node_name=os.environ.get("NODE_NAME") or None,
             config_file=getattr(args, "config_file", None),
-            ending=ending,
+            shutdown=shutdown,
             kubelet=args.kubelet,
         )
     )

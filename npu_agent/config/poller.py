@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 from functools import partial
@@ -18,9 +19,8 @@ from npu_agent.core.state import ConfigState
 from npu_agent.core.vocabulary import Vocabulary
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
-from npu_agent.rounds import Rounds
 from npu_agent.threads import DaemonThread
-from npu_agent.ticks import set_within
+from npu_agent.ticks import set_within, until_tick
 
 log = logger(__name__)
 
@@ -41,20 +41,13 @@ _Version = tuple[int, ...] | None
 class Poller:
     """Publishes the config in force and the state of its file; a bad file leaves the config."""
 
-    def __init__(
-        self,
-        path: Path | None,
-        words: Vocabulary,
-        start: Effective,
-        rounds: Rounds | None = None,
-    ) -> None:
+    def __init__(self, path: Path | None, words: Vocabulary, start: Effective) -> None:
         """A poller that has not begun.
 
         Args:
             path: the file; None: there is nothing to follow.
             words: the vendors', which the file may have.
             start: what the agent started with.
-            rounds: poll the file; None: rounds of its own.
         """
         self.configs: Feed[Config] = Feed(start.config)
         """What is in force now."""
@@ -62,8 +55,10 @@ class Poller:
         """How the file stands; published after `configs`."""
         self._path = path
         self._words = words
-        self._rounds = rounds or Rounds()
+        self._thread = DaemonThread("npu-config")
         self._now = asyncio.Event()
+        self._version: _Version = ()
+        """Of the file, at the last poll; (): it was not polled yet."""
         self._judged: bytes | None = None
         """The content that was judged last; None when the file could not be read since then."""
         self._followed = False
@@ -78,16 +73,26 @@ class Poller:
         if path is None:
             await asyncio.Event().wait()
             return
-        # The links of a ConfigMap lead to another file after each change, and a file that is edited
-        # gets another time or length. What these do not show, a read now and then does.
-        with self._rounds.polling(
-            "npu-config", partial(_version, path), _POLL_EVERY, lambda _: self._now.set()
-        ):
-            while True:
-                self._now.clear()
-                await self._read_and_judge(path)
-                pause = _READ_AGAIN if self._judged is None else _READ_EVERY
-                await set_within(self._now, pause)
+        while True:
+            self._now.clear()
+            await self._read_and_judge(path)
+            await self._until_changed(path, _READ_AGAIN if self._judged is None else _READ_EVERY)
+
+    async def _until_changed(self, path: Path, longest: float) -> None:
+        """Returns when the file may have other content, or after `longest` seconds.
+
+        The links of a ConfigMap lead to another file after each change, and a file that is edited
+        gets another time or length. A read now and then finds what these do not show.
+        """
+        until = time.monotonic() + longest
+        while time.monotonic() < until:
+            if await set_within(self._now, until_tick(_POLL_EVERY)):
+                return
+            with contextlib.suppress(TimeoutError):  # while it hangs, nothing is known
+                version = await self._thread.call(partial(_version, path), deadline=_DEADLINE)
+                if version != self._version:
+                    self._version = version
+                    return
 
     async def _read_and_judge(self, path: Path) -> None:
         try:
@@ -118,7 +123,7 @@ class Poller:
             return
         try:
             # On a thread: a file may have thousands of items, and the kubelet waits for the loop.
-            parsing = DaemonThread("npu-config").submit(parse, data, str(path), self._words)
+            parsing = self._thread.submit(parse, data, str(path), self._words)
             wanted = (await asyncio.wrap_future(parsing)).config
         except ConfigError as error:
             self._reject(str(error))

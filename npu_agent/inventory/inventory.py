@@ -1,32 +1,47 @@
-"""Keeps the Snapshot true: finds cards, has each watched by a thread, publishes what changes."""
+"""Keeps the Snapshot true: searches for cards, has each probed, publishes what changes.
+
+Start reading at `Inventory.run`. Blocking reads are jobs of `Prober`; what they find is judged
+here, on the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from npu_agent import text
 from npu_agent.core.hardware import CardState, HealthState, Oddity, Snapshot, identify, remember
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
-from npu_agent.inventory.watch import FAILURES, Settings, View, Watch
+from npu_agent.inventory.card import Answers, CardWatch, Questions, Settings, View, ask
+from npu_agent.inventory.prober import Job, Prober
 from npu_agent.logs import logger
-from npu_agent.rounds import Rounds, Task, next_moment, no_answer
+from npu_agent.ticks import set_within, until_tick
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 log = logger(__name__)
 
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The result of a search for cards."""
+
+    entries: tuple[tuple[Vendor, Entry], ...] | None
+    """As the last search that went well found them; None before there is one."""
+    trouble: str = ""
+    """Why they cannot be found now, which proves nothing about those that were."""
+
 
 class Inventory:
-    """Publishes a Snapshot in `snapshots` whenever the hardware changes.
-
-    `Rounds` probes the cards and searches for new ones, on threads: a card that hangs delays
-    neither the others nor the search. The event loop sleeps until there is something new.
-    """
+    """Publishes a Snapshot in `snapshots` whenever the hardware changes."""
 
     def __init__(
         self,
@@ -34,7 +49,7 @@ class Inventory:
         settings: Feed[Settings] | None = None,
         restarts: Counter[str] | None = None,
         known: Mapping[str, frozenset[str]] | None = None,
-        rounds: Rounds | None = None,
+        prober: Prober | None = None,
     ) -> None:
         """An inventory that has not begun.
 
@@ -44,22 +59,25 @@ class Inventory:
             restarts: counts watches that failed, by ``watch of npu0``.
             known: the IDs that cards had before, each with the card's `Card.identities` of then:
                 a card that is recognised keeps its ID.
-            rounds: probe the cards and search for new ones; None: rounds of its own.
+            prober: runs the reads; None: one of its own, with the default deadline.
         """
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self.hardware = self.snapshots.map(Snapshot.without_readings)
         """For those who need no readings: these change all the time."""
         self._vendors = tuple(vendors)
+        self._place = ", ".join(vendor.place for vendor in vendors)
         self._settings = settings or Feed(Settings())
         self._restarts = restarts if restarts is not None else Counter()
         self._known = dict(known or {})
-        self._rounds = rounds or Rounds()
-        self._failures: Counter[tuple[str, str, str]] = Counter()
-        self._watches: dict[tuple[str, int], Watch] = {}
-        self._shown: tuple[Mapping[tuple[str, int], View], str] = {}, ""
+        self._prober = prober or Prober()
+        self._watches: dict[_Key, CardWatch] = {}
+        self._hung: dict[_Key | None, Job[Any]] = {}
+        """What missed its deadline and has not come back, by card; None: the search. Each keeps one
+        thread, so it is not asked again meanwhile."""
+        self._found = _Found(None)
+        self._search_at = 0.0
+        self._shown: tuple[Mapping[_Key, View], str] = {}, ""
         """What the latest Snapshot was made of: the views, and why the search fails."""
-        self._changed = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def failures(self) -> Counter[tuple[str, str, str]]:
@@ -67,93 +85,138 @@ class Inventory:
 
         Of the cards that are there: what is counted of one ends with it.
         """
-        here = {
-            (each.entry.family, each.entry.name) for each in self._watches.values() if each.entry
-        }
         return Counter(
-            {key: count for key, count in self._failures.items() if count and key[:2] in here}
+            {
+                (watch.entry.family, watch.entry.name, how): count
+                for watch in self._watches.values()
+                if watch.entry
+                for how, count in watch.failures.items()
+            }
         )
 
     async def run(self) -> None:
         """Watches until cancelled."""
-        self._loop = asyncio.get_running_loop()
-        scan = _Scan(self._vendors, self._settings, self._wake)
-        pace = asyncio.create_task(self._keep_pace(scan))
+        paced = None
         try:
-            self._rounds.follow(self, (scan, *self._watches.values()))
             while True:
-                self._changed.clear()
-                if scan.found is not None and self._follow(scan.found):
-                    self._rounds.follow(self, (scan, *self._watches.values()))
-                self._publish(scan)
-                await self._changed.wait()
+                settings = self._settings.value
+                if settings is not paced:
+                    paced, self._search_at = settings, 0.0
+                    for watch in self._watches.values():
+                        watch.hurry()
+                await self._round(settings)
+                self._publish()
+                changed = self._settings.changed
+                due = min([self._search_at, *(watch.due for watch in self._watches.values())])
+                if settings is self._settings.value and due > (now := time.monotonic()):
+                    await set_within(changed, due - now)
         finally:
-            pace.cancel()
-            self._rounds.follow(self, ())
+            self._prober.close()
 
-    async def _keep_pace(self, scan: _Scan) -> None:
-        """Has other settings come into force immediately, not at times set by the ones before."""
-        while True:
-            await self._settings.changed.wait()
-            for task in (scan, *self._watches.values()):
-                task.hurry()
-            self._rounds.wake()
-
-    def _follow(self, found: Sequence[tuple[Vendor, Entry]]) -> bool:
-        """Watches what there is, and forgets what has gone; returns whether that changed."""
-        present = {entry.key: (vendor, entry) for vendor, entry in found}
-        before = {key: watch.entry for key, watch in self._watches.items()}
-        for key in before.keys() - present.keys():
-            watch = self._watches[key]
-            watch.move(None)
-            watch.view = View()
-            if watch.idle:  # else it is kept, lest its card's return makes another thread
-                del self._watches[key]
-        for key, (vendor, entry) in present.items():
-            if key in before:
-                self._watches[key].move(entry)
+    async def _round(self, settings: Settings) -> None:
+        """Asks what is due, and takes note of the answers."""
+        self._returned()
+        now = time.monotonic()
+        search = self._search_job(now, settings)
+        asked: dict[_Key, tuple[Questions, Job[Answers]]] = {}
+        for key, watch in self._watches.items():
+            if watch.entry is None or now < watch.due:
                 continue
-            for how in FAILURES:  # made here, as the threads only add to what there is
-                self._failures.setdefault((entry.family, entry.name, how), 0)
-            self._watches[key] = Watch(
-                vendor,
-                entry,
-                settings=self._settings,
-                failures=self._failures,
-                changed=self._wake,
-                crashed=self._crashed,
+            if key in self._hung:
+                watch.missed(self._prober.late, settings)
+                continue
+            questions = watch.questions(watch.entry, now, settings)
+            asked[key] = (
+                questions,
+                Job(
+                    name=f"npu-{watch.entry.family}-{watch.entry.index}",
+                    call=partial(ask, watch.vendor, questions),
+                    expected=watch.expected(questions),
+                ),
             )
-        return before != {key: watch.entry for key, watch in self._watches.items()}
+        jobs = [*([search] if search else ()), *(job for _, job in asked.values())]
+        if jobs:
+            await self._prober.run(jobs, pause=until_tick(settings.health_interval))
+        for key, (questions, job) in asked.items():
+            if job.result is not None:
+                self._answered(self._watches[key], questions, job.result, settings)
+            elif job.began is not None:
+                self._hung[key] = job
+                self._watches[key].missed(self._prober.late, settings)
+        if search and search.result is None and search.began is not None:
+            self._hung[None] = search
+        if search and search.result is not None:
+            self._note_found(search.result)
+        elif None in self._hung:
+            self._note_found(_Found(self._found.entries, self._prober.late))
 
-    def _wake(self) -> None:
-        """On any thread: there is something new."""
-        self._call(self._changed.set)
+    def _search_job(self, now: float, settings: Settings) -> Job[_Found] | None:
+        if now < self._search_at:
+            return None
+        self._search_at = now + until_tick(settings.health_interval)
+        if None in self._hung:
+            return None
+        search = partial(_search, self._vendors, self._found)
+        return Job(name="npu-scan", call=search, expected=self._found)
 
-    def _crashed(self, part: str) -> None:
-        """On any thread: counts a watch that failed, where nobody reads the counts meanwhile."""
-        self._call(self._restarts.update, (part,))
+    def _returned(self) -> None:
+        """Asks again what did not answer before, and forgets cards that went in the meantime."""
+        for key, job in tuple(self._hung.items()):
+            if job.done:
+                del self._hung[key]
+                if key is None:
+                    self._search_at = 0.0
+                else:
+                    self._watches[key].hurry()
+        gone = [key for key, watch in self._watches.items() if watch.entry is None]
+        for key in gone:
+            if key not in self._hung:  # else its return would make another thread
+                del self._watches[key]
 
-    def _call(self, function: Callable[..., object], *args: object) -> None:
-        if self._loop:
-            with suppress(RuntimeError):  # the loop is closed: the agent has ended
-                self._loop.call_soon_threadsafe(function, *args)
+    def _answered(
+        self, watch: CardWatch, asked: Questions, answers: Answers, settings: Settings
+    ) -> None:
+        try:
+            watch.answered(asked, answers, settings)
+        except Exception as error:
+            part = f"watch of {asked.entry.name}"
+            log.exception("a part failed and will be started again", part=part)
+            self._restarts[part] += 1
+            watch.crashed(error)
 
-    def _publish(self, scan: _Scan) -> None:
+    def _note_found(self, found: _Found) -> None:
+        """Watches what there is, and stops watching what has gone."""
+        if self._found.trouble and not found.trouble:
+            log.info("the search for cards works again")
+        before, self._found = self._found.entries, found
+        if found.entries is None or found.entries == before:
+            return
+        present = {entry.key: (vendor, entry) for vendor, entry in found.entries}
+        for key in self._watches.keys() - present.keys():
+            self._watches[key].move(None)
+        for key, (vendor, entry) in present.items():
+            if key in self._watches:
+                self._watches[key].move(entry)
+            else:
+                self._watches[key] = CardWatch(vendor, entry)
+
+    def _publish(self) -> None:
         """Publishes what is known now; at first not before everything has been probed."""
         watches = [watch for watch in self._watches.values() if watch.entry]
         views = {watch.entry.key: watch.view for watch in watches if watch.entry}
-        before = self.snapshots.value
-        if scan.found is None and (before.complete or not scan.trouble):
+        before, trouble = self.snapshots.value, self._found.trouble
+        if self._found.entries is None and (before.complete or not trouble):
             return
-        if before.complete and (views, scan.trouble) == self._shown:
+        if before.complete and (views, trouble) == self._shown:
             return
         if not before.complete and not all(view.probed for view in views.values()):
             return  # outputs see the whole picture first, not a list that grows card by card
-        self._shown = views, scan.trouble
+        self._shown = views, trouble
         ordered = [views[key] for key in sorted(views, key=lambda key: (key[1], key[0]))]
         odd = [view.odd for view in ordered if view.odd]
-        if scan.trouble:
-            odd.append(Oddity(scan.place, scan.trouble, unread=True))
+        if trouble:
+            why = f"cannot be searched for cards: {trouble}"
+            odd.append(Oddity(self._place, why, unread=True))
         cards = tuple(view.card for view in ordered if view.card)
         if cards == tuple(state.card for state in before.cards):
             ids = tuple(state.id for state in before.cards)
@@ -173,55 +236,16 @@ class Inventory:
             _log_changes(before, after)
 
 
-class _Scan(Task):
-    """Finds the entries that come and go."""
-
-    def __init__(
-        self, vendors: Sequence[Vendor], settings: Feed[Settings], changed: Callable[[], None]
-    ) -> None:
-        super().__init__("npu-scan", changed)
-        self.place = ", ".join(vendor.place for vendor in vendors)
-        self.found: tuple[tuple[Vendor, Entry], ...] | None = None
-        """As the last scan that went well found them; None before there is one."""
-        self.trouble = ""
-        """Why they cannot be found now, which proves nothing of those that were."""
-        self._vendors = vendors
-        self._settings = settings
-
-    def check(self) -> float | None:
-        """Takes note of a scan that hangs; see `Task.check`."""
-        with self.lock:
-            if not self.busy:
-                return None
-            missed, due = self.missed(self._settings.value.health_interval)
-            if missed:
-                self._result(self.found, no_answer())
-        return due
-
-    def do(self) -> None:
-        """Searches."""
-        settings, found, trouble = self._settings.value, self.found, ""
-        try:
-            found = tuple((vendor, e) for vendor in self._vendors for e in vendor.scan())
-        except OSError as error:
-            trouble = text.reason(error)
-        except Exception as error:  # our own fault, which must not end the thread
-            log.exception("the search for cards failed")
-            trouble = f"internal error: {error!r}"
-        with self.lock:
-            self._result(found, trouble)
-            if self._settings.value is settings:
-                self.due = next_moment(settings.health_interval)  # else it stays due
-
-    def _result(self, found: tuple[tuple[Vendor, Entry], ...] | None, trouble: str) -> None:
-        """Makes this the result, under `lock`."""
-        if trouble:
-            trouble = f"cannot be searched for cards: {trouble}"
-        elif self.trouble:
-            log.info("the search for cards works again")
-        if (found, trouble) != (self.found, self.trouble):
-            self.report()
-        self.found, self.trouble = found, trouble
+def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
+    """Searches for cards; blocking."""
+    try:
+        return _Found(tuple((vendor, each) for vendor in vendors for each in vendor.scan()))
+    except OSError as error:
+        trouble = text.reason(error)
+    except Exception as error:  # our own fault, which must not end the thread
+        log.exception("the search for cards failed")
+        trouble = f"internal error: {error!r}"
+    return _Found(before.entries, trouble)
 
 
 async def read_once(vendors: Sequence[Vendor]) -> Snapshot:

@@ -39,7 +39,7 @@ _TRY_EVERY = 0.02
 _SETTLE = 0.02
 """Seconds from the end of the owner before us to our turn. A kubelet that has not put the owner's
 stream away yet would take our registration for it and drop it."""
-_HAND_OVER = 6.0
+HAND_OVER = 6.0
 """Seconds for which an owner that ends waits for the next one to be registered. The kubelet polls
 for new sockets once a second (k8s.io/kubernetes, pluginmanager, `loopSleepDuration`)."""
 _LONG = 60.0
@@ -130,7 +130,7 @@ class Ownership:
             return
         self._sign(ends=True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_HAND_OVER):
+            async with asyncio.timeout(HAND_OVER):
                 while _registers(self._descriptor):  # noqa: ASYNC110 (of another process)
                     await asyncio.sleep(_TRY_EVERY)
 

@@ -337,7 +337,7 @@ async def waited_for(directory: Path) -> None:
 async def test_an_owner_waits_for_nobody_if_there_is_nobody(tmp_path: Path) -> None:
     ours, second = Ownership(tmp_path), Second(tmp_path)
     await ours.hand_over()
-    async with asyncio.timeout(ownership._HAND_OVER / 2), ours.held(nobody):
+    async with asyncio.timeout(ownership.HAND_OVER / 2), ours.held(nobody):
         await ours.hand_over()
         assert json.loads(lock_path(tmp_path).read_text())["ends"] is False
         gone = asyncio.create_task(second.run())
@@ -350,7 +350,7 @@ async def test_an_owner_waits_for_nobody_if_there_is_nobody(tmp_path: Path) -> N
 async def test_an_owner_does_not_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "_HAND_OVER", 0.05)
+    monkeypatch.setattr(ownership, "HAND_OVER", 0.05)
     ours, theirs = Ownership(tmp_path), Ownership(tmp_path)
 
     async def second() -> None:

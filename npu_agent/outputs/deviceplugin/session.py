@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, options, unnoted
-from npu_agent.rounds import Rounds
+from npu_agent.ticks import until_tick
 
 log = logger(__name__)
 
@@ -92,7 +91,6 @@ class Session:
         kubelet_lost: Callable[[], None] = lambda: None,
         offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _untold,
         by_cdi: bool = False,
-        rounds: Rounds | None = None,
     ) -> None:
         """A session that has not begun.
 
@@ -108,7 +106,6 @@ class Session:
             offered: asks the kubelet for the IDs that it can hand out of each resource; None if it
                 does not tell.
             by_cdi: whether containers get their device nodes by CDI names.
-            rounds: check that our socket is still there; None: rounds of its own.
         """
         self.status: Feed[SessionStatus] = Feed(
             SessionStatus(resource=resource, phase=SessionPhase.NO_CARDS)
@@ -124,7 +121,6 @@ class Session:
         self._kubelet_lost = kubelet_lost
         self._offered = offered
         self._by_cdi = by_cdi
-        self._rounds = rounds or Rounds()
         self._kubelet = directory / KUBELET_SOCKET
         self._registrations = 0
         self._proofs = Backoff(first=_PROVE_EVERY, longest=_PROVE_SELDOM)
@@ -339,15 +335,14 @@ class Session:
         A new kubelet.sock while our stream stays open means nothing: newer kubelets replace it
         without a restart, and a kubelet that died has closed the stream.
         """
-        exists, streams = Feed(True), endpoint.plugin.streams
+        streams = endpoint.plugin.streams
         had = max(1, streams.value.open)  # two, if one was opened early
         ended = asyncio.create_task(streams.until(lambda now: now.open < had))
-        removed = asyncio.create_task(exists.until(operator.not_))
+        removed = asyncio.create_task(_until_removed(endpoint))
         disowned = asyncio.create_task(self._until_disowned())
         ways = (ended, removed, disowned)
         try:
-            with self._rounds.polling("npu-socket", endpoint.exists, _LOOK_EVERY, exists.publish):
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 return "its stream ended"
             if removed.done():
@@ -406,6 +401,11 @@ class Session:
                 registrations=self._registrations,
             )
         )
+
+
+async def _until_removed(endpoint: Endpoint) -> None:
+    while endpoint.exists():  # noqa: ASYNC110 (the kubelet sets no event)
+        await asyncio.sleep(until_tick(_LOOK_EVERY))
 
 
 def _explained(error: OSError, directory: Path) -> str:

@@ -1,0 +1,355 @@
+"""Watches one place where a card may be: what to ask its driver next, and what the answers mean.
+
+Start reading at `CardWatch.questions` and `CardWatch.answered`. Only `ask` runs on a thread; the
+state of a card is on the event loop alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, fields, replace
+
+from npu_agent import text
+from npu_agent.backoff import Backoff
+from npu_agent.core import health
+from npu_agent.core.hardware import Card, Cause, CoreReading, Health, Oddity, Reading
+from npu_agent.core.health import Outcome, Verdict
+from npu_agent.core.utilization import LONGEST_PAUSE, Meter
+from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Vendor
+from npu_agent.logs import logger
+from npu_agent.ticks import until_tick
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The part of the config that the inventory follows while it runs; all times in seconds."""
+
+    interval: float = 10.0
+    """Between reads of what a card is."""
+    health_interval: float = 0.5
+    """Between probes of a card, and between searches for cards."""
+    telemetry_interval: float = 5.0
+    """Between full readings."""
+    policy: health.Policy = field(default_factory=health.Policy)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a Snapshot shows of one entry."""
+
+    card: Card | None = None
+    health: Health | None = None
+    reading: Reading | None = None
+    odd: Oddity | None = None
+    probed: bool = False
+    """Whether it has answered, or missed its deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questions:
+    """What to ask a driver about one entry."""
+
+    entry: Entry
+    card: Card | None
+    """As it is known; None: identify it, and ask nothing else."""
+    identify: bool
+    probe: bool
+    read: bool
+    """Read its telemetry."""
+    count: bool
+    """Read the counters of its cores; a reading has them as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What a driver answered; a question that was not asked has no answer."""
+
+    card: Card | None = None
+    not_served: str = ""
+    """Why `card` could not be identified."""
+    refused: bool = False
+    """Whether the entry is not a card that is served."""
+    sample: bool = False
+    """Whether it is an FPGA sample."""
+    probe: Probe | None = None
+    trouble: str = ""
+    """Why the probe failed."""
+    reading: Reading | None = None
+    cores: tuple[CoreReading, ...] | None = None
+    at: float = 0.0
+    """When `cores` were read, by `time.monotonic`."""
+    failures: tuple[str, ...] = ()
+    """Of each call that failed, how: ``refused`` or ``nonsense``."""
+    limited: str = ""
+    """The limit of our own that kept us from asking, which says nothing about the card."""
+    bug: Exception | None = None
+
+
+def ask(vendor: Vendor, questions: Questions) -> Answers:
+    """Asks a driver; blocking, on a thread of `Prober`. Never raises."""
+    entry, answers = questions.entry, Answers()
+    try:
+        if questions.identify:
+            try:
+                answers = replace(answers, card=vendor.identify(entry))
+            except NotServedError as error:
+                why = text.reason(error)
+                answers = replace(answers, not_served=why, refused=True, sample=error.sample)
+            except OSError as error:
+                answers = _failed(answers, error, not_served=text.reason(error))
+        if questions.card is None:
+            return answers
+        if questions.probe:
+            try:
+                answers = replace(answers, probe=vendor.probe(entry))
+            except (OSError, ValueError) as error:
+                answers = _failed(answers, error, trouble=text.reason(error))
+        if questions.read:
+            answers = replace(answers, reading=vendor.read(entry, questions.card))
+        elif questions.count:
+            cores = vendor.read_cores(entry)
+            answers = replace(answers, cores=cores, at=time.monotonic())
+    except _LimitedError as error:
+        return replace(answers, limited=str(error))
+    except MemoryError:
+        return replace(answers, limited="the agent has no memory left")
+    except OSError as error:
+        if error.errno in OWN_LIMITS:
+            return replace(answers, limited=text.reason(error))
+        return replace(answers, bug=error)
+    except Exception as error:  # our own fault, which must not end the thread
+        return replace(answers, bug=error)
+    return answers
+
+
+class _LimitedError(Exception):
+    """A read failed because of our own limits; the message says which."""
+
+
+def _failed(answers: Answers, error: OSError | ValueError, **why: str) -> Answers:
+    if isinstance(error, OSError) and error.errno in OWN_LIMITS:
+        raise _LimitedError(text.reason(error))
+    how = "refused" if isinstance(error, OSError) else "nonsense"
+    found: Answers = replace(answers, failures=(*answers.failures, how), **why)  # type: ignore[arg-type]
+    return found
+
+
+class CardWatch:
+    """One place where a card may be; `view` is what is known of it."""
+
+    def __init__(self, vendor: Vendor, entry: Entry) -> None:
+        """A watch that knows nothing yet about the card at `entry`."""
+        self.vendor = vendor
+        self.entry: Entry | None = entry
+        """None: the card has gone."""
+        self.view = View()
+        self.due = 0.0
+        """When to ask next, by `time.monotonic`."""
+        self.failures: Counter[str] = Counter()
+        """Reads of this card that failed, by how: hung, refused or nonsense."""
+        self._crashes = Backoff(first=0.2, longest=30.0)
+        self._limited = False
+        """Whether the log has that our own limits keep it from reading."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._course: health.Course | None = None
+        self._known: Card | None = None  # read at this very entry, not at one before it
+        self._proposed: Card | None = None
+        self._meter = Meter(wraps=self.entry is not None and self.entry.counters_wrap)
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Makes everything due now."""
+        self.due = self._probe_at = self._identify_at = self._read_at = 0.0
+        self._settled: Answers | None = None
+        """To a mere probe, answers that change nothing."""
+
+    def move(self, entry: Entry | None) -> None:
+        """Watches another entry of the same place from now on; None: the card has gone."""
+        if self.entry != entry:
+            self.entry = entry
+            self._forget()
+            if entry is None:
+                self.view = View()
+                self.failures.clear()
+
+    def questions(self, entry: Entry, now: float, settings: Settings) -> Questions:
+        """What to ask about `entry` at `now`; plans when to ask again."""
+        probe = now >= self._probe_at
+        if probe:
+            self._probe_at = now + until_tick(settings.health_interval)
+        read = probe and now >= self._read_at
+        self._plan(now)
+        return Questions(
+            entry=entry,
+            card=self._known,
+            identify=self._known is None or (probe and now >= self._identify_at),
+            probe=probe,
+            read=read,
+            count=not read and (not probe or self._meter.due(now, settings.health_interval)),
+        )
+
+    def _plan(self, now: float) -> None:
+        self.due = self._probe_at
+        # Where the next probe is far away, counters are read in between.
+        if self._meter.counts and self._probe_at - now > LONGEST_PAUSE:
+            self.due = now + until_tick(LONGEST_PAUSE)
+
+    def expected(self, asked: Questions) -> Answers | None:
+        """The answers that change nothing; None: any answer may change something."""
+        return None if asked.identify or asked.read or asked.count else self._settled
+
+    def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:
+        """Takes note of answers.
+
+        Raises:
+            Exception: a fault of our own; `crashed` has to be called.
+        """
+        if asked.entry != self.entry:
+            return  # it moved in the meantime
+        if answers.bug:
+            raise answers.bug
+        if answers == self.expected(asked):
+            return
+        self.failures.update(answers.failures)
+        if answers.limited:
+            self._limit(asked.entry, answers.limited)
+            return
+        self._limited = False
+        now, before = time.monotonic(), self._known
+        if answers.card:
+            self._identified(answers.card, asked.entry, now + settings.interval)
+        elif before is None:
+            self.view = _not_served(asked.entry, answers.not_served, answers)
+            return
+        if before is None:
+            self._probe_at = self.due = 0.0  # probe what has just been identified
+        elif asked.probe:
+            self._judge(before, answers, settings, now)
+        if answers.cores is not None:
+            self._meter.add(answers.cores, answers.at)
+
+    def missed(self, late: str, settings: Settings) -> None:
+        """Takes note that the answers are overdue, as of one more probe that failed.
+
+        `late` says so, for people.
+        """
+        if self.entry is None:
+            return
+        self.failures["hung"] += 1
+        now, self._settled = time.monotonic(), None
+        self.due = now + until_tick(settings.health_interval)
+        if self._known is None:
+            self.view = _not_served(self.entry, late)
+            return
+        verdict = Verdict(Outcome.BAD, late, Cause.HANGS)
+        self._step(verdict, settings, now)
+
+    def crashed(self, error: Exception) -> None:
+        """Begins again after a pause: until then the card is not offered, as nothing watches it."""
+        if self.entry is None:
+            return
+        self._forget()
+        self.view = _not_served(self.entry, f"internal error: {error!r}")
+        self.due = self._probe_at = time.monotonic() + self._crashes.next()
+
+    def _limit(self, entry: Entry, why: str) -> None:
+        if not self._limited:
+            log.error("the agent cannot read cards for now", card=entry.name, reason=why)
+        self._limited = True
+        if not self.view.probed:
+            self.view = _not_served(entry, why)
+
+    def _identified(self, found: Card, entry: Entry, again_at: float) -> None:
+        before = self._known
+        self._known, self._proposed = _agreed(before, self._proposed, found)
+        if before is None or not before.same_as(self._known):
+            self._course, self._meter = None, Meter(wraps=entry.counters_wrap)
+            self.view, self._read_at = replace(self.view, reading=None), 0.0
+        self._identify_at = 0.0 if self._proposed else again_at
+
+    def _judge(self, before: Card, answers: Answers, settings: Settings, now: float) -> None:
+        """Steps the card's health by a probe, and shows it with its latest reading."""
+        card, course = self._known or before, self._course
+        if answers.probe and not answers.probe.nodes <= card.nodes:  # udev was still at work
+            card = self._known = replace(card, nodes=card.nodes | answers.probe.nodes)
+        self._step(_verdict(card, answers), settings, now)
+        if answers.reading and card.same_as(before):
+            self._measure(answers.reading, settings)
+        quiet = course == self._course and card == before and not answers.failures
+        no_heat = settings.policy.max_temperature is None
+        self._settled = replace(answers, card=None, reading=None, cores=None, at=0.0)
+        if not quiet or not no_heat or answers.not_served:
+            self._settled = None
+
+    def _measure(self, reading: Reading, settings: Settings) -> None:
+        # Where heat is a reason, it is read as often as everything else.
+        often = settings.policy.max_temperature is not None
+        held = settings.telemetry_interval if often else 0.0
+        cores = self._meter.measured(reading.cores, reading.at, held=held)
+        self.view = replace(self.view, reading=replace(reading, cores=cores))
+        pause = settings.telemetry_interval - settings.health_interval / 2
+        self._read_at = reading.at + (0.0 if often else pause)  # in time for the probe due then
+        self._plan(reading.at)
+
+    def _step(self, verdict: Verdict, settings: Settings, now: float) -> None:
+        before, reading = self._course, self.view.reading
+        if before is None:
+            self._course = health.begin(verdict, now)
+        else:
+            heat = reading.temperature() if reading else None
+            verdict = health.with_heat(verdict, heat, before, settings.policy)
+            self._course = health.step(before, verdict, settings.policy, now)
+        self.view = View(self._known, self._course.health, reading, probed=True)
+        if before is None or before.health != self._course.health:
+            self._read_at = 0.0  # readings and health should agree
+
+
+def _verdict(card: Card, answers: Answers) -> Verdict:
+    """What a probe says about a card."""
+    found = answers.probe
+    if found is None:
+        return Verdict(Outcome.BAD, answers.trouble, Cause.NONSENSE)
+    missing = sorted(card.nodes - found.nodes)
+    if found.alive is False:
+        return Verdict(Outcome.DEAD, found.reason)
+    if answers.not_served:
+        return Verdict(Outcome.BAD, answers.not_served, Cause.NONSENSE)
+    if missing:
+        shown = ", ".join(f"/dev/{node}" for node in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        return Verdict(Outcome.BAD, f"{shown}{more} missing", Cause.NODES)
+    if found.alive is None:
+        return Verdict(Outcome.SILENT, "the driver does not say")
+    return Verdict(Outcome.GOOD, "works")
+
+
+def _not_served(entry: Entry, why: str, answers: Answers | None = None) -> View:
+    """An entry of which no card is known."""
+    refused = answers is not None and answers.refused
+    sample = entry.family if answers is not None and answers.sample else None
+    odd = Oddity(entry.path, why, unread=not refused, sample_of=sample)
+    return View(odd=odd, probed=True)
+
+
+def _agreed(known: Card | None, proposed: Card | None, found: Card) -> tuple[Card, Card | None]:
+    """What a card counts as after it was read again, and what the next read has to confirm.
+
+    A change counts once two reads in a row agree on it. What could not be read this time stays as
+    it was: half an answer is not another card, and an ID that changed would take the device from
+    the Pod that holds it.
+    """
+    if known is None:
+        return found, None
+    if known.same_as(found):
+        values = {each.name: getattr(found, each.name) for each in fields(Card)}
+        kept = {k: getattr(known, k) for k, value in values.items() if value in (None, ())}
+        # Nodes are followed by each probe.
+        found = replace(found, **{**kept, "nodes": known.nodes})
+    if found == known:
+        return known, None
+    return (found, None) if found == proposed else (known, found)
