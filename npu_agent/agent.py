@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent import __version__, logs
-from npu_agent.backoff import Backoff
+from npu_agent.backoff import ApiBackoff
 from npu_agent.config import Config, Effective, Poller, disabled_for
 from npu_agent.config.resources import asks_for, offered_by, resources_of, wishes_of
 from npu_agent.core import health
@@ -357,7 +357,7 @@ class Agent:
         What `auto` stands for is found out once. Where `dra` is impossible, that is asked again: a
         cluster is updated while its agents run.
         """
-        pause = Backoff(first=0.5, longest=30.0)
+        pause = ApiBackoff()
         while True:
             changed, (auto, dra) = self._asks.changed, self._asks.value
             known = self._dra.value
@@ -375,7 +375,7 @@ class Agent:
                 found = await support(self._api, self._node_name)
             except ApiError as error:
                 log.warning("not known yet whether this node can do DRA", reason=error)
-                await set_within(changed, pause.next())
+                await set_within(changed, pause.next(error.retry_after))
                 continue
             available = known.available
             if available is None:

@@ -1,16 +1,19 @@
-"""Waiting between tries: longer each time, with jitter, never for ever."""
+"""Waiting between tries: longer each time, with jitter, never without end."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
+_API_FIRST, _API_LONGEST = 0.5, 60.0
+"""The most seconds that the first pause, and any pause, between two tries of the API server has."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Backoff:
-    """The pauses between tries, in seconds: `first`, doubling up to `longest`, each +-20 %.
+    """The pauses between tries on this node, in seconds: `first`, doubling up to `longest`, +-20 %.
 
-    Jitter, so that the agents of many nodes do not retry all at the same time.
+    For the kubelet, files and sockets. For the API server see `ApiBackoff`.
     """
 
     first: float
@@ -19,11 +22,41 @@ class Backoff:
 
     def next(self) -> float:
         """The pause before the next try."""
-        # The exponent is bounded as a float overflows at 2**1024, a month of tries away.
-        pause = min(self.longest, self.first * 2.0 ** min(self.tries, 32))
+        pause = _doubled(self.first, self.tries, self.longest)
         self.tries += 1
         return pause * random.uniform(0.8, 1.2)  # noqa: S311 (spreads load; no secret)
 
     def reset(self) -> None:
         """Starts again at `first`: a try went well."""
         self.tries = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class ApiBackoff:
+    """The pauses between tries of anything that the API server refuses or does not answer.
+
+    Full jitter: each is anything between none and a limit that doubles up to a minute. What keeps
+    one agent waiting keeps those of thousands of nodes waiting, and they must not come together.
+    """
+
+    tries: int = 0
+
+    def next(self, retry_after: float | None = None) -> float:
+        """The seconds before the next try.
+
+        Args:
+            retry_after: the seconds that the API server asks for; the pause comes after them, as
+                many agents may have been given the same ones.
+        """
+        most = _doubled(_API_FIRST, self.tries, _API_LONGEST)
+        self.tries += 1
+        return (retry_after or 0.0) + random.uniform(0.0, most)  # noqa: S311 (as above)
+
+    def reset(self) -> None:
+        """Starts again with a short one: a try went well."""
+        self.tries = 0
+
+
+def _doubled(first: float, times: int, longest: float) -> float:
+    # The exponent is bounded as a float overflows at 2**1024, a month of tries away.
+    return min(longest, first * 2.0 ** min(times, 32))

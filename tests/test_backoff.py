@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.backoff import Backoff
+from npu_agent.backoff import ApiBackoff, Backoff
 
 
 @given(st.floats(0.01, 10.0), st.floats(0.01, 1000.0), st.integers(0, 10_000))
@@ -34,3 +34,29 @@ def test_pauses_are_spread() -> None:
 def test_a_month_of_tries_does_not_overflow() -> None:
     backoff = Backoff(first=0.2, longest=30.0, tries=10**6)
     assert backoff.next() <= 36.0
+
+
+@given(st.integers(0, 10_000), st.none() | st.floats(0.0, 300.0))
+def test_the_api_server_is_asked_again_after_what_it_asks_for_and_full_jitter(
+    tries: int, retry_after: float | None
+) -> None:
+    pause, asked_for = ApiBackoff(tries=tries), retry_after or 0.0
+    assert (
+        asked_for <= pause.next(retry_after) <= asked_for + min(60.0, 0.5 * 2.0 ** min(tries, 99))
+    )
+    assert pause.tries == tries + 1
+
+
+def test_agents_that_wait_for_the_api_server_are_spread_over_a_minute() -> None:
+    pauses = sorted(ApiBackoff(tries=100).next() for _ in range(6000))
+    for tenth in range(10):  # a tenth of them in each tenth of it
+        of_this = [one for one in pauses if 6 * tenth <= one < 6 * tenth + 6]
+        assert 450 <= len(of_this) <= 750
+
+
+def test_the_first_pauses_before_the_api_server_is_asked_again_are_short() -> None:
+    pause = ApiBackoff()
+    assert pause.next() <= 0.5
+    assert pause.next() <= 1.0
+    pause.reset()
+    assert pause.next() <= 0.5

@@ -17,7 +17,7 @@ import pytest
 
 from npu_agent import agent as parts
 from npu_agent.agent import Agent
-from npu_agent.backoff import Backoff
+from npu_agent.backoff import ApiBackoff, Backoff
 from npu_agent.config import LabelsConfig
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.web.gate import PUBLIC
@@ -36,6 +36,7 @@ NOWHERE = LabelsConfig(output="none")
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every back-off is short: what is counted is how often, not how long."""
     monkeypatch.setattr(Backoff, "next", lambda self: 0.001)  # noqa: ARG005
+    monkeypatch.setattr(ApiBackoff, "next", lambda self, retry_after=None: 0.001)  # noqa: ARG005
     monkeypatch.setattr(session, "_LOOK_EVERY", 0.05)
 
 

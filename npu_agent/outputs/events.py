@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from npu_agent.backoff import Backoff
+from npu_agent.backoff import ApiBackoff
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed, changes_of
@@ -35,7 +35,6 @@ _MOST = 256
 """Events that wait, at most."""
 _BURST, _EVERY = 25, 10.0
 """So many Events without a pause, and then one each so many seconds."""
-_RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
 _OF_ONE = (Kind.FORBIDDEN, Kind.CONFLICT, Kind.GARBAGE)
 """What may be wrong with one Event alone: a webhook refuses it, or repeats need a right that is
 missing. The others go before it then."""
@@ -214,7 +213,7 @@ class Events:
                     self.results["lost"] += 1
 
     async def _send_all(self, node: str) -> None:
-        pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+        pause = ApiBackoff()
         allowed, filled = float(_BURST), _now()
         works = False
         while True:
@@ -248,7 +247,7 @@ class Events:
                     if str(error) != self.error:
                         log.warning("events cannot be sent: trying again", reason=error)
                 self.error = str(error)
-                await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))
+                await asyncio.sleep(pause.next(error.retry_after))
                 continue
             allowed -= 1
             pause.reset()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from npu_agent import backoff
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed
@@ -220,8 +221,7 @@ class Room:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> Room:
-    for name in ("_RETRY_FIRST", "_RETRY_LONGEST"):
-        monkeypatch.setattr(events, name, 0.01)
+    monkeypatch.setattr(backoff, "_API_LONGEST", 0.01)
     return Room()
 
 

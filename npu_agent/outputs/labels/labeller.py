@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from npu_agent.backoff import Backoff
+from npu_agent.backoff import ApiBackoff
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.state import LabelState
 from npu_agent.core.vocabulary import LabelSet
@@ -23,8 +23,6 @@ from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
-_RETRY_FIRST, _RETRY_LONGEST = 1.0, 30.0
-"""Seconds between tries while the labels cannot be put in place."""
 MACHINE_DEADLINE = 2.0
 """Seconds for reading what the machine is called."""
 _SETTLE = 1.0
@@ -135,7 +133,7 @@ class Labeller:
         return self._machine
 
     async def _keep(self, wanted: Feed[_Wanted | None]) -> None:
-        pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+        pause = ApiBackoff()
         before: Mapping[str, str] | None = None
         while True:
             changed, now = wanted.changed, wanted.value
@@ -151,7 +149,7 @@ class Labeller:
                 await self._put(labels, careful=now.unsure)
             except UnavailableError as error:
                 self._trouble(labels, error)
-                await asyncio.sleep(max(pause.next(), error.retry_after or 0.0))
+                await asyncio.sleep(pause.next(error.retry_after))
                 continue
             before = labels
             pause.reset()
