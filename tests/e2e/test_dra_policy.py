@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -375,9 +376,9 @@ def with_parameters(kind: str, driver: str) -> tuple[str, dict[str, Any]]:
     config = [{"opaque": {"driver": driver, "parameters": parameters}}]
     requests = [{"name": "npu", "exactly": {"deviceClassName": DRIVER}}]
     spec: dict[str, Any] = {"devices": {"requests": requests, "config": config}}
-    path = f"{CLAIMS}templates" if kind == "ResourceClaimTemplate" else CLAIMS
+    path = CLAIMS
     if kind == "ResourceClaimTemplate":
-        spec = {"spec": spec}
+        path, spec = CLAIMS.replace("claims", "claimtemplates"), {"spec": spec}
     if kind == "DeviceClass":
         path, spec = f"{API}/deviceclasses", {"config": config}
     meta = {"name": "dra-policy-test"}
@@ -410,10 +411,11 @@ def test_parameters_for_our_driver_are_refused(node: Node, kind: str, where: str
 
 def test_a_claim_that_has_parameters_already_can_end(node: Node) -> None:
     """It was created before the policy."""
-    policy = node.cluster.get("validatingadmissionpolicybinding", "npu-agent-no-parameters")
+    binding = ("validatingadmissionpolicybinding", "npu-agent-no-parameters")
+    policy = json.loads(node.cluster.kubectl("get", *binding, "-o", "json"))
     path, thing = with_parameters("ResourceClaim", DRIVER)
     thing["metadata"]["finalizers"] = ["example.com/test"]
-    node.cluster.kubectl("delete", "validatingadmissionpolicybinding", "npu-agent-no-parameters")
+    node.cluster.kubectl("delete", *binding)
     try:
         node.cluster.wait_for(
             "a claim to be created",
