@@ -652,7 +652,10 @@ async def test_a_grant_that_no_answer_ever_lists_is_held(node: Node) -> None:
         assert plugin.healthy() == tuple(f"{UUIDS[1]}_cores_{n}" for n in (0, 1))
 
 
-async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(node: Node) -> None:
+@pytest.mark.parametrize("readable", [True, False])
+async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
+    node: Node, readable: bool
+) -> None:
     """The kubelet has forgotten it, and gives its card away."""
     node.cards("warboy=1")
     cgroups, uid = node.root / "sys/fs/cgroup", "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
@@ -667,9 +670,14 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
         content = json.dumps({"Data": {"PodDeviceEntries": [entry]}})
         (node.plugins / "kubelet_internal_checkpoint").write_text(content)
         node.kubelet.release(NPU, UUIDS[:1])
+        if not readable:
+            events.unlink()
+            events.mkdir()
         allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
         await until(lambda: agent.keeper.ending.value)
         assert not allocating.done()
+        if not readable:
+            events.rmdir()
         events.write_text("populated 0\n")
         assert (await allocating).environment["NPU_DEVNAME"] == "npu0pe0-1"
 

@@ -205,8 +205,9 @@ class PodResources:
         if answered.assignments != self.holdings.value.assignments:
             self._unnoted = 2
         if self._unnoted:
-            self._unnoted -= 1
             answered = replace(answered, pods=await pods.noted())
+            if answered.pods:  # there are none as long as they cannot be read
+                self._unnoted -= 1
         return replace(answered, living=await pods.living(self.suspects(answered)))
 
 

@@ -34,15 +34,16 @@ _UNSEEN = (
     "it cannot be seen whether the containers of deleted Pods still run: devices are free when the "
     "kubelet says so"
 )
-_HUNG = (
-    "it cannot be seen in time whether the containers of deleted Pods still run: their devices are "
-    "not given to others until it can"
+_UNREADABLE = (
+    "the cgroups of deleted Pods cannot be read: their devices are not given to others until they "
+    "can be read"
 )
 _DEADLINE = 2.0
 """Seconds for a file, or for all cgroups that are asked for."""
-_DEEPEST = 8
-"""Levels of cgroups below which no Pod's is searched: kubelets that run in a container, or have
-a `cgroupRoot`, put some above them."""
+_EVENTS = 4096
+"""Bytes that are read of a cgroup's file; kernels write some 25."""
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
+"""What opening or reading fails with in a cgroup that was removed."""
 _POD = re.compile(r"pod([0-9a-f][0-9a-f_-]+)(?:\.slice)?$")
 """The end of the name of a Pod's cgroup (k8s.io/kubernetes, pkg/kubelet/cm,
 pod_container_manager_linux.go and cgroup_manager_linux.go): ``pod<uid>`` with the driver cgroupfs,
@@ -63,8 +64,6 @@ class Pods:
         self._cgroups = host_root / CGROUPS
         self._simulated = host_root / files.SIMULATION
         self._thread = DaemonThread("npu-pods")
-        self._where: dict[str, Path] = {}
-        """The cgroups that were found, by the Pod's UID."""
         self._troubles: set[str] = set()
         """What was logged."""
 
@@ -83,20 +82,20 @@ class Pods:
     async def living(self, uids: Collection[str]) -> frozenset[str]:
         """Those of the Pods of which any process runs.
 
-        None of them where cgroups cannot be seen: then only the kubelet's lists count. All of them
-        if the kernel does not answer in time.
+        None of them on a host without cgroups: then only the kubelet's lists count. All of them if
+        the cgroups cannot be read, or not in time.
         """
         if not uids:
             return frozenset()
         wanted = frozenset(uids)
         try:
             return await self._thread.call(lambda: self._living(wanted), deadline=_DEADLINE)
-        except TimeoutError as error:
-            self._say(_HUNG, self._cgroups, error)
-            return wanted
-        except OSError as error:
+        except FileNotFoundError as error:
             self._say(_UNSEEN, self._cgroups, error)
             return frozenset()
+        except OSError as error:
+            self._say(_UNREADABLE, self._cgroups, error)
+            return wanted
 
     def _say(self, what: str, path: Path, error: Exception) -> None:
         reason = text.reason(error)
@@ -121,49 +120,56 @@ class Pods:
         return found
 
     def _living(self, uids: frozenset[str]) -> frozenset[str]:
-        if unknown := uids - self._where.keys():
-            if not self._cgroups.is_dir():
-                if self._simulated.exists():  # its Pods have none
-                    return frozenset()
-                missing = "this is missing: is it mounted here?"
-                raise FileNotFoundError(errno.ENOENT, missing, str(self._cgroups))
-            # The first version has a tree for each controller; that of pids counts processes.
-            unified = (self._cgroups / "cgroup.controllers").exists()
-            top = self._cgroups if unified else self._cgroups / "pids"
-            self._where |= {uid: path for uid, path in _pods(top) if uid in unknown}
-        living = frozenset(uid for uid in uids & self._where.keys() if _populated(self._where[uid]))
-        for uid in uids - living:
-            self._where.pop(uid, None)
-        return living
+        # The first version has a tree for each controller; that of pids counts processes.
+        unified = (self._cgroups / "cgroup.controllers").exists()
+        try:
+            found = _pods(self._cgroups if unified else self._cgroups / "pids")
+            return frozenset(uid for uid, path in found if uid in uids and _populated(path))
+        except FileNotFoundError:
+            if self._simulated.exists():  # its Pods have none
+                return frozenset()
+            missing = "this is missing: is it mounted here?"
+            raise FileNotFoundError(errno.ENOENT, missing, str(self._cgroups)) from None
 
 
-def _pods(directory: Path, depth: int = 0) -> Iterator[tuple[str, Path]]:
-    """The UID and the cgroup of each Pod."""
-    try:
-        below = [each for each in os.scandir(directory) if each.is_dir(follow_symlinks=False)]
-    except OSError:
-        if not depth:
-            raise
-        return  # it has gone
-    for each in below:
-        if match := _POD.search(each.name):
-            yield match[1].replace("_", "-"), Path(each.path)
-        elif depth < _DEEPEST:
-            yield from _pods(Path(each.path), depth + 1)
+def _pods(top: Path) -> Iterator[tuple[str, Path]]:
+    """The UID and the path of each cgroup with a Pod's name, at any depth; of a Pod, not within.
+
+    A Pod can have several: an earlier kubelet may have had another `cgroupRoot`.
+
+    Raises:
+        OSError: one cannot be read; a FileNotFoundError if there is no `top`.
+    """
+    waiting = [top]
+    while waiting:
+        directory = waiting.pop()
+        try:
+            with os.scandir(directory) as found:
+                below = [Path(each) for each in found if each.is_dir(follow_symlinks=False)]
+        except OSError as error:
+            if directory == top or error.errno not in _GONE:
+                raise
+            continue
+        for path in below:
+            if match := _POD.search(path.name):
+                yield match[1].replace("_", "-"), path
+            else:
+                waiting.append(path)
 
 
 def _populated(cgroup: Path) -> bool:
     """Whether any process runs in this cgroup or below.
 
-    The files with PIDs do not tell: a process of another PID namespace is not in them.
+    The files with PIDs do not show it: a process of another PID namespace is not in them.
+
+    Raises:
+        OSError: it cannot be read.
     """
     try:
-        return "populated 1" in (cgroup / "cgroup.events").read_text()
-    except FileNotFoundError:
-        pass
-    except OSError:  # ENODEV: it has gone meanwhile
-        return False
-    try:
-        return int((cgroup / "pids.current").read_text()) > 0
-    except (OSError, ValueError):
-        return False
+        if (events := files.content(cgroup / "cgroup.events", _EVENTS)) is not None:
+            return b"populated 0" not in events
+        return files.content(cgroup / "pids.current", _EVENTS) not in (None, b"0\n")
+    except OSError as error:
+        if error.errno in _GONE:
+            return False
+        raise

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,6 @@ async def test_a_pod_lives_as_long_as_its_cgroup_has_processes(tmp_path: Path, n
     (made / "cgroup.events").unlink()
     made.rmdir()
     assert await pods.living({A}) == frozenset()
-    assert pods._where == {}  # it never comes back
 
 
 async def test_a_static_pod_has_a_hash_for_a_uid(tmp_path: Path) -> None:
@@ -130,23 +130,63 @@ async def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
     assert await Pods(tmp_path, tmp_path).living({A, B}) == {A}
 
 
-async def test_cgroups_that_go_while_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_pod_lives_if_any_cgroup_with_its_name_has_processes(tmp_path: Path) -> None:
+    """The kubelet's `cgroupRoot` was changed, or another kubelet runs on this host."""
+    names = [f"{root}/kubepods/pod{A}" for root in ("a", "b", "c")]
+    made = [unified(tmp_path, name, populated=False) for name in names]
+    pods = Pods(tmp_path, tmp_path)
+    assert await pods.living({A}) == frozenset()
+    for each in made:
+        (each / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+        assert await pods.living({A}) == {A}
+        (each / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+
+
+async def test_cgroups_are_searched_at_any_depth(tmp_path: Path) -> None:
+    unified(tmp_path, f"{'a/' * 50}pod{A}")
+    assert await Pods(tmp_path, tmp_path).living({A, B}) == {A}
+
+
+async def test_a_file_of_a_cgroup_is_read_with_a_bound(tmp_path: Path) -> None:
+    events = unified(tmp_path, f"kubepods/pod{A}") / "cgroup.events"
+    events.write_text("populated 0\n".rjust(1 << 20))
+    assert await Pods(tmp_path, tmp_path).living({A}) == {A}
+
+
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
+FAILED = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EIO, errno.ENOMEM)
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, number: int) -> None:
+    """Listing a directory, or opening or reading a file, fails."""
+    of: Any = os if call == "scandir" else files
+    function: Callable[..., Any] = getattr(of, call)
+
+    def failing(given: Path, *rest: object, **more: object) -> Any:
+        if given == path:
+            raise OSError(number, os.strerror(number), str(given))
+        return function(given, *rest, **more)
+
+    monkeypatch.setattr(of, call, failing)
+
+
+@pytest.mark.parametrize("call", ["scandir", "content"])
+@pytest.mark.parametrize("number", [*GONE, *FAILED], ids=errno.errorcode.get)
+async def test_what_cannot_be_read_lives_unless_it_has_gone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    call: str,
 ) -> None:
     unified(tmp_path, f"kubepods/besteffort/pod{A}")
-    gone = unified(tmp_path, f"kubepods/burstable/pod{B}") / "cgroup.events"
-    gone.unlink()
-    gone.mkdir()  # reading it fails, as it does with ENODEV in a cgroup that was removed
-    scandir = os.scandir
-
-    def goes(path: Path) -> Iterator[os.DirEntry[str]]:
-        if path.name == "system.slice":
-            raise FileNotFoundError
-        return scandir(path)
-
-    (tmp_path / "sys/fs/cgroup/system.slice").mkdir()
-    monkeypatch.setattr(os, "scandir", goes)
-    assert await Pods(tmp_path, tmp_path).living({A, B}) == {A}
+    path = unified(tmp_path, f"kubepods/burstable/pod{B}")
+    path = path.parent if call == "scandir" else path / "cgroup.events"
+    fail(monkeypatch, call, path, number)
+    pods = Pods(tmp_path, tmp_path)
+    for _ in range(2):
+        assert await pods.living({A, B}) == ({A} if number in GONE else {A, B})
+    assert reasons(caplog) == ([] if number in GONE else [f"{path}: {os.strerror(number)}"])
 
 
 async def test_without_cgroups_only_the_kubelet_counts(
@@ -172,6 +212,6 @@ async def test_a_kernel_that_does_not_answer_keeps_them(
     pods = Pods(tmp_path, tmp_path)
     for _ in range(2):
         assert await pods.living({A, B}) == {A, B}
-    assert [record.message for record in caplog.records] == [module._HUNG]
+    assert [record.message for record in caplog.records] == [module._UNREADABLE]
     assert "sys/fs/cgroup" in reasons(caplog)[0]
     go_on.set()

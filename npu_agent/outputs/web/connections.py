@@ -61,39 +61,55 @@ class Connections(Server):
         self._gate = gate
         self._certificates = certificates
         self._authorizer = authorizer
-        self._addresses: dict[RequestHandler, str] = {}
-        """Of the connections that the gate counts."""
-        self._open: dict[RequestHandler, asyncio.Transport] = {}
+        self._open: dict[RequestHandler, tuple[str, socket.socket]] = {}
+        """The connections that the gate counts, with the remote address. The first one is that
+        whose last request, or beginning, is longest ago."""
         self._beginning: set[asyncio.Task[None]] = set()
 
-    def admit(self, connection: socket.socket, address: str) -> None:
-        """Serves a connection that the gate let in."""
-        task = asyncio.create_task(self._begin(connection, address), name="npu-connection")
+    def admit(self, connection: socket.socket, address: str) -> bool:
+        """Serves a new connection, unless the gate refuses it."""
+        if not self._gate.enter(address, self._loop.time(), self._make_room):
+            return False
+        handler = self()
+        self._open[handler] = address, connection
+        task = asyncio.create_task(self._begin(handler, connection), name="npu-connection")
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
+        return True
 
-    async def _begin(self, connection: socket.socket, address: str) -> None:
-        handler = self()
-        self._addresses[handler] = address
+    async def _begin(self, handler: RequestHandler, connection: socket.socket) -> None:
+        context = self._certificates.context if self._certificates else None
         try:
-            if self._certificates is None:
-                await self._loop.connect_accepted_socket(lambda: handler, connection)
-            else:
-                await self._loop.connect_accepted_socket(
-                    lambda: handler,
-                    connection,
-                    ssl=self._certificates.context,
-                    ssl_handshake_timeout=_HANDSHAKE,
-                    ssl_shutdown_timeout=_LINGER,
-                )
+            await self._loop.connect_accepted_socket(
+                lambda: handler,
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=_HANDSHAKE if context else None,
+                ssl_shutdown_timeout=_LINGER if context else None,
+            )
         except OSError:  # the client has gone
             connection.close()
             self._left(handler)
 
+    def _make_room(self, address: str | None) -> None:
+        """See `Gate.enter`."""
+        handler = next(each for each, of in self._open.items() if address in (None, of[0]))
+        self._drop(handler)
+        self._left(handler)
+
+    def _drop(self, handler: RequestHandler) -> None:
+        """Ends a connection with a reset, whatever its client has not read."""
+        _, connection = self._open[handler]
+        reset(connection)
+        if handler.transport is not None:
+            handler.transport.abort()
+        else:  # `_begin` comes to its end
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def _left(self, handler: RequestHandler) -> None:
-        address = self._addresses.pop(handler, None)
-        if address is not None:
-            self._gate.leave(address)
+        if of := self._open.pop(handler, None):
+            self._gate.leave(of[0])
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         """Called by aiohttp for each new connection."""
@@ -103,20 +119,16 @@ class Connections(Server):
         # Not 0: over TLS, asyncio pauses the writer where the buffer has as many bytes as `high` or
         # more, and so also with an empty one.
         transport.set_write_buffer_limits(high=1)
-        self._open[handler] = transport
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         """Called by aiohttp when one has ended."""
         super().connection_lost(handler, exc)
-        self._open.pop(handler, None)
         self._left(handler)
 
     def abort(self) -> None:
         """Ends every connection, whatever is under way."""
-        for task in self._beginning:
-            task.cancel()
-        for transport in self._open.values():
-            _drop(transport)
+        for handler in self._open:
+            self._drop(handler)
 
     async def _answer(self, request: BaseRequest) -> Answer:
         if self._authorizer is not None:
@@ -133,6 +145,8 @@ class Connections(Server):
         )
 
     async def _handle(self, request: BaseRequest) -> Response:
+        if of := self._open.pop(request.protocol, None):
+            self._open[request.protocol] = of
         answer = await self._answer(request)
         response = Response(
             status=answer.status,
@@ -150,17 +164,11 @@ class Connections(Server):
                 await response.prepare(request)
                 await response.write_eof()
         except TimeoutError:
-            if request.transport is not None:
-                _drop(request.transport)
+            if request.protocol in self._open:
+                self._drop(request.protocol)
         except ConnectionError:
             pass  # the client has gone
         return response
-
-
-def _drop(transport: asyncio.Transport) -> None:
-    """Ends a connection with a reset, whatever its client has not read."""
-    reset(transport.get_extra_info("socket"))
-    transport.abort()
 
 
 def _ours(record: logging.LogRecord) -> bool:
@@ -194,7 +202,7 @@ async def serving(
         ending: how many seconds the end may take, whatever the clients do.
     """
     connections = Connections(answering, gate, certificates, authorizer)
-    listeners = [Listener(each, gate, connections.admit) for each in sockets]
+    listeners = [Listener(each, connections.admit) for each in sockets]
     try:
         yield
     finally:

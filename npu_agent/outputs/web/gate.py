@@ -1,11 +1,13 @@
 """Which new connections a listener takes: a pure count of what is open, and of how fast they come.
 
-A connection beyond a bound is refused; none that is open is ever closed for a new one.
+One that comes too fast is refused. Where too many are open, the one whose client has been silent
+longest makes room: idle and slow clients, however many, keep no other away.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _ADDRESSES = 1024
@@ -13,7 +15,8 @@ _ADDRESSES = 1024
 
 
 REASONS = ("address_rate", "address_open", "rate", "open")
-"""Why connections are refused: too many of one address, or of all, come or are open."""
+"""Why connections are refused, or ended for new ones: too many of one address, or of all, come or
+are open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +59,12 @@ class Pace:
 
     def against(self, address: str, now: float) -> str:
         """Why one more from `address` is too many, or ""; `now` never goes back."""
-        if self._each.get(address, now) - now > self._seconds:
+        ahead = self._each.get(address, now) - now
+        if ahead > self._seconds:
             return "address_rate"
-        return "rate" if self._all - now > self._seconds else ""
+        # As much again is for those who have used up nothing: a probe now and then.
+        most = self._seconds if ahead > 0 else 2 * self._seconds
+        return "rate" if self._all - now > most else ""
 
     def take(self, address: str, now: float) -> bool:
         """Counts one from `address`, unless that is too many."""
@@ -81,17 +87,20 @@ class Gate:
         self._open: Counter[str] = Counter()
         self._pace = Pace(rate=bounds.rate, rate_each=bounds.rate_each, seconds=bounds.seconds)
 
-    def enter(self, address: str, now: float) -> bool:
+    def enter(self, address: str, now: float, make_room: Callable[[str | None], None]) -> bool:
         """Whether a new connection from `address` is taken; if so, `leave` has to follow.
 
         Args:
             address: the remote one, without its port.
             now: seconds of a clock that never goes back.
+            make_room: ends a connection of this address, or of any (None), and calls `leave`.
         """
-        reason = self._pace.against(address, now) or self._full(address)
-        if reason:
+        if reason := self._pace.against(address, now):
             self.refused[reason] += 1
             return False
+        if reason := self._full(address):
+            self.refused[reason] += 1
+            make_room(address if reason == "address_open" else None)
         self._pace.take(address, now)
         self._open[address] += 1
         return True

@@ -13,14 +13,16 @@ import struct
 from collections.abc import Callable
 
 from npu_agent.logs import Seldom, logger
-from npu_agent.outputs.web.gate import Gate
 
 log = logger(__name__)
 
 _BACKLOG = 512
 """Connections that wait in the kernel to be accepted."""
 _AT_ONCE = 64
-"""Connections that are accepted or refused in a row, 1 to 2 ms."""
+"""Connections that are refused in a row, 1 to 2 ms."""
+_ADMITTED = 8
+"""An admitted one counts as so many: its request is read before others that were admitted after it
+make it leave its place."""
 _PAUSE = 0.01
 """Seconds in which the loop is left to others, after so many and after a refusal: in a flood the
 loop is woken a hundred times a second, and not for each connection."""
@@ -30,20 +32,18 @@ _RELIEF = 1.0
 
 
 class Listener:
-    """One listening socket; `admit` gets each connection that `gate` lets in."""
+    """One listening socket; `admit` gets each connection."""
 
     def __init__(
-        self, listening: socket.socket, gate: Gate, admit: Callable[[socket.socket, str], None]
+        self, listening: socket.socket, admit: Callable[[socket.socket, str], bool]
     ) -> None:
         """Accepts from now on, until `close`.
 
         Args:
             listening: is closed by its owner.
-            gate: asked for every connection.
-            admit: is given the connection and the remote address; `gate.leave` is called later.
+            admit: is given a connection and the remote address; returns False if it refuses it.
         """
         self._listening = listening
-        self._gate = gate
         self._admit = admit
         self._loop = asyncio.get_running_loop()
         self._paused: asyncio.TimerHandle | None = None
@@ -67,7 +67,9 @@ class Listener:
 
     def _accept(self) -> None:
         refused = False
-        for _ in range(_AT_ONCE):
+        left = _AT_ONCE
+        while left > 0:
+            left -= 1
             try:
                 connection, peer = self._listening.accept()
             except ConnectionAbortedError:
@@ -80,9 +82,8 @@ class Listener:
                     log.error("no connection can be accepted", reason=error, left_out=left_out)
                 self._pause(_RELIEF if error.errno in _EXHAUSTED else _PAUSE)
                 return
-            address = str(peer[0])
-            if self._gate.enter(address, self._loop.time()):
-                self._admit(connection, address)
+            if self._admit(connection, str(peer[0])):
+                left -= _ADMITTED - 1
             else:
                 refused = True
                 reset(connection)

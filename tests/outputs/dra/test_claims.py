@@ -22,6 +22,7 @@ from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.ledger import RECORD
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.kubelet.pods import Pods
 from tests.outputs.deviceplugin.helpers import devices, state
 from tests.outputs.dra.room import NPU, Room, ref, result
 from tests.until import until
@@ -1475,6 +1476,21 @@ async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cor
     room.claim("e", result(ONE))
     assert await room.prepared("e") == answer(("npu", ONE), uid="uid-e")
     room.kubelet.node.alive = set()
+    room.says()
+    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
+
+
+async def test_a_claim_that_is_unprepared_keeps_its_cores_while_cgroups_cannot_be_read(
+    tmp_path: Path,
+) -> None:
+    room = await holding(tmp_path)
+    room.kubelet.pods = Pods(tmp_path, tmp_path)
+    cgroups = tmp_path / "sys/fs/cgroup"
+    cgroups.parent.mkdir(parents=True)
+    cgroups.touch()
+    await room.unprepared()
+    room.claim("d", result(ZERO))
+    assert "not listed by the kubelet, but its containers run" in await room.prepared("d")
     room.says()
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 

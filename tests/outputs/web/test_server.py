@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from npu_agent.outputs.web import connections, listener
-from npu_agent.outputs.web.gate import PROBES, PUBLIC, Gate
+from npu_agent.outputs.web.gate import PROBES, PUBLIC, Bounds
 from npu_agent.outputs.web.pages import Probes
 from npu_agent.outputs.web.server import Server, listen
 from npu_agent.threads import DaemonThread
@@ -197,38 +197,87 @@ async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await reader.readuntil(PROMETHEUS)
 
 
-async def test_beyond_the_bound_of_an_address_connections_are_refused_and_none_is_evicted() -> None:
+async def connect_from(
+    number: int, address: Address
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects from 127.0.0.`number`."""
+    async with asyncio.timeout(LIMIT):
+        return await asyncio.open_connection(*address, local_addr=(f"127.0.0.{number}", 0))
+
+
+async def ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Returns when the server has ended this connection."""
+    assert await rest(reader) == b""
+    await closed(writer)
+
+
+async def test_beyond_the_bound_of_an_address_its_most_silent_connection_makes_room() -> None:
     async with serving(Scene(), most_each=3) as address:
+        other = await connect_from(2, address)
         opened = [await connect(address) for _ in range(3)]
-        for each in opened:
+        await asked(*opened[0])
+        newer = await connect(address)
+        await asked(*newer)
+        await ended(*opened[1])
+        newest = await connect(address)
+        await asked(*newest)
+        await ended(*opened[2])
+        for each in (opened[0], newer, newest, other):
             await asked(*each)
-        for _ in range(10):
-            assert await is_refused(address)
-        for each in opened:
-            await asked(*each)
-        # The bound is each address's own.
-        other = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
-        await asked(*other)
-        await closed(opened.pop()[1])
-
-        async def let_in() -> bool:
-            return not await is_refused(address)
-
-        await until(let_in)
-        for _, writer in (*opened, other):
-            await closed(writer)
+            await closed(each[1])
 
 
-async def test_beyond_the_bound_of_all_connections_are_refused_whoever_asks() -> None:
+async def test_beyond_the_bound_of_all_the_most_silent_connection_makes_room() -> None:
     async with serving(Scene(), most=2) as address:
-        first = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
-        second = await asyncio.open_connection(*address, local_addr=("127.0.0.3", 0))
-        await asked(*first)
+        first, second = [await connect_from(number, address) for number in (2, 3)]
         await asked(*second)
-        assert await is_refused(address)
+        await asked(*first)
+        third = await connect(address)
+        await asked(*third)
+        await ended(*second)
         await asked(*first)
         await closed(first[1])
-        await closed(second[1])
+        await closed(third[1])
+
+
+@pytest.mark.parametrize("says", [b"", b"GET /metr", ASK], ids=["nothing", "half", "all"])
+@pytest.mark.parametrize("bounds", [PUBLIC, PROBES], ids=["public", "probes"])
+async def test_connections_held_by_many_addresses_keep_nobody_away(
+    bounds: Bounds, says: bytes
+) -> None:
+    """Each holds as many as it may, and opens others for those that were ended."""
+    pages = Scene().pages()
+    server = Server(("127.0.0.1", 0), pages if bounds is PUBLIC else Probes(pages), bounds)
+    running = asyncio.create_task(server.run())
+    address = await listening(server)
+
+    loop = asyncio.get_running_loop()
+
+    async def hold(number: int) -> None:
+        while True:
+            with socket.socket() as held, contextlib.suppress(ConnectionError):
+                held.setblocking(False)
+                held.bind((f"127.0.0.{number}", 0))
+                await loop.sock_connect(held, address)
+                await loop.sock_sendall(held, says)
+                while await loop.sock_recv(held, 65_536):
+                    pass
+
+    attack = [
+        asyncio.create_task(hold(number))
+        for number in range(2, 2 + 2 * bounds.most // bounds.most_each)
+        for _ in range(bounds.most_each)
+    ]
+    await until(lambda: server.gate.refused["open"] > bounds.most)
+    for number in range(200, 210):  # whoever comes seldom
+        reader, writer = await connect_from(number, address)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await rest(reader)).startswith(b"HTTP/1.1 200 ")
+        await closed(writer)
+    assert server.gate._open.total() <= bounds.most
+    for task in (*attack, running):
+        task.cancel()
+    await asyncio.gather(*attack, running, return_exceptions=True)
 
 
 async def test_each_connection_of_a_flood_is_answered_or_refused_and_others_get_through() -> None:
@@ -261,7 +310,8 @@ async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_o
     address = await listening(public)
     taken = await connect(address)
     await asked(*taken)
-    assert await is_refused(address)
+    newer = await connect(address)
+    await asked(*newer)
     assert +public.gate.refused == {"open": 1}
     answers = [
         await said(await listening(probes), b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path)
@@ -270,7 +320,8 @@ async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_o
     assert [int(answer.split()[1]) for answer in answers] == [200, 200, 404, 404]
     assert PROMETHEUS not in b"".join(answers)
     assert not +probes.gate.refused
-    await closed(taken[1])
+    for _, writer in (taken, newer):
+        await closed(writer)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
@@ -296,9 +347,12 @@ async def test_what_cannot_be_accepted_is_told_once_and_accepted_later(
     with Exhausted() as listening:
         listening.bind(("127.0.0.1", 0))
         accepted = []
-        ours = listener.Listener(
-            listening, Gate(PUBLIC), lambda connection, _: accepted.append(connection)
-        )
+
+        def admit(connection: socket.socket, _: str) -> bool:
+            accepted.append(connection)
+            return True
+
+        ours = listener.Listener(listening, admit)
         with socket.create_connection(listening.getsockname()):
             await until(lambda: listening.tried > 10)
             (record,) = caplog.records
@@ -355,10 +409,11 @@ async def test_a_client_that_does_not_take_its_answer_is_let_go(
         serving(Scene(metrics=body), silence=3600.0) as address,
         not_taking(address) as stalled,
     ):
-        await until(lambda: bool(made[0]._open))
+        await until(lambda: bool(made[0].connections))
         # A smaller rest would wait for ever in a buffer that is left alone until it is large.
-        (transport,) = made[0]._open.values()
-        assert transport.get_write_buffer_limits() == (0, 1)
+        (handler,) = made[0].connections
+        assert handler.transport is not None
+        assert handler.transport.get_write_buffer_limits() == (0, 1)
         await asyncio.to_thread(_gone, stalled)
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
