@@ -28,7 +28,6 @@ KUBELETS = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
 POLICIES = {
     "own-node": K8S / "own-node-policy.yaml",
     "own-events": K8S / "own-events-policy.yaml",
-    "clear-labels": K8S / "components/clear-labels/account/policy.yaml",
 }
 ACCOUNT = "npu-agent"
 
@@ -135,9 +134,8 @@ def test_a_policy_is_about_the_agents_account_in_any_namespace(name: str) -> Non
         assert bool(re.search(found[1], user)) is meant, user
 
 
-@pytest.mark.parametrize("name", ["own-node", "clear-labels"])
-def test_the_policy_knows_the_labels_that_the_agent_writes(name: str) -> None:
-    policy, _ = load(POLICIES[name])
+def test_the_policy_knows_the_labels_that_the_agent_writes() -> None:
+    policy, _ = load(POLICIES["own-node"])
     (foreign,) = (v for v in policy["spec"]["variables"] if v["name"] == "foreign")
     prefixes = re.findall(r"key\.startsWith\('(.*?)'\)", foreign["expression"])
     assert prefixes == ["alpha.furiosa.ai/npu.", "beta.furiosa.ai/", "furiosa.ai/"]
@@ -183,10 +181,10 @@ def test_every_container_has_no_more_than_it_needs() -> None:
             assert context["readOnlyRootFilesystem"] is True, name
             assert context["capabilities"] == {"drop": ["ALL"]}, name
             root = context.get("runAsUser", pod["securityContext"].get("runAsUser")) == 0
-            may = name in ("npu-agent", "npu-example", "npu-tainted-example", "npu-verify")
+            may = name in ("npu-agent", "npu-example", "npu-tainted-example")
             assert root is may, name
             assert root or pod["securityContext"]["runAsNonRoot"] is True, name
-    assert {"npu-agent", "npu-agent-clear-labels", "npu-verify", SCHEDULER} <= seen
+    assert {"npu-agent", "npu-example", SCHEDULER} <= seen
 
 
 def test_only_the_agent_sees_the_host() -> None:
@@ -217,30 +215,6 @@ def test_what_is_mounted_below_the_hosts_folders_is_not_writable_either() -> Non
     }
     for path in ("/host/dev/pts", "/host/dev/shm"):
         assert volumes[mounts[path]["name"]]["emptyDir"] == {}
-
-
-def test_clearing_needs_no_more_rights_than_labelling() -> None:
-    account, role, binding = load(K8S / "components/clear-labels/account/rbac.yaml")
-    jobs, jobs_binding = load(K8S / "components/clear-labels-job/account.yaml")
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
-    policy, _ = load(POLICIES["clear-labels"])
-    (condition,) = policy["spec"]["matchConditions"]
-    found = re.search(r"matches\(\s*'(.*)'\)", condition["expression"])
-    assert found
-    for file, whose, bound in (
-        ("clear-labels/daemonset.yaml", account, binding),
-        ("clear-labels-job/job.yaml", jobs, jobs_binding),
-    ):
-        name = whose["metadata"]["name"]
-        assert re.search(found[1], f"system:serviceaccount:anywhere:{name}")
-        assert bound["roleRef"]["name"] == role["metadata"]["name"]
-        assert bound["subjects"][0]["name"] == name != ACCOUNT
-        (thing,) = load(K8S / "components" / file)
-        pod = thing["spec"]["template"]["spec"]
-        assert pod["serviceAccountName"] == name
-        (container,) = pod.get("initContainers", pod["containers"])
-        assert container["args"] == ["labels", "clear"]
-        assert container["env"][0]["name"] == "NODE_NAME"
 
 
 def test_the_schedulers_policies_mean_the_same_pods_and_the_same_scheduler() -> None:
@@ -275,7 +249,9 @@ def test_the_schedulers_policies_mean_the_same_pods_and_the_same_scheduler() -> 
 
 def test_every_component_says_what_it_is_and_how_it_is_added() -> None:
     readme = (K8S / "components" / "README.md").read_text()
-    rows = set(re.findall(r"^\| \[?`([a-z-]+)`", readme, re.MULTILINE))
-    assert rows == {path.name for path in COMPONENTS}
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\w+) \|", readme, re.MULTILINE))
+    assert rows.keys() == {path.name for path in COMPONENTS}
     for path in COMPONENTS:
-        assert (path / "kustomization.yaml").read_text().startswith("# "), path
+        text = (path / "kustomization.yaml").read_text()
+        assert text.startswith("# "), path
+        assert rows[path.name] == ("part" if "kind: Component" in text else "alone")

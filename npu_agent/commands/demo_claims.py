@@ -96,20 +96,19 @@ class ClaimsNode:
 
     async def _publishes(self) -> list[str]:
         await self._start()
-        devices = await self._api_server.until(
-            lambda found: len(found) == len(self._specs), _DEADLINE
-        )
+        await self._api_server.until(lambda found: len(found) == len(self._specs), _DEADLINE)
         instances = await self._manager.instances.until(bool)
         self._driver = instances[-1].driver
         slices = self._api_server.slices.value
         for device in self._devices():
             uuid = device["attributes"]["uuid"]["string"]
             (self._names[device["name"]],) = (s.name for s in self._specs if s.uuid == uuid)
-        self._device = next(iter(devices))
+        called = {card: name for name, card in self._names.items()}
+        self._device = called[self._specs[0].name]
         return [
             f"the driver {self._driver} is registered with the kubelet",
             f"the API server has the ResourceSlice {', '.join(slices)}:",
-            *map(_described, self._devices()),
+            *map(_described, sorted(self._devices(), key=lambda one: self._names[one["name"]])),
         ]
 
     async def _prepares(self) -> list[str]:

@@ -54,6 +54,8 @@ class DraNames:
     """``example.com/claim``: the kind of the CDI devices that prepared claims are."""
     describe: Callable[[Card, CoreRange], Description]
     """What is published of a card's device with these cores."""
+    first: str = ""
+    """The family whose cards the scheduler takes first where a claim leaves it the choice."""
 
 
 class Effect(Enum):
@@ -103,7 +105,7 @@ def pool(
     evict: bool = False,
     held: Callable[[Device], str | None] = lambda _: None,
 ) -> tuple[PoolDevice, ...]:
-    """The devices of these families' cards, in the order of the cards.
+    """The devices of these families' cards: those of `dra.first`, then the others, by number.
 
     Args:
         snapshot: the cards.
@@ -120,6 +122,7 @@ def pool(
             may be.
     """
     cards = [state for state in snapshot.cards if state.card.family in families]
+    cards.sort(key=lambda state: state.card.family != dra.first)
     called = _by_index(cards) if by_index else _by_identity(cards)
     return tuple(
         PoolDevice(

@@ -28,11 +28,19 @@ def taints(*cards: CardState, evict: bool = False) -> list[tuple[Taint, ...]]:
 
 
 def test_a_device_is_a_whole_card_in_the_order_of_the_cards() -> None:
-    cards = [state("warboy", 0), state("rngd", 1), state("warboy", 2)]
+    cards = [state("rngd", 1), state("warboy", 0), state("warboy", 2)]
     found = pool_of(*cards)
     assert [each.device.card for each in found] == [each.card for each in cards]
-    assert [len(each.device.cores) for each in found] == [2, 8, 2]
-    assert [each.description.capacity["core"] for each in found] == ["2", "8", "2"]
+    assert [len(each.device.cores) for each in found] == [8, 2, 2]
+    assert [each.description.capacity["core"] for each in found] == ["8", "2", "2"]
+
+
+def test_the_family_that_the_vendor_puts_first_comes_first_with_all_its_parts() -> None:
+    families = ("warboy", "rngd", "warboy", "rngd")
+    cards = [state(family, index, id_=f"E-{index}") for index, family in enumerate(families)]
+    for partitions in (False, True):
+        found = pool_of(*cards, partitions=partitions)
+        assert list(dict.fromkeys(each.device.card.index for each in found)) == [1, 3, 0, 2]
 
 
 def test_only_the_families_that_dra_offers() -> None:
@@ -86,7 +94,7 @@ def test_names_by_index_are_the_vendors() -> None:
 
 def test_two_families_with_the_same_numbers_have_their_name_before_it() -> None:
     cards = state("warboy", 0), state("rngd", 0), state("rngd", 1)
-    assert names(*cards, by_index=True) == ["warboy-npu0", "rngd-npu0", "npu1"]
+    assert names(*cards, by_index=True) == ["rngd-npu0", "npu1", "warboy-npu0"]
 
 
 # Taints.
@@ -154,8 +162,9 @@ def test_whole_cards_are_as_if_nothing_were_cut() -> None:
 def test_parts_by_index() -> None:
     cards = state("warboy", 0), state("rngd", 0), state("rngd", 1)
     found = list(parts(*cards, by_index=True))
-    assert found[:3] == ["warboy-npu0", "warboy-npu0-cores-0", "warboy-npu0-cores-1"]
-    assert found[-1] == "npu1-cores-7"
+    assert found[0] == "rngd-npu0"
+    assert found[-3:] == ["warboy-npu0", "warboy-npu0-cores-0", "warboy-npu0-cores-1"]
+    assert "npu1-cores-7" in found
 
 
 @given(IDS, st.booleans())

@@ -70,3 +70,13 @@ def test_the_readmes_lead_to_each_other() -> None:
     names = ["README.md", "README.ko.md", "README.ja.md"]
     for name in names:
         assert page(name).links[:2] == [other for other in names if other != name]
+
+
+@pytest.mark.parametrize("language", ["ko", "ja"])
+def test_links_lead_to_the_page_in_the_readers_language(language: str) -> None:
+    theirs = ROOT / "docs" / language
+    english = {ROOT / "docs" / path.name for path in theirs.glob("*.md")}
+    for one in (page(f"README.{language}.md"), *map(Page, sorted(theirs.glob("*.md")))):
+        for link in one.links:
+            target = (one.path.parent / link.partition("#")[0]).resolve()
+            assert target not in english, f"{one.name}: {link}"

@@ -1,7 +1,4 @@
-"""What the agent's own token may do, by k8s/rbac.yaml and the policies that are installed with it.
-
-And that of clear-labels, which comes with a policy of its own.
-"""
+"""What the agent's own token may do, by k8s/rbac.yaml and the policies installed with it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.e2e.api import (
     ACCOUNT,
@@ -27,10 +23,9 @@ from tests.e2e.api import (
     refusal,
     rights,
 )
-from tests.e2e.node import NAMESPACE, PROJECT, SOON, WORKLOAD, Node
+from tests.e2e.node import NAMESPACE, SOON, WORKLOAD, Node
 
 pytestmark = pytest.mark.one_kubelet
-CLEAR = "npu-agent-clear-labels"
 OTHER = "other-node"
 ELSEWHERE = "npu-elsewhere"
 EVENTS = "/api/v1/namespaces/default/events"
@@ -359,84 +354,3 @@ def test_the_agent_does_its_work_under_the_policy(node: Node) -> None:
     node.cluster.wait_for("label and Event", lambda: so("1", "NPURemoved"), SOON)
     node.fault("npu1", "back")
     node.cluster.wait_for("label and Event", lambda: so("2", "NPUAdded"), SOON)
-
-
-# --- clear-labels ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def clearing(node: Node) -> Iterator[dict[str, str]]:
-    """The tokens of Pods of clear-labels, and of its Job, on this node; by account."""
-    job = PROJECT / "k8s" / "components" / "clear-labels-job"
-    rendered = yaml.safe_load_all(node.cluster.kubectl("kustomize", str(job)))
-    things = [thing for thing in rendered if thing["kind"] != "Job"]
-    accounts = [thing["metadata"]["name"] for thing in things if thing["kind"] == "ServiceAccount"]
-    pods = [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": account, "namespace": NAMESPACE},
-            "spec": {
-                "serviceAccountName": account,
-                "nodeName": node.name,
-                "terminationGracePeriodSeconds": 0,
-                "containers": [{"name": "main", "image": WORKLOAD, "imagePullPolicy": "Never"}],
-            },
-        }
-        for account in accounts
-    ]
-    node.cluster.apply([*things, *pods])
-    try:
-        tokens = {name: node.cluster.token_for(name, NAMESPACE, pod=name) for name in accounts}
-        assert tokens.keys() == {CLEAR, f"{CLEAR}-job"}
-
-        def in_force() -> bool:
-            for token in tokens.values():
-                refused = ask(node, token, *label(node.name, {"example.com/a": "b"}))
-                assert "ValidatingAdmissionPolicy" in refused.body.get("message", ""), refused
-            return True
-
-        node.cluster.wait_for("the policy to be in force", in_force, SOON)
-        yield tokens
-    finally:
-        for thing in [*pods, *things]:
-            meta = thing["metadata"]
-            where = ("--namespace", meta["namespace"]) if "namespace" in meta else ()
-            node.cluster.kubectl("delete", thing["kind"], meta["name"], *where)
-
-
-@pytest.fixture
-def labelled(node: Node, other: str) -> Iterator[list[str]]:
-    """Two Nodes, the own one first, with one label of ours and one of somebody else's."""
-    names = [node.name, other]
-    given = {"furiosa.ai/policy-test": "1", "example.com/policy-test": "1"}
-    for name in names:
-        answer = ask(node, ADMIN, *label(name, dict(given)), real=True)
-        assert answer.status == 200, answer
-    yield names
-    for name in names:
-        ask(node, ADMIN, *label(name, dict.fromkeys(given)), real=True)
-
-
-def test_clear_labels_takes_away_labels_of_ours_and_does_nothing_else(
-    node: Node, clearing: dict[str, str], labelled: list[str]
-) -> None:
-    own, other = labelled
-    ours: dict[str, str | None] = {"furiosa.ai/policy-test": None}
-    for account, token in clearing.items():
-        assert ask(node, token, *label(own, ours)).status == 200, account
-        for asked, words in (
-            (label(own, {"furiosa.ai/policy-test": "2"}), "and write none: not furiosa.ai/pol"),
-            (label(own, {"furiosa.ai/new": "1"}), "and write none: not furiosa.ai/new"),
-            (label(own, {"example.com/policy-test": None}), "none: not example.com/policy-test"),
-            (patch(own, {"spec": {"unschedulable": True}}), "not change spec"),
-            (patch(own, {"metadata": {"annotations": {"a": "b"}}}), "not change annotations"),
-        ):
-            assert words in refusal(ask(node, token, *asked)), account
-    # Pods of the DaemonSet clear the Node they are on; the Job's, any, also one that is down.
-    refused = refusal(ask(node, clearing[CLEAR], *label(other, ours)))
-    assert f"Node of its Pod only, which is {own}; not {other}" in refused
-    assert ask(node, clearing[f"{CLEAR}-job"], *label(other, ours)).status == 200
-    unbound = node.cluster.token_for(CLEAR, NAMESPACE)
-    refused = refusal(ask(node, unbound, *label(own, ours)))
-    assert f"this token does not say which that is; not {own}" in refused

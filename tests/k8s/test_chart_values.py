@@ -356,16 +356,41 @@ def hooks(given: Object) -> list[Object]:
     return [t for t in made if t["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
 
 
+def verify_job(installed: list[Object]) -> list[Object]:
+    """The Job that k8s/verify.gotmpl makes of the agent's DaemonSet; no cluster is asked."""
+    words = ("label", "--local", "--filename=-", "a=b", "--output")
+    template = f"go-template-file={K8S / 'verify.gotmpl'}"
+    agent = json.dumps(one(installed, "DaemonSet"))
+    return objects(output("kubectl", *words, template, stdin=agent))
+
+
+def test_the_verify_job_has_image_secrets_account_and_namespace_of_the_agent() -> None:
+    given = {
+        "image": {"repository": "registry.example.com/npu-agent", "tag": "1"},
+        "imagePullSecrets": [{"name": "one"}, {"name": "two"}],
+        "serviceAccount": {"name": "other"},
+    }
+    (job,) = verify_job(template(given, namespace="npus"))
+    check(job, "1.30")
+    pod = job["spec"]["template"]["spec"]
+    assert job["metadata"]["namespace"] == "npus"
+    assert pod["containers"][0]["image"] == "registry.example.com/npu-agent:1"
+    assert pod["imagePullSecrets"] == given["imagePullSecrets"]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("other", False)
+    assert not SELECTOR.items() <= job["spec"]["template"]["metadata"]["labels"].items()
+
+
 def test_helms_test_is_the_verify_job() -> None:
     (pod,) = hooks({})
     check(pod, "1.30")
     # Helm uninstalls no hooks, so that one that succeeded must not stay.
     policy = pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
     assert policy == "before-hook-creation,hook-succeeded"
-    job = yaml.safe_load((K8S / "components/verify-job/job.yaml").read_text())
+    (job,) = verify_job(template({}))
+    check(job, "1.30")
     wanted = job["spec"]["template"]["spec"]
-    wanted["tolerations"] = [{"operator": "Exists"}]
-    wanted["containers"][0]["image"] = pod_of(template({}))["containers"][0]["image"]
+    # Helm knows the pull secrets by its values, and needs no account for them.
+    assert (wanted.pop("serviceAccountName"), wanted.pop("imagePullSecrets")) == ("npu-agent", [])
     assert pod["spec"] == wanted
     assert not SELECTOR.items() <= pod["metadata"]["labels"].items()
 

@@ -238,18 +238,6 @@ def test_deleting_the_rendered_file_deletes_all_that_the_base_makes() -> None:
     assert not any(kind == "Namespace" for kind, _, _ in rendered)
 
 
-def test_clearing_by_nfd_takes_what_the_agent_writes_by_nfd(overlay: Overlay) -> None:
-    """The same directory, mounted at the same place."""
-    agent = pod_of(overlay(["nfd-output"]))
-    clear = pod_of(objects(kustomize(K8S / "components" / "clear-labels-nfd")))
-    (volume,) = clear["volumes"]
-    (mount,) = clear["initContainers"][0]["volumeMounts"]
-    assert volume in agent["volumes"]
-    assert mount in agent["containers"][0]["volumeMounts"]
-    assert "--host-root=/host" in agent["containers"][0]["args"]
-    assert clear["initContainers"][0]["args"][-1] == "--host-root=/host"
-
-
 def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
     """kube-scheduler itself reads the file, strictly, and says what it makes of it."""
     nowhere = {

@@ -80,5 +80,11 @@ def _fits(value: Value) -> bool:
     return not isinstance(value, str) or len(value.encode()) <= LONGEST
 
 
-NAMES = DraNames(driver="npu.furiosa.ai", claim_kind="furiosa.ai/claim", describe=describe)
+NAMES = DraNames(
+    driver="npu.furiosa.ai",
+    claim_kind="furiosa.ai/claim",
+    describe=describe,
+    # The vendor's driver offers RNGD only, so claims that are written for it name no family.
+    first="rngd",
+)
 """All of it."""

@@ -102,7 +102,6 @@ def test_each_container_gets_its_requests(node: Node) -> None:
 def test_cards_of_one_numa_node(node: Node) -> None:
     # The cards 0, 1, 4 and 5 are on the node 0, and 2, 3, 6 and 7 on the other one.
     constraint = {"requests": ["npu"], "matchAttribute": f"{DRIVER}/numaNode"}
-    run(node, small("first"))
     made = template("pair", request(arch="rngd", count=2), constraints=[constraint])
     run(node, made, pod("three", of_template="pair"), pod("four", of_template="pair"))
     pairs = [verified(node, name, 2).cards for name in ("three", "four")]
@@ -113,6 +112,20 @@ def test_cards_of_one_numa_node(node: Node) -> None:
     more = template("more", request(arch="rngd", count=3), constraints=[constraint])
     node.cluster.apply([more, pod("five", of_template="more")])
     waits(node, "five")
+
+
+def test_claims_that_name_no_family_get_rngd_first(node: Node) -> None:
+    """As the vendor's examples for its driver, which offers RNGD only."""
+    # Without an order, the Warboys 0 and 1 and the RNGD 4 and 5 are the first four of one node.
+    constraint = {"requests": ["npu"], "matchAttribute": f"{DRIVER}/numaNode"}
+    four = template("four", request(count=4), constraints=[constraint])
+    run(node, four, pod("four", of_template="four"))
+    assert verified(node, "four", 4).cards == {2, 3, 6, 7}
+    run(node, pod("single"))
+    assert verified(node, "single", 1).cards == {4}
+    # Warboys are given when no RNGD is left.
+    run(node, template("two", request(count=2)), pod("two", of_template="two"))
+    assert verified(node, "two", 2).cards == {5, 0}
 
 
 def test_the_first_kind_that_is_available(node: Node) -> None:

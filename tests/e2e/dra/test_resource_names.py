@@ -104,9 +104,10 @@ def test_the_example_pod_runs_unchanged(node: Node) -> None:
     user.tag(WORKLOAD, BUSYBOX)
     with user.components("example-pod"):
         printed = user.finished("npu-example")
-    assert "NPU_DEVNAME=npu0pe0-1" in printed
-    assert "FURIOSA_DEVICES=npu:0:0-1" in printed
-    assert {line.split()[-1] for line in printed.splitlines()} >= {"npu0_mgmt", "npu0pe0-1"}
+    # The first card of the family that is given first.
+    assert "NPU_DEVNAME=npu2pe0-3,npu2pe4-7" in printed
+    assert "FURIOSA_DEVICES=npu:2:0-3,npu:2:4-7" in printed
+    assert "rngd" in {line.split()[-1] for line in printed.splitlines()}
 
 
 def test_each_container_has_its_own_cards(node: Node) -> None:
