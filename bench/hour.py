@@ -26,7 +26,7 @@ async def hour(minutes: float) -> AsyncIterator[Figure]:
         since = len(_asked(cluster))
         await asyncio.sleep(60 * minutes)
         asked = _asked(cluster)[since:]
-    counts = Counter(f"{one['verb']} {one['objectRef']['resource']}" for one in asked)
+    counts = Counter(f"{one['verb']} {_what(one)}" for one in asked)
     kinds = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
     writes = sum(one["verb"] not in ("get", "list", "watch") for one in asked)
     hourly = 60 / minutes
@@ -38,10 +38,10 @@ async def hour(minutes: float) -> AsyncIterator[Figure]:
 
 @contextmanager
 def _cluster() -> Iterator[Cluster]:
-    """One node whose agent has been idle for a minute; the kubelet has its own default settings."""
-    workdir = Path(tempfile.mkdtemp(prefix="npu-hour-", dir="/tmp"))
+    """One node whose agent has published its cards; the kubelet has its default settings."""
     with (
-        Cluster.start(workdir, node_name="npu-hour") as cluster,
+        tempfile.TemporaryDirectory(prefix="npu-hour-", dir="/tmp") as workdir,
+        Cluster.start(Path(workdir), node_name="npu-hour") as cluster,
         simulated(cluster, f"rngd={CARDS}"),
     ):
         cluster.import_image(agent().archive)
@@ -59,6 +59,11 @@ def _published(cluster: Cluster) -> bool:
 def _asked(cluster: Cluster) -> list[dict[str, Any]]:
     """What the agent has asked, from the audit log; a watch is there once it has ended."""
     return [one for one in cluster.audit() if one["user"]["username"] == ACCOUNT]
+
+
+def _what(one: dict[str, Any]) -> str:
+    """The resource, or the path of what is none."""
+    return str(one.get("objectRef", {}).get("resource", one["requestURI"]))
 
 
 def _most_at_once(asked: list[dict[str, Any]]) -> int:
