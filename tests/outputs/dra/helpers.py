@@ -53,7 +53,7 @@ def given(device: str, *requests: str) -> PreparedResult:
 class Driver:
     """A driver that answers what a test puts here."""
 
-    devices: Feed[tuple[PoolDevice, ...]] = field(
+    devices: Feed[tuple[PoolDevice, ...] | None] = field(
         default_factory=lambda: Feed(listed(HealthState.HEALTHY, "it is too hot"))
     )
     prepared: Mapping[str, Prepared] | None = None
