@@ -238,6 +238,8 @@ class Watch(Task):
                 self._read_at = now + (0 if often else pause)  # in time for the probe due then
                 self._reading = True
                 reading = self._ask(entry, self._vendor.read, self._known)
+                if not self._reading:
+                    log.info("telemetry is read again", card=entry.name)
                 self._reading = False
                 held = settings.telemetry_interval if often else 0.0
                 cores = self._meter.measured(reading.cores, reading.at, held=held)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -379,6 +380,32 @@ def test_a_card_that_is_fenced_while_it_answers_is_fenced_and_comes_back(
     assert card.view.health.state is HEALTHY
 
 
+def test_a_read_that_hangs_is_checked_again_until_its_card_is_fenced(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "READ_DEADLINE", 0.0)
+    host, policy = Furiosa(root), health.Policy(failures=2)
+    card = watch.Watch(
+        host,
+        host.scan()[0],
+        settings=Feed(replace(QUICK, health_interval=3600.0, policy=policy)),
+        failures=Counter(),
+        changed=lambda: None,
+        crashed=lambda _: None,
+    )
+    card.do()
+    card.busy = True
+    card.begins()
+    next_at = card.check()
+    assert next_at is not None
+    assert time.monotonic() < next_at < math.inf
+    assert card.view.health
+    assert card.view.health.state is HEALTHY
+    card.begins()
+    assert card.check() == math.inf
+    assert card.view.health.state is UNHEALTHY
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_a_card_that_goes_on_hanging_changes_nothing_more(
     root: Path, caplog: pytest.LogCaptureFixture
@@ -426,6 +453,7 @@ def release(pipe: Path, content: str) -> None:
 async def test_telemetry_that_hangs_fences_too(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     async with watching(root) as watched:
         watched.record.all.clear()
         pipe = management(root, 0) / "heartbeat"
@@ -433,8 +461,10 @@ async def test_telemetry_that_hangs_fences_too(
         os.mkfifo(pipe)
         await watched.card("npu0", UNHEALTHY)
         assert caplog.messages.count("telemetry hangs") == 1
+        assert "telemetry is read again" not in caplog.messages
         release(pipe, "99\n")
         await watched.card("npu0", HEALTHY)
+        assert caplog.messages.count("telemetry is read again") == 1
         assert {s.cards[1].health.state for s in watched.record.all} == {HEALTHY}
 
 
