@@ -13,6 +13,7 @@ from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import devices_by_name
 from npu_agent.outputs.labels.compute import Explained
+from npu_agent.text import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -143,7 +144,7 @@ def cards_table(
     table = _table(columns, right=("Temp.", "Power", "Cores"))
     for state, cells in zip(snapshot.cards, rows, strict=True):
         style = "red" if state.health.state is HealthState.UNHEALTHY else None
-        table.add_row(*(cells[name] for name in columns), style=style)
+        table.add_row(*(one_line(cells[name]) for name in columns), style=style)
     return table
 
 
@@ -196,7 +197,7 @@ def assignments_table(assignments: Sequence[Assignment]) -> Table:
     table = _table([*columns, "Claim"] if claims else columns)
     for one in assignments:
         cells = [one.namespace, one.pod, one.container, one.resource, one.device]
-        table.add_row(*cells, *([one.claim or "-"] if claims else []))
+        table.add_row(*map(one_line, cells), *([one_line(one.claim or "-")] if claims else []))
     return table
 
 

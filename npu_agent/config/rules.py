@@ -10,7 +10,7 @@ from npu_agent.config.text import any_of, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from npu_agent.config.schema import Config, ResourceSpec
+    from npu_agent.config.schema import Config
 
 SOCKET_PATH_MAX = 107
 """Bytes in the path of a Unix socket: sun_path holds 108, the last one is NUL (unix(7))."""
@@ -136,16 +136,10 @@ def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Itera
                 "belong to one resource only: take one out",
             )
         named.setdefault(spec.family, index)
-        width = _width(config, spec, families[spec.family])
-        if width not in families[spec.family]:
+        width = spec.cores_per_device
+        if width is not None and width not in families[spec.family]:
             widths = any_of(map(str, sorted(families[spec.family])))
             yield Broken(
                 (f"{here}.coresPerDevice",),
                 f"{spec.family} has no device nodes for {width} cores together: must be {widths}",
             )
-
-
-def _width(config: Config, spec: ResourceSpec, widths: tuple[int, ...]) -> int:
-    if spec.cores_per_device is not None:
-        return spec.cores_per_device
-    return max(widths) if config.default_pe == "Fusion" else min(widths)

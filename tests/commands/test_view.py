@@ -63,6 +63,9 @@ def test_what_is_not_known_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None
     assert rows(capsys)[1] == (
         "npu12 | FuriosaAI RNGD | - | - | - | - | 8 | unknown: the driver does not say"
     )
+    unnamed = replace(bare.card, uuid="", serial="", driver_version="", firmware_version=None)
+    view.show(view.cards_table(Snapshot((replace(bare, card=unnamed),)), wide=True))
+    assert rows(capsys)[1].endswith(" | - | - | - | - | -")
 
 
 def test_the_pods_that_hold_a_card(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +127,17 @@ def test_what_a_driver_writes_is_shown_and_never_obeyed(
     assert f"unhealthy: {reason}" in shown
     assert f"\nnot served: {reason}\n" in shown
     assert "\x1b" not in shown
+
+
+def test_control_characters_of_whoever_answers_for_the_kubelet_are_not_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ("\x1b[2Ja", "b\x9b1m", "c\nd", "furiosa.ai/\x07rngd", "UUID-0")
+    held = [Assignment(*names), Assignment(*names, "\x1b]0;e")]
+    view.show(view.assignments_table(held))
+    shown = capsys.readouterr().out
+    assert "| ?[2Ja     | b?1m |" in shown
+    assert all(char.isprintable() or char == "\n" for char in shown)
 
 
 def test_a_table_that_goes_to_a_program_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:

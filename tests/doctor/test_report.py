@@ -98,6 +98,13 @@ def test_in_a_pipe_a_name_is_on_one_line() -> None:
     assert LONG.name in drawn((LONG,), 400, narrow=False)
 
 
+def test_a_line_ends_with_the_remedy_if_there_is_one() -> None:
+    wrong = Check("cdi", Verdict.WRONG, "is missing", "mount it", section="Host")
+    assert report.lines([wrong, replace(wrong, remedy="")]) == (
+        "wrong  cdi: is missing; mount it\nwrong  cdi: is missing"
+    )
+
+
 def test_json_has_every_field() -> None:
     assert [LONG.as_json()] == [
         {

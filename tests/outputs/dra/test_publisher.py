@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -618,6 +619,25 @@ async def test_the_api_servers_wish_to_wait_is_granted(
         world.devices.publish(rngd(2))
         await until(lambda: asked_for)
         assert asked_for[0] == 7.0
+        world.server.instead.clear()
+        await world.in_place()
+
+
+async def test_after_a_success_the_next_failure_starts_with_a_short_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = status(403, 'User "x" cannot patch')
+    monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
+    async with running(tmp_path, rngd(2)) as world:
+        world.server.instead["apply"] = refused
+        await until(lambda: len(world.server.writes) > 12)
+        world.server.instead.clear()
+        await world.in_place()
+        monkeypatch.setattr(random, "uniform", lambda _, most: most)
+        world.server.instead["apply"] = refused
+        writes = len(world.server.writes)
+        world.devices.publish(rngd(3))
+        await until(lambda: len(world.server.writes) > writes)
         world.server.instead.clear()
         await world.in_place()
 

@@ -237,6 +237,20 @@ async def test_a_refusal_is_told_once_and_tried_until_it_works(
         assert "labels can be put in place again" in [r.message for r in caplog.records]
 
 
+async def test_labels_that_were_refused_are_not_in_place_while_they_are_tried_again(
+    room: Room,
+) -> None:
+    room.place.refusal = UnavailableError("away", kind="unreachable")
+    async with room.running() as one:
+        await room.put(2)
+        room.place.answers.clear()
+        room.place.refusal = None
+        await room.put(len(room.place.puts.value) + 1)
+        assert not one.state.value.in_place
+        room.place.answers.set()
+        await first(one.state, lambda state: state.in_place)
+
+
 async def test_what_changed_meanwhile_arrives_in_the_end(room: Room) -> None:
     room.place.refusal = UnavailableError("away", kind="unreachable")
     async with room.running():
