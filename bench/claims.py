@@ -27,7 +27,7 @@ WARM = 20
 
 
 async def idle(seconds: float) -> AsyncIterator[Figure]:
-    """What the API server is asked while nothing happens; it ends each watch after a minute."""
+    """What the API server is asked while nothing happens."""
     async with running("rngd=8", alive=True, dra=True) as agent:
         await agent.settled()
         await asyncio.sleep(2)

@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 USER_AGENT = f"npu-agent/{__version__}"
 
-_LARGEST = 2 * 2**20
+LARGEST_OBJECT = 2 * 2**20
 """Bytes: etcd takes no object of more than 1.5 MiB."""
 _LARGEST_ERROR = 64 * 2**10
 """Bytes: a Status is small, and a proxy's page may not be."""
@@ -62,6 +62,8 @@ class Request:
     content_type: str = "application/json"
     query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
+    largest: int = LARGEST_OBJECT
+    """Bytes that the answer may have."""
 
 
 def path(*parts: str) -> str:
@@ -167,25 +169,26 @@ class Api:
             raise
         return True
 
+    @contextlib.asynccontextmanager
     async def watch(
         self, request: Request, *, silence: float
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of a watch, each with ``type`` and ``object``, until the API server ends it.
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Opens a watch: its events, with ``type`` and ``object``, until the API server ends it.
 
-        On a connection of its own. To be closed by its reader (`contextlib.aclosing`).
+        On a connection of its own, which is closed with the context.
 
         Args:
             request: a GET with ``watch`` and ``timeoutSeconds`` in its query.
-            silence: seconds without a byte after which the connection counts as broken; more than
-                the request's timeoutSeconds, after which the API server ends it anyway.
+            silence: seconds without a byte after which the connection counts as broken.
 
         Raises:
-            ApiError: of any kind. Its status is 410 if the resourceVersion is too old: list again.
+            ApiError: of any kind, here or by the iterator. Its status is 410 if the resourceVersion
+                is too old: list again.
         """
         import aiohttp
 
         async with contextlib.AsyncExitStack() as stack:
-            try:
+            with self._only_api_errors(request, self._deadline):
                 async with asyncio.timeout(self._deadline):
                     session, credentials = await self._connected()
                     # Other answers are read within 5 minutes: aiohttp's default.
@@ -203,24 +206,38 @@ class Api:
                             await response.content.read(_LARGEST_ERROR),
                             response.reason,
                         )
-                rest = bytearray()
-                while True:
-                    async with asyncio.timeout(silence):
-                        chunk = await response.content.readany()
-                    if not chunk:
-                        return
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        yield _event(self._named(request.attempt), bytes(line))
-                    if len(rest) > _LARGEST:
-                        why = f"the API server sent a line of more than {_LARGEST} bytes"
-                        raise self._named(request.attempt).failed(Kind.GARBAGE, why)
-            except CredentialsError as error:
-                raise request.attempt.failed(Kind.CREDENTIALS, error.what, error.remedy) from error
-            except TimeoutError:
-                raise self._silent(request, silence) from None
-            except (aiohttp.ClientError, OSError, ValueError, *_CLOSED_MEANWHILE) as error:
-                raise errors.failed(self._named(request.attempt), error) from error
+            yield self._events(request, response, silence)
+
+    async def _events(
+        self, request: Request, response: ClientResponse, silence: float
+    ) -> AsyncIterator[dict[str, Any]]:
+        rest = bytearray()
+        while True:
+            with self._only_api_errors(request, silence):
+                async with asyncio.timeout(silence):
+                    chunk = await response.content.readany()
+            if not chunk:
+                return
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield _event(self._named(request.attempt), bytes(line))
+            if len(rest) > request.largest:
+                why = f"the API server sent a line of more than {request.largest} bytes"
+                raise self._named(request.attempt).failed(Kind.GARBAGE, why)
+
+    @contextlib.contextmanager
+    def _only_api_errors(self, request: Request, seconds: float) -> Iterator[None]:
+        """Turns what may go wrong with a connection, within so many seconds, into an ApiError."""
+        import aiohttp
+
+        try:
+            yield
+        except CredentialsError as error:
+            raise request.attempt.failed(Kind.CREDENTIALS, error.what, error.remedy) from error
+        except TimeoutError:
+            raise self._silent(request, seconds) from None
+        except (aiohttp.ClientError, OSError, ValueError, *_CLOSED_MEANWHILE) as error:
+            raise errors.failed(self._named(request.attempt), error) from error
 
     def _silent(self, request: Request, seconds: float) -> ApiError:
         self._unanswered = True
@@ -422,7 +439,7 @@ def _opened(
 async def _send(session: ClientSession, credentials: Credentials, request: Request) -> _Answer:
     async with _opened(session, credentials, request) as response:
         good = 200 <= response.status < 300
-        limit = _LARGEST if good else _LARGEST_ERROR
+        limit = request.largest if good else _LARGEST_ERROR
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
@@ -460,7 +477,7 @@ def _object(attempt: Attempt, request: Request, answer: _Answer) -> dict[str, An
     found: object = None
     trouble = None
     if not answer.whole:
-        trouble = f"more than {_LARGEST} bytes"
+        trouble = f"more than {request.largest} bytes"
     else:
         try:
             found = json.loads(answer.body)

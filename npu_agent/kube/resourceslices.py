@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,12 @@ from npu_agent.kube.node import FIELD_MANAGER
 from npu_agent.text import one_line
 
 _ALL = path("apis", "resource.k8s.io", "v1", "resourceslices")
-_TYPES = ("ADDED", "MODIFIED", "DELETED")
-_SLACK = 15.0
-"""Seconds after its time that a watch may take to end."""
+_LARGEST_LIST = 16 * 2**20
+"""Bytes: 170 RNGD that are offered in parts are 2 MiB. It is read whole, since pages of it
+(``limit``) would have API servers before 1.36 read the slices of all nodes from etcd."""
+_SILENCE = 150.0
+"""Seconds: the API server sends a bookmark each minute (k8s.io/apiserver, cacher.go,
+defaultBookmarkFrequency), so two that are missing are a connection that is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
         path=_ALL,
         kind="ResourceSliceList",
         query=_of(node, driver),
+        largest=_LARGEST_LIST,
     )
     answer = await api.ask_apart(request)
     try:
@@ -54,12 +58,14 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
     return Listing(found, version)
 
 
+@contextlib.asynccontextmanager
 async def watch(
     api: Api, node: str, driver: str, resource_version: str, *, seconds: float
-) -> AsyncGenerator[dict[str, Any], None]:
-    """The events after a `Listing`, for so many seconds; to be closed by its reader.
+) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """Opens a watch for so many seconds: the events after a `Listing`, or another event.
 
-    Each has ``type`` (``ADDED``, ``MODIFIED``, ``DELETED``) and ``object``, the slice.
+    Each has ``type`` (``ADDED``, ``MODIFIED``, ``DELETED``) and ``object``, the slice; or it is a
+    ``BOOKMARK``, whose object has a resourceVersion only. A watch may begin after any of them.
 
     Raises:
         ApiError: as `Api.watch`.
@@ -72,17 +78,30 @@ async def watch(
         query={
             **_of(node, driver),
             "watch": "true",
+            "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(round(seconds)),
         },
     )
-    async with contextlib.aclosing(api.watch(request, silence=seconds + _SLACK)) as events:
-        async for event in events:
-            if event.get("type") not in _TYPES or not _is_slice(event["object"]):
-                raise request.attempt.failed(
-                    Kind.GARBAGE, "the API server sent an event that is none of a ResourceSlice"
-                )
-            yield event
+    async with api.watch(request, silence=_SILENCE) as events:
+        yield _checked(request.attempt, events)
+
+
+async def _checked(
+    attempt: Attempt, events: AsyncIterator[dict[str, Any]]
+) -> AsyncIterator[dict[str, Any]]:
+    async for event in events:
+        match event.get("type"):
+            case "ADDED" | "MODIFIED" | "DELETED":
+                good = _is_slice(event["object"])
+            case type_:
+                good = type_ == "BOOKMARK"
+        version = part(event["object"], "metadata").get("resourceVersion")
+        if not (good and version and isinstance(version, str)):
+            raise attempt.failed(
+                Kind.GARBAGE, "the API server sent an event that is none of a ResourceSlice"
+            )
+        yield event
 
 
 async def apply(api: Api, slice_: Mapping[str, Any]) -> dict[str, Any]:

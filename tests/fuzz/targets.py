@@ -17,7 +17,7 @@ import re
 import shutil
 import struct
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -382,11 +382,15 @@ class _Api:
     async def ask_apart(self, request: client.Request, **_: Any) -> dict[str, Any]:
         return _answer(self._data, request.kind)
 
+    @contextlib.asynccontextmanager
     async def watch(
         self, request: client.Request, **_: Any
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        for line in self._data.split(b"\n"):
-            yield client._event(request.attempt, line)
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        async def events() -> AsyncIterator[dict[str, Any]]:
+            for line in self._data.split(b"\n"):
+                yield client._event(request.attempt, line)
+
+        yield events()
 
 
 def _refusal(data: bytes) -> None:
@@ -433,8 +437,10 @@ def _slices(data: bytes) -> None:
         _planned(_run(resourceslices.read(_Api(first), "n", "d")).slices)  # type: ignore[arg-type]
 
     async def events(api: Any) -> None:
-        async for event in resourceslices.watch(api, "n", "d", "1", seconds=1):
-            _planned({event["object"]["metadata"]["name"]: event["object"]})
+        async with resourceslices.watch(api, "n", "d", "1", seconds=1) as found:
+            async for event in found:
+                if event["type"] != "BOOKMARK":
+                    _planned({event["object"]["metadata"]["name"]: event["object"]})
 
     _run(events(_Api(rest)))
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from npu_agent.kube import Api, ApiError, Kind, client, node, resourceclaims, resourceslices
+from npu_agent.kube import Api, ApiError, Kind, node, resourceclaims, resourceslices
 from npu_agent.kube.client import Request
 from npu_agent.kube.errors import Attempt
 from tests.kube.helpers import (
@@ -289,14 +289,14 @@ def streams(*chunks: bytes, then: Reply | None = None) -> Reply:
     return reply
 
 
-async def watched(api: Api, *, silence: float = DEADLINE) -> list[dict[str, Any]]:
-    async with aclosing(api.watch(WATCH, silence=silence)) as events:
+async def watched(api: Api, *, silence: float = DEADLINE, **options: Any) -> list[dict[str, Any]]:
+    async with api.watch(replace(WATCH, **options), silence=silence) as events:
         return [event async for event in events]
 
 
-async def failure(api: Api, *, silence: float = DEADLINE) -> ApiError:
+async def failure(api: Api, **options: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        await watched(api, silence=silence)
+        await watched(api, **options)
     return caught.value
 
 
@@ -313,7 +313,7 @@ async def test_events_come_whole_however_they_are_sent(server: Server, api: Api,
 
 async def test_an_event_is_there_before_the_next_one_is_sent(server: Server, api: Api) -> None:
     server.replies = [streams(line("ADDED", {}), then=hangs)]
-    async with aclosing(api.watch(WATCH, silence=DEADLINE)) as events:
+    async with api.watch(WATCH, silence=DEADLINE) as events:
         assert await anext(events) == {"type": "ADDED", "object": {}}
         # And other calls are made meanwhile, on another connection.
         server.replies = [says(NODE)]
@@ -374,12 +374,9 @@ async def test_what_is_no_event(server: Server, api: Api, sent: bytes) -> None:
     assert str(error).isprintable()
 
 
-async def test_a_line_without_an_end_is_not_kept(
-    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_LARGEST", 1000)
+async def test_a_line_without_an_end_is_not_kept(server: Server, api: Api) -> None:
     server.replies = [streams(*[b" " * 300] * 4, then=hangs)]
-    error = await failure(api)
+    error = await failure(api, largest=1000)
     assert error.kind is Kind.GARBAGE
     assert "1000 bytes" in str(error)
 
@@ -404,7 +401,7 @@ async def test_after_a_hang_a_new_token_is_used_and_no_watch_is_cut(
         return web.Response()
 
     server.replies = [streams(line("ADDED", {}), then=waits), hangs, says(CLAIM)]
-    async with aclosing(api.watch(WATCH, silence=DEADLINE)) as events:
+    async with api.watch(WATCH, silence=DEADLINE) as events:
         assert await anext(events) == {"type": "ADDED", "object": {}}
         with pytest.raises(ApiError) as caught:
             await resourceclaims.get(api, "n", "c", deadline=0.2)
@@ -421,16 +418,33 @@ async def test_no_credentials_for_a_watch(tmp_path: Path) -> None:
     assert (await failure(api)).kind is Kind.CREDENTIALS
 
 
+async def test_a_list_may_be_longer_than_an_object(server: Server, api: Api) -> None:
+    """200 RNGD that are offered in parts are 2.4 MiB; an answer without an end is not kept."""
+    items = [{**SLICE, "metadata": {"name": f"{n}", "padding": "x" * 2**20}} for n in range(3)]
+    answer = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "42"}, "items": items}
+    server.replies = [says(answer)]
+    assert len((await resourceslices.read(api, "n1", "d")).slices) == 3
+    server.replies = [says(b" " * (16 * 2**20 + 1))]
+    with pytest.raises(ApiError, match="more than 16777216 bytes"):
+        await resourceslices.read(api, "n1", "d")
+
+
 async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) -> None:
-    server.replies = [streams(line("MODIFIED", SLICE))]
-    async with aclosing(resourceslices.watch(api, "n1", "d", "42", seconds=55.4)) as events:
-        assert [event async for event in events] == [{"type": "MODIFIED", "object": SLICE}]
+    bookmark = line("BOOKMARK", {"metadata": {"resourceVersion": "99"}})
+    server.replies = [streams(line("MODIFIED", SLICE), bookmark)]
+    async with resourceslices.watch(api, "n1", "d", "42", seconds=355.4) as events:
+        found = [event async for event in events]
+    assert found == [
+        {"type": "MODIFIED", "object": SLICE},
+        {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "99"}}},
+    ]
     (asked,) = server.asked
     assert dict(asked.query) == {
         "fieldSelector": "spec.nodeName=n1,spec.driver=d",
         "watch": "true",
+        "allowWatchBookmarks": "true",
         "resourceVersion": "42",
-        "timeoutSeconds": "55",
+        "timeoutSeconds": "355",
     }
 
 
@@ -441,12 +455,15 @@ async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) ->
         line("ADDED", {"metadata": "s"}),
         line("ADDED", {**SLICE, "spec": {}}),
         line("ADDED", {**SLICE, "spec": {**SPEC, "devices": ["npu-0"]}}),
-        line("BOOKMARK", SLICE),
+        line("BOOKMARK", {}),
+        line("BOOKMARK", {"metadata": {"resourceVersion": 7}}),
+        line("ADDED", {**SLICE, "metadata": {"name": "s"}}),
+        line("SOMETHING", SLICE),
     ],
 )
 async def test_an_event_that_is_of_no_slice(server: Server, api: Api, sent: bytes) -> None:
     server.replies = [streams(sent)]
     with pytest.raises(ApiError) as caught:
-        async with aclosing(resourceslices.watch(api, "n1", "d", "1", seconds=60)) as events:
+        async with resourceslices.watch(api, "n1", "d", "1", seconds=60) as events:
             await anext(events)
     assert caught.value.kind is Kind.GARBAGE

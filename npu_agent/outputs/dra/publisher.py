@@ -1,19 +1,18 @@
 """Keeps the node's ResourceSlices as they should be: when to check, when to write, how to retry.
 
-The kubelet deletes the slices of its node when it starts, a Node's go with it, and anybody may
-delete or change one: they are watched, listed again now and then, and put back.
+The kubelet deletes the slices of its node when it starts, a Node's go with it, and other clients
+may delete or change one: they are watched, and put back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Mapping
-from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
-from npu_agent.backoff import Backoff
+from npu_agent.backoff import ApiBackoff, Backoff
 from npu_agent.core.pool import PoolDevice, whole_cards
 from npu_agent.core.state import COUNTERS, TAINTS, SlicesState
 from npu_agent.core.trouble import Trouble, TroubleKind
@@ -22,16 +21,17 @@ from npu_agent.kube import Api, ApiError, Kind, node, resourceslices
 from npu_agent.logs import logger
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.slices import Plan, Slice
+from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
-_RELIST = 60.0
-"""Seconds, +-20 %, between two listings: a watch may be broken without anybody noticing."""
+_SHORTEST, _LONGEST = 300.0, 600.0
+"""Seconds that a watch is asked for, at random in between: as client-go does."""
 _STEADY = 5.0
 """Seconds that a watch has to last to count as one that worked."""
-_FIRST, _AWAY_LONGEST, _LONGEST = 0.2, 1.6, 30.0
-"""Seconds between tries: to an API server that is away, and for what needs somebody's help."""
-_AWAY = {Kind.UNREACHABLE, Kind.TIMEOUT, Kind.SERVER, Kind.TOO_MANY, Kind.UNAUTHORIZED}
+_BROKEN = (Kind.UNREACHABLE, Kind.TIMEOUT)
+_RESUMED = (*_BROKEN, Kind.SERVER, Kind.TOO_MANY, Kind.UNAUTHORIZED, Kind.CREDENTIALS)
+"""After these a watch goes on where it was. After others, such as 410, the slices are listed."""
 _GAP_FIRST, _GAP_LONGEST = 0.1, 1.0
 """Seconds between two rounds of writes, longer while one follows the other: somebody else may write
 the same slices."""
@@ -68,6 +68,14 @@ class SlicePublisher:
         self._asked: Feed[int] = Feed(0)
         """How often a listing was asked for, and in `_answered` for how many there was one."""
         self._answered = 0
+        self._kubelets: Feed[int] = Feed(0)
+        """How often the kubelet was restarted: it ends every pause."""
+        self._listing = asyncio.Lock()
+        self._listed = 0
+        """The version of the last listing."""
+        self._seen: dict[str, int] = {}
+        """By name, the version of what was noted after that listing, of a deletion too: the answer
+        to a call and the events of the watch may come in either order."""
         self._uid: str | None = None
         self._generation = 1
         self._accepted: dict[str, tuple[Slice, Slice]] = {}
@@ -83,7 +91,8 @@ class SlicePublisher:
 
     def ask_now(self) -> None:
         """Has the slices listed now: the kubelet was restarted and may have deleted them."""
-        self._asked.publish(self._asked.value + 1)
+        self._kubelets.publish(self._kubelets.value + 1)
+        self._list_again()
 
     @property
     def no_access(self) -> bool:
@@ -102,71 +111,78 @@ class SlicePublisher:
 
     async def _follow(self) -> None:
         """Keeps `_live` true."""
-        retry, loop = _Retry(_AWAY), asyncio.get_running_loop()
+        retry, loop = ApiBackoff(), asyncio.get_running_loop()
+        version = ""
         while True:
-            started = loop.time()
-            doing, error = "list", None
+            restarted = self._kubelets.changed
+            doing, opened, wait = "list", math.inf, None
             try:
-                version = await self._list()
-                self._works("list")
-                if self._restarted:
-                    self._restarted = False
-                    self._forget_dropped()
+                if not version:
+                    version = await self._list()
+                    self._works("list")
                 doing = "watch"
-                await self._watch(version)
-            except ApiError as failed:
-                error = failed
-                broken = error.kind in (Kind.UNREACHABLE, Kind.TIMEOUT)
+                seconds = random.uniform(_SHORTEST, _LONGEST)  # noqa: S311 (spreads load)
+                async with resourceslices.watch(
+                    self._api, self._node_name, self._driver, version, seconds=seconds
+                ) as events:
+                    opened = loop.time()
+                    self._opened()
+                    async for event in events:
+                        version = event["object"]["metadata"]["resourceVersion"]
+                        if event["type"] != "BOOKMARK":
+                            self._see(event["object"], gone=event["type"] == "DELETED")
+            except ApiError as error:
+                wait, broken = error.retry_after, error.kind in _BROKEN
                 self._restarted |= broken
+                if error.kind not in _RESUMED:
+                    version = ""
                 # A watch that breaks, or begins with too old a version, is no trouble as long as
-                # the next listing works.
-                if doing == "list" or not (broken or error.status == 410):
+                # the next one can be opened.
+                if error.status != 410 and not (broken and opened < math.inf):
                     self._failed(doing, error)
-            if loop.time() - started > _STEADY:
+            else:
+                if loop.time() - opened < _STEADY:
+                    version = ""  # a proxy may end each watch before there is any event
+            if loop.time() - opened > _STEADY:
                 retry.reset()
-                if error is None:
-                    continue
-            await asyncio.sleep(retry.next(error))
+            if await set_within(restarted, retry.next(wait)):
+                retry.reset()
 
-    async def _watch(self, version: str) -> None:
-        """Follows the slices for about a minute."""
-        seconds = _RELIST * random.uniform(0.8, 1.2)  # noqa: S311 (spreads load; no secret)
-        watching = resourceslices.watch(
-            self._api, self._node_name, self._driver, version, seconds=seconds
-        )
-        works = asyncio.get_running_loop().call_later(_STEADY, self._works, "watch")
-        try:
-            async with aclosing(watching) as events:
-                async for event in events:
-                    self._see(event["object"], gone=event["type"] == "DELETED")
-        finally:
-            works.cancel()
-
-    def _forget_dropped(self) -> None:
-        """It may be another API server now, with other features: what it drops is found again."""
-        self._tried = False
+    def _opened(self) -> None:
+        """The API server answers with events."""
+        self._works("watch")
+        if not self._restarted:
+            return
+        # It may be another one now, with other features: what it drops is found again.
+        self._restarted = self._tried = False
         if self._dropped or any(one.counters for one in self._devices.value or ()):
             self._dropped = frozenset()
             self._accepted.clear()
-            self.ask_now()
+            self._list_again()
+
+    def _list_again(self) -> None:
+        self._asked.publish(self._asked.value + 1)
 
     async def _list(self) -> str:
         """Lists the slices; returns the version from which on they have to be watched."""
-        listing = await resourceslices.read(self._api, self._node_name, self._driver)
-        # What a call has answered in the meantime may be newer.
-        known = {
-            name: each
-            for name, each in (self._live.value or {}).items()
-            if _version(each) > _number(listing.resource_version)
-        }
-        self._note_live({**listing.slices, **known})
+        async with self._listing:  # one after the other, so that the last one is the newest
+            listing = await resourceslices.read(self._api, self._node_name, self._driver)
+        self._listed = _number(listing.resource_version)
+        # What an event or the answer to a call has said in the meantime may be newer.
+        self._seen = {name: at for name, at in self._seen.items() if at > self._listed}
+        live = {name: each for name, each in listing.slices.items() if name not in self._seen}
+        known = self._live.value or {}
+        newer = {name: each for name, each in known.items() if name in self._seen}
+        self._note_live(live | newer)
         return listing.resource_version
 
     def _see(self, found: Slice, *, gone: bool = False) -> None:
         """Notes what an event, or the answer to a call, says of a slice."""
         name, live = found["metadata"]["name"], dict(self._live.value or {})
-        if name in live and _version(live[name]) > _version(found):
-            return  # it happened before the last call
+        version = _number(found["metadata"].get("resourceVersion"))
+        if version < self._seen.get(name, self._listed):
+            return  # it happened before what is known
+        self._seen[name] = version
         live.pop(name, None)
         if not gone:
             live[name] = found
@@ -180,11 +196,7 @@ class SlicePublisher:
 
     async def _write(self) -> None:
         """Brings about what is wanted, whenever that or `_live` changes."""
-        # Not the Node: it may have been deleted, and is about to be there again.
-        retry, gap = (
-            _Retry({*_AWAY, Kind.NOT_FOUND}),
-            Backoff(first=_GAP_FIRST, longest=_GAP_LONGEST),
-        )
+        retry, gap = ApiBackoff(), Backoff(first=_GAP_FIRST, longest=_GAP_LONGEST)
         loop = asyncio.get_running_loop()
         wrote_at = -_CALM
         async for _ in changes_of(self._live, self._devices, self._asked):
@@ -196,15 +208,17 @@ class SlicePublisher:
                 wrote_at = loop.time()
                 await asyncio.sleep(gap.next())
 
-    async def _until_in_place(self, retry: _Retry) -> None:
+    async def _until_in_place(self, retry: ApiBackoff) -> None:
         while True:
+            restarted = self._kubelets.changed
             try:
                 await self._bring_about()
             except ApiError as error:
                 self.state.publish(replace(self.state.value, published=False))
                 self._failed("write", error)
-                self.ask_now()  # it may have taken effect all the same
-                await asyncio.sleep(retry.next(error))
+                self._list_again()  # it may have taken effect all the same
+                if await set_within(restarted, retry.next(error.retry_after)):
+                    retry.reset()
             else:
                 retry.reset()
                 self._works("write")
@@ -381,34 +395,6 @@ class SlicePublisher:
         if error := next(filter(None, known), None):
             trouble = Trouble(what=error.what, remedy=error.remedy, kind=TroubleKind.SLICES)
         self.state.publish(replace(self.state.value, trouble=trouble))
-
-
-class _Retry:
-    """The pauses between tries; another kind of error starts again with a short one."""
-
-    def __init__(self, away: set[Kind]) -> None:
-        """`away` are the kinds that end without anybody's help, so that pauses stay short."""
-        self._away = away
-        self._kind: Kind | None = None
-        self.reset()
-
-    def next(self, error: ApiError | None) -> float:
-        """The seconds to wait after this; None: after something that was only too short."""
-        kind = error.kind if error else None
-        if kind is not self._kind:
-            self._kind = kind
-            longest = _AWAY_LONGEST if kind is None or kind in self._away else _LONGEST
-            self._pause = Backoff(first=_FIRST, longest=longest)
-        return max(self._pause.next(), (error and error.retry_after) or 0.0)
-
-    def reset(self) -> None:
-        """Starts again with a short one."""
-        self._pause = Backoff(first=_FIRST, longest=_AWAY_LONGEST)
-        self._kind = None
-
-
-def _version(found: Mapping[str, Any]) -> int:
-    return _number(found["metadata"].get("resourceVersion"))
 
 
 def _number(version: object) -> int:

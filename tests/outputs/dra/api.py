@@ -41,10 +41,16 @@ class SlicesApi:
         """By the first word of a call: what is answered in its place."""
         self.away = False
         """Whether every connection is closed without an answer."""
+        self.watches: list[dict[str, str]] = []
+        """The query of each watch."""
         self._version = 100
+        self._oldest = 0
+        """The version from which on the events are known."""
         self._events: list[tuple[int, dict[str, Any]]] = []
         self._stirred = asyncio.Event()
-        self._watches: list[web.Request] = []
+        self._open: list[web.Request] = []
+        self._muted: list[web.Request] = []
+        self._ended: list[web.Request] = []
 
     @property
     def writes(self) -> list[str]:
@@ -91,13 +97,32 @@ class SlicesApi:
 
     def forget_events(self) -> None:
         """The versions of before now are too old to be watched from."""
+        self._version += 1
+        self._oldest = self._version
         self._events.clear()
 
     def cut(self) -> None:
         """Breaks every watch."""
-        for request in self._watches:
+        for request in self._open:
             if request.transport:
                 request.transport.close()
+
+    def mute(self) -> None:
+        """No watch that is open says anything from now on."""
+        self._muted += self._open
+
+    def end(self) -> None:
+        """The time of every watch is over."""
+        self._ended += self._open
+        self._stir()
+
+    def bookmark(self) -> None:
+        """Something else has happened, and the watches are given the version of now."""
+        self._version += 1
+        meta = {"resourceVersion": str(self._version)}
+        object_ = {"kind": "ResourceSlice", "metadata": meta, "spec": {}}
+        self._events.append((self._version, {"type": "BOOKMARK", "object": object_}))
+        self._stir()
 
     def _put(self, type_: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
         self._version += 1
@@ -106,9 +131,12 @@ class SlicesApi:
         if type_ != "DELETED":
             self.slices[name] = found
         self._events.append((self._version, {"type": type_, "object": found}))
+        self._stir()
+        return found
+
+    def _stir(self) -> None:
         self._stirred.set()
         self._stirred = asyncio.Event()
-        return found
 
     # --- what it answers ------------------------------------------------------------------------
 
@@ -154,22 +182,24 @@ class SlicesApi:
         return await says({"kind": "PartialObjectMetadata", "metadata": meta})(request)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
+        self.watches.append(dict(request.query))
         at = int(request.query["resourceVersion"])
-        if self._events and at < self._events[0][0] - 1:
+        if at < self._oldest:
             return await status(410, "too old resource version")(request)
         response = web.StreamResponse()
         await response.prepare(request)
-        self._watches.append(request)
+        self._open.append(request)
         try:
-            while True:
+            while request not in self._ended:
                 stirred = self._stirred
                 for version, event in list(self._events):
-                    if version > at:
+                    if version > at and request not in self._muted:
                         at = version
                         await response.write(json.dumps(event).encode() + b"\n")
                 await stirred.wait()
         finally:
-            self._watches.remove(request)
+            self._open.remove(request)
+        return response
 
     async def _apply(self, request: web.Request) -> Reply:
         assert request.query == {"fieldManager": "npu-agent", "force": "true"}

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from npu_agent import backoff
+from npu_agent.backoff import ApiBackoff
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.feed import Feed
-from npu_agent.kube import Api, ApiError, Kind, resourceslices
+from npu_agent.kube import Api, resourceslices
 from npu_agent.outputs.dra import publisher as module
 from npu_agent.outputs.dra.publisher import SlicePublisher
-from tests.kube.helpers import authority, drops, says, status
+from tests.kube.helpers import Reply, authority, drops, says, status
 from tests.outputs.dra.api import COUNTERS, DRIVER, NODE, SlicesApi, cluster
 from tests.outputs.dra.cards import card, pool_of
 from tests.until import first, until
@@ -147,10 +149,7 @@ async def test_no_card_is_an_empty_slice(tmp_path: Path) -> None:
         assert (state.slices, state.devices) == (1, 0)
 
 
-async def test_nothing_is_written_while_nothing_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_RELIST", 1.0)  # the least that a watch can last
+async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(70, sick=(3,))) as world:
         await world.in_place()
         writes = list(world.server.writes)
@@ -277,25 +276,28 @@ async def test_a_watch_that_is_broken_is_replaced(tmp_path: Path) -> None:
 
 async def test_a_watch_that_began_too_long_ago_is_no_trouble(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(2)) as world:
-        world.server.instead["watch"] = status(410, "too old resource version")
+        await world.in_place()
+        await world.watching()
+        world.server.cut()
+        world.server.delete_all()
+        world.server.forget_events()
         await world.in_place()
         await world.watching(2)
         assert world.state.trouble is None
-        world.server.instead.clear()
-        watches = world.server.count("watch")
-        await world.watching(watches + 1)
         world.server.delete_all()
         await world.in_place()
 
 
-async def test_a_watch_that_ends_immediately_is_not_repeated_without_a_pause(
-    tmp_path: Path,
+async def test_where_each_watch_ends_immediately_the_slices_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(backoff, "_API_LONGEST", 0.01)
     async with running(tmp_path, rngd(2)) as world:
         world.server.instead["watch"] = says("")
-        await world.watching(2)
-        await asyncio.sleep(0.5)
-        assert world.server.count("watch") <= 4
+        await world.in_place()
+        await world.watching(3)
+        world.server.delete_all()
+        await world.in_place()
 
 
 async def test_a_silent_watch_is_seen_through_when_asked(tmp_path: Path) -> None:
@@ -312,13 +314,170 @@ async def test_a_silent_watch_is_seen_through_when_asked(tmp_path: Path) -> None
 async def test_a_silent_watch_is_seen_through_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_RELIST", 1.0)
-    monkeypatch.setattr(resourceslices, "_SLACK", 0.1)
+    monkeypatch.setattr(resourceslices, "_SILENCE", 0.3)
     async with running(tmp_path, rngd(2)) as world:
         await world.in_place()
         await world.watching()
-        world.server.slices.clear()
+        world.server.mute()
+        world.server.delete_all()
         await world.in_place(deadline=10)
+        assert world.state.trouble is None
+
+
+async def test_watches_follow_each_other_without_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that an idle agent asks about slices: one watch of 5 to 10 minutes after the other."""
+    monkeypatch.setattr(module, "_STEADY", 0.0)
+    monkeypatch.setattr(backoff, "_API_LONGEST", 0.01)
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        await world.watching()
+        calls = len(world.server.calls)
+        for number in range(2, 12):
+            world.server.bookmark()
+            version = str(world.server._version)
+            await world.quiet()
+            world.server.end()
+            await world.watching(number)
+            assert world.server.watches[-1]["resourceVersion"] == version
+        assert world.server.calls[calls:] == ["watch"] * 10
+        assert all(each["allowWatchBookmarks"] == "true" for each in world.server.watches)
+        asked = {int(each["timeoutSeconds"]) for each in world.server.watches}
+        assert len(asked) > 5
+        assert asked <= set(range(300, 601))
+
+
+@pytest.mark.parametrize(
+    ("reply", "doing"),
+    [
+        (status(503, "not now"), "watch"),
+        (status(429, "not now"), "watch"),
+        (drops, "watch"),
+        (status(403, "no"), "list"),
+        (status(422, "no"), "list"),
+        (says("<html>\n"), "list"),
+    ],
+)
+async def test_a_watch_goes_on_where_it_was_unless_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: Reply, doing: str
+) -> None:
+    monkeypatch.setattr(backoff, "_API_LONGEST", 0.01)
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        await world.watching()
+        calls = len(world.server.calls)
+        world.server.instead["watch"] = reply
+        world.server.cut()
+        await until(lambda: len(world.server.calls) >= calls + 4)
+        asked = world.server.calls[calls : calls + 4]
+        assert asked == ["watch"] * 4 if doing == "watch" else ["watch", "list", "watch", "list"]
+        assert world.state.trouble
+        world.server.instead.clear()
+        world.server.delete_all()
+        await world.in_place()
+        await first(world.publisher.state, lambda state: state.trouble is None)
+
+
+async def test_a_slice_that_is_deleted_while_its_write_is_under_way_is_back(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, rngd(70)) as world:
+        await world.in_place()
+        await world.watching()
+
+        async def deleted(request: web.Request) -> web.StreamResponse:
+            world.server.instead.clear()
+            reply = await world.server._apply(request)
+            world.server.delete(NAME)
+            await first(world.publisher.state, lambda state: state.incomplete)
+            return await reply(request)  # of before the event that was there first
+
+        world.server.instead["apply"] = deleted
+        world.devices.publish(rngd(70, sick=(1,)))
+        await until(lambda: not world.server.instead)
+        await world.in_place()
+        assert len(world.server.taints) == 1
+
+
+async def test_a_slice_that_is_deleted_while_they_are_listed_is_back(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(70)) as world:
+        await world.in_place()
+        await world.watching()
+
+        async def before(request: web.Request) -> web.StreamResponse:
+            world.server.instead.clear()
+            meta = {"resourceVersion": str(world.server._version)}
+            items = list(world.server.slices.values())
+            world.server.delete(NAME)
+            await first(world.publisher.state, lambda state: state.incomplete)
+            return await says({"kind": "ResourceSliceList", "metadata": meta, "items": items})(
+                request
+            )
+
+        world.server.instead["list"] = before
+        world.publisher.ask_now()
+        await until(lambda: not world.server.instead)
+        await world.in_place()
+
+
+async def test_a_restarted_kubelet_waits_for_no_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        await world.watching()
+        monkeypatch.setattr(ApiBackoff, "next", lambda *_: 3600.0)
+        world.server.away = True
+        world.server.cut()
+        world.devices.publish(rngd(3))
+        await until(lambda: world.publisher._restarted and not world.state.published)
+        await world.quiet()
+        world.server.away = False
+        world.publisher.ask_now()
+        await world.in_place()
+        await world.watching(2)
+        world.server.delete_all()  # that kubelet does so in its own time
+        await world.in_place()
+
+
+async def test_pauses_grow_until_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def noted(self: ApiBackoff, retry_after: float | None = None) -> float:
+        assert retry_after is None
+        tries.append(self.tries)
+        self.tries += 1
+        return 0.0
+
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+        await world.watching()
+        monkeypatch.setattr(ApiBackoff, "next", noted)
+        for count in (3, 4):
+            world.server.instead["apply"] = status(503, "not now")
+            world.devices.publish(rngd(count))
+            await until(lambda: len(tries) >= 3)
+            world.server.instead.clear()
+            await world.in_place()
+            assert tries[:3] == [0, 1, 2]
+            tries.clear()
+        # So it is with watches that end too soon, or cannot be opened, and one that lasts.
+        world.server.instead["watch"] = says("")
+        world.server.end()
+        await until(lambda: len(tries) >= 4)
+        world.server.instead["watch"] = status(503, "not now")
+        tried = len(tries)
+        await until(lambda: len(tries) >= tried + 4)
+        world.server.instead.clear()
+        watches = world.server.count("watch")
+        await world.watching(watches + 1)
+        assert tries == list(range(len(tries)))
+        monkeypatch.setattr(module, "_STEADY", 0.0)
+        tries.clear()
+        world.server.end()
+        await world.watching(watches + 2)
+        assert tries[0] == 0
 
 
 async def test_a_node_that_is_deleted_and_created_again_owns_them_again(tmp_path: Path) -> None:
@@ -334,16 +493,6 @@ async def test_a_node_that_is_deleted_and_created_again_owns_them_again(tmp_path
         state = await world.in_place()
         assert world.server.slices[NAME]["metadata"]["ownerReferences"][0]["uid"] == "uid-2"
         assert state.trouble is None
-
-
-async def test_a_node_that_is_away_for_long_has_its_slices_soon_after_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_FIRST", 0.01)
-    monkeypatch.setattr(module, "_AWAY_LONGEST", 0.05)
-    async with running(tmp_path, rngd(2)) as world:
-        world.server.node_uid = None
-        await until(lambda: world.server.count("node") >= 20, deadline=5)
 
 
 async def test_what_is_older_than_the_last_answer_does_not_count(tmp_path: Path) -> None:
@@ -393,11 +542,11 @@ async def test_slices_are_back_after_an_outage(tmp_path: Path) -> None:
         trouble = (await first(world.publisher.state, lambda state: state.trouble)).trouble
         assert trouble
         assert trouble.kind is TroubleKind.SLICES
-        assert "cannot list the ResourceSlices of this node" in trouble.what
+        assert "cannot watch the ResourceSlices of this node" in trouble.what
         world.devices.publish(rngd(3))
         await first(world.publisher.state, lambda state: not state.published)
-        await asyncio.sleep(2.0)  # the pauses have become as long as they get
         world.server.slices.clear()
+        world.server.forget_events()
         world.server.away = False
         await world.in_place()
         await first(world.publisher.state, lambda state: state.trouble is None)
@@ -452,26 +601,25 @@ async def test_an_api_server_that_fails_for_a_moment(tmp_path: Path, code: int) 
         await world.in_place()
 
 
-async def test_the_api_servers_wish_to_wait_is_granted(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        world.server.instead["apply"] = status(429, "busy", Retry_After="1")
-        await until(lambda: world.server.writes)
-        await asyncio.sleep(0.7)
-        assert len(world.server.writes) == 1
+@pytest.mark.parametrize("call", ["list", "watch", "node", "apply"])
+@pytest.mark.parametrize("code", [429, 503])
+async def test_the_api_servers_wish_to_wait_is_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    asked_for: list[float | None] = []
+
+    def noted(_: ApiBackoff, retry_after: float | None = None) -> float:
+        asked_for.append(retry_after)
+        return 0.01
+
+    monkeypatch.setattr(ApiBackoff, "next", noted)
+    async with running(tmp_path, None) as world:
+        world.server.instead[call] = status(code, "busy", Retry_After="7")
+        world.devices.publish(rngd(2))
+        await until(lambda: asked_for)
+        assert asked_for[0] == 7.0
         world.server.instead.clear()
         await world.in_place()
-
-
-async def test_pauses_are_short_while_it_is_away_and_long_where_somebody_has_to_help() -> None:
-    def pauses(kind: Kind) -> list[float]:
-        retry = module._Retry({Kind.UNREACHABLE})
-        return [retry.next(ApiError("x", kind=kind)) for _ in range(12)]
-
-    away, refused = pauses(Kind.UNREACHABLE), pauses(Kind.FORBIDDEN)
-    assert max(away) <= 2.0
-    assert away[0] <= 0.24
-    assert refused[0] <= 0.24
-    assert 24 <= refused[-1] <= 36
 
 
 # Fields that the API server drops.
