@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 
-from bench import claims, idle, packing, pages, plugin, podresources, soak
+from bench import claims, hour, idle, packing, pages, plugin, podresources, soak
 from bench.figure import HEADER, Figure
 from npu_agent import __version__
 
@@ -29,6 +29,14 @@ async def main() -> None:
         metavar="MINUTES",
         help="instead: everything at once for so long (10), and whether anything grows",
     )
+    parser.add_argument(
+        "--hour",
+        type=float,
+        nargs="?",
+        const=60.0,
+        metavar="MINUTES",
+        help="instead: what a real API server is asked by an idle agent in so long (60); root",
+    )
     wanted = parser.parse_args()
     load = os.getloadavg()[0]
     print(
@@ -36,7 +44,11 @@ async def main() -> None:
         f"8 simulated cards; load at the start {load:.1f}\n"
     )
     print(HEADER)
-    async for one in soak.soak(wanted.soak) if wanted.soak else everything(wanted.idle):
+    if wanted.hour:
+        figures = hour.hour(wanted.hour)
+    else:
+        figures = soak.soak(wanted.soak) if wanted.soak else everything(wanted.idle)
+    async for one in figures:
         print(one, flush=True)
 
 
