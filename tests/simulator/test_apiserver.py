@@ -92,8 +92,8 @@ async def test_a_watch_has_what_happens_after_the_listing_and_ends_in_time(
     await resourceslices.apply(api, a_slice("b"))
     assert await resourceslices.delete(api, "a")
     assert not await resourceslices.delete(api, "a")
-    watching = resourceslices.watch(api, NODE, DRIVER, listing.resource_version, seconds=1)
-    async with watching as events:
+    version = listing.resource_version
+    async with resourceslices.watch(api, NODE, DRIVER, version, seconds=1) as events:
         seen = [(event["type"], event["object"]["metadata"]["name"]) async for event in events]
     assert seen == [("ADDED", "b"), ("DELETED", "a")]
     assert list(server.slices.value) == ["b"]
