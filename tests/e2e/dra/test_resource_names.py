@@ -105,8 +105,8 @@ def test_the_example_pod_runs_unchanged(node: Node) -> None:
     with user.components("example-pod"):
         printed = user.finished("npu-example")
     # The first card of the family that is given first.
-    assert "NPU_DEVNAME=npu2pe0-7" in printed
-    assert "FURIOSA_DEVICES=npu:2:0-7" in printed
+    assert "NPU_DEVNAME=npu2pe0-3,npu2pe4-7" in printed
+    assert "FURIOSA_DEVICES=npu:2:0-3,npu:2:4-7" in printed
     assert "rngd" in {line.split()[-1] for line in printed.splitlines()}
 
 
