@@ -109,6 +109,13 @@ HELM = GoBuild(
     checksum="h1:UndCoLe9UPmNoL7IvWzaUXveL7T5t/ijoorEmgJdI9g=",
     packages=("cmd/helm",),
 )
+REGISTRY = GoBuild(
+    name="registry-3.1.2",
+    module="github.com/distribution/distribution/v3",
+    version="v3.1.2",
+    checksum="h1:/Bv2YIqqSR00HiO49FT93hovy6r9IlrzwUDsJjCN5qg=",
+    packages=("cmd/registry",),
+)
 KUBE_SCORE = GoBuild(
     name="kube-score-1.20.0",
     module="github.com/zegl/kube-score",

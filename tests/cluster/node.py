@@ -642,13 +642,26 @@ class Cluster:
 
     # --- the node -------------------------------------------------------------------------
 
-    def import_image(self, archive: Path) -> None:
+    def start_program(self, name: str, command: list[str], port: int) -> None:
+        """Start a program that ends with the cluster; return when it listens on a TCP port.
+
+        Raises:
+            ClusterError: it does not get there.
+        """
+        self._spawn(name, command)
+        self._await(name, "listening", lambda: self._sandbox.listening(port))
+
+    def import_image(self, archive: Path, *, namespace: str = "k8s.io") -> None:
         """Give containerd the images of an OCI archive; Pods need `imagePullPolicy: Never`.
+
+        Args:
+            archive: the OCI archive.
+            namespace: containerd's; Pods see the images of the default one only.
 
         Raises:
             ClusterError: containerd refused it.
         """
-        ctr = ("ctr", "--address", settings.CONTAINERD_SOCKET, "--namespace", "k8s.io")
+        ctr = ("ctr", "--address", settings.CONTAINERD_SOCKET, "--namespace", namespace)
         with archive.open("rb") as stream:  # the archive's path may not exist inside
             done = subprocess.run(
                 self.command(*ctr, "images", "import", "-"), stdin=stream, capture_output=True

@@ -161,6 +161,8 @@ state = "/run/containerd"
   snapshotter = "overlayfs"
   [{images}.pinned_images]
     sandbox = "{PAUSE_IMAGE}"
+  [{images}.registry]
+    config_path = "/etc/containerd/certs.d"
 
 [{runtime}]
   # Machines without CAP_SYS_RESOURCE cannot lower a score.

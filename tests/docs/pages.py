@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 
 _SKIPPED = {"node_modules", "build", "dist"}
 _FENCE = re.compile(
-    r"^(?P<fence>`{3,}|~{3,})(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=fence)[^\S\n]*$",
+    r"^ *(?P<fence>`{3,}|~{3,})(?P<language>[^\n`]*)\n(?P<code>.*?)^ *(?P=fence)[^\S\n]*$",
     re.MULTILINE | re.DOTALL,
 )
 _CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
@@ -37,8 +38,7 @@ class Page:
     @cached_property
     def blocks(self) -> list[tuple[str, str]]:
         """Language and content of each code block."""
-        found = _FENCE.finditer(self.text)
-        return [(match["language"].strip(), match["code"]) for match in found]
+        return [_block(match) for match in _FENCE.finditer(self.text)]
 
     def below(self, heading: str) -> list[tuple[str, str]]:
         """Language and content of each code block between this heading and the next one.
@@ -50,8 +50,7 @@ class Page:
         ends = [match.start() for match in starts[1:]] + [len(self.text)]
         for start, end in zip(starts, ends, strict=True):
             if start[1] == heading:
-                found = _FENCE.finditer(self.text, start.end(), end)
-                return [(match["language"].strip(), match["code"]) for match in found]
+                return [_block(match) for match in _FENCE.finditer(self.text, start.end(), end)]
         raise LookupError(f"{self.name}: there is no heading {heading!r}")
 
     @cached_property
@@ -88,6 +87,10 @@ class Page:
     def links(self) -> list[str]:
         """The target of each link and picture."""
         return _LINK.findall(_CODE.sub("``", self.prose))
+
+
+def _block(match: re.Match[str]) -> tuple[str, str]:
+    return match["language"].strip(), dedent(match["code"])
 
 
 def _blank(match: re.Match[str]) -> str:

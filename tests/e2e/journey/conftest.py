@@ -1,8 +1,9 @@
 """A cluster of its own for the journey of docs/install.md: what is applied is what users apply.
 
-So that the files of k8s/ work here to the letter, the images have the names that they ask for, and
-the API server itself leads the agent's Pods to the simulated /sys (the node's /dev is simulated
-already). Nothing is installed at first; each test starts from that, or says what it builds on.
+So that the files of k8s/ work here to the letter, a registry has the images by the names of the
+pages, and the API server itself leads the agent's Pods to the simulated /sys (the node's /dev is
+simulated already). Nothing is installed at first; each test starts from that, or says what it
+builds on.
 """
 
 from __future__ import annotations
@@ -13,32 +14,44 @@ from pathlib import Path
 
 import pytest
 
+from npu_agent import __version__
 from tests.cluster import Cluster, agent, workload
 from tests.cluster.images import scheduler
-from tests.e2e.journey.steps import BUSYBOX, RELEASE, Journey
-from tests.e2e.node import IMAGE, WORKLOAD, simulated
+from tests.e2e.journey.registry import Registry
+from tests.e2e.journey.steps import Journey
+from tests.e2e.journey.vendors import STAND_IN
+from tests.e2e.node import simulated
 
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
-    """A cluster of one node that has all the images."""
+    """A cluster of one node, with an image for the Pods of tests and none of those of the pages."""
     workdir = Path(tempfile.mkdtemp(prefix="npu-e2e-", dir="/tmp"))
     # Its Node's name is its own: another cluster may run beside it.
     with Cluster.start(
         workdir, node_name="npu-journey", kubelet_config={"syncFrequency": "1s"}
     ) as running:
-        for image in (agent(), workload(), scheduler()):
-            running.import_image(image.archive)
+        running.import_image(workload().archive)
         yield running
 
 
 @pytest.fixture(scope="package")
-def node(cluster: Cluster) -> Iterator[Journey]:
+def registry(cluster: Cluster) -> Registry:
+    """The registries, with each image of the pages."""
+    made = Registry(cluster)
+    made.push(agent(), f"npu-agent:{__version__}")
+    made.push(agent(), STAND_IN.removeprefix("docker.io/"))
+    made.push(workload(), "library/busybox:1.37.0")
+    made.push(scheduler(), scheduler().name.removeprefix("registry.k8s.io/"))
+    return made
+
+
+@pytest.fixture(scope="package")
+def node(cluster: Cluster, registry: Registry) -> Iterator[Journey]:
     """The cluster's node with two simulated Warboy cards, and nothing of ours installed."""
+    registry.ask_for_a_password(False)
     with simulated(cluster, "warboy=2"):
         running = Journey(cluster)
-        running.tag(IMAGE, RELEASE)
-        running.tag(WORKLOAD, BUSYBOX)
         running.lead_to_simulated_sys()
         yield running
 

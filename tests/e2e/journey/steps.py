@@ -11,13 +11,15 @@ from npu_agent import __version__
 from tests.cluster import ClusterError
 from tests.cluster.build import HELM, ensure_binaries
 from tests.cluster.settings import CONTAINERD_SOCKET
+from tests.docs.pages import page
+from tests.e2e.journey.registry import PRIVATE
 from tests.e2e.node import NAMESPACE, PROJECT, SOON, WORKLOAD, Node
 
 K8S = PROJECT / "k8s"
 RENDERED = K8S / "npu-agent.yaml"
-AGENT = "docker.io/library/npu-agent"
-RELEASE = f"{AGENT}:{__version__}"
-"""The image that the files ask for, by its full name."""
+AGENT = f"{PRIVATE}/npu-agent"
+CHART = (str(K8S / "chart"), "--set", f"image.repository={AGENT}")
+"""The chart, with the image of the registry."""
 BUSYBOX = "docker.io/library/busybox:1.37.0"
 """What the example Pods run; the workload's image stands in for it."""
 LEFT_ON_DISK = (
@@ -110,9 +112,14 @@ class Journey(Node):
 
     def install(self) -> None:
         """Installs the rendered file, and waits until the agent serves both cards."""
-        self.cluster.kubectl("apply", "--filename", str(RENDERED))
+        self.apply_file()
         self.rolled_out()
         self.wait_allocatable(2)
+
+    def apply_file(self, tag: str = __version__) -> None:
+        """Applies the rendered file, with the image of the registry."""
+        text = RENDERED.read_text()
+        self.cluster.apply(text.replace(f"npu-agent:{__version__}", f"{AGENT}:{tag}"))
 
     def uninstall(self) -> None:
         """Takes away what the rendered file made, if it is there."""
@@ -151,8 +158,9 @@ class Journey(Node):
 
     def clear_labels(self) -> None:
         """Takes our labels from all Nodes, as docs/install.md says."""
-        with self.components("clear-labels"):
-            self.rolled_out("daemonset/npu-agent-clear-labels")
+        blocks = page("docs/install.md").below("Taking it away")
+        (command,) = (code for _, code in blocks if "label nodes --all" in code)
+        self.cluster.enter("sh", "-euc", command)
 
     def wait_unused(self) -> None:
         """Waits until the kubelet says that no Pod holds an NPU."""

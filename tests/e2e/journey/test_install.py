@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from tests.cluster import ClusterError
-from tests.e2e.journey.steps import K8S, LEFT_ON_DISK, Journey
+from tests.e2e.journey.steps import AGENT, CHART, K8S, LEFT_ON_DISK, Journey
 from tests.e2e.node import SOON
 
 COUNT = "beta.furiosa.ai/npu.count"
-CHART = str(K8S / "chart")
 RELEASED = ("npu-agent", "--namespace", "kube-system")
 PARTS = (
     *("own-namespace", "nodes-label", "cdi", "nfd-output", "recursive-read-only", "selinux"),
@@ -47,20 +46,13 @@ def test_the_rendered_file_installs_and_goes(bare: Journey) -> None:
     # Labels outlive the agent, and the kubelet keeps its resource, of which there is none.
     node.wait_allocatable(0)
     assert labelled(node)
-    job = K8S / "components" / "clear-labels-job"
-    node.cluster.enter(
-        *("sh", "-c"),
-        f"kubectl kustomize {job} | sed 's/NODE-TO-CLEAR/{node.name}/' | kubectl apply -f -",
-    )
-    done = ("wait", "--for=condition=complete", "--timeout=50s", "job/npu-agent-clear-labels")
-    node.cluster.kubectl("--namespace=kube-system", *done)
-    node.component("clear-labels-job", "delete")
+    node.clear_labels()
     node.wait_clean()
 
 
 def test_the_chart_installs_follows_values_and_goes(bare: Journey) -> None:
     node = bare
-    node.helm("install", *RELEASED, CHART, "--wait")
+    node.helm("install", *RELEASED, *CHART, "--wait")
     try:
         node.wait_allocatable(2)
         (before,) = node.agent_pods()
@@ -68,7 +60,7 @@ def test_the_chart_installs_follows_values_and_goes(bare: Journey) -> None:
         assert "Succeeded" in tested
         assert "npu0pe0-1" in tested or "npu1pe0-1" in tested
 
-        node.helm("upgrade", *RELEASED, CHART, "--set", "config.defaultPe=Single")
+        node.helm("upgrade", *RELEASED, *CHART, "--set", "config.defaultPe=Single")
         node.wait_allocatable(4)
         (after,) = node.agent_pods()
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
@@ -96,7 +88,7 @@ def test_the_chart_installs_follows_values_and_goes(bare: Journey) -> None:
 )
 def test_the_chart_refuses_a_wrong_value(bare: Journey, value: str, message: str) -> None:
     with pytest.raises(ClusterError, match="INSTALLATION FAILED") as refusal:
-        bare.helm("install", *RELEASED, CHART, "--set", value)
+        bare.helm("install", *RELEASED, *CHART, "--set", value)
     assert message in str(refusal.value)
     assert "objects" not in bare.left_behind()
 
@@ -176,6 +168,7 @@ def overlay(directory: Path, *, namespace: str, config: dict[str, Any]) -> None:
         "namespace": namespace,
         "resources": [base],
         "components": [f"{base}/components/{part}" for part in PARTS],
+        "images": [{"name": "npu-agent", "newName": AGENT}],
         "patches": [{"patch": yaml.safe_dump(patch)}],
     }
     (directory / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent import __version__
+from tests.cluster import agent
+from tests.docs.pages import page
+from tests.docs.typed import commands
 from tests.e2e.doctor import wait_well, wrong
-from tests.e2e.journey.steps import AGENT, RELEASE, RENDERED, Journey, pod_spec
+from tests.e2e.journey.registry import Registry
+from tests.e2e.journey.steps import AGENT, Journey, pod_spec
 from tests.e2e.node import NAMESPACE, PROJECT, RESOURCE, SOON
 from tests.e2e.test_it_keeps_working import watched
 
@@ -27,9 +31,14 @@ NEXT = f"{__version__}-next"
 
 def verified(node: Journey, condition: str) -> str:
     """Waits until the verify Job is Complete, or Failed; returns what it printed."""
-    wait = ("wait", f"--for=condition={condition}", "--timeout=50s", "job/npu-verify")
-    node.cluster.kubectl("--namespace=default", *wait)
-    return node.cluster.kubectl("--namespace=default", "logs", "job/npu-verify")
+    make, _, _, delete = commands(*page("docs/install.md").below("Is it well?")[0])
+    node.cluster.enter("sh", "-euc", f"cd {PROJECT} && {make}")
+    try:
+        wait = ("wait", f"--for=condition={condition}", "--timeout=50s", "job/npu-verify")
+        node.cluster.kubectl("--namespace", NAMESPACE, *wait)
+        return node.cluster.kubectl("--namespace", NAMESPACE, "logs", "job/npu-verify")
+    finally:
+        node.cluster.enter("sh", "-euc", delete)
 
 
 @contextlib.contextmanager
@@ -55,20 +64,18 @@ def nothing_behind(node: Journey, name: str) -> Iterator[None]:
 
 
 def test_the_verify_job_completes_on_a_good_node(installed: Journey) -> None:
-    with installed.components("verify-job"):
-        printed = verified(installed, "complete")
+    printed = verified(installed, "complete")
     assert "wrong" not in printed
     assert "9 device nodes, each one opens for reading and writing" in printed
 
 
 def test_the_verify_job_says_what_is_wrong_with_a_node(installed: Journey) -> None:
-    with nothing_behind(installed, "pe0"), installed.components("verify-job"):
+    with nothing_behind(installed, "pe0"):
         printed = verified(installed, "failed")
     (failure,) = [line for line in printed.splitlines() if line.startswith("wrong")]
     assert failure.startswith("wrong  /dev/npu")
     assert "pe0: no device is behind it (ENXIO)" in failure
-    with installed.components("verify-job"):
-        verified(installed, "complete")
+    verified(installed, "complete")
 
 
 # --- doctor ------------------------------------------------------------------------------------
@@ -90,7 +97,7 @@ def test_the_doctor_names_a_right_that_is_missing(installed: Journey) -> None:
         assert "resources: [nodes], verbs: [patch]" in found["right to patch nodes"]
     finally:
         # The remedy that it names.
-        installed.cluster.kubectl("apply", "--filename", str(RENDERED))
+        installed.apply_file()
     wait_well(installed)
 
 
@@ -125,12 +132,11 @@ def test_the_doctor_names_a_second_plugin(installed: Journey) -> None:
 # --- a new release -----------------------------------------------------------------------------
 
 
-def test_an_upgrade_is_seen_by_nobody(installed: Journey) -> None:
+def test_an_upgrade_is_seen_by_nobody(installed: Journey, registry: Registry) -> None:
     node = installed
-    node.tag(RELEASE, f"{AGENT}:{NEXT}")
+    registry.push(agent(), f"npu-agent:{NEXT}")
     node.run("steady", 1)
     held, before = node.held()["steady"], node.pod("steady")
-    release = RENDERED.read_text().replace(f"npu-agent:{__version__}", f"npu-agent:{NEXT}")
     ready: list[bool] = []
 
     def replaced() -> bool:
@@ -138,7 +144,7 @@ def test_an_upgrade_is_seen_by_nobody(installed: Journey) -> None:
         return serves(node)
 
     with watched(node) as seen:
-        node.cluster.apply(release)
+        node.apply_file(NEXT)
         node.cluster.apply(deployment("meanwhile"))
         node.cluster.wait_for("the new agent to serve", replaced, 2 * SOON)
         node.rolled_out("deployment/meanwhile", "default")
@@ -169,7 +175,7 @@ def serves(node: Journey) -> bool:
     pods = node.agent_pods()
     assert len(pods) == 1
     pod = pods[0]
-    assert pod["spec"]["containers"][0]["image"] == f"npu-agent:{NEXT}"
+    assert pod["spec"]["containers"][0]["image"] == f"{AGENT}:{NEXT}"
     return "registered resource" in node.cluster.logs(pod["metadata"]["name"], NAMESPACE)
 
 

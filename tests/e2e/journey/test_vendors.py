@@ -7,23 +7,21 @@ vendor's programs are stand-ins, and the cards are Warboy ones, where the page's
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from npu_agent import __version__
-from tests.cluster.build import HELM, ensure_binaries
-from tests.docs.pages import page
 from tests.e2e.doctor import wrong
-from tests.e2e.journey.steps import K8S, Journey, pod_spec
+from tests.e2e.journey.reader import Reader
+from tests.e2e.journey.registry import Registry
+from tests.e2e.journey.steps import Journey, pod_spec
 from tests.e2e.journey.test_upkeep import deployment
 from tests.e2e.journey.vendors import CHARTS, MANIFESTS, cards, charts, manifests
-from tests.e2e.node import IMAGE, NAMESPACE, PROJECT, RESOURCE, SOON
+from tests.e2e.node import NAMESPACE, RESOURCE, SOON
 
-PAGE = page("docs/migration.md")
+PAGE = "docs/migration.md"
 WARBOY = "furiosa.ai/warboy"
 PCI = "feature.node.kubernetes.io/pci-{}1ed2.present"
 VENDORS = "furiosa-system"
@@ -49,46 +47,6 @@ METRIC_LABELS = {
 """What the vendor's exporter of 2025 on writes, as its page has it."""
 
 
-class Reader:
-    """Somebody who has the page, and types its commands in one directory."""
-
-    def __init__(self, node: Journey, directory: Path) -> None:
-        self.node = node
-        self._directory = directory
-        (directory / "k8s").symlink_to(K8S)
-        programs = directory / "bin"
-        programs.mkdir()
-        (programs / "helm").symlink_to(ensure_binaries(HELM)["helm"])
-        ours = programs / "npu-agent"
-        ours.write_text(
-            f'#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m npu_agent "$@"\n'
-        )
-        ours.chmod(0o755)
-
-    def commands(self, heading: str) -> list[str]:
-        """The blocks of commands below a heading of the page; files are written."""
-        blocks = []
-        for language, code in PAGE.below(heading):
-            lines = [line.strip() for line in code.splitlines()]
-            if language == "sh":
-                blocks.append("\n".join(lines))
-            else:
-                name = lines[0].removeprefix("# ")
-                (self._directory / name).write_text(code.replace("rngd", "warboy"))
-        return blocks
-
-    def types(self, commands: str) -> str:
-        """Runs a block of commands; returns what they print."""
-        homes = [f"export HELM_{what}_HOME={self._directory}/helm" for what in _HOMES]
-        path = f"export PATH={self._directory}/bin:$PATH"
-        typed = commands.replace("NODE", self.node.name)
-        script = "\n".join([f"cd {self._directory}", path, *homes, typed])
-        return self.node.cluster.enter("sh", "-euc", script, timeout=120).stdout
-
-
-_HOMES = ("CACHE", "CONFIG", "DATA")
-
-
 def nfd(node: Journey, keys: set[str], value: str | None) -> None:
     """Does to the Node what Node Feature Discovery does when it comes, or when it goes."""
     if keys:
@@ -96,12 +54,13 @@ def nfd(node: Journey, keys: set[str], value: str | None) -> None:
 
 
 @pytest.fixture
-def reader(bare: Journey, tmp_path: Path) -> Iterator[Reader]:
-    """A node without npu-agent, as Node Feature Discovery has labelled it."""
+def reader(bare: Journey, registry: Registry, tmp_path: Path) -> Iterator[Reader]:
+    """A node without npu-agent and its image, as Node Feature Discovery has labelled it."""
     node = bare
-    node.tag(IMAGE, f"registry.example.com/npu-agent:{__version__}")
+    registry.forget()
     node.label({"npu-agent/enabled": None})
-    yield Reader(node, tmp_path)
+    found = Reader(node, tmp_path)
+    yield found
     node.delete_pods()
     for name in ("npu-agent", *CHARTS):
         namespace = VENDORS if name in CHARTS else NAMESPACE
@@ -169,21 +128,23 @@ def metrics_of(node: Journey, pod: str, uuid: str) -> str:
     return node.cluster.wait_for(f"the agent to know of {pod}", known, SOON)
 
 
-def test_from_the_charts_and_back(reader: Reader, tmp_path: Path) -> None:
+def test_from_the_charts_and_back(reader: Reader) -> None:
     node = reader.node
     uuids = cards(node)
-    charts(tmp_path, WARBOY, [f"{uuid}={card}" for card, uuid in uuids.items()])
+    charts(reader.checkout, WARBOY, [f"{uuid}={card}" for card, uuid in uuids.items()])
     found_by_nfd = {PCI.format("1200_"), *LABELS}
     nfd(node, found_by_nfd, "true")
     install = [
-        line for line in reader.commands("Back to the charts")[0].splitlines() if "furiosa/" in line
+        line
+        for line in reader.blocks(PAGE, "Back to the charts")[0].splitlines()
+        if "furiosa/" in line
     ]
     first = [line.partition(" --values")[0] + " --create-namespace --wait" for line in install]
     reader.types("\n".join(first))
     wait_offered(node, WARBOY, 2)
     before = run(node, "before", WARBOY)
 
-    save, remove, then = reader.commands("From the charts")
+    save, remove, then = reader.blocks(PAGE, "From the charts")
     reader.types(save)
     reader.types(remove)
     wait_offered(node, WARBOY, 0)
@@ -207,7 +168,7 @@ def test_from_the_charts_and_back(reader: Reader, tmp_path: Path) -> None:
     assert set(re.findall(r'(\w+)="', alive[1])) >= METRIC_LABELS
 
     # And back, while both Pods run.
-    (back,) = reader.commands("Back to the charts")
+    (back,) = reader.blocks(PAGE, "Back to the charts")
     away, vendors = back.split("helm install", 1)
     reader.types(away)
     nfd(node, found_by_nfd, "true")
@@ -230,22 +191,23 @@ def test_from_the_charts_and_back(reader: Reader, tmp_path: Path) -> None:
     assert run(node, "last", WARBOY) == after
     assert node.environment("last", "NPU_DEVNAME") == f"{after}pe0-1"
     assert node.restarts() == {"before": 0, "last": 0}
+    reader.check()
 
 
-def test_from_the_manifests_and_back(reader: Reader, tmp_path: Path) -> None:
+def test_from_the_manifests_and_back(reader: Reader) -> None:
     node = reader.node
     node.label({PCI.format(""): "true"})
     config = "defaultPe: Fusion\ndisabledDevices: []\ninterval: 15\n"
     named = [f"{card}-whole={card}:{card}pe0-1" for card in cards(node)]
-    manifests(tmp_path, RESOURCE, named, config)
-    back = reader.commands("Back to the manifests")[0].splitlines()
+    manifests(reader.checkout, RESOURCE, named, config)
+    back = reader.blocks(PAGE, "Back to the manifests")[0].splitlines()
     reader.types(next(line for line in back if "apply -f" in line))
     wait_offered(node, RESOURCE, 2)
     node.cluster.apply(deployment("work"))
     try:
         assert re.fullmatch(r"npu[01]pe0-1", devname(node, "work"))
 
-        save, drain, remove, install = reader.commands("From the manifests")
+        save, drain, remove, install = reader.blocks(PAGE, "From the manifests")
         for block in (save, drain, remove, install):
             reader.types(block)
         wait_offered(node, RESOURCE, 2)
@@ -257,10 +219,11 @@ def test_from_the_manifests_and_back(reader: Reader, tmp_path: Path) -> None:
         wait_offered(node, RESOURCE, 2)
         assert re.fullmatch(r"npu[01]pe0-1", devname(node, "work"))
         assert config_of(node) == config
+        reader.check()
     finally:
         node.cluster.kubectl("uncordon", node.name)
         node.cluster.kubectl("delete", "deployment", "work", "--namespace=default")
-        files = [f"--filename={tmp_path / name}.yaml" for name in MANIFESTS]
+        files = [f"--filename={reader.checkout / name}.yaml" for name in MANIFESTS]
         node.cluster.kubectl("delete", "--ignore-not-found", *files)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.e2e.journey.second import READY
 from tests.e2e.journey.steps import Journey
-from tests.e2e.node import IMAGE, WORKLOAD
+from tests.e2e.node import WORKLOAD
 
 CHARTS = ("furiosa-feature-discovery", "furiosa-device-plugin", "furiosa-metrics-exporter")
 MANIFESTS = {
@@ -21,6 +21,8 @@ MANIFESTS = {
     "npu-metrics-exporter": "furiosa-npu-metrics-exporter",
 }
 """The vendor's files, and the DaemonSet in each."""
+STAND_IN = "docker.io/library/stand-in:1"
+"""The image of what runs, in the public registry."""
 SECOND = Path(__file__).with_name("second.py")
 PLUGINS = "/var/lib/kubelet/device-plugins"
 
@@ -65,7 +67,8 @@ def _objects(name: str, resource: str, devices: list[str], where: str) -> dict[s
         hosts = {"kubelet": (PLUGINS, PLUGINS), "dev": ("/dev", "/host/dev")}
         program = f"{name}-stand-in"
         spec["containers"][0] |= {
-            "image": IMAGE,
+            "image": STAND_IN,
+            "imagePullPolicy": "IfNotPresent",
             "command": ["python3", "/stand-in/second.py"],
             "args": [PLUGINS, resource, socket, *devices],
             "readinessProbe": {"exec": {"command": ["test", "-e", str(READY)]}, "periodSeconds": 1},

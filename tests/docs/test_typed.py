@@ -1,0 +1,80 @@
+"""No command of a page is left to its readers to try."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npu_agent.vendors.furiosa.labels import SETS
+
+from .pages import ROOT, Page
+from .typed import LEFT_OUT, LINES_LEFT_OUT, PAGES, TYPED, blocks, commands
+
+
+@pytest.mark.parametrize("of", PAGES, ids=lambda one: one.name)
+def test_each_command_is_typed_by_a_test_or_left_out_for_a_reason(of: Page) -> None:
+    there = {(of.name, heading) for heading, _, _ in blocks(of)}
+    listed = {place for place in (*TYPED, *LEFT_OUT) if place[0] == of.name}
+    assert there == listed
+    assert not TYPED.keys() & LEFT_OUT.keys()
+    # None is hidden in a block that is no block of commands.
+    everything = [line for _, code in of.blocks for line in code.splitlines()]
+    found = "\n".join(code for _, _, code in blocks(of))
+    for line in everything:
+        if re.match(r"\$ |(kubectl|helm|oc|make|sed|rm) ", line):
+            assert line in found, line
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    for name in set(TYPED.values()):
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text(), name
+
+
+def test_lines_that_are_left_out_are_in_a_page() -> None:
+    there = {one for of in PAGES for _, *block in blocks(of) for one in commands(*block)}
+    assert LINES_LEFT_OUT.keys() <= there
+
+
+def test_commands_of_several_lines() -> None:
+    code = "a b   # why\n# only words\nc \\\n  d\ne '[\n  f]'\n"
+    assert list(commands("sh", code)) == ["a b", "c \\\n  d", "e '[\n  f]'"]
+    assert list(commands("console", "$ a\nb\n$ c # d\n")) == ["a", "c"]
+    assert list(commands("yaml", "a: b")) == []
+
+
+def test_the_host_of_the_readme(tmp_path: Path) -> None:
+    (shown,) = [
+        code for of in PAGES[:1] for heading, _, code in blocks(of) if heading == "Commands"
+    ]
+    printed = ""
+    for command in commands("console", shown):
+        words = command.replace("/tmp/host", str(tmp_path / "host")).split()
+        assert words.pop(0) == "npu-agent"
+        done = subprocess.run(
+            [sys.executable, "-m", "npu_agent", *words], capture_output=True, text=True, check=True
+        )
+        printed = done.stdout
+    # Sensors differ from reading to reading.
+    steady = re.compile(r"\d+°C|\d+\.\d+ W")
+    assert steady.sub("~", printed) == steady.sub(
+        "~", "".join(line + "\n" for line in shown.splitlines() if not line.startswith("$"))
+    )
+
+
+def test_the_command_that_removes_labels_knows_each_key_of_ours() -> None:
+    found = [
+        re.search(r"grep -oE '(.*?)'", one)
+        for of in PAGES
+        for _, *block in blocks(of)
+        for one in commands(*block)
+    ]
+    (pattern,) = {match[1] for match in found if match}
+    keys = {key for labels in SETS.values() for key in labels.keys}
+    nodes = json.dumps(dict.fromkeys([*keys, "example.com/a", "npu.furiosa.ai/b"], "c"))
+    assert {match[0][1:] for match in re.finditer(pattern, nodes)} == keys

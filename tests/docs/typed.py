@@ -1,0 +1,102 @@
+"""Which test types the commands of the pages that lead through an installation.
+
+Each command of these pages is typed by a test as it stands there, or is left out below with the
+reason.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from .pages import Page, page
+
+PAGES = tuple(map(page, ("README.md", "docs/install.md", "docs/dra.md", "docs/migration.md")))
+
+_PAGES = "tests/e2e/journey/test_pages.py::"
+_VENDORS = "tests/e2e/journey/test_vendors.py::"
+TYPED = {
+    ("README.md", "Install"): _PAGES + "test_the_readme",
+    ("README.md", "Commands"): "tests/docs/test_typed.py::test_the_host_of_the_readme",
+    ("docs/install.md", "Three ways to install"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/install.md", "Quick starts"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/install.md", "Which nodes"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/install.md", "Which Pods go where"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/install.md", "Is it well?"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/install.md", "Taking it away"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/install.md", "A registry that needs a password"): _PAGES + "test_a_password_with_helm",
+    ("docs/install.md", "The Secret with Helm"): _PAGES + "test_a_password_with_helm",
+    ("docs/install.md", "The Secret with kustomize"): _PAGES + "test_a_password_with_kustomize",
+    ("docs/install.md", "The Secret with one file"): _PAGES + "test_a_password_with_one_file",
+    ("docs/dra.md", "Install"): _PAGES + "test_claims_and_away_again",
+    ("docs/dra.md", "Back, and away"): _PAGES + "test_claims_and_away_again",
+    ("docs/migration.md", "From the charts"): _VENDORS + "test_from_the_charts_and_back",
+    ("docs/migration.md", "Back to the charts"): _VENDORS + "test_from_the_charts_and_back",
+    ("docs/migration.md", "From the manifests"): _VENDORS + "test_from_the_manifests_and_back",
+    ("docs/migration.md", "Back to the manifests"): _VENDORS + "test_from_the_manifests_and_back",
+    ("docs/migration.md", "Moving a node from the device plugin to DRA"): _PAGES
+    + "test_moving_a_node",
+}
+"""The test that types the commands below a heading of a page."""
+ELSEWHERE = "docs/limitations.md: no such cluster can be started here"
+LEFT_OUT = {
+    ("README.md", "Try it"): "tests/commands/test_demo.py runs the tour, CI the tests",
+    ("docs/install.md", "kind"): ELSEWHERE,
+    ("docs/install.md", "k3s"): ELSEWHERE,
+    ("docs/install.md", "OpenShift"): ELSEWHERE,
+}
+"""Why no test types the commands below a heading."""
+LINES_LEFT_OUT = {
+    "make image IMAGE=registry.example.com/npu-agent:0.1.0": "it takes a Python image of a public "
+    "registry; tests/packaging makes the image on one of its own",
+    "podman push registry.example.com/npu-agent:0.1.0": "the cluster's registry has the image; "
+    "containerd's client has pushed it",
+}
+"""Why a test leaves out a single command of those that it types."""
+
+
+def commands(language: str, code: str) -> Iterator[str]:
+    """The commands of a block, each whole, without comments."""
+    if language not in ("sh", "console"):
+        return
+    text = ""
+    for line in code.splitlines():
+        if language == "console" and not line.startswith("$ "):
+            continue
+        text += re.sub(r"(^|\s+)# .*", "", line.removeprefix("$ "))
+        if text.endswith("\\") or not _is_complete(text):
+            text += "\n"
+        elif text.strip():
+            yield text.strip()
+            text = ""
+        else:
+            text = ""
+
+
+def _is_complete(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
+
+
+def blocks(of: Page) -> Iterator[tuple[str, str, str]]:
+    """Heading, language and content of each block of commands."""
+    for heading in dict.fromkeys(heading for _, heading in of.headings):
+        for language, code in of.below(heading):
+            if any(commands(language, code)):
+                yield heading, language, code
+
+
+def typed_by(test: str) -> list[str]:
+    """The commands that a test types."""
+    return [
+        command
+        for of in PAGES
+        for heading, language, code in blocks(of)
+        if TYPED.get((of.name, heading)) == test
+        for command in commands(language, code)
+        if command not in LINES_LEFT_OUT
+    ]
