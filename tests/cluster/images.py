@@ -69,9 +69,12 @@ def pause() -> Image:
     return _image(settings.PAUSE_IMAGE, PAUSE_C, make)
 
 
-def workload() -> Image:
-    """What a test Pod runs: a static busybox with all its commands; sleeps unless told else."""
-    name = "localhost/workload:1"
+def workload(name: str = "localhost/workload:1") -> Image:
+    """What a test Pod runs: a static busybox with all its commands; sleeps without a command.
+
+    Each name has an image of its own: once a kubelet 1.35 or newer has pulled an image, it starts
+    no Pod that names the same image otherwise.
+    """
 
     def make(directory: Path) -> None:
         shutil.copy("/bin/busybox", directory / "busybox")
@@ -81,7 +84,8 @@ def workload() -> Image:
                 *["run", "--isolation", "chroot", container, "--"],
                 *["/bin/busybox", "--install", "-s", "/bin"],
             )
-            _buildah("config", "--env", "PATH=/bin", "--cmd", "sleep 1000000", container)
+            named = ("--label", f"name={name}")
+            _buildah("config", *named, "--env", "PATH=/bin", "--cmd", "sleep 1000000", container)
             _export(container, name, directory)
 
     ensure_packages()

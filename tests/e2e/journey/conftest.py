@@ -18,7 +18,7 @@ from npu_agent import __version__
 from tests.cluster import Cluster, agent, workload
 from tests.cluster.images import scheduler
 from tests.e2e.journey.registry import Registry
-from tests.e2e.journey.steps import Journey
+from tests.e2e.journey.steps import BUSYBOX, Journey
 from tests.e2e.journey.vendors import STAND_IN
 from tests.e2e.node import simulated
 
@@ -41,7 +41,7 @@ def registry(cluster: Cluster) -> Registry:
     made = Registry(cluster)
     made.push(agent(), f"npu-agent:{__version__}")
     made.push(agent(), STAND_IN.removeprefix("docker.io/"))
-    made.push(workload(), "library/busybox:1.37.0")
+    made.push(workload(BUSYBOX), "library/busybox:1.37.0")
     made.push(scheduler(), scheduler().name.removeprefix("registry.k8s.io/"))
     return made
 
