@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import os
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +144,40 @@ async def test_nothing_is_left_of_a_write_that_fails(
     with pytest.raises(OSError, match="directory"):
         await files.replace(tmp_path / "file", b"content")
     await _until(lambda: len(list(tmp_path.iterdir())) == 1)
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from npu_agent import files
+
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(files.replace(Path(sys.argv[1]), b"never", durable=True))
+"""
+
+
+async def test_what_a_writer_that_was_killed_left_is_removed_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, path)
+    async with asyncio.timeout(DEADLINE):
+        assert await killed.wait() == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    others = [tmp_path / name for name in (".npu-agent.lock", f"{left.name}.json", f"{left.name}0")]
+    for other in others:
+        other.touch()
+    assert await files.replace(path, b"old")
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+    sync = os.fsync
+
+    def swept(descriptor: int) -> None:
+        files._sweep(tmp_path)  # of another agent, which starts now
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", swept)
+    assert await files.replace(path, b"new", durable=True)
+    assert path.read_bytes() == b"new"
 
 
 async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(

@@ -8,16 +8,13 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from . import images
 from .build import KUBELETS, BuildError, ensure_binaries, ensure_packages
 from .cache import cache_dir
 from .node import Cluster, ClusterError
 from .sandbox import SandboxError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 USAGE = """\
 Node {node} is ready (kubelet {kubelet}, {seconds:.0f} s). Images in it: {images}
@@ -68,10 +65,11 @@ def main() -> int:
                 cluster.import_image(images.agent().archive)
             elif options.command == "shell":
                 prompt = {**os.environ, "PS1": "(cluster) \\w# "}
-                shell = ["bash", "--norc", "-i"]
+                shell = ["env", f"--chdir={Path.cwd()}", "bash", "--norc", "-i"]
                 return subprocess.run(cluster.command(*shell), env=prompt).returncode
             else:
-                command = ["kubectl", *rest, *options.arguments]
+                # Entering the namespaces leads to "/", and `kubectl apply -k k8s/` is of here.
+                command = ["env", f"--chdir={Path.cwd()}", "kubectl", *rest, *options.arguments]
                 return subprocess.run(cluster.command(*command)).returncode
     except (BuildError, SandboxError, ClusterError) as error:
         print(error, file=sys.stderr)

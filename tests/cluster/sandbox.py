@@ -354,9 +354,11 @@ def _end(record: Record) -> None:
     directory = Path(record.directory)
     if record.outer.alive:
         inner = _children(record.outer.pid)
+        # Init is gone only after all others in its PID namespace were waited for. An `nsenter` that
+        # stopped itself, since its child was stopped, waits for none.
+        outside = [process for init in inner for process in _parents_outside(init.pid)]
         record.outer.signal(signal.SIGKILL)  # --kill-child takes the namespaces with it
-        # Init is gone only after the kernel has ended all others in its PID namespace.
-        for process in (*inner, record.outer):
+        for process in (*outside, *inner, record.outer):
             process.signal(signal.SIGKILL)
             if not process.wait(10):
                 raise SandboxError(f"cannot kill process {process.pid} of {directory}")
@@ -460,6 +462,25 @@ def _children(pid: int) -> list[Process]:
         if stat is not None and int(stat[1]) == pid:
             children.append(Process(int(entry.name), int(stat[19])))
     return children
+
+
+def _parents_outside(init: int) -> list[Process]:
+    """The processes outside of a PID namespace that have children in it: `unshare`, `nsenter`."""
+
+    def namespace(pid: int | str) -> str:
+        try:
+            return str(Path(f"/proc/{pid}/ns/pid").readlink())
+        except OSError:  # it has ended
+            return ""
+
+    ours = namespace(init)
+    inside = [entry.name for entry in Path("/proc").iterdir() if namespace(entry.name) == ours]
+    parents = {int(stat[1]) for pid in inside if (stat := _stat(int(pid)))}
+    return [
+        Process(pid, int(stat[19]))
+        for pid in parents
+        if namespace(pid) != ours and (stat := _stat(pid))
+    ]
 
 
 def _child_of(pid: int) -> Process:
