@@ -284,6 +284,9 @@ def test_a_claim_is_allocated_anew_while_its_pod_before_runs(node: Node) -> None
     assert seen(node, "next").cards == {card}
     ended = log(node).index(f"have ended, or are listed again uid={uid}")
     assert log(node).index("claim prepared claim=default/another ") > ended
+    # To the kubelet the Pod before has the claim too, until it looks for such Pods once a minute.
+    node.delete_pods()
+    node.cluster.wait_for("no claim to be prepared", lambda: not prepared(node), 4 * SOON)
 
 
 def log(node: Node) -> str:
