@@ -14,7 +14,7 @@ from npu_agent.doctor.check import Check, Verdict
 _SYS = ("host root", "/sys")
 _KUBELET = ("plugin directory", "kubelet.sock")
 _API = ("API server",)
-_NODE = ("API server", "NODE_NAME", "right to get nodes", "Node")
+_NODE = ("API server", "NODE_NAME", "rights", "Node")
 
 CAUSES: Mapping[str, tuple[str, ...]] = {
     "/sys": ("host root",),
@@ -35,9 +35,9 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "CDI directory": ("host root",),
     "NFD directory": ("host root",),
     "metrics.listen": ("metrics.tls",),
-    "readiness": _KUBELET,
-    "right to": _API,
-    "Node": ("API server", "NODE_NAME", "right to get nodes"),
+    "readiness": (*_KUBELET, *_API, "rights"),
+    "rights": _API,
+    "Node": ("API server", "NODE_NAME", "rights"),
     "allocatable": (
         *_SYS,
         "/dev",
@@ -48,15 +48,15 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
         "resource",
         "readiness",
     ),
-    "labels": (*_SYS, *_NODE, "odd", "right to patch nodes", "NFD directory"),
+    "labels": (*_SYS, *_NODE, "odd", "rights", "NFD directory"),
     "DRA": _NODE,
-    "DRA rights": _API,
     "DRA registry of": (*_KUBELET, "DRA"),
     "DRA directory of": (*_KUBELET, "DRA"),
-    "DRA slices of": (*_API, "NODE_NAME", "DRA", "DRA rights", "DRA registry of", "readiness"),
-    "DRA features for": (*_API, "NODE_NAME", "DRA rights"),
+    "DRA slices of": (*_API, "NODE_NAME", "DRA", "rights", "DRA registry of", "readiness"),
+    "DRA features for": (*_API, "NODE_NAME", "rights"),
+    "DRA counters for": (*_API, "NODE_NAME", "rights"),
     "DeviceClass": _API,
-    "policy": _API,
+    "policy": (*_API, "rights"),
 }
 """For a line, by its name or how that begins, those that it may follow from; see `with_causes`."""
 

@@ -13,7 +13,6 @@ from npu_agent.core.trouble import TroubleKind
 CONFIGURATION = "Configuration and this process"
 """The heading of the lines on them."""
 SUDO = "run this as root: sudo npu-agent doctor"
-AGENT_LOG = "kubectl -n kube-system logs -l app.kubernetes.io/name=npu-agent --prefix --tail=50"
 DRIVER_LOG = "dmesg | tail -n 50"
 KUBELET = "systemctl status kubelet"
 

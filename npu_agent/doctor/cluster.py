@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from npu_agent.config.resources import asks_for
 from npu_agent.core.offer import Resource
 from npu_agent.core.vocabulary import label_sets
 from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, unused, wrong
-from npu_agent.doctor.host import by_device_plugin, doubtful, offered, snapshot
+from npu_agent.doctor.host import (
+    by_device_plugin,
+    doubtful,
+    dra_support,
+    may_use_dra,
+    offered,
+    snapshot,
+)
 from npu_agent.doctor.kubelet import expected, owner
 from npu_agent.doctor.probe import DEADLINE, probe
 from npu_agent.doctor.situation import Situation
@@ -28,58 +34,76 @@ from npu_agent.outputs.labels.machine import read_machine
 _LARGEST = 1 << 20
 """Bytes of a feature file."""
 
+_METRICS = "metrics-authorization (Helm: metricsAuthorization)"
+_DRA = "dra (Helm: dra.enabled)"
 _GROUPS = {
     "tokenreviews": "authentication.k8s.io",
     "subjectaccessreviews": "authorization.k8s.io",
+    "resourceclaims": "resource.k8s.io",
+    "resourceslices": "resource.k8s.io",
 }
 """The API group of a resource that is not of the core group."""
 
 Right = tuple[str, str]
 """A verb and a resource that the agent has to be allowed."""
 
+_DRA_RIGHTS: tuple[Right, ...] = (
+    ("get", "resourceclaims"),
+    *((verb, "resourceslices") for verb in ("list", "watch", "create", "patch", "delete")),
+)
+
+
+_UNASKED = unused("nothing asks for it: labels, events, DRA, metrics.authorization")
+
+
+async def rights(here: Situation) -> Lines:
+    """The one line on all rights. It comes first: many others follow from it."""
+    yield "rights", _rights(here) if wanted(here) else _UNASKED
+
 
 async def lines(here: Situation) -> Lines:
     """Of this subject."""
-    rights = wanted(here)
-    if rights:
+    if wanted(here):
         yield "NODE_NAME", _node_name(here)
         yield "API server", _server(here)
-        for right, why in rights.items():
-            yield f"right to {' '.join(right)}", _right(here, right, why)
         yield "Node", _node(here)
         for one in await by_device_plugin(here):
             yield f"allocatable {one.name}", _allocatable(here, one)
     else:
         for name in ("NODE_NAME", "API server", "Node"):
-            yield name, unused("nothing asks for it: labels, events, DRA, metrics.authorization")
+            yield name, _UNASKED
     yield "labels", _labels(here)
 
 
-def wanted(here: Situation) -> dict[Right, str]:
-    """The rights that the agent needs under this configuration, and what for."""
+def wanted(here: Situation) -> tuple[Right, ...]:
+    """The rights that the agent needs under this configuration, without those for DRA alone."""
     config = here.config
-    rights = {}
-    if config.labels.output == "api" or config.events:
-        rights["get", "nodes"] = "labels and Events are about its own Node"
-    elif _dra_asked(here):
-        rights["get", "nodes"] = "DRA depends on the version of its kubelet"
-    if config.labels.output == "api":
-        rights["patch", "nodes"] = "labels are applied to it"
+    labels = config.labels.output == "api"
+    rights: list[Right] = []
+    if labels or config.events or _dra_asked(here):
+        rights.append(("get", "nodes"))
+    if labels:
+        rights.append(("patch", "nodes"))
     if config.events:
-        rights["create", "events"] = "Events report what becomes of its cards"
-        rights["patch", "events"] = "one that happens again is counted up"
+        rights += [("create", "events"), ("patch", "events")]
     if config.metrics.authorization == "kubernetes":
-        rights["create", "tokenreviews"] = "metrics.authorization asks who a client is"
-        rights["create", "subjectaccessreviews"] = "and what it may read"
-    return rights
+        rights += [("create", "tokenreviews"), ("create", "subjectaccessreviews")]
+    return tuple(rights)
 
 
 def _dra_asked(here: Situation) -> bool:
     """Whether cards may be offered by DRA here."""
-    config, node = here.config, here.node_name
-    if node is None and config.allocation.nodes:
-        return True  # which of them this node is, nobody knows
-    return asks_for(config, "dra", node) or asks_for(config, "auto", node)
+    if here.node_name is None and here.config.allocation.nodes:
+        return True  # which of them this node is, is not known
+    return may_use_dra(here)
+
+
+async def _all_wanted(here: Situation) -> tuple[Right, ...]:
+    rights = wanted(here)
+    if not may_use_dra(here):
+        return rights
+    support = await here.see_or(dra_support, None)
+    return rights if support and not support.available else (*rights, *_DRA_RIGHTS)
 
 
 def _node_name(here: Situation) -> Finding:
@@ -89,7 +113,7 @@ def _node_name(here: Situation) -> Finding:
         return wrong(
             "not set: no Node can be labelled, Events are about none, and there is no DRA",
             "set it from spec.nodeName by the downward API, as k8s/daemonset.yaml does",
-            "kubectl apply -k k8s/",
+            here.apply_again(),
         )
     return unknown(
         "not set here, so that this host's Node cannot be read",
@@ -128,12 +152,12 @@ async def answers(here: Situation) -> Answers:
 
 async def _allowed(api: Api, here: Situation) -> Mapping[Right, bool] | None:
     allowed = {}
-    for verb, resource in wanted(here):
-        where = {"namespace": NAMESPACE}
+    for verb, resource in await _all_wanted(here):
+        where = {"group": _GROUPS.get(resource, "")}
         if resource == "nodes":
-            where = {"name": here.node_name or ""}
-        elif group := _GROUPS.get(resource):
-            where = {"group": group}
+            where["name"] = here.node_name or ""
+        elif resource == "events":
+            where["namespace"] = NAMESPACE
         try:
             allowed[verb, resource] = await access.allowed(api, verb, resource, **where)
         except ApiError as error:
@@ -156,6 +180,15 @@ async def _server(here: Situation) -> Finding:
     except ApiError as error:
         if error.kind is Kind.CREDENTIALS and not await here.see_or(credentials_expected, True):
             return unknown("no credentials here", "ask in the agent's Pod, or set KUBECONFIG")
+        if error.kind is Kind.UNAUTHORIZED and here.in_pod:
+            # Without its account there would be no new Pod, so that is restored before.
+            return wrong(
+                error.what,
+                "its ServiceAccount was deleted, or the token has expired: restore the one, and "
+                f"delete the Pod to have another{here.overlay_is}",
+                f"{here.restore_rights()} && "
+                f"kubectl -n {here.namespace} delete pod {here.hostname}",
+            )
         return wrong(error.what, error.remedy, "kubectl cluster-info")
 
 
@@ -173,27 +206,31 @@ async def _asked(here: Situation) -> Answers:
         raise Unseen("the API server could not be asked") from error
 
 
-async def _right(here: Situation, right: Right, why: str) -> Finding:
+async def _rights(here: Situation) -> Finding:
+    """All that are missing are one thing to fix: one command restores them."""
     allowed = (await _asked(here)).allowed
     if allowed is None:
         return unknown("the API server does not say")
-    if allowed[right]:
-        return ok("allowed")
-    verb, resource = right
-    if resource in _GROUPS:
+    missing: dict[str, list[str]] = {}
+    for (verb, resource), granted in allowed.items():
+        if not granted:
+            missing.setdefault(resource, []).append(verb)
+    if not missing:
+        return ok(f"all {len(allowed)} that this configuration needs")
+    detail = "missing: " + ", ".join(f"{one} ({', '.join(of)})" for one, of in missing.items())
+    if not here.in_pod:
         return wrong(
-            f"missing: {why}",
-            "add the component k8s/components/metrics-authorization, which binds the ClusterRole "
-            "system:auth-delegator to this ServiceAccount",
-            "kubectl get clusterrolebindings -o wide | grep system:auth-delegator",
+            f"{detail}; asked as the user of this kubeconfig",
+            "to see the agent's own rights, run this in its Pod; to run npu-agent with this "
+            "kubeconfig, give its user the rules of the ClusterRole npu-agent",
+            "kubectl describe clusterrole npu-agent",
         )
-    rule = f'{{apiGroups: [""], resources: [{resource}], verbs: [{verb}]}}'
-    return wrong(
-        f"missing: {why}",
-        f"kubectl apply -k k8s/, or add this rule to the ClusterRole npu-agent: {rule}; and its "
-        "ClusterRoleBinding has to name this ServiceAccount",
-        "kubectl apply -k k8s/",
-    )
+    remedy = "restore the agent's ServiceAccount, ClusterRole and ClusterRoleBinding; the command "
+    remedy += f"changes nothing else{here.overlay_is}"
+    parts = (_METRICS if one.endswith("reviews") else _DRA for one in missing if one in _GROUPS)
+    for one in dict.fromkeys(parts):
+        remedy += f". If rights are missing then, add k8s/components/{one}"
+    return wrong(detail, remedy, here.restore_rights())
 
 
 async def _node(here: Situation) -> Finding:
@@ -256,11 +293,12 @@ async def _allocatable(here: Situation, resource: Resource) -> Finding:
         "registered, follows another configuration, or a second plugin owns the resource"
     )
     if await here.see_or(owner, Owner()) is None:
-        remedy = "no npu-agent serves this node: is its Pod running here?"
+        remedy = "no npu-agent serves this node: check that its Pod runs here"
     return wrong(
         f"{count} on the Node, {healthy} healthy device(s) here{besides}",
         remedy,
-        f"kubectl -n kube-system get pods -o wide --field-selector spec.nodeName={here.node_name}",
+        f"kubectl -n {here.namespace} get pods -o wide "
+        f"--field-selector spec.nodeName={here.node_name}",
     )
 
 
@@ -278,25 +316,30 @@ async def _labels(here: Situation) -> Finding:
     if doubt := compute.unsure(seen):
         return unknown(doubt)
     sets = label_sets([vendor.vocabulary for vendor in here.vendors], config.sets)
+    apply = here.command("labels apply", *here.options)
     unnamed = Machine(vendor=None, name=None)
     right = compute.labels(seen, await here.see_or(machine, unnamed), sets)
     if config.output == "nfd":
         file = here.host_root / nfd.FILE
         there = nfd.parse(await probe(lambda: content(file, _LARGEST)))
-        return _compared(right, there, frozenset(there), f"in {file}")
+        return _compared(right, there, frozenset(there), f"in {file}", apply)
     answer = await own_node(here)
     try:
         node = node_meta(answer)
     except ValueError as error:
         return unknown(f"the Node as answered: {error}")
-    finding = _compared(right, node.labels, node.applied, "on the Node")
+    finding = _compared(right, node.labels, node.applied, "on the Node", apply)
     if not finding.remedy and (theirs := sorted(right.keys() - node.applied)):
         return _foreign(node, theirs[0], part(answer, "metadata"))
     return finding
 
 
 def _compared(
-    right: Mapping[str, str], there: Mapping[str, str], ours: frozenset[str], where: str
+    right: Mapping[str, str],
+    there: Mapping[str, str],
+    ours: frozenset[str],
+    where: str,
+    apply: str,
 ) -> Finding:
     differences = [
         f"{key} is {there.get(key, 'missing')} and should be {value}"
@@ -309,9 +352,9 @@ def _compared(
     more = f", and {len(differences) - 1} more differ" if len(differences) > 1 else ""
     return wrong(
         f"{where}: {differences[0]}{more}",
-        "the agent corrects them within labels.resync; if not, readiness and its log say why. "
-        "`npu-agent labels apply` does it now",
-        "npu-agent labels apply",
+        "the agent corrects them within labels.resync; the command does it now. If they change "
+        "back, another program sets them",
+        apply,
     )
 
 

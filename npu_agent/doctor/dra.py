@@ -10,53 +10,34 @@ from typing import Any
 from npu_agent.config.resources import asks_for
 from npu_agent.core.pool import Effect
 from npu_agent.doctor import classes
-from npu_agent.doctor.check import (
-    AGENT_LOG,
-    Finding,
-    Lines,
-    Unseen,
-    note,
-    ok,
-    unknown,
-    unused,
-    wrong,
-)
+from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, unused, wrong
 from npu_agent.doctor.cluster import own_node
-from npu_agent.doctor.host import dra_support
+from npu_agent.doctor.host import dra_support, may_use_dra
 from npu_agent.doctor.kubelet import owner
 from npu_agent.doctor.places import existing, writable
 from npu_agent.doctor.probe import DEADLINE, directory, probe
 from npu_agent.doctor.situation import Situation
-from npu_agent.kube import Api, ApiError, Kind, access, resourceclaims, resourceslices
+from npu_agent.kube import Api, ApiError, Kind, resourceclaims, resourceslices
 from npu_agent.kube.client import part
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, made_by_us
 
 _GROUP = "resource.k8s.io"
-_RIGHTS = (
-    ("get", "resourceclaims"),
-    *((verb, "resourceslices") for verb in ("list", "watch", "create", "patch", "delete")),
-)
 _POLICY = "npu-agent-own-slices"
 _MOST_SLICES = 64
-_INSTALL = (
-    "helm upgrade npu-agent k8s/chart --namespace kube-system --reuse-values --set dra.enabled=true"
-)
-_COMPONENT = "install the component k8s/components/dra (with Helm: dra.enabled)"
+_COMPONENT = "add the component k8s/components/dra (Helm: dra.enabled)"
 
 
 async def lines(here: Situation) -> Lines:
     """Of this subject; what a driver needs, only where this node may have one."""
-    node = here.node_name
-    if not (asks_for(here.config, "dra", node) or asks_for(here.config, "auto", node)):
+    if not may_use_dra(here):
         yield "DRA", unused("allocation.api is device-plugin")
         return
     yield "DRA", _support(here)
     support = await here.see_or(dra_support, None)
     if support is not None and not support.available:
         return
-    yield "DRA rights", _rights()
     for driver in here.drivers:
         yield f"DRA registry of {driver}", _registry(here, driver)
         yield f"DRA directory of {driver}", _directory(here, driver)
@@ -64,7 +45,7 @@ async def lines(here: Situation) -> Lines:
         yield f"DRA features for {driver}", _features(here, driver)
         if here.config.dra.partitions:
             yield f"DRA counters for {driver}", _counters(here, driver)
-        yield f"DeviceClass {driver}", _device_class(driver)
+        yield f"DeviceClass {driver}", _device_class(here, driver)
         yield f"resource names of {driver}", _resource_names(here, driver)
         yield f"policy {_POLICY}", _policy(here, driver)
 
@@ -78,7 +59,7 @@ async def _support(here: Situation) -> Finding:
             f"impossible: {support.reason}",
             "update it, or set allocation.api to auto: the node then offers its cards by the "
             "device plugin",
-            "npu-agent config show",
+            here.command("config show", *here.options),
         )
     return ok(f"allocation.api is auto, and that is the device plugin: {support.reason}")
 
@@ -99,25 +80,11 @@ async def _asked() -> AsyncIterator[Api]:
         await api.close()
 
 
-async def _rights() -> Finding:
-    async with _asked() as api:
-        missing = [
-            f"{verb} {resource}"
-            for verb, resource in _RIGHTS
-            if not await access.allowed(api, verb, resource, group=_GROUP)
-        ]
-    if missing:
-        return wrong(
-            f"missing: {', '.join(missing)}", f"{_COMPONENT}: its ClusterRole has them", _INSTALL
-        )
-    return ok("claims may be read, and slices written")
-
-
 async def _registry(here: Situation, driver: str) -> Finding:
     """Whether the agent can register there, and whether another driver of its name does."""
     path = here.directory.parent / REGISTRY
-    remedy = "the kubelet makes it: is it running? In a Pod mount the host's there; " + _COMPONENT
-    found = writable(here, await probe(lambda: directory(path)), remedy, f"ls -ld {path}")
+    remedy = f"start the kubelet, which makes it; in a Pod, mount the host's there: {_COMPONENT}"
+    found = writable(here, await probe(lambda: directory(path)), remedy)
     if found.remedy:
         return found
     names = await probe(lambda: sorted(each.name for each in path.iterdir()))
@@ -130,8 +97,8 @@ async def _registry(here: Situation, driver: str) -> Finding:
         return wrong(
             f"{', '.join(theirs)} in {path}: a second driver registers as {driver}",
             "the kubelet asks the one that came last: delete the vendor's DRA driver "
-            "(kubectl get daemonsets -A | grep -i -e dra -e npu), or remove the socket if "
-            "nobody serves it",
+            "(kubectl get daemonsets -A | grep -i -e dra -e npu), or remove the socket if no "
+            "process serves it",
             "kubectl get daemonsets -A | grep -i -e dra -e npu",
         )
     ours = sum(made_by_us(name, driver) for name in names)
@@ -142,7 +109,7 @@ async def _directory(here: Situation, driver: str) -> Finding:
     path = here.directory.parent / PLUGINS / driver
     remedy = f"let the agent write the host's {path}, by the same path: {_COMPONENT}"
     place = await probe(lambda: directory(existing(path)))
-    return writable(here, place, remedy, f"ls -ld {place.path}")
+    return writable(here, place, remedy)
 
 
 async def _slices(here: Situation, driver: str) -> Finding:
@@ -163,7 +130,7 @@ async def _slices(here: Situation, driver: str) -> Finding:
         return wrong(
             "none, though an agent serves this node",
             "it may have another configuration; else readiness and its log have the reason",
-            AGENT_LOG,
+            here.agent_log,
         )
     devices = sum(len(each.get("spec", {}).get("devices") or ()) for each in found.values())
     return ok(f"{len(found)}, with {devices} device(s)")
@@ -216,14 +183,22 @@ async def _counters(here: Situation, driver: str) -> Finding:
     return ok("the API server keeps counters: cards are cut on demand")
 
 
-async def _device_class(driver: str) -> Finding:
+async def _device_class(here: Situation, driver: str) -> Finding:
     try:
         async with _asked() as api:
             await resourceclaims.device_class(api, driver)
     except Unseen as unseen:
         match unseen.__cause__:
             case ApiError(kind=Kind.NOT_FOUND):
-                return wrong("missing: a claim that names it stays Pending", _COMPONENT, _INSTALL)
+                return wrong(
+                    "missing: a claim that names it stays Pending",
+                    "apply again what the agent was installed from, with the component "
+                    "k8s/components/dra: kubectl apply -k OVERLAY; if that was Helm: helm upgrade "
+                    f"npu-agent k8s/chart --namespace {here.namespace} --reset-then-reuse-values "
+                    "--set dra.enabled=true",
+                    "kubectl get daemonsets -A -l app.kubernetes.io/part-of=npu-agent "
+                    "-L app.kubernetes.io/managed-by",
+                )
             case ApiError(kind=Kind.FORBIDDEN):
                 return _for_administrators(f"kubectl get deviceclass {driver}")
         raise
@@ -270,7 +245,8 @@ async def _policy(here: Situation, driver: str) -> Finding:
         return unknown(f"refused, and not by that policy: {error.what}")
     return note(
         "this account may write slices of other nodes",
-        f"{_COMPONENT}; it has the policy, whose condition has to match this ServiceAccount",
+        f"{_COMPONENT}, which has the policy, and apply it: {here.apply_again()}; the policy's "
+        "condition has to match this ServiceAccount",
     )
 
 

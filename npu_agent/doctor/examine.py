@@ -17,6 +17,7 @@ from npu_agent.logs import logger
 log = logger(__name__)
 
 SUBJECTS: dict[str, Callable[[Situation], Lines]] = {
+    "rights": cluster.rights,
     "privileges": privileges.lines,
     "hardware": host.lines,
     "sockets": sockets.lines,
@@ -29,6 +30,7 @@ SUBJECTS: dict[str, Callable[[Situation], Lines]] = {
 """In the order in which people read them, and fix what is wrong."""
 
 SECTIONS = {
+    "rights": CONFIGURATION,
     "privileges": CONFIGURATION,
     "hardware": "Hardware",
     "sockets": "Kubelet",

@@ -34,7 +34,8 @@ async def lines(here: Situation) -> Lines:
     if await here.see_or(root_forgotten, False):
         what = "this is the container's own /, and not the host's"
         remedy = "name where the host's / is mounted: --host-root=/host"
-        yield "host root", wrong(what, remedy, "npu-agent doctor --host-root=/host")
+        options = (f"--config-file={here.agent_config}", "--host-root=/host")
+        yield "host root", wrong(what, remedy, here.command("doctor", *options))
     yield "/sys", _mounted(here, "/sys", "sys/class")
     yield "/dev", _mounted(here, "/dev", "dev")
     for vendor in here.vendors:
@@ -64,7 +65,7 @@ async def _mounted(here: Situation, name: str, below: str) -> Finding:
             f"{found.path} is missing",
             f"mount the host's {name} at {path} (hostPath, readOnly), and name the directory "
             "above it by --host-root",
-            "kubectl apply -k k8s/" if here.in_pod else f"ls -ld {path}",
+            here.apply_again() if here.in_pod else f"ls -ld {path}",
         )
     if not found.readable:
         raise Unseen(
@@ -127,7 +128,7 @@ async def _pci(here: Situation) -> Finding:
         return wrong(
             f"{', '.join(map(str, silent))} has a driver ({silent[0].driver}), which shows no card "
             "of that address in /sys/class",
-            "dmesg: why did the driver give up on it? Then reload it",
+            "read in dmesg why the driver gave up on it, then reload the driver",
             DRIVER_LOG,
         )
     makers = " and ".join(sorted({titles[card.vendor] for card in cards}))
@@ -181,7 +182,7 @@ async def _cards(here: Situation) -> Finding:
     try:
         cards = (await here.see(snapshot)).cards
     except Unseen as missing:
-        return missing.finding._replace(remedy="dmesg: a driver may hang")
+        return missing.finding._replace(remedy="read dmesg: a driver may hang")
     if not cards:
         return note("none: the agent serves nothing, and waits for some")
     listed = ", ".join(f"{state.card.name} ({state.card.product})" for state in cards)
@@ -193,8 +194,8 @@ async def _card(here: Situation, state: CardState) -> Finding:
     if health.state is Health.UNHEALTHY:
         return wrong(
             f"unhealthy: {health.reason}",
-            "it is not handed out until it has recovered: dmesg, then drain it, reload its driver "
-            "or power-cycle the host",
+            "it is not handed out until it has recovered: read dmesg, then drain it, reload its "
+            "driver or power-cycle the host",
             DRIVER_LOG,
         )
     if bad := await probe(lambda: tuple(_bad_nodes(here.host_root, card))):
@@ -228,12 +229,12 @@ def _oddity(odd: Oddity) -> Finding:
     if odd.unread:
         return wrong(
             f"{odd.entry}: {odd.reason}",
-            "it may be a card, and cannot be read: dmesg, then reload its driver",
+            "it may be a card, and cannot be read: read dmesg, then reload its driver",
             DRIVER_LOG,
         )
     return note(
         f"{odd.entry} is not served: {odd.reason}",
-        "" if odd.sample_of else "a card newer than this npu-agent? Then take a newer one",
+        "" if odd.sample_of else "if this is a card newer than npu-agent, install a newer one",
     )
 
 
@@ -257,6 +258,12 @@ async def dra_support(here: Situation) -> Support:
         raise Unseen(f"the API server does not say: {error.what}") from error
     finally:
         await api.close()
+
+
+def may_use_dra(here: Situation) -> bool:
+    """Whether the configuration lets this node offer cards by DRA."""
+    config, node = here.config, here.node_name
+    return asks_for(config, "dra", node) or asks_for(config, "auto", node)
 
 
 async def by_claims(here: Situation) -> bool:

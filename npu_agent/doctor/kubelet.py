@@ -14,18 +14,7 @@ from npu_agent.core.ledger import Assignment, Ledger, footprints_of
 from npu_agent.core.offer import Device, Resource
 from npu_agent.core.pool import devices_by_name
 from npu_agent.core.trouble import TroubleKind, kind_of
-from npu_agent.doctor.check import (
-    AGENT_LOG,
-    KUBELET,
-    Finding,
-    Lines,
-    Unseen,
-    note,
-    ok,
-    unknown,
-    unused,
-    wrong,
-)
+from npu_agent.doctor.check import KUBELET, Finding, Lines, Unseen, note, ok, unknown, unused, wrong
 from npu_agent.doctor.host import by_device_plugin, doubtful, offered, snapshot
 from npu_agent.doctor.probe import directory, probe
 from npu_agent.doctor.situation import Situation
@@ -73,7 +62,7 @@ async def _serving_agent(here: Situation) -> Finding:
     if serving is None:
         return note(
             "no npu-agent serves this node now",
-            "normal before it is installed, or without cards; else: is its Pod running here?",
+            "normal before it is installed, or without cards; else check that its Pod runs here",
         )
     if serving.host is None:
         return unknown(f"{serving} serves this node", "ask again: it signs as soon as it has it")
@@ -143,7 +132,7 @@ async def _cgroups(here: Situation) -> Finding:
         "while its containers run",
         f"mount the host's /{CGROUPS} at {found.path} (hostPath, readOnly), and name the directory "
         "above /sys by --host-root",
-        "kubectl apply -k k8s/" if here.in_pod else f"ls -ld {found.path}",
+        here.apply_again() if here.in_pod else f"ls -ld {found.path}",
     )
 
 
@@ -224,7 +213,7 @@ async def _resource(here: Situation, resource: Resource) -> Finding:
                 detail,
                 "the agent runs and is not registered, or follows another configuration: see "
                 "readiness, and its log",
-                AGENT_LOG,
+                here.agent_log,
             )
         return note(f"{detail}: no agent serves them")
     if not ids:

@@ -28,7 +28,7 @@ async def _cdi(here: Situation) -> Finding:
     else:
         return unused("allocation.method is deviceNodes")
     place = await probe(lambda: directory(existing(here.host_root / cdi.DIRECTORY)))
-    return writable(here, place, remedy, f"ls -ld {place.path}")
+    return writable(here, place, remedy)
 
 
 def existing(path: Path) -> Path:
@@ -47,16 +47,16 @@ async def _nfd(here: Situation) -> Finding:
         await probe(lambda: directory(path)),
         "install Node Feature Discovery here and let the agent write its features.d "
         "(component k8s/components/nfd-output), or set labels.output to api",
-        f"ls -ld {path}",
     )
 
 
-def writable(here: Situation, place: Directory, remedy: str, command: str) -> Finding:
+def writable(here: Situation, place: Directory, remedy: str) -> Finding:
     """Whether this process may write to a directory.
 
     Raises:
         Unseen: root may, perhaps.
     """
+    command = f"ls -ld {here.on_the_host(place.path)}"
     if not place.there:
         return wrong(f"{place.path} is missing", remedy, command)
     if place.read_only:

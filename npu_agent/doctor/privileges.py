@@ -30,7 +30,7 @@ async def _uid(here: Situation) -> Finding:
             f"{here.uid}, which may not write to the plugin directory",
             "runAsUser: 0 in the Pod's securityContext, as k8s/daemonset.yaml has it; no "
             "capability is needed",
-            "kubectl apply -k k8s/",
+            here.apply_again(),
         )
     return unknown(f"{here.uid}: what only root may see is left out", SUDO)
 

@@ -9,18 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_agent.doctor.check import (
-    AGENT_LOG,
-    SUDO,
-    Finding,
-    Lines,
-    Unseen,
-    note,
-    ok,
-    unknown,
-    unused,
-    wrong,
-)
+from npu_agent.doctor.check import SUDO, Finding, Lines, Unseen, note, ok, unknown, unused, wrong
 from npu_agent.doctor.kubelet import owner
 from npu_agent.doctor.probe import Process, probe, process
 from npu_agent.doctor.situation import Situation
@@ -183,7 +172,7 @@ async def _listen(here: Situation, at: Listener, asked: Asked, *, beside: Asked)
             f"{holder} has {at.shown} and does not answer within {_ANSWER:g} s",
             "its event loop is stuck: its log says where it stood; in a Pod the liveness probe "
             "restarts it after half a minute, elsewhere restart it yourself",
-            AGENT_LOG,
+            here.agent_log,
         )
     if found.somebody and at.closed and elsewhere and not holder and here.uid and not here.in_pod:
         return unknown(
@@ -261,4 +250,4 @@ async def _readiness(here: Situation, why: str) -> Finding:
     if not why:
         return ok("the agent that answers is ready")
     remedy = "reported by the agent itself (/readyz); see its log, and what else is wrong here"
-    return wrong(why, remedy, AGENT_LOG)
+    return wrong(why, remedy, here.agent_log)

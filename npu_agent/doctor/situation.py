@@ -16,6 +16,7 @@ from npu_agent.core.offer import Resource
 from npu_agent.core.vendor import Vendor
 from npu_agent.core.vocabulary import Vocabulary, merged
 from npu_agent.doctor.check import CONFIGURATION, Check, Unseen, Verdict
+from npu_agent.kube.serviceaccount import DIRECTORY
 
 if TYPE_CHECKING:
     import argparse
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
+_RIGHTS = "npu-agent/rights"
+"""The label of the objects in k8s/ that give the agent its rights."""
 _LONGEST = 45.0
 """Seconds for a probe, which has a deadline of its own, far shorter."""
 
@@ -42,6 +45,10 @@ class Situation:
     uid: int
     hostname: str
     """In a Pod this is the Pod's name."""
+    namespace: str = "kube-system"
+    """The agent's."""
+    helm_release: str = ""
+    """What it was installed as; empty: by kustomize or by one file, or not known."""
     proc: Path = Path("/proc")
     agent_config: Path = Path("/etc/npu-agent/config.yaml")
     """Where the DaemonSet mounts the agent's configuration."""
@@ -60,6 +67,8 @@ class Situation:
             in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
             uid=os.geteuid(),
             hostname=platform.node(),
+            namespace=_own_namespace(),
+            helm_release=os.environ.get("HELM_RELEASE", ""),
         )
 
     @property
@@ -80,6 +89,64 @@ class Situation:
         words = (vendor.vocabulary for vendor in self.vendors)
         return tuple(each.dra.driver for each in words if each.dra)
 
+    # --- commands for people: those of kubectl and Helm are typed where they work on the cluster
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What `command` takes in addition, so that the agent's files are read."""
+        if not self.in_pod:
+            return ()
+        return f"--config-file={self.agent_config}", f"--host-root={self.host_root}"
+
+    def command(self, *words: str) -> str:
+        """One of npu-agent itself."""
+        where = f"kubectl -n {self.namespace} exec {self.hostname} -- " if self.in_pod else ""
+        return f"{where}npu-agent {' '.join(words)}"
+
+    def on_the_host(self, path: Path) -> Path:
+        """The same file, for a command that is typed on the host."""
+        inside = self.in_pod and path.is_relative_to(self.host_root)
+        return Path("/", path.relative_to(self.host_root)) if inside else path
+
+    @property
+    def agent_log(self) -> str:
+        """The command that shows what the agents logged."""
+        return (
+            f"kubectl -n {self.namespace} logs -l app.kubernetes.io/name=npu-agent "
+            "--prefix --tail=50"
+        )
+
+    @property
+    def overlay_is(self) -> str:
+        """What the two commands below have a word for."""
+        text = " (OVERLAY: the directory it was installed from; if that was one file: -f FILE)"
+        return "" if self.helm_release else text
+
+    def apply_again(self) -> str:
+        """The command that applies what the agent was installed from, after a correction there.
+
+        With --force-conflicts also what was changed by kubectl is restored.
+        """
+        if self.helm_release:
+            return (
+                f"helm upgrade {self.helm_release} k8s/chart --namespace {self.namespace} "
+                "--reset-then-reuse-values --force-conflicts"
+            )
+        return "kubectl apply -k OVERLAY"
+
+    def restore_rights(self) -> str:
+        """The command that restores the agent's account and rights, and changes nothing else.
+
+        Applied as Helm does it, or its next upgrade ends with a conflict.
+        """
+        if self.helm_release:
+            return (
+                f"helm get manifest {self.helm_release} --namespace {self.namespace} | "
+                "kubectl apply --server-side --force-conflicts --field-manager=helm "
+                f"-l {_RIGHTS} -f -"
+            )
+        return f"kubectl apply -l {_RIGHTS} -k OVERLAY"
+
     async def see(self, probe: Callable[[Situation], Awaitable[T]]) -> T:
         """What `probe` returns; it runs once, however many lines need it.
 
@@ -96,6 +163,14 @@ class Situation:
             return await self.see(probe)
         except Unseen:
             return otherwise
+
+
+def _own_namespace() -> str:
+    """The Pod's, or the usual one."""
+    try:
+        return (DIRECTORY / "namespace").read_text()
+    except OSError:
+        return "kube-system"
 
 
 async def _within(probing: Awaitable[T]) -> T:
@@ -148,6 +223,6 @@ def forgotten(args: argparse.Namespace, situation: Situation, check: Check) -> C
     """The line on the configuration, if the agent of this Pod has a file that was not named."""
     if "config_file" in args or not (situation.in_pod and situation.agent_config.exists()):
         return check
-    command = f"npu-agent doctor --config-file={situation.agent_config}"
     detail = f"{check.detail}, while this Pod has {situation.agent_config}"
-    return _line(Verdict.NOTE, detail, command, command)
+    command = situation.command("doctor", *situation.options)
+    return _line(Verdict.NOTE, detail, "check by that file", command)

@@ -55,22 +55,22 @@ async def _plugin_directory(here: Situation) -> Finding:
         found = await here.see(plugin_directory)
     except Unseen as unseen:
         if unseen.kind is TroubleKind.DENIED and here.in_pod:
-            return wrong(unseen.why, _AS_ROOT, "kubectl apply -k k8s/")
+            return wrong(unseen.why, _AS_ROOT, here.apply_again())
         raise
     if not found.there:
         return wrong(
             f"{found.path} is missing, or no directory",
-            "is that the kubelet's (--root-dir)/device-plugins? Name the right one by pluginDir "
-            "(--plugin-dir), and in a Pod mount it there (hostPath)",
+            "set pluginDir (--plugin-dir) to the kubelet's (--root-dir)/device-plugins, and in a "
+            "Pod mount it there (hostPath)",
             KUBELET,
         )
     if found.read_only:
         return wrong(
             f"{found.path} is mounted read-only",
             "mount it without readOnly: the agent makes its socket there",
-            "kubectl apply -k k8s/",
+            here.apply_again() if here.in_pod else f"findmnt -T {found.path}",
         )
-    return writable(here, found, _AS_ROOT, f"ls -ld {found.path}")
+    return writable(here, found, _AS_ROOT)
 
 
 def _socket_path(here: Situation) -> Finding:
@@ -80,7 +80,7 @@ def _socket_path(here: Situation) -> Finding:
         return wrong(
             f"that of our socket has {length} bytes, and Linux takes {SOCKET_PATH_MAX}",
             f"shorten pluginDir or socketName by {length - SOCKET_PATH_MAX}",
-            "npu-agent config show",
+            here.command("config show", *here.options),
         )
     return ok(f"{length} bytes of at most {SOCKET_PATH_MAX}")
 
@@ -156,8 +156,8 @@ async def _kubelet_socket(here: Situation) -> Finding:
     if found is None:
         return wrong(
             f"{path} is missing",
-            "is the kubelet running (systemctl status kubelet), and is that its directory "
-            "(pluginDir)?",
+            "start the kubelet; if it runs, set pluginDir (--plugin-dir) to its "
+            "(--root-dir)/device-plugins",
             KUBELET,
         )
     if found.trouble is None:
@@ -166,7 +166,7 @@ async def _kubelet_socket(here: Situation) -> Finding:
         raise Unseen(f"{path}: {found.trouble}", TroubleKind.DENIED)
     return wrong(
         f"{path}: {found.trouble}",
-        "the kubelet has ended or hangs: systemctl status kubelet, journalctl -u kubelet",
+        "the kubelet has ended or hangs: read journalctl -u kubelet, and restart it",
         KUBELET,
     )
 

@@ -225,20 +225,13 @@ def _forbidden(attempt: Attempt, said: str) -> str:
         who = "the service account " + "/".join(found.groups())
     elif found := re.search(r'User "([^"]+)"', said):
         who = f"the user {found[1]}"
-    if attempt.resource in ("nodes", "events"):
-        return (
-            f"{who} has no right to {attempt.verb} {attempt.resource}: the ClusterRole in k8s/ "
-            "gives it (get and patch nodes, create and patch events): kubectl apply -k k8s/"
-        )
     return f"{who} has no right to {attempt.verb} {attempt.resource}: {_giver(attempt.resource)}"
 
 
 def _giver(resource: str) -> str:
-    """What gives the rights to what is no Node and no Event."""
-    if resource in _DRA:
-        return "the component k8s/components/dra gives it"
-    if resource in _REVIEWS:
-        return "the component k8s/components/metrics-authorization gives it"
+    """What gives the rights to a resource."""
+    if resource in ("nodes", "events", *_DRA, *_REVIEWS):
+        return "`npu-agent doctor` shows the command that restores it"
     if resource == "deviceclasses":
         return "nothing in k8s/ gives it, as the agent needs none: do this as an administrator"
     role = "basic-user" if resource == "selfsubjectaccessreviews" else "discovery"

@@ -31,7 +31,7 @@ def test_what_is_well_follows_from_nothing_and_explains_nothing() -> None:
 
 
 def test_what_could_not_be_seen_explains_only_what_could_not_be_seen_either() -> None:
-    lines = {"API server": UNKNOWN, "Node": UNKNOWN, "right to get nodes": WRONG}
+    lines = {"API server": UNKNOWN, "Node": UNKNOWN, "rights": WRONG}
     assert followed(**lines) == {"Node": "API server"}
 
 
@@ -40,8 +40,8 @@ def test_a_line_for_each_card_or_resource_has_the_causes_of_its_kind() -> None:
     assert followed(**lines) == {"card npu0": "/dev"}
     lines = {"resource a.b/c": WRONG, "allocatable a.b/c": WRONG}
     assert followed(**lines) == {"allocatable a.b/c": "resource a.b/c"}
-    lines = {"API server": WRONG, "DRA rights": WRONG, "DRA slices of x": UNKNOWN}
-    assert followed(**lines) == dict.fromkeys(("DRA rights", "DRA slices of x"), "API server")
+    lines = {"API server": WRONG, "rights": WRONG, "DRA slices of x": UNKNOWN}
+    assert followed(**lines) == dict.fromkeys(("rights", "DRA slices of x"), "API server")
 
 
 def test_there_is_always_something_to_fix() -> None:

@@ -70,6 +70,7 @@ async def test_beside_a_running_agent(base: Path) -> None:
         assert err == ""
         assert {name: line["state"] for name, line in lines.items()} == {
             "config": "ok",
+            "rights": "n/a",
             "uid": "ok",
             "privileges": "n/a",
             "/sys": "ok",

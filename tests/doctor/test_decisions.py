@@ -515,10 +515,9 @@ async def test_nothing_is_asked_where_nothing_is_wanted(node: Node) -> None:
     node.reconfigure(labels=LabelsConfig(output="none"), events=False)
     lines = await node.examined()
     assert not node.api.asked
-    assert {lines[name].state for name in ("NODE_NAME", "API server", "Node", "labels")} == {
-        Verdict.UNUSED
-    }
-    assert not [name for name in lines if name.startswith(("right to", "allocatable"))]
+    unused = ("rights", "NODE_NAME", "API server", "Node", "labels")
+    assert {lines[name].state for name in unused} == {Verdict.UNUSED}
+    assert not [name for name in lines if name.startswith("allocatable")]
 
 
 @pytest.mark.parametrize(
@@ -533,9 +532,9 @@ async def test_nothing_is_asked_where_nothing_is_wanted(node: Node) -> None:
 async def test_where_only_dra_asks_for_the_cluster(node: Node, asking: dict[str, Any]) -> None:
     node.reconfigure(labels=LabelsConfig(output="none"), events=False, **asking)
     lines = await node.examined()
-    names = ("NODE_NAME", "API server", "right to get nodes", "Node", "DRA")
+    names = ("NODE_NAME", "API server", "rights", "Node", "DRA")
     assert {lines[name].state for name in names} == {Verdict.OK}
-    assert [name for name in lines if name.startswith("right to")] == ["right to get nodes"]
+    assert lines["rights"].detail == "all 7 that this configuration needs"
     # What is wrong there is what to fix, and what DRA lacks follows from it.
     node.situation = replace(node.situation, node_name=None)
     lines = await node.examined()
@@ -543,8 +542,8 @@ async def test_where_only_dra_asks_for_the_cluster(node: Node, asking: dict[str,
     node.situation = replace(node.situation, node_name="n1")
     node.api.rights.clear()
     lines = await node.examined()
-    assert lines["right to get nodes"].state is Verdict.WRONG
-    assert lines["DRA"].follows == "right to get nodes"
+    assert lines["rights"].state is Verdict.WRONG
+    assert lines["DRA"].follows == "rights"
     node.api.refusal = 401
     lines = await node.examined()
     assert lines["API server"].state is Verdict.WRONG
@@ -572,10 +571,7 @@ async def test_what_hangs_holds_up_nothing_else(
         "API server": Verdict.WRONG,
         **dict.fromkeys(
             (
-                "right to get nodes",
-                "right to patch nodes",
-                "right to create events",
-                "right to patch events",
+                "rights",
                 "Node",
                 f"allocatable {RESOURCE}",
                 "labels",
@@ -640,7 +636,7 @@ async def test_a_socket_that_never_answers(node: Node, monkeypatch: pytest.Monke
         (places, "writable", "CDI directory"),
         (privileges, "content", "privileges"),
         (serving, "_get", "metrics.listen"),
-        (cluster, "Api", "right to get nodes"),
+        (cluster, "Api", "rights"),
     ],
 )
 async def test_a_fault_of_ours_is_a_line(

@@ -11,6 +11,7 @@ import pytest
 from npu_agent.config import AllocationConfig, ResourceSpec
 from npu_agent.config.schema import DraConfig
 from npu_agent.doctor.check import Verdict
+from npu_agent.doctor.report import to_fix
 from tests.doctor.helpers import RESOURCE, Node, unserved
 
 DRIVER = "npu.furiosa.ai"
@@ -18,7 +19,7 @@ REGISTRY, DIRECTORY = f"DRA registry of {DRIVER}", f"DRA directory of {DRIVER}"
 SLICES, FEATURES = f"DRA slices of {DRIVER}", f"DRA features for {DRIVER}"
 CLASS, POLICY = f"DeviceClass {DRIVER}", "policy npu-agent-own-slices"
 RESOURCES = f"resource names of {DRIVER}"
-LINES = ["DRA", "DRA rights", REGISTRY, DIRECTORY, SLICES, FEATURES, CLASS, RESOURCES, POLICY]
+LINES = ["DRA", REGISTRY, DIRECTORY, SLICES, FEATURES, CLASS, RESOURCES, POLICY]
 OURS = "npu.furiosa.ai-0d5a8e1c-1f3b-4d52-9d2e-0123456789ab-12ef-reg.sock"
 
 
@@ -175,14 +176,7 @@ def nobody_serves(node: Node) -> None:
 
 
 BREAKS = {
-    "a right is missing": Break(
-        says(denied={("watch", "resourceslices"), ("get", "resourceclaims")}),
-        "DRA rights",
-        Verdict.WRONG,
-        "missing: get resourceclaims, watch resourceslices",
-        "k8s/components/dra",
-    ),
-    "no registry": Break(no_registry, REGISTRY, Verdict.WRONG, "is missing", "mount"),
+    "no registry": Break(no_registry, REGISTRY, Verdict.WRONG, "is missing", "mount the host's"),
     "a second driver": Break(
         registers(f"{DRIVER}-0d5a8e1c-1f3b-4d52-9d2e-0123456789ab-reg.sock"),
         REGISTRY,
@@ -287,3 +281,29 @@ async def test_without_a_name_of_the_node(claims: Node) -> None:
     found = await lines(claims)
     for name in ("DRA", SLICES, FEATURES):
         assert found[name][:2] == (Verdict.UNKNOWN, "NODE_NAME is not set")
+
+
+@pytest.mark.parametrize("api", ["dra", "auto"])
+async def test_all_missing_rights_are_one_thing_to_fix(claims: Node, api: Any) -> None:
+    """As after the ClusterRoleBinding was deleted; what follows from that is folded."""
+    claims.reconfigure(allocation=AllocationConfig(api=api))
+    claims.api.rights.clear()
+    claims.api.dra.denied = {
+        ("get", "resourceclaims"),
+        *((verb, "resourceslices") for verb in ("list", "watch", "create", "patch", "delete")),
+    }
+    claims.port.reasons.append("cannot list ResourceSlices: forbidden")
+    found = to_fix((await claims.examined()).values())
+    assert [one.name for one in found] == ["rights"]
+    assert found[0].detail == (
+        "missing: nodes (get, patch), events (create, patch), resourceclaims (get), "
+        "resourceslices (list, watch, create, patch, delete)"
+    )
+    assert "add k8s/components/dra (Helm: dra.enabled)" in found[0].remedy
+
+
+async def test_rights_for_dra_are_not_asked_for_where_it_cannot_be(claims: Node) -> None:
+    claims.api.dra.denied = {("get", "resourceclaims")}
+    assert (await claims.examined())["rights"].detail == "missing: resourceclaims (get)"
+    old_kubelet(claims)
+    assert (await claims.examined())["rights"].state is Verdict.OK

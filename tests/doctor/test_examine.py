@@ -181,10 +181,7 @@ def plain_file_for_a_node(node: Node) -> None:
 
 
 BLIND = Verdict.UNKNOWN
-UNKNOWN_CLUSTER = {
-    f"right to {right}": Verdict.UNKNOWN
-    for right in ("get nodes", "patch nodes", "create events", "patch events")
-} | {"Node": Verdict.UNKNOWN, ALLOCATABLE: Verdict.UNKNOWN, "labels": Verdict.UNKNOWN}
+UNKNOWN_CLUSTER = dict.fromkeys(("rights", "Node", ALLOCATABLE, "labels"), Verdict.UNKNOWN)
 
 BREAKS: dict[str, Break] = {
     # --- what this process may do
@@ -322,7 +319,7 @@ BREAKS: dict[str, Break] = {
         no_kubelet_socket,
         {"kubelet.sock": Verdict.WRONG},
         "is missing",
-        "systemctl status kubelet",
+        "start the kubelet",
     ),
     "a kubelet that has ended": Break(
         kubelet_gone,
@@ -349,7 +346,7 @@ BREAKS: dict[str, Break] = {
         "two DaemonSets",
     ),
     "no agent": Break(
-        unlocked, {"serving agent": Verdict.NOTE}, "no npu-agent serves", "is its Pod running"
+        unlocked, {"serving agent": Verdict.NOTE}, "no npu-agent serves", "check that its Pod runs"
     ),
     # --- who else owns the resource
     "the vendor's plugin": Break(
@@ -408,10 +405,13 @@ BREAKS: dict[str, Break] = {
     ),
     "no NFD": Break(
         configured(labels=LabelsConfig(output="nfd")),
-        {"NFD directory": Verdict.WRONG, "labels": Verdict.WRONG},
+        {
+            "NFD directory": Verdict.WRONG,
+            "labels": Verdict.WRONG,
+            "rights": Verdict.OK,  # of one less
+        },
         "is missing",
         "install Node Feature Discovery",
-        gone=("right to patch nodes",),
     ),
     # --- metrics.listen
     "somebody else's port": Break(
@@ -471,12 +471,9 @@ BREAKS: dict[str, Break] = {
         lambda node: node.reconfigure(
             metrics=replace(node.situation.config.metrics, authorization="kubernetes")
         ),
-        {
-            "right to create tokenreviews": Verdict.WRONG,
-            "right to create subjectaccessreviews": Verdict.WRONG,
-        },
-        "metrics.authorization asks who a client is",
-        "k8s/components/metrics-authorization",
+        {"rights": Verdict.WRONG},
+        "missing: tokenreviews (create), subjectaccessreviews (create)",
+        "add k8s/components/metrics-authorization",
     ),
     "an agent that is not ready": Break(
         lambda node: node.port.reasons.append("config: config.yaml:3: unknown key"),
@@ -511,7 +508,7 @@ BREAKS: dict[str, Break] = {
         lambda node: setattr(node.api, "refusal", 401),
         {"API server": Verdict.WRONG, **UNKNOWN_CLUSTER},
         "401 Unauthorized",
-        "a new Pod, or a new login, has new ones",
+        "delete the Pod to have another",
     ),
     "no system:basic-user": Break(
         lambda node: setattr(node.api, "refusal", 403),
@@ -521,31 +518,21 @@ BREAKS: dict[str, Break] = {
     "no right to get nodes": Break(
         denies(("get", "nodes")),
         {
-            "right to get nodes": Verdict.WRONG,
+            "rights": Verdict.WRONG,
             "Node": Verdict.UNKNOWN,
             ALLOCATABLE: Verdict.UNKNOWN,
             "labels": Verdict.UNKNOWN,
         },
-        "missing",
-        '{apiGroups: [""], resources: [nodes], verbs: [get]}',
+        "missing: nodes (get)",
+        "restore the agent's ServiceAccount",
     ),
     "no right to patch nodes": Break(
-        denies(("patch", "nodes")),
-        {"right to patch nodes": Verdict.WRONG},
-        "missing",
-        '{apiGroups: [""], resources: [nodes], verbs: [patch]}',
+        denies(("patch", "nodes")), {"rights": Verdict.WRONG}, "missing: nodes (patch)", "OVERLAY"
     ),
-    "no right to create events": Break(
+    "no right to create Events": Break(
         denies(("create", "events")),
-        {"right to create events": Verdict.WRONG},
-        "missing",
-        '{apiGroups: [""], resources: [events], verbs: [create]}',
-    ),
-    "no right to patch events": Break(
-        denies(("patch", "events")),
-        {"right to patch events": Verdict.WRONG},
-        "missing",
-        '{apiGroups: [""], resources: [events], verbs: [patch]}',
+        {"rights": Verdict.WRONG},
+        "missing: events (create)",
     ),
     "a cordoned Node": Break(
         node_says(spec={"unschedulable": True}), {"Node": Verdict.NOTE}, "cordoned", "uncordon"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from npu_agent import config
 from npu_agent.config import Config, ConfigError, default_config
+from npu_agent.doctor import situation as where
 from npu_agent.doctor.check import Check, Verdict
 from npu_agent.doctor.situation import Situation, configuration, forgotten
 from npu_agent.vendors import WORDS
@@ -102,6 +104,58 @@ def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
     file.write_text("interval: 5\n")
     note = forgotten(parsed(), situation, check)
     assert note.state is Verdict.NOTE
-    assert note.remedy == f"npu-agent doctor --config-file={file}"
+    assert note.command == (
+        f"kubectl -n kube-system exec h -- npu-agent doctor --config-file={file} --host-root=/"
+    )
     _, named = given("--config-file", file)
     assert forgotten(parsed("--config-file", file), situation, named) == named
+
+
+def test_commands_are_for_how_the_agent_was_installed() -> None:
+    """No command takes the defaults of k8s/ over image and config of an installation."""
+    pod = Situation(
+        config=default_config(WORDS),
+        host_root=Path("/host"),
+        vendors=(),
+        node_name="n1",
+        in_pod=True,
+        uid=0,
+        hostname="h",
+        namespace="npu-system",
+    )
+    assert pod.restore_rights() == "kubectl apply -l npu-agent/rights -k OVERLAY"
+    assert pod.apply_again() == "kubectl apply -k OVERLAY"
+    assert "OVERLAY: the directory" in pod.overlay_is
+    assert pod.command("labels apply", *pod.options) == (
+        "kubectl -n npu-system exec h -- npu-agent labels apply "
+        "--config-file=/etc/npu-agent/config.yaml --host-root=/host"
+    )
+    assert pod.agent_log.startswith("kubectl -n npu-system logs ")
+    assert pod.on_the_host(Path("/host/var/run/cdi")) == Path("/var/run/cdi")
+    assert pod.on_the_host(Path("/var/lib/kubelet")) == Path("/var/lib/kubelet")
+    helm = replace(pod, helm_release="mine")
+    assert helm.restore_rights() == (
+        "helm get manifest mine --namespace npu-system | kubectl apply --server-side "
+        "--force-conflicts --field-manager=helm -l npu-agent/rights -f -"
+    )
+    assert helm.apply_again() == (
+        "helm upgrade mine k8s/chart --namespace npu-system --reset-then-reuse-values "
+        "--force-conflicts"
+    )
+    assert helm.overlay_is == ""
+    host = replace(pod, in_pod=False)
+    assert host.command("labels apply", *host.options) == "npu-agent labels apply"
+    assert host.on_the_host(Path("/host/dev")) == Path("/host/dev")
+
+
+def test_a_pod_knows_its_namespace_and_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, "DIRECTORY", tmp_path)
+    monkeypatch.delenv("HELM_RELEASE", raising=False)
+    here = Situation.here(default_config(WORDS), Path("/"), ())
+    assert (here.namespace, here.helm_release) == ("kube-system", "")
+    (tmp_path / "namespace").write_text("npu-system")
+    monkeypatch.setenv("HELM_RELEASE", "mine")
+    here = Situation.here(default_config(WORDS), Path("/"), ())
+    assert (here.namespace, here.helm_release) == ("npu-system", "mine")

@@ -197,14 +197,12 @@ async def test_a_claim_that_is_gone(server: Server, api: Api) -> None:
     assert str(caught.value).endswith("the claim was deleted")
 
 
-async def test_no_right_to_claims_names_the_component_that_gives_it(
-    server: Server, api: Api
-) -> None:
+async def test_no_right_to_claims_names_what_shows_the_command(server: Server, api: Api) -> None:
     server.replies = [status(403, 'User "bob" cannot get resource "resourceclaims"')]
     with pytest.raises(ApiError) as caught:
         await resourceclaims.get(api, "n", "c")
     assert "the user bob has no right to get resourceclaims" in str(caught.value)
-    assert "k8s/components/dra" in str(caught.value)
+    assert "`npu-agent doctor` shows the command" in str(caught.value)
 
 
 async def test_whether_dra_is_served(server: Server, api: Api) -> None:

@@ -273,7 +273,7 @@ POLICY = "nodes \"n1\" is forbidden: ValidatingAdmissionPolicy 'own-node' denied
             403,
             RBAC,
             Kind.FORBIDDEN,
-            ["the service account kube-system/npu-agent has no right to get nodes", "k8s/"],
+            ["the service account kube-system/npu-agent has no right to get nodes", "doctor"],
         ),
         (403, 'User "bob" cannot get resource "nodes"', Kind.FORBIDDEN, ["the user bob has no"]),
         (403, POLICY, Kind.FORBIDDEN, ["own-node", "not RBAC's refusal"]),
