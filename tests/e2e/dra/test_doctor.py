@@ -26,7 +26,7 @@ def test_on_a_good_node_all_of_dra_is_well(node: Node) -> None:
     assert states.pop(f"resource names of {DRIVER}") == "n/a"
     assert set(states.values()) == {"ok"}, states
     by_name = {check["name"]: check for check in checks(node)}
-    assert by_name["DRA rights"]["state"] == "ok"
+    assert by_name["rights"]["state"] == "ok"
     refused = by_name["policy npu-agent-own-slices"]
     assert refused["detail"] == "this account may not write slices of other nodes"
 
@@ -91,10 +91,9 @@ def test_a_right_that_is_missing_is_named(node: Node) -> None:
     less = [{**patch, "value": ["get", "list", "watch"]}]
     node.cluster.kubectl("patch", *role, "--type=json", "--patch", json.dumps(less))
     try:
-        said = node.cluster.wait_for("a finding", lambda: wrong(node)["DRA rights"], SOON)
+        said = node.cluster.wait_for("a finding", lambda: wrong(node)["rights"], SOON)
         assert said.startswith(
-            "missing: create resourceslices, patch resourceslices, delete resourceslices -> "
-            "install the component k8s/components/dra"
+            "missing: resourceslices (create, patch, delete) -> restore the agent's ServiceAccount"
         )
     finally:
         back = [{**patch, "value": rules[ours]["verbs"]}]

@@ -1,0 +1,305 @@
+"""What `npu-agent doctor` tells people to type repairs the fault, and changes nothing else.
+
+Installed as people do it who have an image and a config of their own, with DRA, by the chart and by
+an overlay. Each fault is made, the doctor is asked, its command is run as it stands.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import json
+import operator
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.build import HELM, ensure_binaries
+from tests.e2e.doctor import Check, checks
+from tests.e2e.journey.steps import K8S, Journey
+from tests.e2e.node import IMAGE, NAMESPACE, PROJECT, SOON
+
+DRIVER = "npu.furiosa.ai"
+REGISTRY = "registry.example.com/npu-agent"
+OURS = {"interval": 7, "allocation": {"api": "auto"}}
+"""The config; it differs from that of k8s/."""
+POLICY = "npu-agent-own-slices"
+ROLE = ("clusterrole", "npu-agent")
+HERE = ("--namespace", NAMESPACE)
+
+ELSEWHERE = {
+    "config": "the file is the user's to correct; the command shows where it is wrong",
+    "uid, privileges, NODE_NAME, plugin directory, /sys, /dev, pod-resources, host root": (
+        "as `cgroups`: what the DaemonSet has to have is corrected and applied again"
+    ),
+    "driver *, PCI, cards, card *, odd *": "drivers are loaded on a real host; no card is real",
+    "kubelet.sock, socket path, our sockets": "the kubelet is restarted on a real host",
+    "other plugins, serving agent, resource *, allocatable *": (
+        "another plugin or agent is deleted, which is the user's: test_vendors.py"
+    ),
+    "metrics.listen, metrics.probes, metrics.tls": "an address or Secret of the user's own",
+    "readiness": "says what the agent says; its command shows the log",
+    "CDI directory, NFD directory, DRA directory of *": "as `cgroups`",
+    "DRA": "a kubelet is updated",
+    "DRA registry of *, DRA slices of *": (
+        "another driver is deleted, which is the user's: tests/e2e/dra/test_doctor.py"
+    ),
+    "DRA features for *, DRA counters for *": "feature gates of the API server",
+    "resource names of *": "classes of the user's own: tests/e2e/dra/test_doctor.py",
+}
+"""Lines whose remedies are not tried here, and why."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """How the agent was installed: what stands in the commands for things of the user's own."""
+
+    node: Journey
+    chart: bool
+    overlay: Path
+    path: str
+    """With Helm in it."""
+
+    def type(self, command: str) -> str:
+        """Runs what people are told to type."""
+        words = command.replace("OVERLAY", str(self.overlay))
+        if not self.chart:
+            assert "helm" not in command
+        home = self.node.cluster.workdir / "run" / "helm"
+        homes = [f"HELM_{what}_HOME={home}" for what in ("CACHE", "CONFIG", "DATA")]
+        where = f"set -o pipefail; cd {shlex.quote(str(PROJECT))} && "
+        return self.node.cluster.enter(
+            *("env", *homes, f"PATH={self.path}", "bash", "-c", where + words), timeout=120
+        ).stdout
+
+    def state(self) -> dict[str, Any]:
+        """What no remedy may change: image, config, account, rights, policies, classes."""
+        objects: dict[str, tuple[str, ...]] = {
+            "daemonset/npu-agent": ("spec", "template", "spec"),
+            "configmap/npu-device-plugin": ("data",),
+            "serviceaccount/npu-agent": ("automountServiceAccountToken",),
+            "clusterrole/npu-agent": ("rules",),
+            "clusterrolebinding/npu-agent": ("subjects",),
+            f"validatingadmissionpolicy/{POLICY}": ("spec",),
+            f"deviceclass/{DRIVER}": ("spec",),
+        }
+        got = self.node.cluster.kubectl("get", *objects, *HERE, "--output=json")
+        found = {}
+        for (name, path), thing in zip(objects.items(), json.loads(got)["items"], strict=True):
+            part = functools.reduce(operator.getitem, path, thing)
+            if name.startswith("daemonset"):  # in which order they come back does not matter
+                for one in (*part["containers"][0].values(), part["volumes"]):
+                    if isinstance(one, list) and isinstance(one[0], dict):
+                        one.sort(key=json.dumps)
+            found[name] = (part, thing["metadata"]["labels"])
+        return found
+
+
+@pytest.fixture(scope="module", params=["chart", "overlay"])
+def installed(
+    request: pytest.FixtureRequest, node: Journey, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
+    """The agent by the chart or by an overlay; another image and config than those of k8s/."""
+    node.uninstall()
+    node.tag(IMAGE, f"{REGISTRY}:v7")
+    chart = request.param == "chart"
+    overlay = tmp_path_factory.mktemp("overlay")
+    base = os.path.relpath(K8S, overlay.resolve())
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "npu-device-plugin"},
+        "data": {"config.yaml": yaml.safe_dump(OURS)},
+    }
+    kustomization = {
+        "namespace": NAMESPACE,
+        "resources": [base],
+        "components": [f"{base}/components/dra"],
+        "images": [{"name": "npu-agent", "newName": REGISTRY, "newTag": "v7"}],
+        "patches": [{"patch": yaml.safe_dump(config)}],
+    }
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    programs = ensure_binaries(HELM)["helm"].parent
+    made = Installed(node, chart, overlay, f"{programs}:{os.environ['PATH']}")
+    if chart:
+        made.type(
+            f"helm install npu-agent k8s/chart --namespace {NAMESPACE} --wait "
+            f"--set image.repository={REGISTRY} --set image.tag=v7 --set config.interval=7 "
+            "--set dra.enabled=true --set commonLabels.team=one"
+        )
+    else:
+        made.type("kubectl apply -k OVERLAY")
+    node.rolled_out()
+    well(made)
+    yield made
+    if chart:
+        made.type(f"helm uninstall npu-agent --namespace {NAMESPACE} --wait")
+    else:
+        made.type("kubectl delete --ignore-not-found -k OVERLAY")
+    node.cluster.kubectl("delete", "resourceslices", "--all")
+    node.clear_labels()
+    node.clear_disk()
+
+
+def deleted(*what: str) -> Callable[[Journey], object]:
+    return lambda node: node.cluster.kubectl("delete", *what)
+
+
+def rules_lost(node: Journey) -> None:
+    """Those for Events and for claims."""
+    less = [{"op": "remove", "path": "/rules/1"}, {"op": "remove", "path": "/rules/1"}]
+    node.cluster.kubectl("patch", *ROLE, "--type=json", "--patch", json.dumps(less))
+
+
+def edited(container: dict[str, Any]) -> Callable[[Journey], None]:
+    """Somebody edits the DaemonSet."""
+
+    def edit(node: Journey) -> None:
+        spec = {"containers": [{"name": "npu-agent", **container}]}
+        patch = json.dumps({"spec": {"template": {"spec": spec}}})
+        node.cluster.kubectl("patch", "daemonset/npu-agent", *HERE, "--patch", patch)
+        node.rolled_out()
+
+    return edit
+
+
+def label_changed(node: Journey) -> None:
+    node.label({"beta.furiosa.ai/npu.count": "7"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong with an installation, and the line that says what to do."""
+
+    do: Callable[[Journey], object]
+    line: str
+    remedy: str = ""
+    """What to find the command by in the remedy; empty: it is the line's own command."""
+    on_the_host: bool = False
+    """Whether only an administrator with a kubeconfig sees it."""
+
+
+_NO_CGROUPS = {"mountPath": "/host/sys/fs/cgroup", "$patch": "delete"}
+FAULTS = {
+    "binding deleted": Fault(deleted("clusterrolebinding", "npu-agent"), "rights"),
+    "role deleted": Fault(deleted(*ROLE), "rights"),
+    "role edited": Fault(rules_lost, "rights"),
+    "account deleted": Fault(deleted("serviceaccount", "npu-agent", *HERE), "API server"),
+    "mount lost": Fault(edited({"volumeMounts": [_NO_CGROUPS]}), "cgroups"),
+    "label changed": Fault(label_changed, "labels"),
+    "cordoned": Fault(
+        lambda node: node.cluster.kubectl("cordon", node.name), "Node", r"kubectl uncordon \S+"
+    ),
+    "policy deleted": Fault(
+        deleted("validatingadmissionpolicybinding", POLICY),
+        f"policy {POLICY}",
+        r"and apply it: (.*);",
+    ),
+    "class deleted": Fault(
+        deleted("deviceclass", DRIVER),
+        f"DeviceClass {DRIVER}",
+        r"(kubectl apply -k OVERLAY); if that was Helm: (helm upgrade .*)",
+        on_the_host=True,
+    ),
+}
+
+
+def examined(installed: Installed, *, on_the_host: bool = False) -> list[Check]:
+    """What the doctor finds in the agent's Pod, or on the host with a kubeconfig."""
+    node = installed.node
+    if not on_the_host:
+        return checks(node)
+    file = installed.overlay / "config.yaml"
+    file.write_text(yaml.safe_dump(OURS))
+    done = node.cluster.enter(
+        *("env", f"NODE_NAME={node.name}", f"PYTHONPATH={PROJECT}"),
+        *(sys.executable, "-m", "npu_agent", "doctor", "--format=json"),
+        *(f"--host-root={node.cluster.host_root}", f"--config-file={file}"),
+        check=False,
+    )
+    found: list[Check] = json.loads(done.stdout)
+    return found
+
+
+def well(installed: Installed) -> list[Check]:
+    """Waits until the doctor finds nothing wrong in the agent's Pod."""
+
+    def nothing() -> list[Check]:
+        found = examined(installed)
+        bad = [one for one in found if one["state"] == "wrong"]
+        assert not bad, bad
+        return found
+
+    return installed.node.cluster.wait_for("the doctor to find nothing wrong", nothing, SOON)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_remedy_repairs_the_fault_and_nothing_else(installed: Installed, name: str) -> None:
+    fault, node = FAULTS[name], installed.node
+    before = installed.state()
+    fault.do(node)
+
+    def seen() -> Check:
+        found = examined(installed, on_the_host=fault.on_the_host)
+        stand = [one for one in found if not one["follows"]]
+        wrong = [one["name"] for one in stand if one["state"] == "wrong"]
+        if fault.line in ("rights", "API server"):
+            assert wrong == [fault.line], wrong  # one item for all that is missing
+        (one,) = [one for one in stand if one["name"] == fault.line and one["remedy"]]
+        return one
+
+    line = node.cluster.wait_for(f"the line {fault.line}", seen, 2 * SOON)
+    command = line["command"]
+    if fault.remedy:
+        found = re.search(fault.remedy, line["remedy"])
+        assert found, line
+        forms = found.groups() or (found[0],)
+        command = forms[-1] if installed.chart else forms[0]
+    installed.type(command)
+    node.rolled_out()
+
+    def repaired() -> bool:
+        assert installed.state() == before
+        found = examined(installed, on_the_host=fault.on_the_host)
+        remedies = [one for one in found if one["remedy"] and one["name"] == fault.line]
+        bad = [one for one in found if one["state"] == "wrong" and not fault.on_the_host]
+        assert not remedies + bad, remedies + bad
+        return True
+
+    node.cluster.wait_for("the fault to be repaired", repaired, SOON)
+
+
+@pytest.mark.parametrize("installed", ["chart"], indirect=True)
+def test_helm_upgrades_after_the_remedies(installed: Installed) -> None:
+    """A field that a remedy has restored and that changes then is Helm's: there is no conflict."""
+    for kind in ("clusterrole", "clusterrolebinding"):
+        installed.node.cluster.kubectl("delete", kind, "npu-agent")
+    (line,) = [one for one in examined(installed) if one["name"] == "rights"]
+    installed.type(line["command"])
+    installed.type(
+        f"helm upgrade npu-agent k8s/chart --namespace {NAMESPACE} --reset-then-reuse-values "
+        "--set commonLabels.team=two --wait"
+    )
+    labels = json.loads(installed.node.cluster.kubectl("get", *ROLE, "--output=json"))["metadata"]
+    assert labels["labels"]["team"] == "two"
+    well(installed)
+
+
+def test_each_line_is_tried_here_or_has_a_reason(installed: Installed) -> None:
+    names = {one["name"] for one in well(installed)}
+    tried = {fault.line for fault in FAULTS.values()}
+    patterns = [each for names in ELSEWHERE for each in names.split(", ")]
+    left = {
+        name
+        for name in names - tried
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    assert not left
