@@ -178,7 +178,7 @@ async def test_with_an_interpreter_that_takes_its_time_to_end(
     node: Node, kubelet: StandInKubelet
 ) -> None:
     (node.directory / "sitecustomize.py").write_text(
-        "import atexit, time\natexit.register(time.sleep, 1)\n"
+        "import atexit, time\natexit.register(time.sleep, 0.3)\n"
     )
     path = f"{node.directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with node.agent(PYTHONPATH=path) as agent:
