@@ -23,13 +23,15 @@ from npu_agent.kube.credentials import Credentials
 from npu_agent.outputs import cdi
 from npu_agent.simulator.apiserver import StandInApiServer, Taint
 from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.simulator.pluginmanager import PrepareError, StandInPluginManager
+from npu_agent.simulator.pluginmanager import StandInPluginManager
 from npu_agent.vendors import WORDS
 
 _NODE = "claims-node"
 _PLUGINS = "device-plugins"
 _DEADLINE = 10.0
 """Seconds that anything may take; each takes less than one."""
+_WAITS = 0.5
+"""Seconds for which the tour shows that a claim waits."""
 _CONFIG = """\
 allocation: {{api: dra}}
 pluginDir: {plugins}
@@ -60,7 +62,7 @@ class ClaimsNode:
             ("The claimed card dies, and recovers", self._dies),
             (
                 "The Pod is deleted by force, so that its card looks free before it is",
-                self._refuses,
+                self._waits,
             ),
             ("Its container has ended, and the next Pod gets the card", self._ends),
             ("Cards are cut on demand: one card for three Pods", self._cuts),
@@ -80,6 +82,8 @@ class ClaimsNode:
         self._device = ""
         """The one that is claimed."""
         self._claims: list[ClaimRef] = []
+        self._waiting: asyncio.Task[Any] | None = None
+        """The call to prepare a claim whose card is held."""
         self._kind = ""
         """Of the CDI devices that claims are."""
 
@@ -136,28 +140,29 @@ class ClaimsNode:
             f"it recovers: the taint is gone, and in the Pod's status it is {recovered}",
         ]
 
-    async def _refuses(self) -> list[str]:
+    async def _waits(self) -> list[str]:
         # The claim is gone with its Pod; it was not unprepared, as its container still runs.
         self._api_server.forget(self._claims[0])
         claim = self._claim("train-1")
-        try:
-            await self._manager.prepare(self._driver, claim)
-        except PrepareError as error:
-            return [
-                f"the scheduler allocates {self._named} to {claim}",
-                f"the agent refuses it; in the Pod's Events: {error}",
-            ]
-        raise OSError("two claims have the same card")
+        self._waiting = asyncio.create_task(self._manager.prepare(self._driver, claim))
+        self._running.append(self._waiting)
+        if (await asyncio.wait([self._waiting], timeout=_WAITS))[0]:
+            raise OSError("two claims have the same card, or the second was refused")
+        return [
+            f"the scheduler allocates {self._named} to {claim}",
+            f"the agent does not answer yet: {self._claims[0]} still holds its cores",
+        ]
 
     async def _ends(self) -> list[str]:
         first, second = self._claims
         await self._manager.unprepare(self._driver, first)
         if await asyncio.to_thread(self._spec(first).exists):
             raise OSError(f"{self._spec(first)} is still there")
-        await self._manager.prepare(self._driver, second)
+        if self._waiting:
+            await self._waiting
         return [
             f"{first} is unprepared, and its CDI spec is gone",
-            f"the kubelet asks again, and {second} is prepared",
+            f"{second} is prepared",
         ]
 
     async def _cuts(self) -> list[str]:

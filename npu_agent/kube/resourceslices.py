@@ -14,8 +14,9 @@ from npu_agent.text import one_line
 
 _ALL = path("apis", "resource.k8s.io", "v1", "resourceslices")
 _LARGEST_LIST = 16 * 2**20
-"""Bytes: 170 RNGD that are offered in parts are 2 MiB. It is read whole, since pages of it
-(``limit``) would have API servers before 1.36 read the slices of all nodes from etcd."""
+"""Bytes: 170 cards of eight cores that are offered in parts are 2 MiB. It is read whole, since
+pages of it (``limit``) would have API servers before 1.36 read the slices of all nodes from
+etcd."""
 _SILENCE = 150.0
 """Seconds: the API server sends a bookmark each minute (k8s.io/apiserver, cacher.go,
 defaultBookmarkFrequency), so two that are missing are a connection that is broken."""

@@ -20,11 +20,22 @@ LONG = 30.0
 def gate() -> Iterator[threading.Event]:
     """What hanging jobs wait for; they end with the test."""
     gate = threading.Event()
+    STRANGERS.update(threading.enumerate())
     yield gate
     gate.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("npu-"):
-            thread.join(30)
+    for thread in ours():
+        thread.join(30)
+    STRANGERS.clear()
+
+
+STRANGERS: set[threading.Thread] = set()
+"""Threads that hang since the tests of another module."""
+
+
+def ours() -> list[threading.Thread]:
+    """The threads of this test."""
+    found = (each for each in threading.enumerate() if each.name.startswith("npu-"))
+    return [each for each in found if each not in STRANGERS]
 
 
 def job(call: Callable[[], Any], expected: object = None, name: str = "npu-job") -> Job[Any]:
@@ -73,11 +84,10 @@ async def test_a_job_that_hangs_keeps_one_thread_and_the_others_run(gate: thread
     again = job(lambda: "next")
     await prober.run([again], pause=LONG)
     assert again.result == "next"
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("npu-")]
-    assert sorted(names) == ["npu-hung", "npu-probes"]
+    assert sorted(thread.name for thread in ours()) == ["npu-hung", "npu-probes"]
     gate.set()
     await until(lambda: hung.done)
-    await until(lambda: "npu-hung" not in [thread.name for thread in threading.enumerate()])
+    await until(lambda: "npu-hung" not in [thread.name for thread in ours()])
     prober.close()
 
 

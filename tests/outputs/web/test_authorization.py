@@ -153,12 +153,12 @@ async def test_an_api_server_that_is_away_lets_known_clients_go_on(
     assert (await answered(authorizer, "poor"))[0] == 403  # what failed is not kept
 
 
-async def test_an_agent_without_the_right_to_ask_says_which_component_gives_it(
+async def test_an_agent_without_the_right_to_ask_names_the_command_that_shows_the_remedy(
     cluster: Cluster, authorizer: Authorizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.forbids = True
     assert (await answered(authorizer, "good"))[0] == 503
-    assert "k8s/components/metrics-authorization" in str(
+    assert "`npu-agent doctor` shows the command" in str(
         [each.__dict__["fields"]["reason"] for each in caplog.records if "fields" in each.__dict__]
     )
 
