@@ -57,7 +57,7 @@ def is_healthy(node: Node, name: str) -> bool:
 def is_unhealthy(node: Node, name: str) -> bool:
     found = health(node, name)
     assert found["health"] == "Unhealthy", found
-    assert "alive" in found["message"], found
+    assert "says 0" in found["message"], found
     return True
 
 
