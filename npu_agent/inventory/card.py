@@ -112,8 +112,6 @@ def ask(vendor: Vendor, questions: Questions) -> Answers:
         elif questions.count:
             cores = vendor.read_cores(entry)
             answers = replace(answers, cores=cores, at=time.monotonic())
-    except _LimitedError as error:
-        return replace(answers, limited=str(error))
     except MemoryError:
         return replace(answers, limited="the agent has no memory left")
     except OSError as error:
@@ -125,13 +123,9 @@ def ask(vendor: Vendor, questions: Questions) -> Answers:
     return answers
 
 
-class _LimitedError(Exception):
-    """A read failed because of our own limits; the message says which."""
-
-
 def _failed(answers: Answers, error: OSError | ValueError, **why: str) -> Answers:
     if isinstance(error, OSError) and error.errno in OWN_LIMITS:
-        raise _LimitedError(text.reason(error))
+        raise error  # it says nothing about the card: `ask` handles it
     how = "refused" if isinstance(error, OSError) else "nonsense"
     found: Answers = replace(answers, failures=(*answers.failures, how), **why)  # type: ignore[arg-type]
     return found

@@ -138,7 +138,7 @@ class _Batch:
         self.awaited = False
         self._jobs = tuple(jobs)
         self._waiting = deque(jobs)
-        """What no thread has taken yet; whoever pops a job runs it."""
+        """Jobs that no thread has taken yet; the thread that pops one runs it."""
         self._loop = loop
 
     @property
