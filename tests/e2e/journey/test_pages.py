@@ -237,8 +237,12 @@ def test_moving_a_node(reader: Reader) -> None:
     lines, _ = page(MIGRATION).below(MOVING)
     configure(lines[1].replace("NODE", node.name))
     reader.types(move)
-    (only,) = node.cluster.objects("resourceslice")
-    assert len(only["spec"]["devices"]) == 2
+
+    def offered() -> bool:
+        (only,) = node.cluster.objects("resourceslice")
+        return len(only["spec"]["devices"]) == 2
+
+    node.cluster.wait_for("both cards in the slice", offered, SOON)
     # Back: the agent follows the key, and nothing is restarted.
     (before,) = node.cluster.objects("pod", OWN, labelSelector="app.kubernetes.io/name=npu-agent")
     configure("allocation: {api: device-plugin}")

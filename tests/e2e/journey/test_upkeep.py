@@ -92,9 +92,8 @@ def test_the_doctor_names_a_right_that_is_missing(installed: Journey) -> None:
     installed.cluster.kubectl("patch", *role)
     try:
         found = installed.cluster.wait_for("a finding", lambda: wrong(installed), SOON)
-        assert list(found) == ["right to patch nodes"]
-        assert "add this rule to the ClusterRole npu-agent" in found["right to patch nodes"]
-        assert "resources: [nodes], verbs: [patch]" in found["right to patch nodes"]
+        assert list(found) == ["rights"]
+        assert "missing: nodes (patch)" in found["rights"]
     finally:
         # The remedy that it names.
         installed.apply_file()
