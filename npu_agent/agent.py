@@ -50,7 +50,6 @@ from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.page import Page
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.chronicle import Chronicle
-from npu_agent.outputs.web.gate import PROBES
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, Probes
 from npu_agent.outputs.web.server import Server
@@ -246,7 +245,7 @@ class Agent:
         self.probes = Server(
             config.metrics.probes_address,
             Probes(pages),
-            bounds=PROBES,
+            silence=2.0,  # the kubelet comes on a new connection for each probe
             what="probes",
             key="metrics.probes",
         )
@@ -453,9 +452,8 @@ class Agent:
             tls=self.certificates.state.value if self.certificates else None,
             authorizations=self.authorizer.results if self.authorizer else {},
             refused={
-                (name, reason): count
+                (name, "open"): server.made_room
                 for name, server in (("metrics", self.server), ("probes", self.probes))
-                for reason, count in server.gate.refused.items()
             },
         )
 

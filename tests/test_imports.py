@@ -11,7 +11,6 @@ import pytest
 from tests.kube.helpers import DEADLINE, NODE, Authority, authority, kubeconfig, says, serving
 
 HEAVY = (
-    "aiohttp.web",
     "kubernetes_asyncio",
     "multiprocessing",
     "npu_agent.simulator",

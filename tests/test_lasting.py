@@ -7,21 +7,16 @@ import threading
 import urllib.request
 from collections import Counter
 from contextlib import closing
-from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from npu_agent import agent as parts
 from npu_agent.agent import Agent
 from npu_agent.backoff import ApiBackoff, Backoff
 from npu_agent.config import LabelsConfig
 from npu_agent.outputs.deviceplugin import session
-from npu_agent.outputs.web.gate import PUBLIC
-from npu_agent.outputs.web.server import Server
 from tests.outputs.deviceplugin.client import Client, allocation
 from tests.outputs.deviceplugin.helpers import names
 from tests.test_agent import DEADLINE, NPU, UUIDS, Node, node
@@ -180,12 +175,7 @@ async def test_nothing_grows_over_10_000_allocations(node: Node) -> None:
 
 
 @pytest.mark.usefixtures("hurried", "unheard")
-async def test_nothing_grows_over_1_000_looks_at_the_pages(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So many are not let in.
-    bounds = replace(PUBLIC, rate=1e4, rate_each=1e4)
-    monkeypatch.setattr(parts, "Server", partial(Server, bounds=bounds))
+async def test_nothing_grows_over_1_000_looks_at_the_pages(node: Node) -> None:
     node.cards("warboy=2")
     async with node.agent(labels=NOWHERE) as agent:
         address = await settled(agent)

@@ -227,7 +227,7 @@ class AgentState:
     authorizations: Mapping[str, int] = field(default_factory=dict)
     """Requests for pages, by what became of them; empty where everybody may read them."""
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Connections refused, by listener (``metrics``, ``probes``) and reason."""
+    """Connections ended for newer ones, by listener (``metrics``, ``probes``) and reason."""
 
     @cached_property
     def gone(self) -> tuple[Assignment, ...]:

@@ -265,7 +265,7 @@ DEFINITIONS: tuple[Definition[AgentState], ...] = (
     Definition(
         name="npu_agent_connections_refused_total",
         kind="counter",
-        help="Connections that were refused or ended, as too many, by listener and reason.",
+        help="Connections ended for newer ones, as too many were open, by listener and reason.",
         samples=_refused,
     ),
     Definition(

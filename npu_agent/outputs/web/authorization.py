@@ -17,7 +17,6 @@ from http import HTTPStatus
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.reviews import may_get, user_of
 from npu_agent.logs import Seldom, logger
-from npu_agent.outputs.web.gate import Pace
 from npu_agent.outputs.web.pages import Answer, refusal
 from npu_agent.text import one_line
 
@@ -37,6 +36,9 @@ _DEADLINE = 5.0
 _RATE, _RATE_EACH, _SECONDS = 20.0, 2.0, 5.0
 """Requests a second that the API server is asked about, of all clients and of one address."""
 
+_ADDRESSES = 1024
+"""Remote addresses whose rate is remembered; beyond, those that came first are forgotten."""
+
 _now = time.monotonic
 HOW = "docs/monitoring.md#authorization"
 """In what a client is answered that sends no token."""
@@ -50,6 +52,33 @@ class _Decision:
     refusal: Answer | None
     until: float
     """`time.monotonic`."""
+
+
+class Pace:
+    """How fast clients come: so many a second, of all addresses and of each."""
+
+    def __init__(self, *, rate: float, rate_each: float, seconds: float) -> None:
+        """`seconds` worth of clients may come at the same time. Nobody has come yet."""
+        self._rate = rate
+        self._rate_each = rate_each
+        self._seconds = seconds
+        # What is used up is kept as the time until which it is, so that no clock has to tick.
+        self._all = 0.0
+        self._each: dict[str, float] = {}
+        """Who came last is last."""
+
+    def take(self, address: str, now: float) -> bool:
+        """Counts one from `address`, unless that is too many; `now` never goes back."""
+        ahead = self._each.get(address, now) - now
+        # As much again is for those who have used up nothing: who asks now and then.
+        most = self._seconds if ahead > 0 else 2 * self._seconds
+        if ahead > self._seconds or self._all - now > most:
+            return False
+        self._all = max(now, self._all) + 1 / self._rate
+        self._each[address] = max(now, self._each.pop(address, now)) + 1 / self._rate_each
+        if len(self._each) > _ADDRESSES:
+            del self._each[next(iter(self._each))]
+        return True
 
 
 class Authorizer:

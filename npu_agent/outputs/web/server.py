@@ -8,12 +8,12 @@ import socket
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
+from operator import is_not
 from typing import TYPE_CHECKING
 
 from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
-from npu_agent.outputs.web.gate import PUBLIC, Bounds, Gate
 from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-_ENDING = 0.4
-"""Seconds to end all connections: the whole agent has one."""
+MOST = 64
+"""Open connections of a port."""
 _RESOLVE = 5.0
 """Seconds for a host's name to be resolved."""
 _FIRST, _LONGEST = 0.5, 5.0
@@ -41,8 +41,9 @@ class Server:
         self,
         address: tuple[str, int],
         answering: Answering,
-        bounds: Bounds = PUBLIC,
         *,
+        most: int = MOST,
+        silence: float = 30.0,
         what: str = "metrics and status",
         key: str = "metrics.listen",
         certificates: Certificates | None = None,
@@ -53,7 +54,8 @@ class Server:
         Args:
             address: host "" is every interface, port 0 any port.
             answering: gives the answers.
-            bounds: of the connections.
+            most: open connections; a newer one takes the place of one that is silent.
+            silence: seconds a client may take to send a request, the first or the next.
             what: is served there, for the log.
             key: where the config has the address.
             certificates: for TLS, which `run` waits for; None: without TLS.
@@ -61,9 +63,12 @@ class Server:
         """
         self.listening: Feed[tuple[str, int] | None] = Feed(None)
         """Host and port; None while it does not listen."""
-        self.gate = Gate(bounds)
+        self.made_room = 0
+        """Connections that were ended for newer ones."""
         self._address = address
         self._answering = answering
+        self._most = most
+        self._silence = silence
         self._certificates = certificates
         self._authorizer = authorizer
         self._what = what
@@ -76,28 +81,37 @@ class Server:
         await asyncio.get_running_loop().run_in_executor(
             DaemonThread("npu-import"), import_module, "npu_agent.outputs.web.connections"
         )
-        from npu_agent.outputs.web.connections import serving
+        from npu_agent.outputs.web.connections import Connections
 
-        if self._certificates is not None:
-            await self._certificates.state.until(lambda state: state.expires_at is not None)
+        connections = Connections(
+            self._answering,
+            self._authorizer,
+            most=self._most,
+            silence=self._silence,
+            made_room=self._count,
+        )
+        contexts = self._certificates.context if self._certificates else None
+        if contexts is not None:
+            await contexts.until(lambda context: context is not None)
         sockets = await self._bound()
         try:
-            async with serving(
-                self._answering,
-                sockets,
-                self.gate,
-                certificates=self._certificates,
-                authorizer=self._authorizer,
-                ending=_ENDING,
-            ):
-                host, port = sockets[0].getsockname()[:2]
-                log.info("serving %s", self._what, address=_shown((host, port)))
-                self.listening.publish((host, port))
-                await asyncio.Event().wait()
+            host, port = sockets[0].getsockname()[:2]
+            log.info("serving %s", self._what, address=_shown((host, port)))
+            while True:
+                context = contexts.value if contexts else None
+                async with connections.serving(sockets, context):
+                    self.listening.publish((host, port))
+                    if contexts is None:
+                        await asyncio.Event().wait()
+                    else:  # all come again under a new certificate, or new authorities of clients
+                        await contexts.until(partial(is_not, context))
         finally:
             self.listening.publish(None)
             for each in sockets:
                 each.close()
+
+    def _count(self) -> None:
+        self.made_room += 1
 
     async def _bound(self) -> list[socket.socket]:
         """The listening sockets, as soon as they can be opened."""

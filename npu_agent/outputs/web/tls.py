@@ -79,20 +79,16 @@ class RefusedError(Exception):
 
 
 class Certificates:
-    """The TLS context for new connections; `state` is how it stands."""
+    """`context` is the TLS context in force, `state` how it stands."""
 
     def __init__(self, where: TlsFiles) -> None:
         """Nothing is read yet."""
         self.state: Feed[TlsState] = Feed(TlsState())
+        self.context: Feed[ssl.SSLContext | None] = Feed(None)
+        """None as long as there was no good certificate."""
         self._where = where
         self._thread = DaemonThread("npu-tls")
         self._contents: tuple[bytes, ...] = ()
-        self._context: ssl.SSLContext | None = None
-
-    @property
-    def context(self) -> ssl.SSLContext | None:
-        """For the next connection; None as long as there was no good certificate."""
-        return self._context
 
     async def run(self) -> None:
         """Follows the files until cancelled."""
@@ -110,7 +106,9 @@ class Certificates:
         except (RefusedError, OSError, ValueError) as error:
             why = str(error) if isinstance(error, RefusedError) else one_line(reason(error))
             if why != state.error:
-                kept = "there is none" if self._context is None else "the last good one is kept"
+                kept = (
+                    "there is none" if self.context.value is None else "the last good one is kept"
+                )
                 log.error("the certificate of metrics.tls is refused", reason=why, kept=kept)
             self.state.publish(replace(state, error=why))
             return
@@ -119,7 +117,8 @@ class Certificates:
                 log.info("the certificate of metrics.tls is good again")
                 self.state.publish(replace(state, error=None))
             return
-        self._contents, self._context = found.contents, found.context
+        self._contents = found.contents
+        self.context.publish(found.context)
         expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.expires_at))
         log.info("the certificate of metrics.tls is in force", expires=expires)
         self.state.publish(TlsState(expires_at=found.expires_at))

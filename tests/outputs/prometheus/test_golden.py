@@ -154,7 +154,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool, d
             page_failures=Counter(cards=0),
             authorizations=Counter(allowed=7, forbidden=1),
             tls=TlsState(expires_at=2_000_000_000.0),
-            refused={("metrics", "address_rate"): 2, ("probes", "open"): 0},
+            refused={("metrics", "open"): 2, ("probes", "open"): 0},
         ),
         openmetrics=openmetrics,
     ).decode()

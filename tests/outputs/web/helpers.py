@@ -37,7 +37,6 @@ from npu_agent.core.state import (
 from npu_agent.core.timeline import Happening, Subject, Timeline, Tone
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.outputs.web.gate import PUBLIC
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import Server
@@ -204,10 +203,10 @@ async def listening(server: Server) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serving(
-    scene: Scene, address: tuple[str, int] = ("127.0.0.1", 0), **bounds: Any
+    scene: Scene, address: tuple[str, int] = ("127.0.0.1", 0), **limits: Any
 ) -> AsyncIterator[tuple[str, int]]:
-    """The pages on a port of their own, whose bounds differ in these; yields where."""
-    server = Server(address, scene.pages(), replace(PUBLIC, **bounds))
+    """The pages on a port of their own, with these limits; yields where."""
+    server = Server(address, scene.pages(), **limits)
     running = asyncio.create_task(server.run())
     try:
         yield await listening(server)

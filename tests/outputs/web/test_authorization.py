@@ -16,7 +16,7 @@ from aiohttp import web
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
 from npu_agent.outputs.web import authorization
-from npu_agent.outputs.web.authorization import Authorizer
+from npu_agent.outputs.web.authorization import Authorizer, Pace
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates
 from tests.kube.helpers import hangs, serving
@@ -219,3 +219,41 @@ async def test_by_https_with_real_requests(authorizer: Authorizer, tmp_path: Pat
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.gather(*running)
+
+
+def taken(pace: Pace, address: str, times: int, now: float = 0.0) -> int:
+    """How many of so many that come at the same time."""
+    return sum(pace.take(address, now) for _ in range(times))
+
+
+def pace(**rates: float) -> Pace:
+    return Pace(**{"rate": 16.0, "rate_each": 4.0, "seconds": 2.0, **rates})
+
+
+def test_an_address_is_held_to_its_rate_and_others_are_not() -> None:
+    ours = pace()
+    assert taken(ours, "a", 1000) == 9  # 2 seconds' worth, and the one that uses them up
+    assert taken(ours, "b", 5) == 5
+    assert taken(ours, "a", 1000, now=1.0) == 4
+    assert taken(ours, "a", 1000, now=100.0) == 9  # what was not used is not saved up
+
+
+def test_many_addresses_are_held_to_a_rate_together() -> None:
+    ours = pace()
+    assert sum(taken(ours, f"address {at}", 1) for at in range(1000)) == 65
+    assert taken(ours, "late", 1, now=1.0) == 1
+
+
+def test_who_comes_seldom_is_taken_when_others_use_up_the_rate_of_all() -> None:
+    ours = pace()
+    for second in range(10):
+        for address in range(10):
+            taken(ours, f"address {address}", 100, now=float(second))
+        assert taken(ours, "seldom", 2, now=float(second)) == 1
+
+
+def test_who_is_refused_pays_nothing_for_it() -> None:
+    ours = pace()
+    for at in range(100):
+        taken(ours, "a", 100, now=at / 100)
+    assert taken(ours, "a", 100, now=3.0) == 9

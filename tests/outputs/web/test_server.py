@@ -9,16 +9,13 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Any
 
 import aiohttp
 import pytest
 
-from npu_agent.outputs.web import connections, listener
-from npu_agent.outputs.web.gate import PROBES, PUBLIC, Bounds
+from npu_agent.outputs.web import connections
 from npu_agent.outputs.web.pages import Probes
-from npu_agent.outputs.web.server import Server, listen
+from npu_agent.outputs.web.server import MOST, Server, listen
 from npu_agent.threads import DaemonThread
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import PROMETHEUS, Scene, listening, read, serving
@@ -81,19 +78,6 @@ async def scrape(address: Address) -> bytes:
     async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
         assert answer.status == 200
         return await answer.read()
-
-
-def servers(monkeypatch: pytest.MonkeyPatch) -> list[connections.Connections]:
-    """The connections of each server that is started from now on."""
-    made: list[connections.Connections] = []
-    begin = connections.Connections.__init__
-
-    def remembered(self: connections.Connections, *args: object) -> None:
-        made.append(self)
-        begin(self, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(connections.Connections, "__init__", remembered)
-    return made
 
 
 async def test_every_page_by_http() -> None:
@@ -182,27 +166,11 @@ async def test_a_fault_of_our_own_is_told(caplog: pytest.LogCaptureFixture) -> N
     assert any(record.exc_info for record in caplog.records)
 
 
-async def is_refused(address: Address) -> bool:
-    """Whether a new connection is closed without an answer."""
-    try:
-        return not await said(address, ONCE)
-    except ConnectionError:
-        return True
-
-
 async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Asks on an open connection, and gets the page."""
     writer.write(ASK)
     async with asyncio.timeout(LIMIT):
         await reader.readuntil(PROMETHEUS)
-
-
-async def connect_from(
-    number: int, address: Address
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects from 127.0.0.`number`."""
-    async with asyncio.timeout(LIMIT):
-        return await asyncio.open_connection(*address, local_addr=(f"127.0.0.{number}", 0))
 
 
 async def ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -211,157 +179,70 @@ async def ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     await closed(writer)
 
 
-async def test_beyond_the_bound_of_an_address_its_most_silent_connection_makes_room() -> None:
-    async with serving(Scene(), most_each=3) as address:
-        other = await connect_from(2, address)
-        opened = [await connect(address) for _ in range(3)]
-        await asked(*opened[0])
-        newer = await connect(address)
-        await asked(*newer)
-        await ended(*opened[1])
+async def test_at_the_cap_the_oldest_that_has_sent_nothing_makes_room() -> None:
+    async with serving(Scene(), most=3) as address:
+        asks, silent, newer = [await connect(address) for _ in range(3)]
+        await asked(*asks)
         newest = await connect(address)
-        await asked(*newest)
-        await ended(*opened[2])
-        for each in (opened[0], newer, newest, other):
+        await ended(*silent)
+        last = await connect(address)
+        await ended(*newer)
+        for each in (asks, newest, last):
             await asked(*each)
             await closed(each[1])
 
 
-async def test_beyond_the_bound_of_all_the_most_silent_connection_makes_room() -> None:
+async def test_at_the_cap_of_those_that_asked_the_one_that_asked_longest_ago_makes_room() -> None:
     async with serving(Scene(), most=2) as address:
-        first, second = [await connect_from(number, address) for number in (2, 3)]
-        await asked(*second)
-        await asked(*first)
+        first, second = await connect(address), await connect(address)
+        for each in (first, second, first):
+            await asked(*each)
         third = await connect(address)
-        await asked(*third)
         await ended(*second)
-        await asked(*first)
-        await closed(first[1])
-        await closed(third[1])
+        for each in (first, third):
+            await asked(*each)
+            await closed(each[1])
 
 
 @pytest.mark.parametrize("says", [b"", b"GET /metr", ASK], ids=["nothing", "half", "all"])
-@pytest.mark.parametrize("bounds", [PUBLIC, PROBES], ids=["public", "probes"])
-async def test_connections_held_by_many_addresses_keep_nobody_away(
-    bounds: Bounds, says: bytes
-) -> None:
-    """Each holds as many as it may, and opens others for those that were ended."""
-    pages = Scene().pages()
-    server = Server(("127.0.0.1", 0), pages if bounds is PUBLIC else Probes(pages), bounds)
-    running = asyncio.create_task(server.run())
-    address = await listening(server)
-
-    loop = asyncio.get_running_loop()
-
-    async def hold(number: int) -> None:
-        while True:
-            with socket.socket() as held, contextlib.suppress(ConnectionError):
-                held.setblocking(False)
-                held.bind((f"127.0.0.{number}", 0))
-                await loop.sock_connect(held, address)
-                await loop.sock_sendall(held, says)
-                while await loop.sock_recv(held, 65_536):
-                    pass
-
-    attack = [
-        asyncio.create_task(hold(number))
-        for number in range(2, 2 + 2 * bounds.most // bounds.most_each)
-        for _ in range(bounds.most_each)
-    ]
-    await until(lambda: server.gate.refused["open"] > bounds.most)
-    for number in range(200, 210):  # whoever comes seldom
-        reader, writer = await connect_from(number, address)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert (await rest(reader)).startswith(b"HTTP/1.1 200 ")
-        await closed(writer)
-    assert server.gate._open.total() <= bounds.most
-    for task in (*attack, running):
-        task.cancel()
-    await asyncio.gather(*attack, running, return_exceptions=True)
-
-
-async def test_each_connection_of_a_flood_is_answered_or_refused_and_others_get_through() -> None:
-    async with serving(Scene(), rate_each=5.0, seconds=1.0) as address:
-        flood = [connect(address) for _ in range(300)]
-        clients = [
-            found
-            for found in await asyncio.gather(*flood, return_exceptions=True)
-            if not isinstance(found, BaseException)
-        ]
-        other = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
-        await asked(*other)
-        answers = 0
-        for reader, writer in clients:
-            writer.write(ONCE)
-            answers += PROMETHEUS in await rest(reader)
+async def test_connections_that_are_held_keep_nobody_away(says: bytes) -> None:
+    """There are twice as many of them as there may be."""
+    async with serving(Scene()) as address:
+        held = [await connect(address) for _ in range(2 * MOST)]
+        for _, writer in held:
+            writer.write(says)
+        for _ in range(10):
+            assert PROMETHEUS in await said(address, ONCE)
+        for _, writer in held:
             await closed(writer)
-        assert 0 < answers < 300
-        await asked(*other)
-        await closed(other[1])
 
 
 async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_one_is_full() -> (
     None
 ):
     pages = Scene().pages()
-    public = Server(("127.0.0.1", 0), pages, replace(PUBLIC, most=1))
-    probes = Server(("127.0.0.1", 0), Probes(pages), PROBES)
+    public = Server(("127.0.0.1", 0), pages, most=1)
+    probes = Server(("127.0.0.1", 0), Probes(pages))
     running = [asyncio.create_task(server.run()) for server in (public, probes)]
     address = await listening(public)
     taken = await connect(address)
     await asked(*taken)
     newer = await connect(address)
     await asked(*newer)
-    assert +public.gate.refused == {"open": 1}
+    assert public.made_room == 1
+    probed = await listening(probes)
     answers = [
-        await said(await listening(probes), b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+        await said(probed, ONCE.replace(b"/metrics", path))
         for path in (b"/healthz", b"/readyz", b"/metrics", b"/")
     ]
     assert [int(answer.split()[1]) for answer in answers] == [200, 200, 404, 404]
     assert PROMETHEUS not in b"".join(answers)
-    assert not +probes.gate.refused
+    assert not probes.made_room
     for _, writer in (taken, newer):
         await closed(writer)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-
-
-class Exhausted(socket.socket):
-    """A listening socket of a process that may open no more files."""
-
-    tried = 0
-    exhausted = True
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        if self.exhausted:
-            self.tried += 1
-            raise OSError(errno.EMFILE, "Too many open files")
-        return super().accept()
-
-
-async def test_what_cannot_be_accepted_is_told_once_and_accepted_later(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener, "_RELIEF", 0.001)
-    with Exhausted() as listening:
-        listening.bind(("127.0.0.1", 0))
-        accepted = []
-
-        def admit(connection: socket.socket, _: str) -> bool:
-            accepted.append(connection)
-            return True
-
-        ours = listener.Listener(listening, admit)
-        with socket.create_connection(listening.getsockname()):
-            await until(lambda: listening.tried > 10)
-            (record,) = caplog.records
-            assert record.levelno == logging.ERROR
-            assert "Too many open files" in str(record.__dict__["fields"]["reason"])
-            listening.exhausted = False
-            await until(lambda: bool(accepted))
-        ours.close()
-        accepted[0].close()
 
 
 @pytest.mark.parametrize(
@@ -402,18 +283,12 @@ async def not_taking(address: Address) -> AsyncIterator[socket.socket]:
 async def test_a_client_that_does_not_take_its_answer_is_let_go(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections, "_TAKE", 0.2)
-    made = servers(monkeypatch)
+    monkeypatch.setattr(connections, "_ANSWER", 0.2)
     body = b"x" * 30_000_000
     async with (
         serving(Scene(metrics=body), silence=3600.0) as address,
         not_taking(address) as stalled,
     ):
-        await until(lambda: bool(made[0].connections))
-        # A smaller rest would wait for ever in a buffer that is left alone until it is large.
-        (handler,) = made[0].connections
-        assert handler.transport is not None
-        assert handler.transport.get_write_buffer_limits() == (0, 1)
         await asyncio.to_thread(_gone, stalled)
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 

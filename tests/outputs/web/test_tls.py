@@ -17,7 +17,7 @@ from npu_agent.outputs.web.tls import Certificates, RefusedError, TlsFiles, chec
 from tests.outputs.web.certificates import Authority, authority, placed
 from tests.outputs.web.helpers import PROMETHEUS, Scene, listening
 from tests.outputs.web.test_server import LIMIT, Address
-from tests.until import first, until
+from tests.until import first
 
 DAY = 86_400
 
@@ -123,7 +123,7 @@ async def test_a_new_certificate_is_in_force_for_new_requests(
         assert await shown(address) == der(old[0])
         expires_at = certificates.state.value.expires_at
         assert expires_at == pytest.approx(time.time() + 2 * DAY, abs=600)
-        # One that stays connected is asked to come again, and finds the new one.
+        # One that stays connected is let go, comes again, and finds the new one.
         connector = aiohttp.TCPConnector(ssl=ours.trusting())
         base = f"https://{address[0]}:{address[1]}"
         async with aiohttp.ClientSession(base, connector=connector) as session:
@@ -133,7 +133,6 @@ async def test_a_new_certificate_is_in_force_for_new_requests(
             placed(tmp_path, new)
             await first(certificates.state, lambda state: state.expires_at != expires_at)
             async with session.get("/metrics") as answer:
-                assert answer.headers["Connection"] == "close"
                 assert await answer.read() == PROMETHEUS
         assert await shown(address) == der(new[0])
 
@@ -188,7 +187,7 @@ async def test_without_a_good_one_nothing_is_served_until_there_is(
         assert await scrape(address, ours.trusting()) == PROMETHEUS
 
 
-async def test_a_handshake_that_never_ends_is_ended_and_counted_no_more(
+async def test_a_handshake_that_never_ends_is_ended(
     ours: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_HANDSHAKE", 0.2)
@@ -200,5 +199,4 @@ async def test_a_handshake_that_never_ends_is_ended_and_counted_no_more(
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
             writer.close()
-        await until(lambda: not server.gate._open)
         assert await scrape(address, ours.trusting()) == PROMETHEUS
