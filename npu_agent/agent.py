@@ -64,9 +64,11 @@ log = logger(__name__)
 _SHUTDOWN = 0.9
 """Seconds for the publisher and the sessions to end in order, of which the publisher takes 0.3 at
 most; with the rest the process is gone within 1 s."""
-_CALLS = 2.0
-"""Seconds before that for calls that prepare or unprepare claims. A kubelet comes back to one that
-fails after a minute. Most take milliseconds; those that wait for a holder of a card are given up.
+_CALLS = 10.0
+"""Seconds before that for calls of the kubelet that are under way. A Pod whose Allocate is cut
+fails for good, and a kubelet comes back after a minute to a claim that was not prepared. Most calls
+take milliseconds, or seconds where many Pods start; one that waits longer for a holder is given up.
+The DaemonSet's terminationGracePeriodSeconds has room for this, `HAND_OVER` and `LONGEST`.
 """
 
 
@@ -321,7 +323,7 @@ class Agent:
             await self._ownership.hand_over()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CALLS):
-                    await asyncio.gather(*(driver.idle() for driver in self.drivers))
+                    await asyncio.gather(*(part.idle() for part in (*self.sessions, *self.drivers)))
             allow(LONGEST)
             until = time.monotonic() + _SHUTDOWN
             if not self.host_cdi:

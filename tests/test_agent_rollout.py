@@ -12,6 +12,7 @@ import pytest
 from npu_agent.agent import Agent
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.state import SessionPhase
+from npu_agent.kubelet.ledger import LedgerKeeper
 from npu_agent.outputs.dra import service
 from npu_agent.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER
@@ -119,6 +120,31 @@ async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
         await before.aclose()
         with pytest.raises(PrepareError):
             await prepared
+
+
+async def test_an_allocate_that_is_under_way_is_answered_before_the_end(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.node.cards("warboy=2")
+    asked, answers = asyncio.Event(), asyncio.Event()
+    grant = LedgerKeeper.grant_when_free
+
+    async def slow(self: LedgerKeeper, *args: Any) -> None:
+        asked.set()
+        await answers.wait()
+        await grant(self, *args)
+
+    monkeypatch.setattr(LedgerKeeper, "grant_when_free", slow)
+    async with AsyncExitStack() as before:
+        await before.enter_async_context(room.node.agent(**NOTHING_ELSE))
+        await room.node.listed(2)
+        granted = asyncio.create_task(room.node.kubelet.allocate(NPU, 1))
+        await asked.wait()
+        ended = asyncio.create_task(before.aclose())
+        await asyncio.wait([ended], timeout=0.3)
+        answers.set()
+        assert len((await granted).ids) == 1
+        await ended
 
 
 async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(

@@ -85,6 +85,8 @@ class DevicePlugin:
             counts: where to count what it does; without them, in ones of its own.
         """
         self.streams: Feed[Streams] = Feed(Streams())
+        self.allocating: Feed[int] = Feed(0)
+        """How many Allocate calls are under way."""
         self._resource = resource
         self._devices = devices
         self._note = note
@@ -163,6 +165,7 @@ class DevicePlugin:
 
     async def _allocate(self, stream: Stream[wire.AllocateRequest, Encoded]) -> None:
         began, result = time.perf_counter(), "failed"
+        self.allocating.publish(self.allocating.value + 1)
         try:
             granted = await self._grant(stream)
             result = "granted"
@@ -170,6 +173,7 @@ class DevicePlugin:
             result = _RESULT.get(error.status, result)
             raise
         finally:
+            self.allocating.publish(self.allocating.value - 1)
             self._counts.allocated(result, time.perf_counter() - began)
         log.info("allocated", resource=self._resource, devices=",".join(granted))
 

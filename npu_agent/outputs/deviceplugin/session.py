@@ -56,9 +56,9 @@ An attempt is a stat while its socket is missing."""
 _FICKLE_LONGEST = 1.5
 _EARLY = 5.5
 """Seconds to register while the agent before us still serves; that one waits for 6."""
-_OURS_WITHIN = 10.0
-"""Seconds for which an Allocate waits for the node to be ours; the kubelet starts no other Pod
-meanwhile."""
+_OURS_WITHIN = 20.0
+"""Seconds for which an Allocate waits for the node to be ours: the agent before us may take 16 to
+end (`Ownership.hand_over`, then calls under way). The kubelet starts no other Pod meanwhile."""
 _STEADY = 5.0
 """Seconds a registration has to last to count as a success. A kubelet that keeps dropping us is
 registered with less and less often, but never more than 2 s after a loss."""
@@ -132,6 +132,8 @@ class Session:
         """Whether the node is ours."""
         self._early: tuple[Endpoint, contextlib.AsyncExitStack] | None = None
         """What the kubelet has had since before the node was ours, and what ends it."""
+        self._plugin: DevicePlugin | None = None
+        """What is served now, or was last."""
 
     async def run(self) -> None:
         """Serves until cancelled; then ends its stream in order, so that the kubelet sees it."""
@@ -158,6 +160,11 @@ class Session:
                         await stack.aclose()
         finally:
             self._say(SessionPhase.ENDED)
+
+    async def idle(self) -> None:
+        """Returns when no Allocate is under way."""
+        if self._plugin:
+            await self._plugin.allocating.until(lambda calls: not calls)
 
     async def _until_cards(self) -> None:
         """Waits for the first device: an empty list is of no use to the kubelet."""
@@ -257,6 +264,7 @@ class Session:
             by_cdi=self._by_cdi,
             counts=self.counts,
         )
+        self._plugin = plugin
         endpoint = Endpoint(plugin, self._directory, self._socket_name)
         await endpoint.start()
         follow = asyncio.create_task(self._follow(served))

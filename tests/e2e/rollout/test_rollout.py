@@ -15,8 +15,9 @@ from tests.e2e.api import ADMIN
 from tests.e2e.dra.claims import Thing, running, small
 from tests.e2e.node import RESOURCE, SOON, WORKLOAD, Node
 
-EACH = 0.2
-"""Seconds between two Pods."""
+EACH, LONG_EACH = 0.2, 1.0
+"""Seconds between two Pods, and in the long form: five a second are more than two cores can start,
+and each is later than the one before."""
 LATER = 2.0
 """Seconds that no Pod of the long form may be later than the median of all."""
 TRIED_AGAIN = 120.0
@@ -52,13 +53,14 @@ MAKE = {"device plugin": by_plugin, "DRA": small}
 
 
 class Stream:
-    """Creates a Pod each `EACH` s, and deletes it when it runs."""
+    """Creates a Pod each so many seconds, and deletes it when it runs."""
 
-    def __init__(self, node: Node, api: str) -> None:
+    def __init__(self, node: Node, api: str, each: float = EACH) -> None:
         self.took: dict[str, float] = {}
         """Seconds from its creation until it was seen to run, by name."""
         self._node = node
         self._api = api
+        self._each = each
         self._made: dict[str, float] = {}
 
     def create(self, name: str) -> None:
@@ -84,19 +86,19 @@ class Stream:
         """Creates so many Pods and waits until each has run."""
         with ThreadPoolExecutor(1) as executor:
             creating = executor.submit(self._create_all, count)
-            until = time.monotonic() + count * EACH + TRIED_AGAIN
+            until = time.monotonic() + count * self._each + TRIED_AGAIN
             while len(self.took) < count:
                 assert time.monotonic() < until, self._made.keys() - self.took.keys()
                 self.look()
                 if creating.done():
                     creating.result()
-                time.sleep(0.05)
+                time.sleep(0.1)
 
     def _create_all(self, count: int) -> None:
         began = time.monotonic()
         for at in range(count):
             self.create(f"{self._api.replace(' ', '-').lower()}-{at}")
-            time.sleep(max(0.0, began + (at + 1) * EACH - time.monotonic()))
+            time.sleep(max(0.0, began + (at + 1) * self._each - time.monotonic()))
 
     def summary(self) -> str:
         """What was measured."""
@@ -152,7 +154,7 @@ def test_no_pod_notices_a_rollout(node: Node, api: str, count: int) -> None:
     warm = Stream(node, api)
     warm.run(3)
     node.delete_pods()
-    stream = Stream(node, api)
+    stream = Stream(node, api, LONG_EACH if count == 100 else EACH)
     with rollouts(node):
         stream.run(count)
     print(stream.summary())
