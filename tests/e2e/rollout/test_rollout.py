@@ -34,7 +34,6 @@ def by_plugin(name: str) -> Thing:
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default"},
         "spec": {
-            "terminationGracePeriodSeconds": 0,
             "restartPolicy": "Never",
             "containers": [
                 {
@@ -65,7 +64,10 @@ class Stream:
 
     def create(self, name: str) -> None:
         """Creates a Pod."""
-        made = self._node.cluster.request("POST", PODS, MAKE[self._api](name), token=ADMIN)
+        pod = MAKE[self._api](name)
+        # Not 0: that is a deletion by force, whose containers the next Pod on the card waits for.
+        pod["spec"]["terminationGracePeriodSeconds"] = 1
+        made = self._node.cluster.request("POST", PODS, pod, token=ADMIN)
         assert made.status == 201, made
         self._made[name] = time.monotonic()
 
