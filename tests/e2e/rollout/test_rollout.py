@@ -79,8 +79,10 @@ class Stream:
         """
         for pod in self._node.cluster.objects("pod", "default"):
             name, status = pod["metadata"]["name"], pod["status"]
+            if name in self.took:
+                continue  # killed, and so Failed, until the kubelet has taken it away
             assert status["phase"] != "Failed", (name, status)
-            if status["phase"] == "Running" and name in self._made and name not in self.took:
+            if status["phase"] == "Running" and name in self._made:
                 self.took[name] = time.monotonic() - self._made[name]
                 self._node.cluster.request("DELETE", f"{PODS}/{name}", token=ADMIN)
 
