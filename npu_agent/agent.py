@@ -323,7 +323,10 @@ class Agent:
             await self._ownership.hand_over()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CALLS):
-                    await asyncio.gather(*(part.idle() for part in (*self.sessions, *self.drivers)))
+                    await asyncio.gather(
+                        *(session.idle() for session in self.sessions),
+                        *(driver.idle() for driver in self.drivers),
+                    )
             allow(LONGEST)
             until = time.monotonic() + _SHUTDOWN
             if not self.host_cdi:
