@@ -77,10 +77,12 @@ class LoopErrors:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """See `asyncio.loop.set_exception_handler`."""
-        if isinstance(context.get("exception"), OSError) and "socket" in context:
-            if not self._accept.due():
-                return
-            context["message"] += f" ({self._accept.left_out} of these were left out)"
+        error = context.get("exception")
+        if isinstance(error, OSError) and "socket" in context:
+            if self._accept.due():
+                left_out = self._accept.left_out
+                log.error("no connection can be accepted", reason=error, left_out=left_out)
+            return
         loop.default_exception_handler(context)
 
 
