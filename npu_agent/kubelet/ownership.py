@@ -42,6 +42,8 @@ stream away yet would take our registration for it and drop it."""
 HAND_OVER = 6.0
 """Seconds for which an owner that ends waits for the next one to be registered. The kubelet polls
 for new sockets once a second (k8s.io/kubernetes, pluginmanager, `loopSleepDuration`)."""
+_OTHERS = 4.0
+"""Seconds of these after which a part that comes last registers although others have not."""
 _LONG = 60.0
 """Seconds after which it is worth a warning that another agent serves the node: no rollout takes so
 long."""
@@ -78,8 +80,8 @@ class Ownership:
         """Whom we wait for."""
         self._since: float | None = None
         """Since when, by the loop's time, as long as there has been no warning of it."""
-        self._unregistered = 0
-        """How many of our users wait and have not registered."""
+        self._unregistered = {False: 0, True: 0}
+        """How many of our users wait and have not registered; True: those that come last."""
         self._owns = False
 
     @contextlib.asynccontextmanager
@@ -87,11 +89,15 @@ class Ownership:
         self,
         waiting: Callable[[str | None], None],
         register: Callable[[], Awaitable[None]] = _nothing,
+        *,
+        last: bool = False,
     ) -> AsyncIterator[Callable[[], bool]]:
         """Owns the node's devices while the context is open; waits for it as long as it takes.
 
         `waiting` is called with the present owner, and with None once they are ours. `register` is
-        awaited, once, when the present owner is about to end; it needs a deadline of its own.
+        awaited, once, when the present owner is about to end; it needs a deadline of its own. With
+        `last` that is when all others are registered, or have had `_OTHERS` seconds: calls that
+        come to a registered part are held until the node is ours.
         Yields a function that returns whether the lock still counts: the directory may have been
         wiped.
 
@@ -101,7 +107,7 @@ class Ownership:
         self._open()
         self._users += 1
         try:
-            waited = await self._until_owned(waiting, register)
+            waited = await self._until_owned(waiting, register, last)
             waiting(None)
             if waited:
                 if self._owner is not None:
@@ -138,28 +144,35 @@ class Ownership:
         self,
         waiting: Callable[[str | None], None],
         register: Callable[[], Awaitable[None]],
+        last: bool,
     ) -> bool:
         """Returns whether it had to wait."""
         waited = registered = False
+        now = asyncio.get_running_loop().time
+        since: float | None = None
+        """Since when the owner is about to end."""
         try:
             while not (following := self._owns or _lock_byte(self._descriptor, _NEXT)) or (
                 not self._owned()
             ):
                 if not waited:
                     waited = True
-                    self._unregistered += 1
+                    self._unregistered[last] += 1
                 owner = owner_of(self._descriptor)
                 self._wait_for(str(owner))
                 waiting(self._owner)
                 if following:
-                    if owner.ends and not registered:
+                    if owner.ends and since is None:
+                        since = now()
+                    turn = not (last and self._unregistered[False])
+                    if since is not None and not registered and (turn or now() - since > _OTHERS):
                         await register()
                         registered = True
-                        self._unregistered -= 1
-                    _lock_byte(self._descriptor, _REGISTERS, on=self._unregistered > 0)
+                        self._unregistered[last] -= 1
+                    _lock_byte(self._descriptor, _REGISTERS, on=any(self._unregistered.values()))
                 await asyncio.sleep(_TRY_EVERY)
         finally:
-            self._unregistered -= waited and not registered
+            self._unregistered[last] -= waited and not registered
         self._owns = True
         for byte in (_NEXT, _REGISTERS):
             _lock_byte(self._descriptor, byte, on=False)

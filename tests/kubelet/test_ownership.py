@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -424,3 +425,46 @@ async def test_only_the_next_of_several_registers_and_it_takes_over(tmp_path: Pa
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+async def test_who_comes_last_registers_when_the_others_are_registered_or_take_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for others in (DEADLINE, 0.0):
+        monkeypatch.setattr(ownership, "_OTHERS", others)
+        ours, theirs = Ownership(tmp_path), Ownership(tmp_path)
+        begun, go_on, last = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def first(begun: asyncio.Event = begun, go_on: asyncio.Event = go_on) -> None:
+            begun.set()
+            await go_on.wait()
+
+        async def second(last: asyncio.Event = last) -> None:
+            last.set()
+
+        async def part(
+            theirs: Ownership, register: Callable[[], Awaitable[None]], comes_last: bool
+        ) -> None:
+            async with theirs.held(lambda _: None, register, last=comes_last):
+                await asyncio.Event().wait()
+
+        async with asyncio.timeout(DEADLINE):
+            async with ours.held(nobody):
+                tasks = [
+                    asyncio.create_task(part(theirs, second, True)),
+                    asyncio.create_task(part(theirs, first, False)),
+                ]
+                await waited_for(tmp_path)
+                handing = asyncio.create_task(ours.hand_over())
+                await begun.wait()
+                if others:
+                    await asyncio.sleep(3 * ownership._TRY_EVERY)
+                    assert not last.is_set()
+                else:
+                    await last.wait()
+                go_on.set()
+                await last.wait()
+                await handing
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -143,7 +143,11 @@ class Session:
                 try:
                     await self._until_cards()
                     async with self._ownership.held(
-                        self._standby, self._take_on_early
+                        # Last, as it takes a moment, and the kubelet a second or more to find a
+                        # DRA driver: an Allocate that waits meanwhile keeps all Pods waiting.
+                        self._standby,
+                        self._take_on_early,
+                        last=True,
                     ) as still_ours:
                         sweep(self._directory, self._socket_name)
                         await self._prepare()
