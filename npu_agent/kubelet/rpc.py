@@ -20,7 +20,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -337,6 +337,16 @@ class _Patient(H2Protocol):
         if now - self._since > _RESETS_WITHIN:
             self._resets, self._since = self.connection.streams_failed - 1, now
         return self.connection.streams_failed - self._resets > _RESETS
+
+
+@contextlib.contextmanager
+def counted(calls: Feed[int]) -> Iterator[None]:
+    """Counts one more call, or stream, while the context is open."""
+    calls.publish(calls.value + 1)
+    try:
+        yield
+    finally:
+        calls.publish(calls.value - 1)
 
 
 async def drained(streams: Feed[int]) -> None:

@@ -20,7 +20,7 @@ from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError, grant, requested
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import Encoded, received
+from npu_agent.kubelet.rpc import Encoded, counted, received
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin import encode
@@ -165,15 +165,14 @@ class DevicePlugin:
 
     async def _allocate(self, stream: Stream[wire.AllocateRequest, Encoded]) -> None:
         began, result = time.perf_counter(), "failed"
-        self.allocating.publish(self.allocating.value + 1)
         try:
-            granted = await self._grant(stream)
+            with counted(self.allocating):
+                granted = await self._grant(stream)
             result = "granted"
         except GRPCError as error:
             result = _RESULT.get(error.status, result)
             raise
         finally:
-            self.allocating.publish(self.allocating.value - 1)
             self._counts.allocated(result, time.perf_counter() - began)
         log.info("allocated", resource=self._resource, devices=",".join(granted))
 

@@ -8,9 +8,8 @@ where two versions have the same messages, the answer to both is encoded by one 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +21,7 @@ from grpclib.server import Stream
 from npu_agent.core.claim import ClaimRef, PreparedResult, is_uid
 from npu_agent.core.pool import PoolDevice
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import Encoded, received
+from npu_agent.kubelet.rpc import Encoded, counted, received
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.logs import logger
@@ -183,7 +182,7 @@ class DraPlugin:
         for ref in refs.values():
             if not (ref.namespace and ref.name):
                 raise GRPCError(Status.INVALID_ARGUMENT, f"claim {ref.uid!r} lacks its name")
-        with self._under_way():
+        with counted(self.calls):
             found: Mapping[str, Prepared] = await self._ask(self._prepare, refs)
             parts = []
             for uid, ref in refs.items():
@@ -204,7 +203,7 @@ class DraPlugin:
         self, stream: Stream[v1.NodeUnprepareResourcesRequest, Encoded]
     ) -> None:
         refs = _refs((await received(stream)).claims)
-        with self._under_way():
+        with counted(self.calls):
             found: Mapping[str, str | None] = await self._ask(self._unprepare, refs)
             parts = []
             for uid, ref in refs.items():
@@ -217,14 +216,6 @@ class DraPlugin:
                 await asyncio.sleep(0)
             await stream.send_message(_joined(parts))
             await stream.send_trailing_metadata()
-
-    @contextlib.contextmanager
-    def _under_way(self) -> Iterator[None]:
-        self.calls.publish(self.calls.value + 1)
-        try:
-            yield
-        finally:
-            self.calls.publish(self.calls.value - 1)
 
     async def _ask(
         self,
@@ -291,8 +282,7 @@ class Health:
 
     async def _watch(self, stream: Stream[v1alpha1.NodeWatchResourcesRequest, Encoded]) -> None:
         await received(stream)
-        self.streams.publish(self.streams.value + 1)
-        try:
+        with counted(self.streams):
             while not self._devices.closed:
                 changed = self._devices.changed  # before the list is read: no change is missed
                 if (devices := self._devices.value) is not None:
@@ -303,8 +293,6 @@ class Health:
                 except TimeoutError:
                     if not limit.expired():
                         raise
-        finally:
-            self.streams.publish(self.streams.value - 1)
 
     def _message(self, devices: tuple[PoolDevice, ...]) -> Encoded:
         if self._encoded[0] is not devices:

@@ -58,7 +58,7 @@ class Pace:
     """How fast clients come: so many a second, of all addresses and of each."""
 
     def __init__(self, *, rate: float, rate_each: float, seconds: float) -> None:
-        """`seconds` worth of clients may come at the same time. Nobody has come yet."""
+        """`seconds` worth of clients may come at the same time. No client has come yet."""
         self._rate = rate
         self._rate_each = rate_each
         self._seconds = seconds

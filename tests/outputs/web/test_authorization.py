@@ -257,3 +257,11 @@ def test_who_is_refused_pays_nothing_for_it() -> None:
     for at in range(100):
         taken(ours, "a", 100, now=at / 100)
     assert taken(ours, "a", 100, now=3.0) == 9
+
+
+def test_what_is_remembered_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorization, "_ADDRESSES", 3)
+    ours = pace(rate=1e6)
+    for at in range(100):
+        assert taken(ours, f"address {at}", 1) == 1
+    assert len(ours._each) == 3

@@ -205,7 +205,7 @@ async def test_at_the_cap_of_those_that_asked_the_one_that_asked_longest_ago_mak
 
 
 @pytest.mark.parametrize("says", [b"", b"GET /metr", ASK], ids=["nothing", "half", "all"])
-async def test_connections_that_are_held_keep_nobody_away(says: bytes) -> None:
+async def test_connections_that_are_held_keep_no_client_away(says: bytes) -> None:
     """There are twice as many of them as there may be."""
     async with serving(Scene()) as address:
         held = [await connect(address) for _ in range(2 * MOST)]

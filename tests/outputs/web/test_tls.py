@@ -123,7 +123,7 @@ async def test_a_new_certificate_is_in_force_for_new_requests(
         assert await shown(address) == der(old[0])
         expires_at = certificates.state.value.expires_at
         assert expires_at == pytest.approx(time.time() + 2 * DAY, abs=600)
-        # One that stays connected is let go, comes again, and finds the new one.
+        # One that stays connected is disconnected, connects again, and finds the new one.
         connector = aiohttp.TCPConnector(ssl=ours.trusting())
         base = f"https://{address[0]}:{address[1]}"
         async with aiohttp.ClientSession(base, connector=connector) as session:
