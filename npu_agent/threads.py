@@ -16,13 +16,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_LINGER = 0.02
-"""Seconds that a thread waits for the next call. To replace a file takes a dozen of them, and a
-thread for each would cost more than all of them, and on the event loop."""
+LINGER = 2.0
+"""Seconds that a thread waits for the next call: longer than the time between two looks at the
+config file. A new thread for each call would cost more than the call."""
 
 
 class DaemonThread(Executor):
-    """Runs calls in order on one daemon thread, which ends soon after the last one.
+    """Runs calls in order on one daemon thread, which ends `linger` seconds after the last one.
 
     An executor, so that aiofiles and `loop.run_in_executor` take it. Not asyncio's default one: a
     call that hangs would take one of its few threads for good, and `asyncio.run` and the
@@ -30,9 +30,10 @@ class DaemonThread(Executor):
     after it wait their turn; those whose caller has given up meanwhile never run.
     """
 
-    def __init__(self, name: str) -> None:
-        """`name` is the thread's, seen in stack dumps."""
+    def __init__(self, name: str, *, linger: float = LINGER) -> None:
+        """`name` is the thread's, seen in stack dumps; `linger` is in seconds."""
         self._name = name
+        self._linger = linger
         self._lock = threading.Condition()
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._runs = False
@@ -79,7 +80,7 @@ class DaemonThread(Executor):
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._calls and not self._lock.wait_for(lambda: self._calls, _LINGER):
+                if not self._calls and not self._lock.wait_for(lambda: self._calls, self._linger):
                     self._runs = False
                     return
                 future, function = self._calls.popleft()

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 
-_PHASE = 0.25
-"""Seconds. Between two probes of the cards, whose threads the loop would delay."""
+PHASE = 0.25
+"""Seconds. The cards are probed at full and half seconds; what looks at files does so between two
+probes, so that its thread and theirs do not wait for each other."""
 _TURN = 0.0005
 """Seconds of long work between two turns for others."""
 
 
-def until_tick(every: float) -> float:
+def until_tick(every: float, phase: float = PHASE) -> float:
     """Seconds until the next moment of those that are `every` seconds apart.
 
     They are the same for all that have the same period: an idle agent wakes up once for all of them
     and not once for each.
     """
-    return every - (time.monotonic() - _PHASE) % every
+    return every - (time.monotonic() - phase) % every
 
 
 async def set_within(event: asyncio.Event, seconds: float | None) -> bool:

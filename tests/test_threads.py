@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent import threads
 from npu_agent.threads import DaemonThread, within
 
 DEADLINE = 20.0
@@ -37,7 +36,7 @@ async def test_a_hang_ends_at_the_deadline_with_words(free: threading.Event) -> 
 async def test_calls_are_made_in_order_and_those_that_nobody_waits_for_never(
     free: threading.Event,
 ) -> None:
-    thread, made = DaemonThread("npu-test"), []
+    thread, made = DaemonThread("npu-only"), []
     hanging = asyncio.create_task(thread.call(lambda: free.wait(DEADLINE), deadline=DEADLINE))
     await asyncio.sleep(0)
     for number in range(3):
@@ -46,14 +45,14 @@ async def test_calls_are_made_in_order_and_those_that_nobody_waits_for_never(
     assert len(thread._calls) == 1
     last = asyncio.create_task(thread.call(lambda: made.append("last"), deadline=DEADLINE))
     await asyncio.sleep(0)
-    assert [each.name for each in threading.enumerate()].count("npu-test") == 1
+    assert [each.name for each in threading.enumerate()].count("npu-only") == 1
     free.set()
     await asyncio.gather(hanging, last)
     assert made == ["last"]
 
 
 async def test_the_thread_is_a_daemon_and_ends_when_there_is_nothing_to_do() -> None:
-    thread = DaemonThread("npu-test")
+    thread = DaemonThread("npu-test", linger=0.0)
     by = await thread.call(threading.current_thread, deadline=DEADLINE)
     assert by.daemon
     async with asyncio.timeout(DEADLINE):
@@ -62,15 +61,10 @@ async def test_the_thread_is_a_daemon_and_ends_when_there_is_nothing_to_do() -> 
     assert await thread.call(threading.current_thread, deadline=DEADLINE) is not by
 
 
-async def test_calls_one_after_the_other_are_made_by_one_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(threads, "_LINGER", DEADLINE)
+async def test_calls_one_after_the_other_are_made_by_one_thread() -> None:
     thread = DaemonThread("npu-test")
     by = {await thread.call(threading.current_thread, deadline=DEADLINE) for _ in range(10)}
     assert len(by) == 1
-    monkeypatch.setattr(threads, "_LINGER", 0.0)  # from the next call on: its thread ends
-    await thread.call(int, deadline=DEADLINE)
 
 
 async def test_a_timeout_of_the_operating_system_keeps_its_words() -> None:

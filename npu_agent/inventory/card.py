@@ -175,7 +175,7 @@ class CardWatch:
         """What to ask about `entry` at `now`; plans when to ask again."""
         probe = now >= self._probe_at
         if probe:
-            self._probe_at = now + until_tick(settings.health_interval)
+            self._probe_at = now + until_tick(settings.health_interval, 0)
         read = probe and now >= self._read_at
         self._plan(now)
         return Questions(
@@ -191,7 +191,7 @@ class CardWatch:
         self.due = self._probe_at
         # Where the next probe is far away, counters are read in between.
         if self._meter.counts and self._probe_at - now > LONGEST_PAUSE:
-            self.due = now + until_tick(LONGEST_PAUSE)
+            self.due = now + until_tick(LONGEST_PAUSE, 0)
 
     def expected(self, asked: Questions) -> Answers | None:
         """The answers that change nothing; None: any answer may change something."""
@@ -236,7 +236,7 @@ class CardWatch:
             return
         self.failures["hung"] += 1
         now, self._settled = time.monotonic(), None
-        self.due = now + until_tick(settings.health_interval)
+        self.due = now + until_tick(settings.health_interval, 0)
         if self._known is None:
             self.view = _not_served(self.entry, late)
             return

@@ -136,7 +136,7 @@ class Inventory:
             )
         jobs = [*([search] if search else ()), *(job for _, job in asked.values())]
         if jobs:
-            await self._prober.run(jobs, pause=until_tick(settings.health_interval))
+            await self._prober.run(jobs, pause=until_tick(settings.health_interval, 0))
         for key, (questions, job) in asked.items():
             if job.result is not None:
                 self._answered(self._watches[key], questions, job.result, settings)
@@ -153,7 +153,7 @@ class Inventory:
     def _search_job(self, now: float, settings: Settings) -> Job[_Found] | None:
         if now < self._search_at:
             return None
-        self._search_at = now + until_tick(settings.health_interval)
+        self._search_at = now + until_tick(settings.health_interval, 0)
         if None in self._hung:
             return None
         search = partial(_search, self._vendors, self._found)
