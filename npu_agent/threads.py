@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 LINGER = 2.0
-"""Seconds that a thread waits for the next call: longer than the time between two looks at the
+"""Seconds that a thread waits for the next call: longer than the time between two checks of the
 config file. A new thread for each call would cost more than the call."""
 
 

@@ -1,4 +1,4 @@
-"""When the event loop works: periodic work at the same moments, long work in turns with others."""
+"""When the event loop works: periodic work at the same moments."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import asyncio
 import time
 
 PHASE = 0.25
-"""Seconds. The cards are probed at full and half seconds; what looks at files does so between two
-probes, so that its thread and theirs do not wait for each other."""
-_TURN = 0.0005
-"""Seconds of long work between two turns for others."""
+"""Seconds. The cards are probed at full and half seconds. Files are checked between two probes, so
+that the threads do not wait for each other."""
 
 
 def until_tick(every: float, phase: float = PHASE) -> float:
@@ -29,16 +27,3 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-class Turns:
-    """Lets others have their turns during long work, and wakes nobody during short work."""
-
-    def __init__(self) -> None:
-        self._until = time.perf_counter() + _TURN
-
-    async def take(self) -> None:
-        """To be called every fraction of a millisecond."""
-        if time.perf_counter() >= self._until:
-            await asyncio.sleep(0)
-            self._until = time.perf_counter() + _TURN

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, HealthState, Snapshot
-from npu_agent.core.kept import kept
 
 LONGEST_ID = 63
 """The kubelet's limit for a device ID."""
 _PART = "_cores_"
 """Between the card's ID and the cores, as the vendor's plugins write it."""
+_CARDS = 4096
+"""Cards whose devices are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ def cut(state: CardState, width: int) -> tuple[Device, ...]:
     return _devices(state.id, state.card, healthy, state.health.reason, width)
 
 
-@kept
+@lru_cache(_CARDS)
 def _devices(
     card_id: str, card: Card, healthy: bool, reason: str, width: int
 ) -> tuple[Device, ...]:

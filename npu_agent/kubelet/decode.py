@@ -1,8 +1,7 @@
-"""Reads what the kubelet answers when asked who holds what, with a breath every few hundred bytes.
+"""Reads what the kubelet answers when asked who holds what.
 
 An answer may have megabytes, and betterproto takes seconds for them (`python -m
-bench.podresources`); on a thread it shares the interpreter's lock with the event loop, which then
-waits 5 ms for each turn. Here only the texts that name a device and its holder are read; everything
+bench.podresources`). Here only the texts that name a device and its holder are read; everything
 else is skipped by its length.
 
 Message and field numbers: protos/podresources.proto. The wire format:
@@ -12,7 +11,7 @@ fields of another wire type, and groups, which proto3 does not have.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 Row = tuple[str, str, str, str, str]
 """Namespace, Pod, container, resource, device ID."""
@@ -23,9 +22,6 @@ ClaimRow = tuple[str, str, str, str, str, str, str, str]
 MOST = 1 << 15
 """Devices that an answer may list. A node has some hundreds; with time-sliced ones, thousands.
 One of a claim counts as two, as it takes up to twice the memory."""
-
-_BREATH = 256
-"""Bytes between two pauses; at most half as many fields, of about a microsecond each."""
 
 _LENGTH_DELIMITED = 2
 # A field's tag is its number << 3 | its wire type; all that is read here is length-delimited.
@@ -38,16 +34,13 @@ _Used = list[tuple[str, str, str, str, str]]
 """(claim's namespace, its name, driver, pool, device) of the claims that one container uses."""
 
 
-def rows(answer: bytes | bytearray) -> Iterator[Row | ClaimRow | None]:
+def rows(answer: bytes | bytearray) -> Iterator[Row | ClaimRow]:
     """Yields a row for each device in a ListPodResourcesResponse, as they come, some twice.
 
     The kubelet lists a device once for each NUMA node it is near to, one of a claim once more for
     each time that it has prepared the claim, and everything in an order that changes each time. A
     device of a claim is known by its pool and name: of the CDI names that come with it, some are
     other devices' (kubelet 1.36).
-
-    Between rows comes a None now and then, where the caller can turn to something else: after a
-    fraction of a millisecond, as long as no single text has megabytes.
 
     Raises:
         ValueError: the answer is broken, or has more than `MOST` devices; says what and where.
@@ -62,8 +55,7 @@ def allocatable(answer: bytes | bytearray) -> dict[str, frozenset[str]]:
         ValueError: as `rows`.
     """
     held: _Held = []
-    for _ in _Reader(answer).allocatable(held):
-        pass
+    _Reader(answer).allocatable(held)
     found: dict[str, set[str]] = {}
     for resource, id_ in held:
         found.setdefault(resource, set()).add(id_)
@@ -75,11 +67,9 @@ class _Reader:
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data = data
-        self._pause = _BREATH
-        """The place from which on the next pause is due."""
         self._count = 0
 
-    def response(self) -> Iterator[Row | ClaimRow | None]:
+    def response(self) -> Iterator[Row | ClaimRow]:
         at, end = 0, len(self._data)
         while at < end:
             tag, start, at = self._field(at, end)
@@ -87,28 +77,25 @@ class _Reader:
                 yield from self._pod(start, at)
             elif tag < 2 << 3:
                 raise _wrong_type("ListPodResourcesResponse", tag, start)
-            if at > self._pause:
-                self._pause = at + _BREATH
-                yield None
 
-    def allocatable(self, held: _Held) -> Iterator[None]:
+    def allocatable(self, held: _Held) -> None:
         """Adds what an AllocatableResourcesResponse lists to `held`."""
         at, end = 0, len(self._data)
         while at < end:
             tag, start, at = self._field(at, end)
             if tag == _1:
-                yield from self._devices(start, at, held)
+                self._devices(start, at, held)
             elif tag < 2 << 3:
                 raise _wrong_type("AllocatableResourcesResponse", tag, start)
 
-    def _pod(self, at: int, end: int) -> Iterator[Row | ClaimRow | None]:
+    def _pod(self, at: int, end: int) -> Iterator[Row | ClaimRow]:
         # Names may come after what they name, and of several the last one counts.
         name = namespace = ""
         containers = []
         while at < end:
             tag, start, at = self._field(at, end)
             if tag == _3:
-                container, held, used = yield from self._container(start, at)
+                container, held, used = self._container(start, at)
                 if held or used:
                     containers.append((container, held, used))
             elif tag == _1:
@@ -117,16 +104,13 @@ class _Reader:
                 namespace = self._text(start, at, "namespace of a Pod")
             elif tag < 4 << 3:
                 raise _wrong_type("PodResources", tag, start)
-            if at > self._pause:
-                self._pause = at + _BREATH
-                yield None
         for container, held, used in containers:
-            while held:  # freed one by one: thousands together take milliseconds
-                yield namespace, name, container, *held.pop()
-            while used:
-                yield namespace, name, container, *used.pop()
+            for device in held:
+                yield namespace, name, container, *device
+            for of_claim in used:
+                yield namespace, name, container, *of_claim
 
-    def _container(self, at: int, end: int) -> Generator[None, None, tuple[str, _Held, _Used]]:
+    def _container(self, at: int, end: int) -> tuple[str, _Held, _Used]:
         """Returns its name, what it holds, and what it uses of claims."""
         name = ""
         held: _Held = []
@@ -134,19 +118,16 @@ class _Reader:
         while at < end:
             tag, start, at = self._field(at, end)
             if tag == _2:
-                yield from self._devices(start, at, held)
+                self._devices(start, at, held)
             elif tag == _1:
                 name = self._text(start, at, "name of a container")
             elif tag == _5:
-                yield from self._claim(start, at, used)
+                self._claim(start, at, used)
             elif tag < 3 << 3 or tag >> 3 == 5:
                 raise _wrong_type("ContainerResources", tag, start)
-            if at > self._pause:
-                self._pause = at + _BREATH
-                yield
         return name, held, used
 
-    def _devices(self, at: int, end: int, held: _Held) -> Iterator[None]:
+    def _devices(self, at: int, end: int, held: _Held) -> None:
         """Adds what it lists to `held`."""
         resource, ids = "", []
         while at < end:
@@ -160,15 +141,9 @@ class _Reader:
                 resource = self._text(start, at, "resource name")
             elif tag < 3 << 3:
                 raise _wrong_type("ContainerDevices", tag, start)
-            if at > self._pause:
-                self._pause = at + _BREATH
-                yield
-        for id_ in ids:
-            held.append((resource, id_))
-            if len(held) % _BREATH == 0:
-                yield
+        held += ((resource, id_) for id_ in ids)
 
-    def _claim(self, at: int, end: int, used: _Used) -> Iterator[None]:
+    def _claim(self, at: int, end: int, used: _Used) -> None:
         """Adds the devices of a DynamicResource to `used`."""
         name = namespace = ""
         devices = []
@@ -178,23 +153,17 @@ class _Reader:
                 self._count += 2
                 if self._count > MOST:
                     raise ValueError(f"more than {MOST:,} devices are listed")
-                devices.append((yield from self._claimed(start, at)))
+                devices.append(self._claimed(start, at))
             elif tag == _2:
                 name = self._text(start, at, "name of a claim")
             elif tag == _3:
                 namespace = self._text(start, at, "namespace of a claim")
             elif 2 <= tag >> 3 <= 4:
                 raise _wrong_type("DynamicResource", tag, start)
-            if at > self._pause:
-                self._pause = at + _BREATH
-                yield
         # A claim that is not prepared yet has no devices, and which containers name it matters.
-        for device in devices or [("", "", "")]:
-            used.append((namespace, name, *device))
-            if len(used) % _BREATH == 0:
-                yield
+        used += ((namespace, name, *device) for device in devices or [("", "", "")])
 
-    def _claimed(self, at: int, end: int) -> Generator[None, None, tuple[str, str, str]]:
+    def _claimed(self, at: int, end: int) -> tuple[str, str, str]:
         """Returns the driver, the pool and the name of a ClaimResource."""
         driver = pool = device = ""
         while at < end:
@@ -207,9 +176,6 @@ class _Reader:
                 device = self._text(start, at, "device's name")
             elif 2 <= tag >> 3 <= 4:
                 raise _wrong_type("ClaimResource", tag, start)
-            if at > self._pause:
-                self._pause = at + _BREATH
-                yield
         return driver, pool, device
 
     def _field(self, at: int, end: int) -> tuple[int, int, int]:

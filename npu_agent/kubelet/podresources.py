@@ -1,4 +1,4 @@
-"""Who holds what: the kubelet's pod-resources API, read in slices between the loop's other work.
+"""Who holds what: the kubelet's pod-resources API, polled.
 
 A kubelet before 1.34 lists Pods that have ended too; their devices are given back before it
 answers, except just after its own start, when it does not know its Pods yet.
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
@@ -22,7 +23,8 @@ from npu_agent.kubelet import decode as decoder
 from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.rpc import Caller
 from npu_agent.logs import logger
-from npu_agent.ticks import Turns, set_within, until_tick
+from npu_agent.threads import DaemonThread
+from npu_agent.ticks import set_within, until_tick
 
 log = logger(__name__)
 
@@ -234,22 +236,25 @@ async def _answer(kubelet: Caller, method: str) -> bytearray:
 
 
 async def _decoded(socket: Path, answer: bytearray) -> _Known:
-    rows: set[decoder.Row | decoder.ClaimRow] = set()
-    found: list[Assignment | ClaimUse] = []
-    turns = Turns()
+    """Decodes on a thread: 8 MiB of nothing but empty fields take seconds."""
+    thread = DaemonThread("npu-podresources", linger=0)
     try:
-        async with asyncio.timeout(_DEADLINE):  # 8 MiB of nothing but empty fields take seconds
-            for _ in _collect(answer, rows):
-                await turns.take()
-            for one in _sorted(rows):
-                found.append(one)
-                await turns.take()
+        return await thread.call(partial(_known, answer), deadline=_DEADLINE)
     except TimeoutError:
         raise UnavailableError(
             f"{socket}: an answer of {len(answer):,} bytes could not be read within {_DEADLINE:g} s"
         ) from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UnavailableError(f"{socket}: {error}") from error
+
+
+def _known(answer: bytearray) -> _Known:
+    """What an answer says, in order.
+
+    Raises:
+        ValueError: it is no ListPodResourcesResponse.
+    """
+    found = tuple(_sorted(_rows(answer)))
     return (
         tuple(one for one in found if isinstance(one, Assignment)),
         tuple(one for one in found if isinstance(one, ClaimUse)),
@@ -262,22 +267,12 @@ def decode(answer: bytes | bytearray) -> tuple[Assignment, ...]:
     Raises:
         ValueError: it is none.
     """
-    rows: set[decoder.Row | decoder.ClaimRow] = set()
-    for _ in _collect(answer, rows):
-        pass
-    return tuple(one for one in _sorted(rows) if isinstance(one, Assignment))
+    return _known(bytearray(answer))[0]
 
 
-def _collect(
-    answer: bytes | bytearray, rows: set[decoder.Row | decoder.ClaimRow]
-) -> Iterator[None]:
-    """Puts the rows of `answer` into `rows`, and yields every fraction of a millisecond."""
+def _rows(answer: bytearray) -> set[decoder.Row | decoder.ClaimRow]:
     try:
-        for row in decoder.rows(answer):
-            if row is None:
-                yield
-            else:
-                rows.add(row)
+        return set(decoder.rows(answer))
     except ValueError as error:
         raise ValueError(f"not a ListPodResourcesResponse: {error}") from error
 
@@ -287,6 +282,6 @@ def _sorted(rows: Iterable[decoder.Row | decoder.ClaimRow]) -> Iterator[Assignme
     of_pods: dict[tuple[str, ...], list[decoder.Row | decoder.ClaimRow]] = {}
     for row in rows:
         of_pods.setdefault(row[:2], []).append(row)
-    for pod in sorted(of_pods):  # together, they would take some ms
+    for pod in sorted(of_pods):
         for row in sorted(of_pods[pod]):
             yield Assignment(*row) if len(row) == 5 else ClaimUse(*row)

@@ -15,11 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import math
 import os
 import socket
 import struct
-import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
@@ -35,13 +33,10 @@ from grpclib.server import Server
 
 from npu_agent import files
 from npu_agent.feed import Feed
-from npu_agent.logs import logger
 
 if TYPE_CHECKING:
     from grpclib import server
     from grpclib._typing import IServable
-
-log = logger(__name__)
 
 T = TypeVar("T")
 
@@ -57,12 +52,6 @@ _ACCEPTING = 2
 """Turns of the loop from a connection that asyncio accepts to the one where it can be closed."""
 _DRAINED = 0.2
 """Seconds that streams have to end before their connections are closed."""
-_TURN = 1 << 11
-"""Bytes that a client sends which are taken at a time: some 60 streams that it opens and resets."""
-_RESETS, _RESETS_WITHIN = 100, 10.0
-"""Streams that a client may reset in so many seconds. The kubelet does when a call times out."""
-_WARN_EVERY = 60.0
-"""Seconds."""
 
 
 async def apart(call: Coroutine[Any, Any, T]) -> T:
@@ -306,39 +295,6 @@ async def _receive(
     return message
 
 
-class _Patient(H2Protocol):
-    """grpclib's side of a client's connection, which gives others their turns, and has its limits.
-
-    A client may open streams and reset them, thousands in one packet: each costs as much as a call,
-    and grpclib and h2 see to all of them in one go.
-    """
-
-    warned_at = -math.inf
-    """When the log had that such a connection is closed, for all of them."""
-    _resets = 0
-    """Those before `_since`."""
-    _since = 0.0
-
-    def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        for at in range(0, len(data), _TURN):
-            super().data_received(data[at : at + _TURN])
-            if self.connection.is_closing():
-                return
-            if self.connection.streams_failed > self._resets and self._too_many():
-                self.processor.close("too many streams were reset")
-                if time.monotonic() - _Patient.warned_at > _WARN_EVERY:
-                    _Patient.warned_at = time.monotonic()
-                    log.warning("a client opens streams and resets them: its connection is closed")
-                return
-
-    def _too_many(self) -> bool:
-        now = time.monotonic()
-        if now - self._since > _RESETS_WITHIN:
-            self._resets, self._since = self.connection.streams_failed - 1, now
-        return self.connection.streams_failed - self._resets > _RESETS
-
-
 @contextlib.contextmanager
 def counted(calls: Feed[int]) -> Iterator[None]:
     """Counts one more call, or stream, while the context is open."""
@@ -374,8 +330,7 @@ class UnixServer(Server):
         self._identity: tuple[int, int] | None = None
 
     def _protocol_factory(self) -> H2Protocol:
-        made = super()._protocol_factory()
-        protocol = _Patient(made.handler, made.config, made.h2_config)
+        protocol = super()._protocol_factory()
         self._connections.add(protocol)
         self.accepted.publish(self.accepted.value + 1)
         return protocol

@@ -329,28 +329,6 @@ def test_a_device_of_a_claim_counts_as_two(
         read(listed(field(4, field(4, "npu-0"))))
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        field(1, field(3, field(5, b"") * 10_000)),
-        claims(field(1, b"") * 10_000),
-        claims(field(2, b"") * 10_000),
-        claims(field(4, b"") * 10_000),
-        claims(field(4, field(1, b"") * 10_000)),
-        field(1, b"") * 10_000,
-        field(9, b"") * 10_000,
-        field(1, field(3, b"") * 10_000),
-        field(1, field(9, b"") * 10_000),
-        field(1, field(3, field(2, b"") * 10_000)),
-        field(1, field(3, b"\x18\x07" * 10_000)),
-        devices(field(2, b"") * 10_000),
-        devices(field(1, b"") * 10_000),
-    ],
-)
-def test_there_is_a_pause_every_few_hundred_fields(answer: bytes) -> None:
-    assert list(rows(answer)).count(None) >= 10_000 / 200
-
-
 @FEW
 @given(
     st.builds(

@@ -11,7 +11,6 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from npu_agent import ticks
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Assignment, Name
 from npu_agent.feed import Feed
@@ -254,29 +253,6 @@ async def test_too_large_an_answer_is_refused_before_it_has_come(socket: Path) -
 async def test_answer_that_is_none_of_grpc(socket: Path, reply: Reply, reason: str) -> None:
     with pytest.raises(UnavailableError, match=f"{socket}: {reason}"):
         await ask(socket, reply)
-
-
-async def test_loop_turns_while_a_large_answer_is_decoded(
-    socket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ticks, "_TURN", 0.0)
-    turns = 0
-
-    async def tick() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    # All that may take long comes once: reading, skipping, sorting, and what is made of the rows.
-    ids = [f"{index:040}" for index in range(2_000)]
-    reply = answer(("n", "p", {"c": {NPU: ids}})) + field(9, bytes(100)) * 1_000
-    ticker = asyncio.create_task(tick())
-    decoded, _ = await assignments._decoded(socket, bytearray(reply))
-    ticker.cancel()
-    assert [one.device for one in decoded] == ids
-    # At least one for each 1,000 bytes of it, and for each row that is made an assignment.
-    assert turns >= len(reply) / 1_000 + len(ids)
 
 
 async def test_reading_an_answer_has_a_deadline(

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import math
 import os
 import socket as sockets
 import struct
@@ -15,7 +14,6 @@ import pytest
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
-from h2.connection import H2Connection
 
 from npu_agent.kubelet import rpc
 from npu_agent.kubelet.rpc import Caller, Encoded, UnixChannel, UnixServer, apart, ask, received
@@ -214,58 +212,6 @@ async def test_a_request_of_all_that_is_allowed_is_read(socket: Path, server: Un
     name = "n" * ((4 << 20) - 5)
     assert len(request(name)) == 4 << 20
     assert await ask(socket, METHOD, request(name), most=4 << 20) == bytearray(name.encode())
-
-
-async def test_a_client_that_opens_streams_and_resets_them_is_hung_up_on(
-    socket: Path,
-    server: UnixServer,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Before all that it has sent in one go was seen to."""
-    monkeypatch.setattr(rpc._Patient, "warned_at", -math.inf)
-    client = H2Connection()
-    client.initiate_connection()
-    headers = [(":method", "POST"), (":scheme", "http"), (":path", METHOD), (":authority", "x")]
-    for _ in range(4000):
-        stream = client.get_next_available_stream_id()
-        client.send_headers(stream, headers)
-        client.reset_stream(stream)
-    reader, writer = await asyncio.open_unix_connection(str(socket))
-    async with asyncio.timeout(DEADLINE):
-        while not server._connections:
-            await asyncio.sleep(0.001)
-        (protocol,) = server._connections
-        writer.write(client.data_to_send())
-        with suppress(ConnectionError):  # there is more that nobody has read
-            await reader.read()
-    writer.close()
-    assert protocol.connection.streams_started < 400
-    assert caplog.messages == ["a client opens streams and resets them: its connection is closed"]
-    assert await ask(socket, METHOD, request(), most=3) == bytearray(b"r/r")
-
-
-async def test_calls_that_are_given_up_now_and_then_do_no_harm(
-    socket: Path, server: UnixServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rpc, "_RESETS_WITHIN", 0.0)
-    assert server.exists()
-    async with UnixChannel(socket) as channel:
-        for _ in range(rpc._RESETS + 50):
-            async with channel.request(
-                METHOD, Cardinality.UNARY_UNARY, Encoded, Encoded
-            ) as given_up:
-                await given_up.send_request()
-                await given_up.cancel()
-        async with channel.request(METHOD, Cardinality.UNARY_UNARY, Encoded, Raw) as stream:
-            await stream.send_message(Encoded(request()), end=True)
-            assert await stream.recv_message() == b"r/r"
-
-
-class Raw(bytes):
-    @classmethod
-    def FromString(cls, data: bytes) -> "Raw":  # noqa: N802 (protobuf's name)
-        return cls(data)
 
 
 async def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from npu_agent.core.grant import Grant
-from npu_agent.core.kept import kept
 from npu_agent.core.offer import Device
 
 _NODES = 1 << 16
 """Nodes that are kept: 1,000 cards of 8 cores have 35,000. The next cards have the same."""
+_DEVICES = 1 << 14
+"""Devices that are kept."""
 
 
 def _varint(number: int) -> bytes:
@@ -38,7 +39,7 @@ def _entry(number: int, key: str, value: str) -> bytes:
     return _field(number, _field(1, key.encode()) + _field(2, value.encode()))
 
 
-@kept
+@lru_cache(_DEVICES)
 def _device(id_: str, healthy: bool, numa_node: int | None) -> bytes:
     body = _field(1, id_.encode()) + _field(2, b"Healthy" if healthy else b"Unhealthy")
     if numa_node is not None:

@@ -19,7 +19,6 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own, process
 from npu_agent.outputs.prometheus.text import Definition, Source
-from npu_agent.ticks import Turns
 
 log = logger(__name__)
 
@@ -127,18 +126,16 @@ class Page:
                 return False
             late = stale_after(settings.interval)
             snapshot = cards.recent(snapshot, now - late)
-            turns = Turns()
             shown = self._attempt(
                 "cards",
                 lambda: cards.shown(
                     snapshot, holdings, hostname=self._hostname, pod_labels=settings.pod_labels
                 ),
             )
-            parts = []
-            for definition in cards.definitions(settings.schemas):
-                await turns.take()
-                parts.append(self._family(definition, shown or (), openmetrics=False))
-            self._cards = b"".join(parts)
+            self._cards = b"".join(
+                self._family(definition, shown or (), openmetrics=False)
+                for definition in cards.definitions(settings.schemas)
+            )
             self._rendered, self._behind = present, False
             read = (state.reading.at + late for state in snapshot.cards if state.reading)
             self._stale_at = min(read, default=math.inf)

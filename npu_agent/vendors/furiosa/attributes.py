@@ -10,7 +10,6 @@ import re
 from functools import lru_cache
 
 from npu_agent.core.hardware import Card, CoreRange
-from npu_agent.core.kept import kept
 from npu_agent.core.pool import Description, DraNames, Value, Version
 from npu_agent.vendors.furiosa.families import FAMILIES
 
@@ -31,7 +30,7 @@ _SEMVER = re.compile(
 """semver.org, version 2.0.0."""
 
 
-@kept
+@lru_cache(4096)  # cards of a node
 def describe(card: Card, cores: CoreRange) -> Description:
     """What is published of a card's device with these cores; what is not known is left out.
 

@@ -36,9 +36,6 @@ _SETTLED = 1_000_000_000
 """Nanoseconds after which a directory's time tells it from any later change: file systems count
 in ticks of some milliseconds."""
 
-_SCAN_EVERY = 2.0
-"""Seconds between two scans while no node of any card comes or goes."""
-
 _NODE = re.compile("npu([0-9]{1,4})")
 """How the names of a card's nodes begin."""
 
@@ -48,9 +45,6 @@ _HWMON = {
     "in": ("_input", SensorKind.VOLTAGE),
     "curr": ("_input", SensorKind.CURRENT),
 }
-
-_SensorFiles = tuple[tuple[str, SensorKind, str], ...]
-_Stamps = tuple[tuple[str, tuple[int, int] | None], ...]
 
 
 class Furiosa:
@@ -65,20 +59,7 @@ class Furiosa:
         self._families = families
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")
-        self._found: list[tuple[int, str, str, int]] = []
-        """Number, family, path and inode of what the last scan found."""
-        self._entries: tuple[Entry, ...] = ()
-        """The same; new ones only when that changes, as a scan is made twice a second."""
-        self._nodes_then: list[int] = []
-        """When each directory of nodes had changed last before it; less if that was just now."""
-        self._scan_at = 0.0
-        """When to scan even if they stay the same, by `time.monotonic`."""
-        self._ours_at: dict[str, tuple[list[str], tuple[tuple[str, int], ...]]] = {}
         self._nodes_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
-        self._probed: dict[tuple[str, int], tuple[bytes | None, frozenset[str], Probe]] = {}
-        """By entry: what the last probe read, and what it said of that."""
-        self._sensors_at: dict[str, tuple[float, _Stamps, _SensorFiles]] = {}
-        """By PCI address: the minute in which they were listed, and what was found."""
         self._covering = {
             name: [
                 tuple(cores for cores in family.core_ranges if core in cores)
@@ -90,40 +71,20 @@ class Furiosa:
 
     def scan(self) -> tuple[Entry, ...]:
         """See `Vendor.scan`."""
-        # A card that comes or goes does so with its nodes. Entries without any are found later.
-        nodes_at = [self._changed(family) for family in self._families.values()]
-        if nodes_at == self._nodes_then and time.monotonic() < self._scan_at:
-            return self._entries
         found: list[tuple[int, str, str, int]] = []
         for family in self._families.values():
             with suppress(FileNotFoundError):
                 directory = f"{self.place}/{family.class_dir}"
-                ours = self._ours(family, directory, os.listdir(directory))  # noqa: PTH208
-                for path, index in ours:
-                    if (inode := _inode(path)) is not None:
-                        found.append((index, family.name, path, inode))
-        if found != self._found:
-            self._found = found
-            self._entries = tuple(self._entry(*each) for each in sorted(found))
-        self._nodes_then = [at for at in nodes_at if _settled(at)]
-        self._scan_at = time.monotonic() + _SCAN_EVERY
-        return self._entries
+                for name in os.listdir(directory):  # noqa: PTH208 (as in _is_node)
+                    if match := family.entry.fullmatch(name):
+                        path = f"{directory}/{name}"
+                        if (inode := _inode(path)) is not None:
+                            found.append((int(match[1]), family.name, path, inode))
+        return tuple(self._entry(*each) for each in sorted(found))
 
     def _entry(self, index: int, family: str, path: str, inode: int) -> Entry:
         wrap = self._families[family].counts_in_use_only
         return Entry(family=family, index=index, path=path, inode=inode, counters_wrap=wrap)
-
-    def _ours(
-        self, family: Family, directory: str, names: list[str]
-    ) -> tuple[tuple[str, int], ...]:
-        """The entries of cards by path and number; kept, as most names are of single cores."""
-        before = self._ours_at.get(directory)
-        if before and before[0] == names:
-            return before[1]
-        found = ((name, family.entry.fullmatch(name)) for name in names)
-        ours = tuple((f"{directory}/{name}", int(match[1])) for name, match in found if match)
-        self._ours_at[directory] = (names, ours)
-        return ours
 
     def identify(self, entry: Entry) -> Card:
         """See `Vendor.identify`."""
@@ -164,16 +125,11 @@ class Furiosa:
         """See `Vendor.probe`."""
         file = self._families[entry.family].liveness_file
         raw, nodes = _read(f"{entry.path}/{file}"), self._nodes(entry)
-        before = self._probed.get(entry.key)
-        if before and before[0] == raw and before[1] is nodes:
-            return before[2]
         try:
             alive = parse.liveness(raw)
         except ValueError as error:
             raise ValueError(f"{file} says {error}") from None
-        found = Probe(alive, f"{file} says 0" if alive is False else "", nodes)
-        self._probed[entry.key] = raw, nodes, found
-        return found
+        return Probe(alive, f"{file} says 0" if alive is False else "", nodes)
 
     def read(self, entry: Entry, card: Card) -> Reading:
         """See `Vendor.read`."""
@@ -268,33 +224,20 @@ class Furiosa:
 
         As ``st_mtime_ns``: whatever comes or goes in a directory changes its time.
         """
-        found = _stamp(f"{self._dev}/{family.dev_dir}")
-        return found[1] if found else 0
+        try:
+            return os.stat(f"{self._dev}/{family.dev_dir}").st_mtime_ns  # noqa: PTH116 (as in _is_node)
+        except OSError as error:
+            _unless_limited(error)
+            return 0
 
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
-        for path, kind, label in self._sensor_files(address):
-            value = parse.integer(_optional(path))
-            if value is not None:
-                sensors.append(Sensor(kind, label, value))
+        for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
+            for path, kind, label in _sensor_files(directory):
+                value = parse.integer(_optional(path))
+                if value is not None:
+                    sensors.append(Sensor(kind, label, value))
         return tuple(sensors)
-
-    def _sensor_files(self, address: str) -> _SensorFiles:
-        """The file of each sensor, its kind and label: kept, as only the values change.
-
-        For a minute at most, lest a label that could not be read once be missing for good.
-        """
-        minute = time.monotonic() // 60
-        kept, stamps, files = self._sensors_at.get(address, (-1.0, (), ()))
-        if kept == minute and all(_stamp(path) == was for path, was in stamps):
-            return files
-        parent = f"{self._pci(address)}/hwmon"
-        directories = _listed(parent, "hwmon")
-        stamps = tuple((path, _stamp(path)) for path in (parent, *directories))
-        files = tuple(each for directory in directories for each in _sensor_files(directory))
-        if all(was and _settled(was[1]) for _, was in stamps):
-            self._sensors_at[address] = minute, stamps, files
-        return files
 
 
 def _sensor_files(directory: str) -> Iterator[tuple[str, SensorKind, str]]:
@@ -305,16 +248,6 @@ def _sensor_files(directory: str) -> Iterator[tuple[str, SensorKind, str]]:
             if name == prefix + number + suffix and number.isdecimal():
                 label = parse.text(_optional(f"{directory}/{prefix}{number}_label"))
                 yield f"{directory}/{name}", kind, label.lower() if label else number
-
-
-def _stamp(directory: str) -> tuple[int, int] | None:
-    """What is another one when anything came or went there, or it is another directory."""
-    try:
-        found = os.stat(directory)  # noqa: PTH116 (as in _is_node)
-    except OSError as error:
-        _unless_limited(error)
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _settled(changed: int) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from npu_agent import ticks
 from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Holding
 from npu_agent.core.state import AgentState
@@ -209,25 +208,6 @@ async def test_many_changes_are_one_page(
             room.snapshots.publish(snapshot(card(index=index)))
             await asyncio.sleep(0)
     assert len(renderings) == 2
-
-
-async def test_a_page_is_whole_or_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ticks, "_TURN", 0.0)
-    old = snapshot(*(card(index=index, driver_version="old") for index in range(8)))
-    new = snapshot(*(card(index=index, driver_version="new") for index in range(8)))
-    async with running() as room:
-        room.snapshots.publish(old)
-        await room.shows('"old"')
-        room.snapshots.publish(new)
-        seen = 0
-        while True:
-            text = await room.text()
-            assert ('"old"' in text) != ('"new"' in text)
-            if '"new"' in text:
-                break
-            seen += 1
-            await asyncio.sleep(0)
-        assert seen > len(SCHEMAS["0.8"].metrics) // 2  # others had their turns meanwhile
 
 
 async def test_figures_of_a_card_that_stopped_answering_go_by_themselves(

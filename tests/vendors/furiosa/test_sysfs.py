@@ -230,32 +230,6 @@ LONG_AGO = pytest.mark.parametrize("long_ago", [1, 2**31 - 1], ids=["1970", "203
 """When a directory changed, in seconds; after the clock was set back, that is in the future."""
 
 
-@LONG_AGO
-def test_scans_cost_little_while_no_node_comes_or_goes(
-    long_ago: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tree(tmp_path / "host", "warboy=2,rngd=1")
-    now, listed, names = 100.0, [], os.listdir
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or names(path))  # type: ignore[func-returns-value]
-    for directory in (root / "dev", root / "dev/rngd"):
-        os.utime(directory, (long_ago, long_ago))
-    host = Furiosa(root)
-    before = host.scan()
-    shutil.rmtree(management(root, 0))
-    listed.clear()
-    assert host.scan() is before
-    assert listed == []
-    now += 2.0  # an entry that comes or goes without a node
-    assert [entry.name for entry in host.scan()] == ["npu1", "npu2"]
-    shutil.rmtree(management(root, 1))
-    (root / "dev/npu1").unlink()  # as a driver does that is unbound
-    assert [entry.name for entry in host.scan()] == ["npu2"]
-    listed.clear()
-    host.scan()  # more may come or go at the very same moment of the file system's clock
-    assert listed != []
-
-
 def test_a_class_directory_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "sys/class").mkdir(parents=True)
     (tmp_path / "sys/class/npu_mgmt").touch()
@@ -448,7 +422,6 @@ def test_sensors_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_sensors_that_come_and_labels_that_change_are_noticed(tmp_path: Path) -> None:
-    """Though the list of sensors is kept while their directory stays as it is."""
     bare_card(tmp_path, 0, "U")
     sensors = tmp_path / "sys/bus/pci/devices/0000:01:00.0/hwmon/hwmon3"
     sensors.mkdir(parents=True)
@@ -471,29 +444,6 @@ def test_sensors_that_come_and_labels_that_change_are_noticed(tmp_path: Path) ->
     sensors.mkdir()
     shutil.rmtree(sensors.with_name("hwmon4"))
     assert read(temp1_input=8) == [("1", 8)]
-
-
-@LONG_AGO
-def test_the_list_of_sensors_is_kept(
-    long_ago: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tree(tmp_path / "host", "warboy=1")
-    [hwmon] = (root / "sys/devices").rglob("hwmon0")
-    for directory in (hwmon, hwmon.parent):
-        os.utime(directory, (long_ago, long_ago))
-    host, entry = Furiosa(root), entry_of(root)
-    card = host.identify(entry)
-    before, listed = host.read(entry, card).sensors, []
-    names = sysfs._names
-    monkeypatch.setattr(sysfs, "_names", lambda path: listed.append(path) or names(path))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    host.read(entry, card)
-    listed.clear()
-    assert host.read(entry, card).sensors == before
-    assert [path for path in listed if path.endswith("hwmon0")] == []
-    monkeypatch.setattr(time, "monotonic", lambda: 61.0)  # a label that failed once may be there
-    host.read(entry, card)
-    assert [path for path in listed if path.endswith("hwmon0")] != []
 
 
 def test_a_card_without_an_address_has_no_sensors(tmp_path: Path) -> None:
