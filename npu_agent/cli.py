@@ -17,11 +17,8 @@ from importlib import import_module
 from pathlib import Path
 
 from npu_agent import config
-from npu_agent.commands import FAILED, WRONG, CommandError
-from npu_agent.commands.catalogue import COMMANDS, GROUPS, below, group, top
-from npu_agent.commands.parser import Parser
-from npu_agent.config.text import did_you_mean
-from npu_agent.text import printable, reason, shown
+from npu_agent.commands import FAILED, WRONG, CommandError, catalogue
+from npu_agent.text import printable, reason
 
 _STDOUT = 1
 """Its file descriptor."""
@@ -33,11 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_everything()
     try:
         try:
-            args = parse(sys.argv[1:] if arguments is None else arguments)
+            args = catalogue.parse(sys.argv[1:] if arguments is None else arguments)
         finally:
             sys.stdout.flush()  # of help, too: whoever should read it may have gone
         _check_host_root(args)
-        code: int = import_module(COMMANDS[args.command].module).main(args)
+        name = args.command.partition(" ")[0]
+        code: int = import_module(f"npu_agent.commands.{name}").main(args)
         sys.stdout.flush()
     except config.ConfigError as error:
         return _failed(WRONG, *map(str, error.problems))
@@ -93,44 +91,6 @@ def _is_of_stdout() -> bool:
 def _drop_stdout() -> None:
     """Sends what is left to nowhere: Python would complain once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def parse(given: Sequence[str]) -> argparse.Namespace:
-    """What the arguments ask for; ends the process where they are wrong, or ask for help."""
-    first = top()
-    at = _command_at(given, first)
-    args = first.parse(given[:at], argparse.Namespace())
-    words, rest = given[at : at + 1], given[at + 1 :]
-    if not words:
-        first.error(f"COMMAND is missing: one of {', '.join(below(''))}")
-    name = words[0]
-    if name in GROUPS:
-        name, rest = _below(group(name), name, rest)
-    elif name not in COMMANDS:
-        hint = did_you_mean(name, (*below(""), "--help", "--version"))
-        first.error(f"{shown(name)}: no such command{hint}")
-    return COMMANDS[name].parser().parse(rest, args)
-
-
-def _command_at(given: Sequence[str], parser: Parser) -> int:
-    """The index of the command: of the first word that is no option, and no option's value."""
-    options, at = parser.options, 0
-    while at < len(given) and given[at].startswith("-"):
-        option = options.get(given[at])
-        at += 2 if option is not None and option.nargs != 0 else 1
-    return min(at, len(given))
-
-
-def _below(parser: Parser, name: str, rest: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The command below `name` that `rest` begins with, and what follows it."""
-    word = next(iter(rest), "")
-    if not word or word.startswith("-"):
-        parser.parse(rest, argparse.Namespace())
-        parser.error(f"COMMAND is missing: one of {', '.join(parser.commands)}")
-    if word not in parser.commands:
-        hint = did_you_mean(word, parser.commands)
-        parser.error(f"{shown(word)}: no such command below {name}{hint}")
-    return f"{name} {word}", rest[1:]
 
 
 def _check_host_root(args: argparse.Namespace) -> None:

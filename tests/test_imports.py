@@ -71,7 +71,8 @@ async def test_the_agent_loads_nothing_heavy_that_it_has_no_use_for(
 
 async def test_the_command_line_of_the_agent_loads_no_help_and_no_other_command() -> None:
     code = (
-        "from npu_agent import cli\ncli.parse(['run', '--interval=5', '--host-root', '/'])\n"
+        "from npu_agent.commands.catalogue import parse\n"
+        "parse(['run', '--interval=5', '--host-root', '/'])\n"
         "heavy = ('difflib', 'npu_agent.simulator', 'rich', 'yaml')\n"
         "print(*(name for name in heavy if name in sys.modules))\n"
         "print(*(name for name in sys.modules if name.startswith('npu_agent.commands.')))"

@@ -22,49 +22,46 @@ _DEST = "config."
 
 
 def add_options(
-    parser: argparse.ArgumentParser, words: Vocabulary, group: str | None = None
-) -> dict[str, list[argparse.Action]]:
+    parser: argparse.ArgumentParser,
+    words: Vocabulary,
+    group: str | None = None,
+    *,
+    hidden: bool = False,
+) -> None:
     """Add `--config-file` and an option for each key; with a group, that group's options only.
 
     Values stay text and an option that is not given leaves no trace in the namespace, so the same
     options may be added to a command and to its parent. `args.config_file` is a Path or absent.
-
-    Returns:
-        The options by the heading under which help shows them.
+    Options that are hidden are not in the help, but for `--config-file`.
     """
     from argparse import SUPPRESS  # not for those who only read files
 
-    added: dict[str, list[argparse.Action]] = {}
     if group is None:
-        added["configuration"] = [
-            parser.add_argument(
-                "--config-file",
-                metavar="FILE",
-                type=Path,
-                default=SUPPRESS,
-                help="Read the configuration from this YAML file, and follow it while running; "
-                "not together with any option below.",
-            )
-        ]
+        parser.add_argument(
+            "--config-file",
+            metavar="FILE",
+            type=Path,
+            default=SUPPRESS,
+            help="Read the configuration from this YAML file, and follow it while running; "
+            "not together with an option for one of its keys.",
+        )
     schema = schema_of(words)
     sections: dict[str, argparse._ArgumentGroup] = {}
     for key in keys_of(schema):
         if group not in (None, key.group):
             continue
-        about = group_of(schema, key.group).about if key.group else ""
-        heading = f"{key.group}: {about}" if about else "configuration"
+        heading = key.group or "configuration"
         if heading not in sections:
-            sections[heading] = parser.add_argument_group(heading)
+            about = group_of(schema, key.group).about if key.group and not hidden else None
+            sections[heading] = parser.add_argument_group(heading, about)
         default = "" if key.default in (None, ()) else f" (default: {_default(key)})"
-        option = sections[heading].add_argument(
+        sections[heading].add_argument(
             key.option,
             metavar=key.kind.placeholder or key.attributes[-1].rpartition("_")[2].upper(),
             dest=_DEST + key.name,
             default=SUPPRESS,
-            help=key.description + default,
+            help=SUPPRESS if hidden else (key.description + default).replace("%", "%%"),
         )
-        added.setdefault(heading, []).append(option)
-    return added
 
 
 def from_args(args: argparse.Namespace, words: Vocabulary) -> Effective:

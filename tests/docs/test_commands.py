@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from npu_agent import cli, config
+from npu_agent import config
+from npu_agent.commands.catalogue import parse
 from npu_agent.vendors import WORDS
 
 from .pages import Page, pages
@@ -61,7 +62,7 @@ def test_the_real_parser_takes_it(page: str, text: str) -> None:
         if "--version" in given or "--help" in given:
             continue
         try:
-            args = cli.parse(given)
+            args = parse(given)
         except SystemExit:
             pytest.fail(f"{page}: npu-agent {variant} is not a command")
         if not hasattr(args, "config_file"):
