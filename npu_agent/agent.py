@@ -294,7 +294,6 @@ class Agent:
                     ("config", self.poller.run),
                     ("log settings", self._follow_log),
                     *self._at_the_kubelet(),
-                    ("metrics", self._page.run),
                     ("history", self._history.run),
                     ("timeline", self._chronicle.run),
                     ("loop lag", self._lag.run),
