@@ -64,6 +64,32 @@ class Seldom:
         return True
 
 
+class Reporter:
+    """Logs a failure when its reason changes, and the next success; for what is tried for ever."""
+
+    def __init__(self, log: Logger, failing: str, works: str = "", **fields: Any) -> None:
+        """`failing` and `works` are the messages; "" is not logged. `fields` go with both."""
+        self.reason: str | None = None
+        """Why it failed the last time; None: it did not."""
+        self._log = log
+        self._failing = failing
+        self._works = works
+        self._fields = fields
+
+    def failed(self, reason: object) -> None:
+        """It failed."""
+        words = str(reason)
+        if words != self.reason:
+            self._log.warning(self._failing, **self._fields, reason=words)
+        self.reason = words
+
+    def works(self) -> None:
+        """It did not fail."""
+        if self.reason is not None and self._works:
+            self._log.info(self._works, **self._fields)
+        self.reason = None
+
+
 class LoopErrors:
     """The event loop's exception handler: asyncio's own, but for what it reports without end.
 

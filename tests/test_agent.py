@@ -431,10 +431,10 @@ async def test_events_are_switched_off_and_on_by_the_config(
             async for state in one.agent.poller.states.watch():
                 if state.generation == 2:
                     break
-        assert one.agent.events.error is None
+        assert one.agent.events.sending.reason is None
         node.fault("npu1", "dead")
         async with asyncio.timeout(DEADLINE):
-            while one.agent.events.error is None:
+            while one.agent.events.sending.reason is None:
                 await asyncio.sleep(0.02)
 
 

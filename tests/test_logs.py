@@ -251,3 +251,19 @@ def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) 
         read = os.read(late.fileno(), 100_000).decode()
     assert "info    read again\n" in read
     assert "warning lines of the log were left out, as nobody read it lines=9" in read
+
+
+def test_a_failure_is_logged_when_its_reason_changes_and_when_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    reporter = logs.Reporter(logs.logger("some"), "cannot", "can again", what="labels")
+    reporter.works()
+    for reason in ("one", "one", OSError("two"), "one"):
+        reporter.failed(reason)
+        assert reporter.reason == str(reason)
+    reporter.works()
+    reporter.works()
+    assert reporter.reason is None
+    said = [(r.message, getattr(r, "fields", {}).get("reason")) for r in caplog.records]
+    assert said == [("cannot", "one"), ("cannot", "two"), ("cannot", "one"), ("can again", None)]

@@ -9,7 +9,7 @@ from npu_agent.config.errors import ConfigError, Place
 from npu_agent.config.load import Effective, load, parse, read
 from npu_agent.config.options import add_options, from_args
 from npu_agent.config.poller import Poller
-from npu_agent.config.rules import SOCKET_PATH_MAX, SOCKET_SUFFIX
+from npu_agent.config.rules import SOCKET_SUFFIX
 from npu_agent.config.schema import (
     KEYS,
     AllocationConfig,
@@ -30,7 +30,6 @@ from npu_agent.config.show import json_schema, show
 
 __all__ = [
     "KEYS",
-    "SOCKET_PATH_MAX",
     "SOCKET_SUFFIX",
     "AllocationConfig",
     "Change",

@@ -6,14 +6,12 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from npu_agent.config.text import any_of, did_you_mean
+from npu_agent.files import SOCKET_PATH_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npu_agent.config.schema import Config
-
-SOCKET_PATH_MAX = 107
-"""Bytes in the path of a Unix socket: sun_path holds 108, the last one is NUL (unix(7))."""
 
 SOCKET_SUFFIX = len("-123456789abc.sock")
 """Bytes the agent may add to socketName, to give each of its sockets a name of its own."""

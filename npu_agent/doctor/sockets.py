@@ -15,12 +15,12 @@ from pathlib import Path
 
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.core.trouble import Trouble, TroubleKind, kind_of
 from npu_agent.doctor.check import KUBELET, Finding, Lines, Unseen, note, ok, wrong
 from npu_agent.doctor.places import writable
 from npu_agent.doctor.probe import Directory, Process, directory, probe, process
 from npu_agent.doctor.situation import Situation
+from npu_agent.files import SOCKET_PATH_MAX
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.rpc import ask
 from npu_agent.text import reason

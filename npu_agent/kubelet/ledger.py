@@ -34,7 +34,7 @@ from npu_agent.core.ledger import (
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.podresources import Holdings, PodResources
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
@@ -128,8 +128,7 @@ class LedgerKeeper:
         """Whether a write that was given up may still come to its end, after others."""
         self._failed: tuple[bytes, float] | None = None
         """The record that could not be written, and when to try again."""
-        self._trouble: str | None = None
-        """Why the record could not be written last."""
+        self._writing = Reporter(log, "the record of who holds what cannot be written")
         self._old_name = True
         """Whether a record may be there under the name that an older agent gave it."""
         self._conflicts: Conflicts | None = None
@@ -226,7 +225,7 @@ class LedgerKeeper:
         """
         ledger, answer = self._ledger, self._pod_resources.holdings.value
         return self._owner and not (
-            self._trouble  # the record is tried again with each answer
+            self._writing.reason  # the record is tried again with each answer
             or ledger.doubtful
             or ledger.holds
             or ledger.prepared
@@ -485,7 +484,7 @@ class LedgerKeeper:
             if not self._owner:
                 return False
             if (record := self._ledger.record()) == self._on_disk and not self._late:
-                self._trouble = None
+                self._writing.works()
                 return False
             if self._failed and self._failed[0] == record and self._clock() < self._failed[1]:
                 return False
@@ -495,14 +494,11 @@ class LedgerKeeper:
                 await files.replace(path, record, durable=True)
             except OSError as error:
                 self._late = late or isinstance(error, TimeoutError)
-                reason = f"{path}: {error.strerror or error}"
-                if reason != self._trouble:
-                    log.error("the record of who holds what cannot be written", reason=reason)
-                self._trouble = reason
+                self._writing.failed(f"{path}: {error.strerror or error}")
                 self._failed = record, self._clock() + _TRY_AGAIN
             else:
-                self._on_disk, self._failed, self._trouble = record, None, None
-                self._late = False
+                self._on_disk, self._failed, self._late = record, None, False
+                self._writing.works()
                 if self._old_name:
                     with contextlib.suppress(OSError):
                         await files.replace(self._directory / OLD_RECORD, None)
@@ -520,8 +516,8 @@ class LedgerKeeper:
         await self.save()
         if not self._owner:
             raise OSError(self.why_not_owned)
-        if self._trouble:
-            raise OSError(self._trouble)
+        if self._writing.reason:
+            raise OSError(self._writing.reason)
 
     @property
     def _ledger(self) -> Ledger:

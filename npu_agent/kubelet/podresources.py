@@ -22,7 +22,7 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
 from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.rpc import Caller
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.threads import DaemonThread
 from npu_agent.ticks import set_within, until_tick
 
@@ -170,6 +170,9 @@ class PodResources:
     async def _follow(self, kubelet: Caller) -> None:
         last = bytearray()
         known: _Known = (), ()
+        asking = Reporter(
+            log, "the kubelet does not say who holds what", "the kubelet says again who holds what"
+        )
         while True:
             self._at_once.clear()
             asked_at = time.monotonic()
@@ -191,10 +194,10 @@ class PodResources:
             )
             if self.pods and not error:
                 answered = await self._with_pods(self.pods, answered)
-            if error and error != before.error:
-                log.warning("the kubelet does not say who holds what", reason=error)
-            elif before.error and not error:
-                log.info("the kubelet says again who holds what")
+            if error:
+                asking.failed(error)
+            else:
+                asking.works()
             self.holdings.publish(answered)
             interval = self._interval.value
             if self.no_news() and not error:

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
@@ -33,10 +34,13 @@ from grpclib.server import Server
 
 from npu_agent import files
 from npu_agent.feed import Feed
+from npu_agent.logs import logger
 
 if TYPE_CHECKING:
     from grpclib import server
     from grpclib._typing import IServable
+
+log = logger(__name__)
 
 T = TypeVar("T")
 
@@ -312,6 +316,36 @@ async def drained(streams: Feed[int]) -> None:
             await streams.until(lambda number: not number)
 
 
+def sweep(directory: Path, names: str) -> None:
+    """Removes sockets that nobody serves: those of agents that were killed.
+
+    Only for the agent that owns the node's devices (`npu_agent.kubelet.ownership`): one that has
+    made its socket and does not listen yet looks like a dead one.
+
+    Args:
+        directory: which may be missing.
+        names: a regular expression for the whole of their names.
+    """
+    with contextlib.suppress(OSError):  # not made yet; read-only now
+        for path in sorted(directory.iterdir()):
+            if re.fullmatch(names, path.name) and path.is_socket() and not _served(path):
+                path.unlink()
+                log.info("socket of an agent that has ended removed", file=path)
+
+
+def _served(path: Path) -> bool:
+    """Whether some process listens there, or it cannot be known."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+    return True
+
+
 class UnixServer(Server):
     """Serves gRPC on a unix socket, knows its connections, and closes them when it ends.
 
@@ -339,8 +373,13 @@ class UnixServer(Server):
         """Starts to serve on `path`, which must not exist.
 
         Raises:
-            OSError: the socket cannot be made, or is somebody's already.
+            OSError: the socket cannot be made, or is somebody's already, or its path is too long.
         """
+        if (length := len(os.fsencode(self.path))) > files.SOCKET_PATH_MAX:
+            raise OSError(
+                f"the path of the socket {self.path} has {length} bytes and Linux takes "
+                f"{files.SOCKET_PATH_MAX}: choose a shorter directory (pluginDir), or socketName"
+            )
         # Not asyncio's own: that would take over somebody's live socket without a word, and be left
         # behind by who is cancelled; nor could it stop accepting before it is closed.
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -352,9 +391,7 @@ class UnixServer(Server):
             self._stop_accepting()
             self._remove()
             if isinstance(error, OSError):
-                # Python itself refuses a path that is too long, without a number.
-                number, words = error.errno or errno.ENAMETOOLONG, error.strerror or str(error)
-                raise OSError(number, words, os.fspath(self.path)) from None
+                raise OSError(error.errno, error.strerror, os.fspath(self.path)) from None
             raise
 
     def exists(self) -> bool:

@@ -20,7 +20,7 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube import event as events
 from npu_agent.kube import node as nodes
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 
 log = logger(__name__)
 
@@ -140,8 +140,10 @@ class Events:
     ) -> None:
         """`wanted` is whether Events are sent; what happens while it is False is dropped."""
         self.results: Counter[str] = Counter()
-        self.error: str | None = None
-        """Why Events cannot be sent; None while nothing is wrong."""
+        self.sending = Reporter(
+            log, "events cannot be sent: trying again", "events can be sent again"
+        )
+        """Whether Events can be sent."""
         self._api = api
         self._node_name = node_name
         self._snapshots = snapshots
@@ -220,9 +222,8 @@ class Events:
             self._more.clear()
             self._forget()
             waiting = {event: one for event, one in self._records.items() if one.unsent}
-            if works and self.error and not any(one.refused for one in waiting.values()):
-                self.error = None
-                log.info("events can be sent again")
+            if works and not any(one.refused for one in waiting.values()):
+                self.sending.works()
             if not waiting:
                 await self._more.wait()
                 continue
@@ -244,9 +245,7 @@ class Events:
                     record.refused += 1
                 if not again:
                     works = False
-                    if str(error) != self.error:
-                        log.warning("events cannot be sent: trying again", reason=error)
-                self.error = str(error)
+                    self.sending.failed(error)
                 await asyncio.sleep(pause.next(error.retry_after))
                 continue
             allowed -= 1

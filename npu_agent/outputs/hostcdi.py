@@ -13,7 +13,7 @@ from npu_agent import files
 from npu_agent.backoff import Backoff
 from npu_agent.core.hardware import Snapshot
 from npu_agent.feed import Feed
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.cdi import HostSpecs, host_specs
 from npu_agent.ticks import set_within
@@ -49,8 +49,7 @@ class HostCdi:
         """
         self.written: HostSpecs | None = None
         """What was written last."""
-        self.error: str | None = None
-        """Why the specs cannot be written; None while nothing is wrong."""
+        self._writing = Reporter(log, "the CDI specs cannot be written")
         self._directory = directory
 
         def wanted(snapshot: Snapshot, disabled: frozenset[str]) -> HostSpecs | None:
@@ -58,6 +57,11 @@ class HostCdi:
 
         self._wanted = snapshots.map_with(disabled, wanted)
         """What there should be; None as long as the cards are not known."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the specs cannot be written; None while nothing is wrong."""
+        return self._writing.reason
 
     async def run(self) -> None:
         """Follows the cards until cancelled; what could not be written is tried again.
@@ -72,18 +76,12 @@ class HostCdi:
                 try:
                     if await write(self._directory, wanted) or wanted != self.written:
                         self._done(wanted)
-                    self.error = None
+                    self._writing.works()
                     pause.reset()
                 except OSError as error:
-                    self._failed(error)
+                    self._writing.failed(f"{self._directory}: {error.strerror or error}")
                     wait = pause.next()
             await set_within(changed, wait)
-
-    def _failed(self, error: OSError) -> None:
-        reason = f"{self._directory}: {error.strerror or error}"
-        if reason != self.error:
-            log.error("the CDI specs cannot be written", directory=self._directory, error=error)
-        self.error = reason
 
     def _done(self, specs: HostSpecs) -> None:
         before, self.written = self.written, specs

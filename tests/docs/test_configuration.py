@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from npu_agent.config import KEYS, SOCKET_PATH_MAX, SOCKET_SUFFIX, ConfigError, parse
+from npu_agent.config import KEYS, SOCKET_SUFFIX, ConfigError, parse
+from npu_agent.files import SOCKET_PATH_MAX
 from npu_agent.vendors import WORDS
 
 from .pages import ROOT

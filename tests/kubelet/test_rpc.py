@@ -1,7 +1,6 @@
 """Peers that misbehave: what a server does to our calls, and a client to our server."""
 
 import asyncio
-import errno
 import os
 import socket as sockets
 import struct
@@ -216,9 +215,8 @@ async def test_a_request_of_all_that_is_allowed_is_read(socket: Path, server: Un
 
 async def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
     path = tmp_path / ("s" * 108)
-    with pytest.raises(OSError, match="AF_UNIX path too long") as found:
+    with pytest.raises(OSError, match=f"{path} has {len(str(path))} bytes and Linux takes 107"):
         await UnixServer([Registration()], path).listen()
-    assert (found.value.errno, found.value.filename) == (errno.ENAMETOOLONG, str(path))
 
 
 async def test_a_directory_that_keeps_us_out_has_not_lost_our_socket(

@@ -377,13 +377,13 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
             await room.show(dead(0), card(1))
             await room.show(card(0), card(1))
         await room.server.reached(5)
-        assert one.error == "it went wrong: UNREACHABLE"
+        assert one.sending.reason == "it went wrong: UNREACHABLE"
         room.server.refusal = None
         await until(lambda: len(room.server.objects) == 2)
         assert sorted(room.server.table()) == [("NPURecovered", 3), ("NPUUnhealthy", 3)]
         assert one.results["lost"] == 0
         await room.seen()
-        assert not one.error
+        assert not one.sending.reason
     said = [record.message for record in caplog.records]
     assert said == ["events cannot be sent: trying again", "events can be sent again"]
 
@@ -458,18 +458,18 @@ async def test_an_event_that_a_webhook_refuses_holds_up_no_other(
     room.server.refused = about("npu0", kind)
     async with room.running() as one:
         await room.show(dead(0), card(1))
-        await until(lambda: one.error)
+        await until(lambda: one.sending.reason)
         await room.show(dead(0), dead(1))
         await until(lambda: room.server.objects)
         (event,) = room.server.objects.values()
         assert "npu1" in event["message"]
         await room.server.reached(room.server.calls.value + 6)
-        assert one.error, "the first one is still refused"
+        assert one.sending.reason, "the first one is still refused"
         await room.show(dead(0), card(1))
         await until(lambda: len(room.server.objects) == 2)
         room.server.refused = lambda _: None
         await until(lambda: len(room.server.objects) == 3)
-        await until(lambda: not one.error)
+        await until(lambda: not one.sending.reason)
         assert one.results == {"sent": 3}
     said = [record.message for record in caplog.records]
     assert said == ["events cannot be sent: trying again", "events can be sent again"]
@@ -503,12 +503,12 @@ async def test_an_event_that_is_refused_until_it_is_too_old_is_no_trouble_any_mo
     room.server.refused = about("npu0", Kind.FORBIDDEN)
     async with room.running() as one:
         await room.show(dead(0), card(1))
-        await until(lambda: one.error)
+        await until(lambda: one.sending.reason)
         await room.show(dead(0), dead(1))
         await until(lambda: room.server.objects)
-        assert one.error
+        assert one.sending.reason
         clock[1] += 601.0
-        await until(lambda: not one.error)
+        await until(lambda: not one.sending.reason)
         assert one.results == {"sent": 1, "lost": 1}
 
 
@@ -520,11 +520,11 @@ async def test_events_that_are_all_refused_stay_a_trouble_when_they_are_lost(
         await until(lambda: one.results["sent"])
         room.server.refusal = error(Kind.FORBIDDEN)
         await room.show(dead(0), dead(1))
-        await until(lambda: one.error)
+        await until(lambda: one.sending.reason)
         clock[1] += 601.0
         await until(lambda: one.results["lost"])
         await room.seen()
-        assert one.error, "nothing could be sent since"
+        assert one.sending.reason, "nothing could be sent since"
 
 
 async def test_repeats_without_the_right_to_patch_hold_up_no_other(room: Room) -> None:
@@ -536,7 +536,7 @@ async def test_repeats_without_the_right_to_patch_hold_up_no_other(room: Room) -
         await room.show(dead(0), card(1))
         await room.show(card(0), card(1))
         await room.show(dead(0), card(1))
-        await until(lambda: one.error)
+        await until(lambda: one.sending.reason)
         await room.show(dead(0), dead(1))
         await until(lambda: any("npu1" in each["message"] for each in room.server.objects.values()))
 

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
-import socket
 from pathlib import Path
 
-from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.kubelet.rpc import UnixServer, drained
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
-
-
-def sweep(directory: Path, prefix: str) -> None:
-    """Removes the sockets of agents that were killed: the ones by our name that nobody serves.
-
-    The kubelet does the same, but only when it starts.
-    """
-    for path in directory.glob(f"{prefix}-*.sock"):
-        if not path.is_socket():
-            continue
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            try:
-                probe.connect(os.fspath(path))
-            except ConnectionRefusedError:
-                path.unlink()
 
 
 class Endpoint:
@@ -47,12 +27,6 @@ class Endpoint:
         Raises:
             OSError: the socket cannot be made, or its path is too long.
         """
-        length = len(os.fsencode(self.path))
-        if length > SOCKET_PATH_MAX:
-            raise OSError(
-                f"the path of the socket has {length} bytes and Linux takes {SOCKET_PATH_MAX}: "
-                "choose a shorter pluginDir or socketName"
-            )
         await self._server.listen()
 
     def exists(self) -> bool:

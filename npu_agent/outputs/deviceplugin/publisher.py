@@ -18,7 +18,7 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.ledger import UNRECORDED, LedgerKeeper
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.service import Devices
 
@@ -85,8 +85,7 @@ class Publisher:
         """None when the agent is about to end."""
         self._cdi_kinds = cdi_kinds
         self._by_cdi = by_cdi
-        self.cdi_error: str | None = None
-        """Why the CDI specs cannot be written; None while nothing is wrong."""
+        self._writing = Reporter(log, "the CDI specs cannot be written")
         self._specs: dict[str, bytes] = {}
         """The CDI specs on disk, by file name."""
         self._unwritten: frozenset[str] = frozenset()
@@ -104,6 +103,11 @@ class Publisher:
         self._looked = -math.inf
         """When the specs on disk were checked last, by `time.monotonic`."""
         self._publishing = asyncio.Lock()
+
+    @property
+    def cdi_error(self) -> str | None:
+        """Why the CDI specs cannot be written; None while nothing is wrong."""
+        return self._writing.reason
 
     async def run(self) -> None:
         """Follows hardware, config and the ledger until cancelled."""
@@ -251,7 +255,8 @@ class Publisher:
         )
         now = time.monotonic()
         if specs == self._specs and now < self._looked + cdi.LOOK_EVERY:
-            self.cdi_error, self._unwritten = None, frozenset()
+            self._writing.works()
+            self._unwritten = frozenset()
             return False
         if specs == self._tried:
             return False
@@ -265,11 +270,11 @@ class Publisher:
             # What is left does no harm, and the agent needs no right to write there.
             self._specs = {}
             return True
-        reason = "; ".join(errors) or None
-        if reason and reason != self.cdi_error:
-            log.error("the CDI specs cannot be written", reason=reason)
-        self.cdi_error = reason
-        self._unwritten = cdi.missing(specs, self._specs) if reason else frozenset()
+        if errors:
+            self._writing.failed("; ".join(errors))
+        else:
+            self._writing.works()
+        self._unwritten = cdi.missing(specs, self._specs) if errors else frozenset()
         self._tried = specs
         return True
 

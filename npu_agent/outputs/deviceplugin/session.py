@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,14 +22,15 @@ from npu_agent.backoff import Backoff
 from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.offer import Device
-from npu_agent.core.state import SessionPhase, SessionStatus
+from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.kubelet.rpc import UnixServer, ask
+from npu_agent.kubelet.registration import Standing
+from npu_agent.kubelet.rpc import UnixServer, ask, sweep
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
-from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
+from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, options, unnoted
 from npu_agent.ticks import until_tick
 
@@ -107,9 +109,8 @@ class Session:
                 does not tell.
             by_cdi: whether containers get their device nodes by CDI names.
         """
-        self.status: Feed[SessionStatus] = Feed(
-            SessionStatus(resource=resource, phase=SessionPhase.NO_CARDS)
-        )
+        self._standing = Standing(resource)
+        self.status = self._standing.status
         self.counts = Counts()
         self._resource = resource
         self._devices = devices
@@ -122,12 +123,9 @@ class Session:
         self._offered = offered
         self._by_cdi = by_cdi
         self._kubelet = directory / KUBELET_SOCKET
-        self._registrations = 0
         self._proofs = Backoff(first=_PROVE_EVERY, longest=_PROVE_SELDOM)
         self._lost = False
         """Whether a registration was lost and there has been no new one yet."""
-        self._told = ""
-        """The trouble that was logged last."""
         self._ours: Feed[bool] = Feed(False)
         """Whether the node is ours."""
         self._early: tuple[Endpoint, contextlib.AsyncExitStack] | None = None
@@ -145,17 +143,17 @@ class Session:
                     async with self._ownership.held(
                         # Last, as it takes a moment, and the kubelet a second or more to find a
                         # DRA driver: an Allocate that waits meanwhile keeps all Pods waiting.
-                        self._standby,
+                        self._standing.waits_for,
                         self._take_on_early,
                         last=True,
                     ) as still_ours:
-                        sweep(self._directory, self._socket_name)
+                        sweep(self._directory, rf"{re.escape(self._socket_name)}-.*\.sock")
                         await self._prepare()
                         self._ours.publish(True)
                         await self._hold(still_ours)
                     pause.reset()
                 except OSError as error:
-                    self._trouble(SessionPhase.BLOCKED, _explained(error, self._directory))
+                    self._standing.fails(_explained(error, self._directory))
                     await asyncio.sleep(pause.next())
                 finally:
                     self._ours.publish(False)
@@ -163,7 +161,7 @@ class Session:
                         (_, stack), self._early = self._early, None
                         await stack.aclose()
         finally:
-            self._say(SessionPhase.ENDED)
+            self._standing.becomes(SessionPhase.ENDED)
 
     async def idle(self) -> None:
         """Returns when no Allocate is under way."""
@@ -173,7 +171,7 @@ class Session:
     async def _until_cards(self) -> None:
         """Waits for the first device: an empty list is of no use to the kubelet."""
         if not self._devices.value:
-            self._say(SessionPhase.NO_CARDS)
+            self._standing.becomes(SessionPhase.NO_CARDS)
         await self._devices.until(bool)
 
     async def _hold(self, still_ours: Callable[[], bool]) -> None:
@@ -191,7 +189,7 @@ class Session:
                 log.warning(
                     "lost the kubelet: registering again", resource=self._resource, reason=lost
                 )
-                self._say(SessionPhase.REGISTERING, lost)
+                self._standing.becomes(SessionPhase.REGISTERING, lost)
             if loop.time() - since > _STEADY:
                 fickle.reset()
             # Never immediately: a kubelet that has not closed the old stream yet would take the new
@@ -290,15 +288,13 @@ class Session:
         """Registers until the kubelet holds our stream; False if our socket vanishes."""
         absent = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
         while (trouble := await self._register(endpoint)) is not None:
-            self._trouble(SessionPhase.REGISTERING, trouble)
+            self._standing.fails(trouble, SessionPhase.REGISTERING)
             await asyncio.sleep(absent.next())
             if not endpoint.exists():
                 return False
-        self._told = ""
-        self._registrations += 1
         self.counts.returns += self._lost
         self._lost = False
-        self._say(SessionPhase.REGISTERED)
+        self._standing.registered(self.status.value.registrations + 1)
         log.info("registered", resource=self._resource, endpoint=endpoint.path.name)
         return True
 
@@ -390,29 +386,6 @@ class Session:
             return frozenset()
         ours = frozenset(device.id for device in self._devices.value if device.healthy)
         return ours - offered.get(self._resource, frozenset())
-
-    def _standby(self, owner: str | None) -> None:
-        if owner is None:
-            self._say(SessionPhase.REGISTERING)
-        else:
-            self._say(SessionPhase.STANDBY, f"served by {owner}")
-
-    def _trouble(self, phase: SessionPhase, reason: str) -> None:
-        """As `_say`, for what keeps us from serving; logged once, however often it is tried."""
-        self._say(phase, reason)
-        if reason != self._told:
-            self._told = reason
-            log.warning("not registered: trying again", resource=self._resource, reason=reason)
-
-    def _say(self, phase: SessionPhase, reason: str = "") -> None:
-        self.status.publish(
-            SessionStatus(
-                resource=self._resource,
-                phase=phase,
-                reason=reason,
-                registrations=self._registrations,
-            )
-        )
 
 
 async def _until_removed(endpoint: Endpoint) -> None:

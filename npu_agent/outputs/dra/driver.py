@@ -25,16 +25,17 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.places import Place
 from npu_agent.core.pool import DraNames, Effect, PoolDevice, Taint, pool
-from npu_agent.core.state import SessionPhase, SessionStatus
+from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, resourceclaims
 from npu_agent.kubelet.ledger import LedgerKeeper
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.places import Places
+from npu_agent.kubelet.registration import Standing
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.dra.claims import Claims
-from npu_agent.outputs.dra.endpoint import Endpoint, instance_of, sweep
+from npu_agent.outputs.dra.endpoint import Endpoint, instance_of, sweep_all
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared
 from npu_agent.ticks import until_tick
@@ -127,9 +128,8 @@ class Driver:
             cdi_root: where container runtimes read CDI specs.
         """
         self.counts = DraCounts()
-        self.status: Feed[SessionStatus] = Feed(
-            SessionStatus(resource=dra.driver, phase=SessionPhase.NO_CARDS)
-        )
+        self._standing = Standing(dra.driver)
+        self.status = self._standing.status
         self.offered: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         """The pool; None as long as it is not known."""
         self._known: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
@@ -144,7 +144,6 @@ class Driver:
         self._snapshots = snapshots
         self._wanted = wanted
         self._places = places
-        self._registrations = 0
         self._unsaved: frozenset[str] = frozenset()
         """The IDs of cards that are about to be in slices, and that the disk does not know yet."""
         self._unwritten: Feed[str] = Feed("")
@@ -157,8 +156,6 @@ class Driver:
         """What serves the kubelet."""
         self._beside: list[asyncio.Task[None]] = []
         """What runs beside the serving; none of it ends by itself."""
-        self._logged = ""
-        """The trouble that was logged last."""
         pool_name = node_name or ""
         self.claims = Claims(
             fetch=lambda namespace, name: resourceclaims.get(api, namespace, name),
@@ -232,8 +229,10 @@ class Driver:
             while True:
                 await self._until_it_serves()
                 try:
-                    async with self._ownership.held(self._standby, self._register) as still_ours:
-                        sweep(self._dra.driver, self._kubelet_root)
+                    async with self._ownership.held(
+                        self._standing.waits_for, self._register
+                    ) as still_ours:
+                        sweep_all(self._dra.driver, self._kubelet_root)
                         await self._keeper.renew()
                         with contextlib.suppress(OSError):  # then new cards stay out of slices
                             await self._keeper.saved()
@@ -248,33 +247,33 @@ class Driver:
                                     await self._serve(still_ours)
                                     pause.reset()  # those sockets were made
                                 except OSError as error:
-                                    self._trouble(str(error))  # slices and claims go on
+                                    self._standing.fails(str(error))  # slices and claims go on
                                     await asyncio.sleep(pause.next())
                 except OSError as error:
-                    self._trouble(str(error))
+                    self._standing.fails(str(error))
                     await asyncio.sleep(pause.next())
                 finally:
                     self._ours.publish(False)
                     await self._close()
         finally:
             await _ended(self._beside)
-            self._say(SessionPhase.ENDED)
+            self._standing.becomes(SessionPhase.ENDED)
 
     async def _until_it_serves(self) -> None:
         async for _ in changes_of(
             *(self._wanted, self._keeper.prepared, self._keeper.sliced, self._keeper.unrecorded)
         ):
             if not self.needed:
-                self._say(SessionPhase.NO_CARDS)
+                self._standing.becomes(SessionPhase.NO_CARDS)
             elif self._node_name is None:
-                self._trouble(
+                self._standing.fails(
                     "the Node's name is unknown: set NODE_NAME, as k8s/daemonset.yaml does"
                 )
             elif not self._serves:
                 if reason := self._wanted.value.impossible:
-                    self._trouble(reason)
+                    self._standing.fails(reason)
                 else:
-                    self._say(SessionPhase.WAITING, _UNKNOWN)
+                    self._standing.becomes(SessionPhase.WAITING, _UNKNOWN)
             else:
                 return
 
@@ -418,7 +417,9 @@ class Driver:
         Ends before that if they can be seen, or one is needed.
         """
         since = time.monotonic()
-        self._trouble("the ResourceSlices cannot be listed: waiting for the kubelet to delete them")
+        self._standing.fails(
+            "the ResourceSlices cannot be listed: waiting for the kubelet to delete them"
+        )
         while still_ours() and self._leaves_slices:
             if time.monotonic() - since >= _WIPED:
                 log.warning(
@@ -527,7 +528,7 @@ class Driver:
                     until = time.monotonic() + _LINGER
                 await asyncio.sleep(until_tick(_LOOK_EVERY))
                 if not endpoint.exists():
-                    self._trouble("our socket was removed: registering again")
+                    self._standing.fails("our socket was removed: registering again")
                     return
                 _check(*self._beside, *tasks)
         finally:
@@ -562,38 +563,15 @@ class Driver:
                 asked, streamed = now.asked, 0
             streamed = max(streamed, health.streams.value)
             if now.error:
-                self._trouble(f"the kubelet refuses: {now.error}")
+                self._standing.fails(f"the kubelet refuses: {now.error}")
             elif self._unwritten.value:
-                self._say(SessionPhase.BLOCKED, self._unwritten.value)
+                self._standing.becomes(SessionPhase.BLOCKED, self._unwritten.value)
             elif streamed and not health.streams.value:
-                self._say(SessionPhase.REGISTERING, "the kubelet has closed its stream of health")
+                self._standing.becomes(
+                    SessionPhase.REGISTERING, "the kubelet has closed its stream of health"
+                )
             elif now.registered:
-                self._registrations = now.notifications
-                self._logged = ""
-                self._say(SessionPhase.REGISTERED)
-
-    def _standby(self, owner: str | None) -> None:
-        if owner is None:
-            self._say(SessionPhase.REGISTERING)
-        else:
-            self._say(SessionPhase.STANDBY, f"served by {owner}")
-
-    def _trouble(self, reason: str) -> None:
-        """As `_say`, for what keeps us from serving; logged once, however often it is tried."""
-        self._say(SessionPhase.BLOCKED, reason)
-        if reason != self._logged:
-            self._logged = reason
-            log.warning("the DRA driver does not serve", driver=self._dra.driver, reason=reason)
-
-    def _say(self, phase: SessionPhase, reason: str = "") -> None:
-        self.status.publish(
-            SessionStatus(
-                resource=self._dra.driver,
-                phase=phase,
-                reason=reason,
-                registrations=self._registrations,
-            )
-        )
+                self._standing.registered(now.notifications)
 
 
 def _check(*tasks: asyncio.Task[None]) -> None:

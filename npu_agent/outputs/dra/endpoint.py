@@ -7,21 +7,13 @@ services' socket by its path and refuses a path that it knows: each instance has
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import secrets
-import socket
-from collections.abc import Iterable
 from pathlib import Path
 
-from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import UnixServer, drained
-from npu_agent.logs import logger
+from npu_agent.kubelet.rpc import UnixServer, drained, sweep
 from npu_agent.outputs.dra.service import DraPlugin, Health, Registration, RegistrationState
-
-log = logger(__name__)
 
 REGISTRY, PLUGINS = "plugins_registry", "plugins"
 """In the kubelet's root directory: where it watches for registrations, and where drivers have a
@@ -47,22 +39,10 @@ def _registration(driver: str) -> str:
     return rf"{re.escape(driver)}-{_INSTANCE}-[0-9a-f]{{4}}-reg\.sock"
 
 
-def sweep(driver: str, kubelet_root: Path) -> None:
-    """Removes the sockets of agents that were killed, so that the kubelet forgets them.
-
-    Only for the agent that owns the node's devices (`npu_agent.kubelet.ownership`): one that has
-    made its socket and does not listen yet looks like a dead one.
-    """
-    places = (
-        (kubelet_root / REGISTRY, _registration(driver)),
-        (kubelet_root / PLUGINS / driver, rf"dra-{_INSTANCE}-[0-9a-f]{{4}}\.sock"),
-    )
-    for directory, pattern in places:
-        for path in _entries(directory):
-            if re.fullmatch(pattern, path.name) and path.is_socket() and not _served(path):
-                with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
-                    path.unlink()
-                    log.info("socket of an agent that has ended removed", file=path)
+def sweep_all(driver: str, kubelet_root: Path) -> None:
+    """Removes the sockets of agents that were killed, so that the kubelet forgets them."""
+    sweep(kubelet_root / REGISTRY, _registration(driver))
+    sweep(kubelet_root / PLUGINS / driver, rf"dra-{_INSTANCE}-[0-9a-f]{{4}}\.sock")
 
 
 class Endpoint:
@@ -97,13 +77,6 @@ class Endpoint:
         Raises:
             OSError: a socket cannot be made, or its path is too long; nothing is left behind.
         """
-        for path in (self.path, self.registration_path):
-            length = len(os.fsencode(path))
-            if length > SOCKET_PATH_MAX:
-                raise OSError(
-                    f"the path of the socket {path} has {length} bytes and Linux takes "
-                    f"{SOCKET_PATH_MAX}: the kubelet's root directory needs a shorter path"
-                )
         registry = self.registration_path.parent
         if not registry.is_dir():
             raise FileNotFoundError(
@@ -140,23 +113,3 @@ class Endpoint:
             await drained(self._health.streams)
         finally:
             await self._service.shutdown()
-
-
-def _entries(directory: Path) -> Iterable[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except OSError:
-        return ()  # not made yet
-
-
-def _served(path: Path) -> bool:
-    """Whether some process listens there, or it cannot be known."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            return False
-        except OSError:
-            return True
-    return True

@@ -15,7 +15,7 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.state import LabelState
 from npu_agent.core.vocabulary import LabelSet
 from npu_agent.feed import Feed, changes_of
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.threads import DaemonThread
@@ -102,7 +102,9 @@ class Labeller:
         self._output = output
         self._read_machine = machine
         self._machine: Machine | None = None
-        self._reported = ""
+        self._putting = Reporter(
+            log, "labels not in place: trying again", "labels can be put in place again"
+        )
 
     async def run(self) -> None:
         """Follows hardware and config until cancelled."""
@@ -162,9 +164,7 @@ class Labeller:
         in_place = before.in_place and labels == before.labels
         self.state.publish(replace(before, labels=labels, in_place=in_place))
         done = await self._output.put(labels, careful=careful)
-        if self._reported:
-            self._reported = ""
-            log.info("labels can be put in place again")
+        self._putting.works()
         self.results.update({what: 1 for what, count in done.items() if count})
         written = done.total() - done["left"]
         if written:
@@ -181,8 +181,7 @@ class Labeller:
 
     def _trouble(self, labels: Mapping[str, str], error: UnavailableError) -> None:
         self.results[error.kind] += 1
-        reason = str(error)
-        if reason != self._reported:
-            self._reported = reason
-            log.warning("labels not in place: trying again", reason=reason)
-        self.state.publish(replace(self.state.value, labels=labels, in_place=False, error=reason))
+        self._putting.failed(error)
+        self.state.publish(
+            replace(self.state.value, labels=labels, in_place=False, error=str(error))
+        )

@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from npu_agent import files
-from npu_agent.config import SOCKET_PATH_MAX
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import UnixServer
-from npu_agent.outputs.deviceplugin.endpoint import Endpoint, sweep
+from npu_agent.files import SOCKET_PATH_MAX
+from npu_agent.kubelet.rpc import UnixServer, sweep
+from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices
 from tests.outputs.deviceplugin.client import DEADLINE, Client, Sleeper
 from tests.outputs.deviceplugin.helpers import crowd, devices, names, short_directory, state
@@ -51,7 +51,7 @@ async def test_sockets_of_the_dead_are_swept(directory: Path) -> None:
         dead.bind(str(directory / name))
         dead.close()
     (directory / "npu-notes.sock").write_text("a file, not a socket")
-    sweep(directory, "npu")
+    sweep(directory, r"npu-.*\.sock")
     kept = {alive.path.name, "other-0123abcd.sock", "npu-notes.sock"}
     assert set(names(directory)) == kept
     assert alive.exists()

@@ -18,6 +18,7 @@ from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed
 from npu_agent.kubelet import ownership
 from npu_agent.kubelet.ownership import Ownership, lock_path
+from npu_agent.kubelet.registration import Standing
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import Devices
@@ -515,7 +516,7 @@ async def more_looks(room: Room, count: int) -> None:
 async def test_plugin_directory_is_missing_and_appears(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
-    tries = Tries(monkeypatch, Session, "_trouble")
+    tries = Tries(monkeypatch, Standing, "fails")
     room.directory.rmdir()
     async with room.running() as one:
         await tries.more(5)
@@ -589,9 +590,7 @@ async def test_socket_path_that_is_too_long(room: Room, said: Callable[[], list[
     room.directory.mkdir()
     async with room.running() as one:
         status = await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
-        assert (
-            "bytes and Linux takes 107: choose a shorter pluginDir or socketName" in status.reason
-        )
+        assert "bytes and Linux takes 107: choose a shorter directory" in status.reason
     assert said() == [f"not registered: trying again: {status.reason}"]
 
 
