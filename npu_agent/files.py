@@ -1,17 +1,12 @@
-"""The agent's own regular files, by aiofiles: read with a bound, replaced as a whole.
+"""The agent's own regular files: read with a bound, replaced as a whole.
 
-Operations on one file are made one after the other, each with a deadline, on a daemon thread that
-the file has while there is something to do (`threads.DaemonThread`): a file system that hangs
-delays neither other files nor the exit. aiofiles takes such an executor for everything but the end
-of its `async with`, which it leaves to asyncio's default executor; so that one is not used here.
-
-A file is replaced by one call on that thread, and not by aiofiles' dozen: a Pod waits for two
-files, and on a busy node each call waits for a CPU twice.
+Calls for one file are made in order, each with a deadline, on a daemon thread that the file has
+while there is something to do (`threads.DaemonThread`): a file system that hangs delays neither
+other files nor the exit. asyncio's default executor, and with it aiofiles, would.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -20,15 +15,11 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
-import aiofiles
-import aiofiles.os
-
-from npu_agent.threads import DaemonThread, within
+from npu_agent.threads import DaemonThread
 
 _DEADLINE = 5.0
 """Seconds."""
@@ -57,16 +48,7 @@ class LinkError(IrregularError):
     """A symbolic link where none is followed: what it leads to is somebody else's."""
 
 
-class _Turns(DaemonThread):
-    """The thread of a file, and whose turn it is to use it."""
-
-    def __init__(self) -> None:
-        super().__init__("npu-file")
-        self.lock = asyncio.Lock()
-
-
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Path, _Turns]]
-_turns = WeakKeyDictionary()
+_threads: WeakValueDictionary[Path, DaemonThread] = WeakValueDictionary()
 """For each file that somebody uses, or whose thread runs: each claim has a file of its own, so that
 there are any number of them in an agent's life."""
 
@@ -78,9 +60,11 @@ async def read(path: Path, most: int, *, follow: bool = True, deadline: float = 
         OSError: it cannot be read, or is no regular file; a TimeoutError after `deadline` seconds.
         ValueError: there can be no file of this name.
     """
-    async with _turn(path, deadline) as thread, _opened(path, thread, _flags(follow)) as descriptor:
-        file = await aiofiles.open(descriptor, "rb", closefd=False, executor=thread)
-        return await file.read(most)
+    thread = _thread_of(path)
+    found = await thread.call(partial(content, path, most, follow=follow), deadline=deadline)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return found
 
 
 async def replace(
@@ -104,22 +88,17 @@ async def replace(
         OSError: the directory cannot be made or written; a FileNotFoundError if there is none, and
             `make_directory` is False; a TimeoutError after `deadline` seconds.
     """
-    async with _turn(path, deadline) as thread:
-        if content is None:
-            try:
-                await aiofiles.os.unlink(path, executor=thread)
-            except FileNotFoundError:
-                return False
-            return True
-        abandoned = threading.Event()
-        replace = partial(
-            _replace, path, content, abandoned, directory=make_directory, durable=durable
-        )
-        try:
-            return await asyncio.get_running_loop().run_in_executor(thread, replace)
-        except BaseException:
-            abandoned.set()
-            raise
+    abandoned = threading.Event()
+    change = partial(_replace, path, content, abandoned, directory=make_directory, durable=durable)
+    try:
+        return await _thread_of(path).call(change, deadline=deadline)
+    except BaseException:
+        abandoned.set()
+        raise
+
+
+def _thread_of(path: Path) -> DaemonThread:
+    return _threads.setdefault(path, DaemonThread("npu-file"))
 
 
 def regular(path: Path, flags: int) -> int:
@@ -152,47 +131,13 @@ def content(path: Path, most: int, *, follow: bool = True) -> bytes | None:
     Raises:
         OSError: it cannot be read; an IrregularError if it is something else.
     """
+    flags = os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW
     try:
-        descriptor = regular(path, _flags(follow))
+        descriptor = regular(path, flags)
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most)
-
-
-def _flags(follow: bool) -> int:
-    return os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW
-
-
-@contextlib.asynccontextmanager
-async def _turn(path: Path, deadline: float) -> AsyncIterator[DaemonThread]:
-    of_loop = _turns.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
-    turns = of_loop.setdefault(path, _Turns())
-    async with within(deadline), turns.lock:
-        yield turns
-
-
-@contextlib.asynccontextmanager
-async def _opened(path: Path, thread: DaemonThread, flags: int) -> AsyncIterator[int]:
-    """A descriptor to read from."""
-    opened: list[int] = []
-    try:
-        await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: opened.append(regular(path, flags))
-        )
-        yield opened[0]
-    finally:
-        # In its turn, and not awaited: whoever gives up on a hang does not wait for its end, and
-        # what was opened only after that is closed too.
-        try:
-            thread.submit(_close, opened)
-        except OSError:  # no more threads
-            _close(opened)
-
-
-def _close(descriptors: list[int]) -> None:
-    for each in descriptors:
-        os.close(each)
 
 
 def identity(path: Path) -> tuple[int, int]:
@@ -230,9 +175,15 @@ def is_device(path: Path, root: Path) -> bool:
 
 
 def _replace(
-    path: Path, new: bytes, abandoned: threading.Event, *, directory: bool, durable: bool
+    path: Path, new: bytes | None, abandoned: threading.Event, *, directory: bool, durable: bool
 ) -> bool:
     """As `replace`, unless it is abandoned before the file takes the old one's place. May block."""
+    if new is None:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
     # A link is replaced, and not what it leads to; so is a pipe, and a file that somebody has made
     # unreadable. A directory stays, and is reported below.
     with contextlib.suppress(IrregularError, PermissionError):

@@ -24,10 +24,10 @@ config file. A new thread for each call would cost more than the call."""
 class DaemonThread(Executor):
     """Runs calls in order on one daemon thread, which ends `linger` seconds after the last one.
 
-    An executor, so that aiofiles and `loop.run_in_executor` take it. Not asyncio's default one: a
-    call that hangs would take one of its few threads for good, and `asyncio.run` and the
-    interpreter wait for those at exit. A daemon thread is left behind. While a call hangs, the ones
-    after it wait their turn; those whose caller has given up meanwhile never run.
+    An executor, so that `loop.run_in_executor` takes it. Not asyncio's default one: a call that
+    hangs would take one of its few threads for good, and `asyncio.run` and the interpreter wait for
+    those at exit. A daemon thread is left behind. While a call hangs, the ones after it wait their
+    turn; those whose caller has given up meanwhile never run.
     """
 
     def __init__(self, name: str, *, linger: float = LINGER) -> None:

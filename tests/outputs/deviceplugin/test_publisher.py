@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
-import aiofiles.os
 import pytest
 
 from npu_agent import files
@@ -28,7 +27,6 @@ from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, LedgerKeeper, left_behi
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
-from npu_agent.threads import DaemonThread
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import Kubelet, claim
 from tests.until import first, until
@@ -795,27 +793,18 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
     """It ends before the file's deadline of 5 s has passed, and hands out nothing any more."""
     room = Room(tmp_path, by_cdi=True)
     hangs, go_on = threading.Event(), threading.Event()
-    replace, unlink = files._replace, aiofiles.os.unlink
-
-    def stuck() -> None:
-        hangs.set()
-        go_on.wait(30)
+    replace = files._replace
 
     def replacing(path: Path, *args: Any, **named: Any) -> bool:
         if path.name == name:
-            stuck()
+            hangs.set()
+            go_on.wait(30)
         return replace(path, *args, **named)
-
-    async def removing(path: Path, executor: DaemonThread) -> None:
-        if path.name == name:
-            await asyncio.get_running_loop().run_in_executor(executor, stuck)
-        await unlink(path, executor=executor)
 
     async with room.running():
         await room.owned()
         await until(room.spec.exists)
         monkeypatch.setattr(files, "_replace", replacing)
-        monkeypatch.setattr(aiofiles.os, "unlink", removing)
         if removed:
             await room.ended()
         else:
