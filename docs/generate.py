@@ -22,8 +22,7 @@ import translations
 from parts import cell, current
 from runbook import FILE, runbook
 
-from npu_agent.config.kinds import Group, Items, Kind
-from npu_agent.config.schema import Key, keys_of, schema_of
+from npu_agent.config.schema import Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.vendors import WORDS
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -51,7 +50,7 @@ def _row(key: Key) -> str:
     cells = (
         f"`{key.name}`",
         f"`{key.option}`",
-        _type(key.kind),
+        _type(key),
         f"`{as_yaml(key.default)}`",
         "live" if key.live else "restart",
         cell(key.description),
@@ -61,29 +60,28 @@ def _row(key: Key) -> str:
 
 def _items(key: Key) -> Iterator[str]:
     """The table of what an item of a list of groups has."""
-    if not (isinstance(key.kind, Items) and isinstance(key.kind.of, Group)):
+    if not isinstance(key.of, Group):
         return
     yield from ("", f"An item of `{key.name}`:", "", "| key | type | needed | meaning |")
     yield "|---|---|---|---|"
-    for each in key.kind.of.keys.values():
+    for each in key.of.keys.values():
         needed = "yes" if each.default is MISSING else "no"
-        yield f"| `{each.name}` | {_type(each.kind)} | {needed} | {cell(each.description)} |"
+        yield f"| `{each.name}` | {_type(each)} | {needed} | {cell(each.description)} |"
 
 
-def _type(kind: Kind) -> str:
+def _type(key: Key) -> str:
     """What values there are, with their range: ``number (seconds), 0.1 to 3600``."""
-    match kind, kind.json:
-        case Items(of=Group()), _:
-            return "list of items, see below"
-        case Items(of=of), _:
-            return f"list of {_type(of)}"
-        case _, {"enum": words}:
-            return ", ".join(f"`{as_yaml(word)}`" for word in words if isinstance(word, str))
-        case _, {"type": "boolean"}:
-            return "`true`, `false`"
-        case _, {"minimum": low, "maximum": high}:
-            return f"{kind.must.removeprefix('a ')}, {low:g} to {high:g}"
-    return cell(kind.must)
+    if isinstance(key.of, Group):
+        return "list of items, see below"
+    found = cell(key.of.must)
+    match key.of.json:
+        case {"enum": words}:
+            found = ", ".join(f"`{as_yaml(word)}`" for word in words if isinstance(word, str))
+        case {"type": "boolean"}:
+            found = "`true`, `false`"
+        case {"minimum": low, "maximum": high}:
+            found = f"{key.of.must.removeprefix('a ')}, {low:g} to {high:g}"
+    return f"list of {found}" if key.many else found
 
 
 def unproven() -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from npu_agent.config.kinds import Group, Items
-from npu_agent.config.schema import KEYS, Config, Key
+from npu_agent.config.schema import KEYS, Config, Group, Key
 from npu_agent.config.text import as_yaml
 
 _SHOWN = 16
@@ -43,9 +42,9 @@ def _short(value: object) -> str:
 def changes(old: Config, new: Config) -> tuple[Change, ...]:
     """The keys whose values differ, in the order of the schema."""
     return tuple(
-        Change(key.name, key.of(old), key.of(new), needs_restart=not _is_live(key, old, new))
+        Change(key.name, key.value(old), key.value(new), needs_restart=not _is_live(key, old, new))
         for key in KEYS
-        if key.of(old) != key.of(new)
+        if key.value(old) != key.value(new)
     )
 
 
@@ -57,7 +56,7 @@ def in_force(old: Config, new: Config) -> Config:
     mixed = old
     for key in KEYS:
         if _is_live(key, old, new):
-            mixed = _set(mixed, key.attributes, key.of(new))
+            mixed = _set(mixed, key.attributes, key.value(new))
     return mixed
 
 
@@ -68,12 +67,12 @@ def _is_live(key: Key, old: Config, new: Config) -> bool:
     """
     if key.live:
         return True
-    if not (isinstance(key.kind, Items) and isinstance(key.kind.of, Group)):
+    if not isinstance(key.of, Group):
         return False
-    fixed = [each.attributes[-1] for each in key.kind.of.keys.values() if not each.live]
+    fixed = [each.attributes[-1] for each in key.of.keys.values() if not each.live]
 
     def what(config: Config) -> list[list[object]]:
-        items: Any = key.of(config)
+        items: Any = key.value(config)
         return [[getattr(item, name) for name in fixed] for item in items]
 
     return what(old) == what(new)

@@ -10,20 +10,17 @@ if TYPE_CHECKING:
 
     from npu_agent.config.schema import Config
 
+_MOST = 20
+"""Problems that one error lists."""
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value was written.
-
-    Attributes:
-        source: a file as the user named it, or an option (`--interval`).
-        line: counted from 1; None for an option, or for a file as a whole.
-        column: counted from 1; None where the line is None.
-    """
+    """Where a value was written: a file as the user named it, or an option (`--interval`)."""
 
     source: str
     line: int | None = None
-    column: int | None = None
+    """Counted from 1; None for an option, or for a file as a whole."""
 
     def __str__(self) -> str:
         return self.source if self.line is None else f"{self.source}:{self.line}"
@@ -31,18 +28,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, in words for the person who wrote it.
-
-    Attributes:
-        place: where.
-        key: the dotted key as the file spells it (`resources[0].family`); "" where no key is at
-            fault, as with bad YAML.
-        message: what is wrong and what would be right.
-    """
+    """One thing that is wrong, in words for the person who wrote it."""
 
     place: Place
     key: str = ""
+    """The dotted key as the file spells it (`resources[0].family`); "" for bad YAML."""
     message: str
+    """What is wrong and what would be right."""
 
     def __str__(self) -> str:
         # An option's name says all that its key would say.
@@ -52,18 +44,19 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """A configuration that is refused, with all that was found wrong.
+    """A configuration that is refused.
 
     Attributes:
-        problems: at least one, ordered by line.
+        problems: what is wrong, by line: at least one, and the first 20.
         good: a valid configuration of the keys that are not at fault; None if nothing was read.
     """
 
     def __init__(self, problems: Iterable[Problem], good: Config | None = None) -> None:
         self.good = good
-        self.problems = tuple(
-            sorted(
-                problems, key=lambda problem: (problem.place.line or 0, problem.place.column or 0)
-            )
-        )
+        self.problems = tuple(sorted(problems, key=lambda one: one.place.line or 0)[:_MOST])
         super().__init__("\n".join(map(str, self.problems)))
+
+    @classmethod
+    def at(cls, place: Place, message: str) -> ConfigError:
+        """An error of one problem, which is no key's."""
+        return cls([Problem(place=place, message=message)])

@@ -9,12 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from npu_agent.config.text import any_of
-
-if TYPE_CHECKING:
-    from npu_agent.config.schema import Key
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[-+]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][-+]?[0-9]{1,3})?")
@@ -28,74 +25,32 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
-    """What a value may be.
-
-    Attributes:
-        must: in words, behind "must be".
-        placeholder: what stands for it behind an option; "": a part of the key's name.
-        json: the JSON schema of the values in a file.
-    """
+    """What a value may be that is written as one text."""
 
     must: str
+    """In words, behind "must be"."""
     placeholder: str = ""
+    """What stands for it behind an option; "": a part of the key's name."""
     json: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Word(Kind):
-    """A kind whose values are each one word or text.
-
-    Attributes:
-        read: the value that is written so; None if it is not what it must be, and a ValueError
-            where there is more to say.
-        quoted: whether it may stand in quotes.
-        words: all that there are, if these are few.
-    """
-
+    """The JSON schema of the values in a file."""
     read: Callable[[str], object]
-    quoted: bool = True
+    """The value that is written so; None if it is not what it must be, and a ValueError where there
+    is more to say."""
     words: tuple[str, ...] = ()
+    """All that there are, if these are few."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Items(Kind):
-    """A list, which is a tuple in a `Config`."""
-
-    of: Kind
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Group(Kind):
-    """Keys with values of their own.
-
-    Attributes:
-        cls: the class whose values have them.
-        keys: by the name in this group, without the group's own.
-        pattern: for an item of a list: what it is on the command line, each key a named group.
-    """
-
-    cls: type[Any]
-    keys: Mapping[str, Key]
-    pattern: re.Pattern[str] | None
-
-    @property
-    def about(self) -> str:
-        """The first line of its class's docstring."""
-        return (self.cls.__doc__ or "").partition("\n")[0]
-
-
-def flag() -> Word:
+def flag() -> Kind:
     """True or false; in lower case, upper case or like a title."""
-    return Word(
+    return Kind(
         must="true or false",
         placeholder="{true,false}",
         json={"type": "boolean"},
         read=_FLAGS.get,
-        quoted=False,
     )
 
 
-def number(of: type[int | float], low: float, high: float, unit: str = "") -> Word:
+def number(of: type[int | float], low: float, high: float, unit: str = "") -> Kind:
     """A number from `low` to `high`."""
     pattern, in_unit = (_INTEGER if of is int else _NUMBER), f" ({unit})" if unit else ""
 
@@ -111,21 +66,20 @@ def number(of: type[int | float], low: float, high: float, unit: str = "") -> Wo
         return value
 
     name = "integer" if of is int else "number"
-    return Word(
+    return Kind(
         must=("a whole number" if of is int else "a number") + in_unit,
         placeholder=unit.upper() or "N",
         json={"type": name, "minimum": low, "maximum": high},
         read=read,
-        quoted=False,
     )
 
 
-def choice(words: Iterable[str]) -> Word:
+def choice(words: Iterable[str]) -> Kind:
     """One of some words."""
     words = tuple(sorted(words))
     # `schema: 0.8` and `schema: 2025` are fine without quotes, and editors see numbers there.
     numbers = [float(word) if "." in word else int(word) for word in words if word[:1].isdigit()]
-    return Word(
+    return Kind(
         must=any_of(words),
         placeholder=f"{{{','.join(words)}}}",
         json={"enum": [*words, *numbers]},
@@ -134,7 +88,7 @@ def choice(words: Iterable[str]) -> Word:
     )
 
 
-def text(must: str, pattern: str, longest: int | None = None) -> Word:
+def text(must: str, pattern: str, longest: int | None = None) -> Kind:
     """A text that the pattern matches; `must` says what that means."""
 
     def read(text: str) -> str | None:
@@ -144,18 +98,4 @@ def text(must: str, pattern: str, longest: int | None = None) -> Word:
         return text if short and re.fullmatch(pattern, text) else None
 
     length = {} if longest is None else {"maxLength": longest}
-    return Word(must=must, json={"type": "string", **length, "pattern": pattern}, read=read)
-
-
-def items(of: Kind) -> Items:
-    """A list; one of choices names each once."""
-    unique = {"uniqueItems": True} if "enum" in of.json else {}
-    json = {"type": "array", "items": of.json, **unique}
-    return Items(must="a list", placeholder=f"{of.placeholder},...", json=json, of=of)
-
-
-def group(cls: type[Any], keys: Mapping[str, Key]) -> Group:
-    """The keys of a class of `schema`."""
-    must, json = f"a group of keys ({', '.join(keys)})", {"$ref": f"#/$defs/{cls.__name__}"}
-    placeholder, pattern = getattr(cls, "AS_OPTION", ("", None))
-    return Group(must=must, placeholder=placeholder, json=json, cls=cls, keys=keys, pattern=pattern)
+    return Kind(must=must, json={"type": "string", **length, "pattern": pattern}, read=read)

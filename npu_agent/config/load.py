@@ -1,21 +1,21 @@
-"""From a file's bytes, or a tree of any origin, to a valid `Config` or a `ConfigError`."""
+"""From a file's bytes, or what was `Written` anywhere, to a valid `Config` or a `ConfigError`."""
 
 from __future__ import annotations
 
 import os
 import re
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_agent import files
 from npu_agent.config.errors import ConfigError, Place, Problem
-from npu_agent.config.kinds import Group, Items, Kind, Word
+from npu_agent.config.kinds import Kind
 from npu_agent.config.rules import broken_rules
-from npu_agent.config.schema import KEYS, Config, default_config, schema_of
+from npu_agent.config.schema import KEYS, Config, Group, Key, default_config, schema_of
 from npu_agent.config.text import any_of, did_you_mean
-from npu_agent.config.tree import List, Map, Node, Scalar
+from npu_agent.config.values import Null, Value, Written, written_yaml
 from npu_agent.text import shown
 
 if TYPE_CHECKING:
@@ -26,21 +26,14 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 18
 """The largest file that is read: room for 5,000 disabled cards, and loaded in about a second."""
 
-MAX_PROBLEMS = 20
-"""Problems after which the rest of a file is not read."""
-
 
 @dataclass(frozen=True)
 class Effective:
-    """A configuration, and for each dotted key who set it.
-
-    Attributes:
-        config: valid.
-        origins: of every key in `KEYS`: "default", "--interval" or "config.yaml:3".
-    """
+    """A valid configuration, and for each dotted key who set it."""
 
     config: Config
     origins: Mapping[str, str]
+    """Of every key in `KEYS`: "default", "--interval" or "config.yaml:3"."""
 
 
 def load(path: Path, words: Vocabulary) -> Effective:
@@ -72,15 +65,18 @@ def refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise _refused(path, "no such file: create it, or mount the ConfigMap there") from None
+        message = "no such file: create it, or mount the ConfigMap there"
     except PermissionError:
-        raise _refused(path, f"may not be read by uid {os.geteuid()}: chmod a+r") from None
+        message = f"may not be read by uid {os.geteuid()}: chmod a+r"
     except files.IrregularError as error:
-        raise _refused(path, f"{error.strerror}: name a YAML file") from None
+        message = f"{error.strerror}: name a YAML file"
     except OSError as error:
-        raise _refused(path, f"cannot be read: {error.strerror}") from None
+        message = f"cannot be read: {error.strerror}"
     except ValueError:  # whose words differ between versions of Python
-        raise _refused(path, "cannot be read: a NUL byte in its path") from None
+        message = "cannot be read: a NUL byte in its path"
+    else:
+        return
+    raise ConfigError.at(Place(str(path)), message)
 
 
 def of_allowed_size(path: Path, data: bytes) -> bytes:
@@ -90,7 +86,8 @@ def of_allowed_size(path: Path, data: bytes) -> bytes:
         ConfigError: it is.
     """
     if len(data) > MAX_BYTES:
-        raise _refused(path, "larger than 256 KiB: this is no configuration of npu-agent")
+        message = "larger than 256 KiB: this is no configuration of npu-agent"
+        raise ConfigError.at(Place(str(path)), message)
     return data
 
 
@@ -105,144 +102,112 @@ def parse(data: bytes, source: str, words: Vocabulary) -> Effective:
     Raises:
         ConfigError: with every problem, unless it is not even YAML.
     """
-    from npu_agent.config.yaml_tree import read_tree  # PyYAML: 10 ms, for nothing without a file
-
-    tree = read_tree(data, source)
-    return build(Map(Place(source), ()) if tree is None else tree, words)
+    return build(written_yaml(data, source), words)
 
 
-def build(tree: Node, words: Vocabulary) -> Effective:
-    """The configuration in this tree.
-
-    Args:
-        tree: of a file, or of command-line options.
-        words: as for `load`.
+def build(written: Written, words: Vocabulary) -> Effective:
+    """The configuration that somebody wrote.
 
     Raises:
         ConfigError: with every problem in it.
     """
     schema, defaults = schema_of(words), default_config(words)
-    reader = _Reader()
-    places = reader.places
-    config = good = None
-    with suppress(_Enough):
-        config = good = reader.root(tree, schema, defaults)
-        values_are_good = not reader.problems
-        for keys, message in broken_rules(config, words.families):
-            tops = {schema.keys[re.split(r"[.[]", key)[0]].attributes[0] for key in keys}
-            good = replace(good, **{top: getattr(defaults, top) for top in tops})
-            if values_are_good:
-                key = next(key for key in keys if key in places)
-                reader.wrong(places[key], key, message)
-    if config is None or reader.problems:
+    reader = _Reader(written)
+    config = good = reader.root(schema, defaults)
+    values_are_good = not reader.problems
+    for keys, message in broken_rules(config, words.families):
+        tops = {schema.keys[re.split(r"[.[]", key)[0]].attributes[0] for key in keys}
+        good = replace(good, **{top: getattr(defaults, top) for top in tops})
+        if values_are_good:
+            reader.wrong(next(key for key in keys if key in written.places), message)
+    if reader.problems:
         raise ConfigError(reader.problems, good)
-    return Effective(config, {k.name: str(places.get(k.name, "default")) for k in KEYS})
-
-
-class _Enough(Exception):  # noqa: N818
-    """There are `MAX_PROBLEMS` problems."""
+    return Effective(config, {k.name: str(reader.origins.get(k.name, "default")) for k in KEYS})
 
 
 class _Reader:
-    """Turns a tree into values, and takes note of every problem and every key's place.
+    """Turns what was written into values, and takes note of every problem.
 
     What has a problem is MISSING, and left out of the group or list that it is in.
     """
 
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-        self.places: dict[str, Place] = {}
+    def __init__(self, written: Written) -> None:
+        self.written = written
+        self.problems = written.problems
+        self.origins: dict[str, Place] = {}
 
-    def wrong(self, place: Place, key: str, message: str) -> None:
+    def wrong(self, path: str, message: str, key: str | None = None) -> None:
+        place, key = self.written.places[path], path if key is None else key
         self.problems.append(Problem(place=place, key=key, message=message))
-        if len(self.problems) == MAX_PROBLEMS:
-            raise _Enough
 
-    def root(self, tree: Node, schema: Group, defaults: Config) -> Any:
-        if isinstance(tree, Map):
-            return self.group(tree, schema, "")
-        if not (isinstance(tree, Scalar) and tree.null):  # such as "---" alone
+    def root(self, schema: Group, defaults: Config) -> Any:
+        found = self.written.value
+        if isinstance(found, dict):
+            return self.group(found, schema, "")
+        if not isinstance(found, Null):  # such as "---" alone
             # Without its words: it may be somebody else's file, such as a key or a token.
-            found = "text" if isinstance(tree, Scalar) else _named(tree)
-            message = f"must be keys and values (interval: 10), not {found}"
-            self.wrong(tree.place, "", message)
+            what = "a list" if isinstance(found, list) else "text"
+            self.wrong("", f"must be keys and values (interval: 10), not {what}")
         return defaults
 
-    def value(self, node: Node, kind: Kind, key: str, *, optional: bool = False) -> Any:
-        match kind, node:
-            case _, Scalar(null=True) if not (optional and node.text):
-                also = ", or null" if optional else ""
-                message = f"no value: write one{also}, or leave it out"
-            case _, Scalar(null=True):
-                return None
-            case Group(), Map():
-                return self.group(node, kind, key + ".")
-            case Items(), List():
-                return self.list(node, kind, key)
-            case _:
-                value, message = _read(node, kind)
-                if not message:
-                    return value
-        self.wrong(node.place, key, message)
-        return MISSING
-
-    def list(self, node: List, kind: Items, key: str) -> tuple[Any, ...]:
-        values = []
-        for index, item in enumerate(node.items):
-            self.places[f"{key}[{index}]"] = item.place
-            values.append(self.value(item, kind.of, f"{key}[{index}]"))
-        return tuple(value for value in values if value is not MISSING)
-
-    def group(self, node: Map, kind: Group, prefix: str) -> Any:
-        seen: dict[str, Place] = {}
-        values: dict[str, Any] = {key.attributes[-1]: key.default for key in kind.keys.values()}
-        for name, value in node.entries:
-            key = prefix + name.text
-            known = kind.keys.get(name.text)
+    def group(self, found: dict[str, Value], group: Group, path: str) -> Any:
+        prefix = f"{path}." if path else ""
+        values = {key.attributes[-1]: key.default for key in group.keys.values()}
+        for name, key in group.keys.items():
+            if key.default is MISSING and name not in found:
+                self.wrong(path, f"{name} is missing")
+        for name, value in found.items():
+            at, known = prefix + name, group.keys.get(name)
             if known is None:
-                message = _unknown(name.text, kind, prefix)
-                self.wrong(name.place, prefix + shown(name.text), message)
-            elif name.text in seen:
-                first = seen[name.text]
-                self.wrong(name.place, key, f"is in line {first.line} already: keep one of the two")
+                self.wrong(at, _unknown(name, group, prefix), prefix + shown(name))
+            elif isinstance(value, Null) and (known.many or isinstance(known.of, Group)):
+                continue  # a group or list whose lines are all commented out
             else:
-                seen[name.text] = name.place
-                if isinstance(value, Scalar) and value.null and not isinstance(known.kind, Word):
-                    continue  # a group or list whose lines are all commented out
-                self.places[key] = name.place
-                read = self.value(value, known.kind, key, optional=known.optional)
+                if at in self.written.places:  # all but groups of options
+                    self.origins[at] = self.written.places[at]
+                read = self.value(value, known, at)
                 if read is not MISSING:
                     values[known.attributes[-1]] = read
-        for key, known in kind.keys.items():
-            if known.default is MISSING and key not in seen:
-                self.wrong(node.place, prefix[:-1], f"{key} is missing")
-        return MISSING if MISSING in values.values() else kind.cls(**values)
+        return MISSING if MISSING in values.values() else group.cls(**values)
 
+    def value(self, found: Value, key: Key, path: str) -> Any:
+        if not key.many:
+            return self.one(found, key.of, path, optional=key.optional)
+        if not isinstance(found, list):
+            hint = f": write [{shown(found)}]" if isinstance(found, str) else ""
+            hint = "" if isinstance(key.of, Group) else hint
+            self.wrong(path, f"must be a list, not {_named(found)}{hint}")
+            return MISSING
+        values = [self.one(each, key.of, f"{path}[{n}]") for n, each in enumerate(found)]
+        return tuple(value for value in values if value is not MISSING)
 
-def _read(node: Node, kind: Kind) -> tuple[object, str]:
-    """The value that stands there as one word, or what is wrong with it."""
-    found = _named(node)
-    match kind, node:
-        case Word(quoted=False), Scalar(plain=False):
-            found = "text: take the quotes away"
-        case Word(), Scalar():
+    def one(self, found: Value, of: Kind | Group, path: str, *, optional: bool = False) -> Any:
+        if isinstance(found, Null):
+            if optional and found:
+                return None
+            also = ", or null" if optional else ""
+            self.wrong(path, f"no value: write one{also}, or leave it out")
+            return MISSING
+        if isinstance(of, Group) and isinstance(found, dict):
+            return self.group(found, of, path)
+        hint = ""
+        if isinstance(of, Kind) and isinstance(found, str):
             try:
-                value = kind.read(node.text)
+                if (value := of.read(found)) is not None:
+                    return value
             except ValueError as error:
-                return None, str(error)
-            if value is not None:
-                return value, ""
-            found += did_you_mean(node.text, kind.words)
-        case Items(of=Word()), Scalar():
-            found += f": write [{found}]"
-    return None, f"must be {kind.must}, not {found}"
+                self.wrong(path, str(error))
+                return MISSING
+            hint = did_you_mean(found, of.words)
+        self.wrong(path, f"must be {of.must}, not {_named(found)}{hint}")
+        return MISSING
 
 
-def _named(node: Node) -> str:
+def _named(found: Value) -> str:
     """What stands there, for an error."""
-    if isinstance(node, Scalar):
-        return shown(node.text)
-    return "a list" if isinstance(node, List) else "a group of keys"
+    if isinstance(found, str):
+        return shown(found)
+    return "a list" if isinstance(found, list) else "a group of keys"
 
 
 def _unknown(name: str, group: Group, prefix: str) -> str:
@@ -260,7 +225,3 @@ def _unknown(name: str, group: Group, prefix: str) -> str:
         return f"unknown key: did you mean {any_of(meant)}?"
     hint = did_you_mean(name, group.keys, prefix) or f": there are {', '.join(group.keys)}"
     return f"unknown key{hint}"
-
-
-def _refused(path: Path, message: str) -> ConfigError:
-    return ConfigError([Problem(place=Place(str(path)), message=message)])

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from npu_agent.config.errors import ConfigError, Place, Problem
-from npu_agent.config.kinds import Group, Items, Kind
+from npu_agent.config.errors import ConfigError, Place
 from npu_agent.config.load import Effective, build, load
-from npu_agent.config.schema import KEYS, Key, group_of, keys_of, schema_of
+from npu_agent.config.schema import KEYS, Group, Key, groups_of, keys_of, schema_of
 from npu_agent.config.text import as_yaml
-from npu_agent.config.tree import List, Map, Node, Scalar
+from npu_agent.config.values import Value, Written, scalar
 from npu_agent.text import shown
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from npu_agent.core.vocabulary import Vocabulary
 
@@ -46,22 +46,27 @@ def add_options(
             "not together with an option for one of its keys.",
         )
     schema = schema_of(words)
+    about = {"": "", **{name: each.about for name, each in groups_of(schema)}}
     sections: dict[str, argparse._ArgumentGroup] = {}
     for key in keys_of(schema):
         if group not in (None, key.group):
             continue
-        heading = key.group or "configuration"
-        if heading not in sections:
-            about = group_of(schema, key.group).about if key.group and not hidden else None
-            sections[heading] = parser.add_argument_group(heading, about)
+        if key.group not in sections:
+            title, what = key.group or "configuration", None if hidden else about[key.group]
+            sections[key.group] = parser.add_argument_group(title, what)
         default = "" if key.default in (None, ()) else f" (default: {_default(key)})"
-        sections[heading].add_argument(
+        sections[key.group].add_argument(
             key.option,
-            metavar=key.kind.placeholder or key.attributes[-1].rpartition("_")[2].upper(),
+            metavar=_placeholder(key),
             dest=_DEST + key.name,
             default=SUPPRESS,
             help=SUPPRESS if hidden else (key.description + default).replace("%", "%%"),
         )
+
+
+def _placeholder(key: Key) -> str:
+    one = key.of.placeholder or key.attributes[-1].rpartition("_")[2].upper()
+    return f"{one},..." if key.many else one
 
 
 def from_args(args: argparse.Namespace, words: Vocabulary) -> Effective:
@@ -78,50 +83,46 @@ def from_args(args: argparse.Namespace, words: Vocabulary) -> Effective:
     keys = [key for key in KEYS if _DEST + key.name in given]
     path: Path | None = given.get("config_file")
     if path is None:
-        return build(_tree([(key, given[_DEST + key.name]) for key in keys]), words)
+        return build(_written({key: given[_DEST + key.name] for key in keys}), words)
     if keys:
         options, names = (
             ", ".join(words) for words in zip(*((k.option, k.name) for k in keys), strict=True)
         )
         message = f"not together with {options}: set {names} in {path} instead"
-        raise ConfigError([Problem(place=Place("--config-file"), message=message)])
+        raise ConfigError.at(Place("--config-file"), message)
     return load(path, words)
 
 
-def _tree(given: list[tuple[Key, str]]) -> Map:
+def _written(given: Mapping[Key, str]) -> Written:
     """The options as a file would say it, each at the place that is the option."""
-    return _group([(key.name.split("."), key, text) for key, text in given])
+    written = Written({}, {"": Place("command line")})
+    for key, text in given.items():
+        place = Place(key.option)
+        inner: Any = written.value
+        for name in key.name.split(".")[:-1]:
+            inner = inner.setdefault(name, {})
+        value: Value = scalar(text)
+        if key.many:
+            parts = text.split(",") if text.strip() else []
+            value = [_item(key, part.strip(), place) for part in parts]
+            for number, item in enumerate(value):
+                at = f"{key.name}[{number}]"
+                written.places[at] = place
+                written.places |= {f"{at}.{name}": place for name in item if isinstance(item, dict)}
+        inner[key.name.rpartition(".")[2]] = value
+        written.places[key.name] = place
+    return written
 
 
-def _group(given: list[tuple[list[str], Key, str]]) -> Map:
-    """A group of keys, each with the way to it from here."""
-    nowhere = Place("command line")
-    entries: list[tuple[Scalar, Node]] = []
-    inner: dict[str, list[tuple[list[str], Key, str]]] = {}
-    for (name, *rest), key, text in given:
-        if rest:
-            inner.setdefault(name, []).append((rest, key, text))
-        else:
-            place = Place(key.option)
-            entries.append((Scalar(place, name), _node(key.kind, text, place)))
-    entries += [(Scalar(nowhere, name), _group(each)) for name, each in inner.items()]
-    return Map(nowhere, tuple(entries))
-
-
-def _node(kind: Kind, text: str, place: Place) -> Node:
-    if isinstance(kind, Items):
-        parts = text.split(",") if text.strip() else []
-        return List(place, tuple(_node(kind.of, part.strip(), place) for part in parts))
-    if not isinstance(kind, Group):
-        return Scalar(place, text)
-    found = kind.pattern.fullmatch(text) if kind.pattern else None
+def _item(key: Key, text: str, place: Place) -> Value:
+    """An item of a list as an option has it."""
+    if not isinstance(key.of, Group):
+        return scalar(text)
+    placeholder, pattern = key.of.cls.AS_OPTION
+    found = pattern.fullmatch(text)
     if found is None:
-        message = f"must be {kind.placeholder}, not {shown(text)}"
-        raise ConfigError([Problem(place=place, message=message)])
-    values = found.groupdict().items()
-    return Map(
-        place, tuple((Scalar(place, k), Scalar(place, v)) for k, v in values if v is not None)
-    )
+        raise ConfigError.at(place, f"must be {placeholder}, not {shown(text)}")
+    return {name: scalar(one) for name, one in found.groupdict().items() if one is not None}
 
 
 def _default(key: Key) -> str:

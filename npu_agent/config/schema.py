@@ -13,7 +13,7 @@ from functools import lru_cache, partial, reduce
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from npu_agent.config.kinds import Group, Kind, choice, flag, group, items, number, text
+from npu_agent.config.kinds import Kind, choice, flag, number, text
 from npu_agent.config.text import camel
 from npu_agent.core.vocabulary import LabelSet, MetricSchema, Vocabulary
 
@@ -47,7 +47,7 @@ def _key(
     Args:
         default: its value where nobody set one; MISSING if somebody has to.
         about: one sentence for people.
-        kind: what it may be, where its type does not say that.
+        kind: what it, or each item of it, may be, where its type does not say that.
         live: whether a new value applies immediately, or else from the agent's next start.
         vendors: the vendors' default, in place of `default`.
     """
@@ -194,7 +194,7 @@ class LabelsConfig:
     sets: tuple[str, ...] = _live(
         (),
         lambda words: f"Generations of label names: {_listed(words.label_sets, ', ')}.",
-        lambda words: items(choice(words.label_sets)),
+        lambda words: choice(words.label_sets),
         vendors=lambda words: (words.label_set,),
     )
     resync: float = _live(
@@ -350,24 +350,23 @@ def disabled_for(config: Config, node_name: str | None) -> frozenset[str]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Key:
-    """One key, or a group of keys.
-
-    Attributes:
-        attributes: the way to its value in a `Config`: ("health", "max_temperature"); in an item
-            of a list it begins at the item.
-        kind: what it may be.
-        optional: whether it may be null.
-        description: one sentence for people.
-        live: whether a new value applies immediately, or else after a restart.
-        default: its value where nobody set one; MISSING if somebody has to.
-    """
+    """One key, or a group of keys."""
 
     attributes: tuple[str, ...]
-    kind: Kind
+    """The way to its value in a `Config`: ("health", "max_temperature"); in an item of a list it
+    begins at the item."""
+    of: "Kind | Group"
+    """What it, or each item of it, may be."""
+    many: bool = False
+    """Whether it is a list, which is a tuple in a `Config`."""
     optional: bool = False
+    """Whether it may be null."""
     description: str = ""
+    """One sentence for people."""
     live: bool = True
+    """Whether a new value applies immediately, or else after a restart."""
     default: object
+    """Its value where nobody set one; MISSING if somebody has to."""
 
     @property
     def name(self) -> str:
@@ -384,10 +383,40 @@ class Key:
         """Its command-line option: `--health-max-temperature`."""
         return "--" + "-".join(self.attributes).replace("_", "-")
 
-    def of(self, config: Config) -> object:
+    def value(self, config: Config) -> object:
         """Its value in this configuration."""
         value: object = reduce(getattr, self.attributes, config)
         return value
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """Keys that stand together: all of them, a group, or an item of a list."""
+
+    cls: type[Any]
+    """Of the values."""
+    keys: Mapping[str, Key]
+    """By the name in this group, without the group's own."""
+
+    @property
+    def must(self) -> str:
+        """As `Kind.must`."""
+        return f"a group of keys ({', '.join(self.keys)})"
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for an item behind an option."""
+        return str(getattr(self.cls, "AS_OPTION", ("",))[0])
+
+    @property
+    def about(self) -> str:
+        """The first line of its class's docstring."""
+        return (self.cls.__doc__ or "").partition("\n")[0]
+
+    @property
+    def default(self) -> Any:
+        """The value in which nobody set anything."""
+        return self.cls(**{key.attributes[-1]: key.default for key in self.keys.values()})
 
 
 @lru_cache(8)
@@ -398,58 +427,49 @@ def schema_of(words: Vocabulary) -> Group:
 
 def default_config(words: Vocabulary) -> Config:
     """The configuration in which nobody set anything."""
-    found: Config = _default(schema_of(words))
+    found: Config = schema_of(words).default
     return found
 
 
-def group_of(schema: Group, name: str) -> Group:
-    """The group of this dotted name; "" is the schema itself."""
-    for part in name.split(".") if name else ():
-        inner = schema.keys[part].kind
-        assert isinstance(inner, Group)  # noqa: S101  (the name is a key's)
-        schema = inner
-    return schema
+def groups_of(group: Group) -> Iterator[tuple[str, Group]]:
+    """The groups in a group, in order, by their dotted names."""
+    for key in group.keys.values():
+        if isinstance(key.of, Group) and not key.many:
+            yield key.name, key.of
+            yield from groups_of(key.of)
 
 
 def keys_of(group: Group) -> Iterator[Key]:
     """The keys in a group and in the groups within it, each with a value of its own."""
     for key in group.keys.values():
-        if isinstance(key.kind, Group):
-            yield from keys_of(key.kind)
+        if isinstance(key.of, Group) and not key.many:
+            yield from keys_of(key.of)
         else:
             yield key
 
 
-def _default(group: Group) -> Any:
-    return group.cls(**{key.attributes[-1]: key.default for key in group.keys.values()})
-
-
 def _group(cls: type[Any], words: Vocabulary, above: tuple[str, ...] = ()) -> Group:
-    types = get_type_hints(cls)
-    keys = {}
+    types, keys = get_type_hints(cls), {}
     for each in fields(cls):
-        way, of = (*above, each.name), types[each.name]
-        if is_dataclass(of):
+        way, kind = (*above, each.name), types[each.name]
+        if is_dataclass(kind):
             inner = _group(types[each.name], words, way)
-            keys[camel(each.name)] = Key(attributes=way, kind=inner, default=_default(inner))
+            keys[camel(each.name)] = Key(attributes=way, of=inner, default=inner.default)
             continue
         said = {
             name: value(words) if callable(value) else value
             for name, value in each.metadata.items()
         }
-        optional = NoneType in get_args(of)
-        said["kind"] = said["kind"] or _kind(get_args(of)[0] if optional else of, words)
-        keys[camel(each.name)] = Key(attributes=way, optional=optional, **said)
-    return group(cls, keys)
-
-
-def _kind(of: Any, words: Vocabulary) -> Kind:
-    """What the type says by itself."""
-    if of is bool:
-        return flag()
-    if get_origin(of) is tuple:
-        return items(_group(get_args(of)[0], words))
-    return choice(get_args(of))
+        optional, many = NoneType in get_args(kind), get_origin(kind) is tuple
+        if optional or many:
+            kind = get_args(kind)[0]
+        of = said.pop("kind")
+        if is_dataclass(kind):
+            of = _group(get_args(types[each.name])[0], words)
+        elif of is None:
+            of = flag() if kind is bool else choice(get_args(kind))
+        keys[camel(each.name)] = Key(attributes=way, of=of, many=many, optional=optional, **said)
+    return Group(cls=cls, keys=keys)
 
 
 _NOBODY = Vocabulary(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import MISSING, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from npu_agent.config.kinds import Group, Items, Word
-from npu_agent.config.schema import KEYS, Key, schema_of
+from npu_agent.config.kinds import Kind
+from npu_agent.config.schema import KEYS, Group, Key, schema_of
 from npu_agent.config.text import as_yaml
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def show(effective: Effective) -> str:
             if here[: depth + 1] != groups[: depth + 1]:
                 lines.append((f"{'  ' * depth}{group}:", ""))
         groups = here
-        value, origin = key.of(effective.config), effective.origins[key.name]
+        value, origin = key.value(effective.config), effective.origins[key.name]
         name = f"{'  ' * len(here)}{last}:"
         if isinstance(value, tuple) and value and is_dataclass(value[0]):
             lines += [(name, origin), *((f"  - {as_yaml(item)}", "") for item in value)]
@@ -42,9 +41,13 @@ def json_schema(words: Vocabulary) -> dict[str, Any]:
     root = schema_of(words)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_or_null(root.json),
+        **_or_null(_json(root)),
         "$defs": _definitions(root),
     }
+
+
+def _json(of: Kind | Group) -> dict[str, Any]:
+    return dict(of.json) if isinstance(of, Kind) else {"$ref": f"#/$defs/{of.cls.__name__}"}
 
 
 def _definitions(group: Group) -> dict[str, Any]:
@@ -61,32 +64,29 @@ def _definitions(group: Group) -> dict[str, Any]:
         }
     }
     for key in group.keys.values():
-        inner = key.kind.of if isinstance(key.kind, Items) else key.kind
-        if isinstance(inner, Group):
-            found |= _definitions(inner)
+        if isinstance(key.of, Group):
+            found |= _definitions(key.of)
     return found
 
 
-def _defaults(group: Group) -> dict[str, object]:
-    return {
-        name: _defaults(key.kind) if isinstance(key.kind, Group) else key.default
-        for name, key in group.keys.items()
-    }
+def _defaults(key: Key) -> object:
+    if isinstance(key.of, Group) and not key.many:
+        return {name: _defaults(each) for name, each in key.of.keys.items()}
+    return key.default
 
 
-def _or_null(kind: Mapping[str, Any]) -> dict[str, Any]:
+def _or_null(kind: dict[str, Any]) -> dict[str, Any]:
     """A file, a group or a list is null while all of its lines are commented out."""
     return {"anyOf": [kind, {"type": "null"}]}
 
 
 def _property(key: Key) -> dict[str, Any]:
-    kind = dict(key.kind.json)
-    if key.optional or not isinstance(key.kind, Word):
+    kind = _json(key.of)
+    if key.many:
+        unique = {"uniqueItems": True} if "enum" in kind else {}
+        kind = {"type": "array", "items": kind, **unique}
+    if key.optional or key.many or isinstance(key.of, Group):
         kind = _or_null(kind)
     if key.description:
         kind = {"description": key.description, **kind}
-    if isinstance(key.kind, Group):
-        kind["default"] = _defaults(key.kind)
-    elif key.default is not MISSING:
-        kind["default"] = key.default
-    return kind
+    return kind if key.default is MISSING else {**kind, "default": _defaults(key)}

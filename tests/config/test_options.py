@@ -119,7 +119,7 @@ def as_option(value: object) -> str:
 def test_options_can_say_what_a_file_can(config: Config) -> None:
     # What is null in YAML is null in an option; a card of such a name needs a file, and quotes.
     assume(not {"null", "Null", "NULL", "~"} & {each.dev_name for each in config.disabled_devices})
-    texts = {key: as_option(key.of(config)) for key in KEYS}
+    texts = {key: as_option(key.value(config)) for key in KEYS}
     effective = effective_of(*(f"{key.option}={texts[key]}" for key in KEYS))
     here = tuple(DisabledDevice(dev_name=each.dev_name) for each in config.disabled_devices)
     assert effective.config == replace(config, disabled_devices=here)

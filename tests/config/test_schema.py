@@ -15,7 +15,7 @@ from npu_agent.config import (
     disabled_for,
     schema,
 )
-from npu_agent.config.kinds import number
+from npu_agent.config.kinds import Kind, number
 from npu_agent.config.schema import keys_of, schema_of
 from npu_agent.vendors import WORDS
 
@@ -92,7 +92,7 @@ def test_defaults() -> None:
         "log.level": "info",
         "log.format": "text",
     }
-    assert all(key.of(default_config(WORDS)) == key.default for key in keys_of(schema_of(WORDS)))
+    assert all(key.value(default_config(WORDS)) == key.default for key in keys_of(schema_of(WORDS)))
 
 
 def test_keys_that_wait_for_a_restart() -> None:
@@ -114,7 +114,8 @@ def test_keys_that_wait_for_a_restart() -> None:
 
 
 def test_every_number_has_limits() -> None:
-    numbers = [key.kind.json for key in KEYS if key.kind.json.get("type") in ("integer", "number")]
+    kinds = [key.of.json for key in KEYS if isinstance(key.of, Kind)]
+    numbers = [json for json in kinds if json.get("type") in ("integer", "number")]
     assert len(numbers) == 7
     for limits in numbers:
         assert 0 < limits["minimum"] < limits["maximum"]
@@ -133,7 +134,7 @@ def test_a_new_key_is_one_entry() -> None:
     assert set(keys) - set(schema_of(WORDS).keys) == {"drainAfter"}
     key = keys["drainAfter"]
     assert (key.option, key.live, key.optional) == ("--drain-after", False, True)
-    assert (key.kind.must, key.kind.placeholder) == ("a number (seconds)", "SECONDS")
+    assert (key.of.must, key.of.placeholder) == ("a number (seconds)", "SECONDS")
 
 
 def test_values_are_immutable() -> None:

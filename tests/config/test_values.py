@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from npu_agent.config import ConfigError, Place
-from npu_agent.config.tree import List, Map, Scalar
-from npu_agent.config.yaml_tree import read_tree
+from npu_agent.config.values import Null, written_yaml
 
 
 @pytest.fixture(params=["libyaml", "python"], autouse=True)
@@ -19,33 +18,22 @@ def _loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_value_has_its_place() -> None:
-    assert read_tree(b"a: x\nb:\n  - 'y'\n  - {}\n", "f") == Map(
-        Place("f", 1, 1),
-        (
-            (Scalar(Place("f", 1, 1), "a"), Scalar(Place("f", 1, 4), "x")),
-            (
-                Scalar(Place("f", 2, 1), "b"),
-                List(
-                    Place("f", 3, 3),
-                    (Scalar(Place("f", 3, 5), "y", plain=False), Map(Place("f", 4, 5), ())),
-                ),
-            ),
-        ),
-    )
+    found = written_yaml(b"a: x\nb:\n  - 'y'\n  - {}\n", "f")
+    assert found.value == {"a": "x", "b": ["y", {}]}
+    lines = {"": 1, "a": 1, "b": 2, "b[0]": 3, "b[1]": 4}
+    assert found.places == {key: Place("f", line) for key, line in lines.items()}
 
 
 @pytest.mark.parametrize("text", ["", "# x", "\n\n"])
 def test_nothing(text: str) -> None:
-    assert read_tree(text.encode(), "f") is None
+    assert written_yaml(text.encode(), "f").value == {}
 
 
 @pytest.mark.parametrize(
     ("text", "null"), [("~", True), ("'~'", False), ("NULL", True), ("|\n", False)]
 )
 def test_null(text: str, null: bool) -> None:
-    tree = read_tree(f"--- {text}".encode(), "f")
-    assert isinstance(tree, Scalar)
-    assert tree.null is null
+    assert isinstance(written_yaml(f"--- {text}".encode(), "f").value, Null) is null
 
 
 @pytest.mark.parametrize(
@@ -67,11 +55,11 @@ def test_null(text: str, null: bool) -> None:
 )
 def test_refused(text: str, line: int | None) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_tree(text.encode(), "f")
+        written_yaml(text.encode(), "f")
     [problem] = caught.value.problems
     # Python's own parser does not say where a character above U+10FFFF was written.
     assert problem.place.line == line or line is None
 
 
 def test_ten_levels_are_fine() -> None:
-    assert isinstance(read_tree(b"[" * 10 + b"]" * 10, "f"), List)
+    assert isinstance(written_yaml(b"[" * 10 + b"]" * 10, "f").value, list)
