@@ -129,11 +129,11 @@ k8s: $(VENV)/ready ## check k8s/ with kustomize, Helm, schemas, linters and OPA 
 # Clusters beside each other, three at a time: tests/e2e/conftest.py.
 e2e: $(VENV)/ready ## scenarios on a real Kubernetes with real kubelets (root; the first run builds it, about 16 minutes)
 	$(BIN)/python -m tests.cluster build
-	$(PYTEST) tests/e2e -n3 -m 'not long' $(ARGS)
+	$(PYTEST) tests/e2e -n3 $(ARGS)
 
 e2e-long: $(VENV)/ready ## the scenarios that take many minutes, with what they measure (root)
 	$(BIN)/python -m tests.cluster build
-	$(PYTEST) tests/e2e -m long -rP $(ARGS)
+	$(PYTEST) tests/e2e tests/test_lasting.py -m long -rP $(ARGS)
 
 cluster: $(VENV)/ready ## start a one-node Kubernetes for manual tests (root)
 	$(BIN)/python -m tests.cluster up

@@ -18,7 +18,7 @@ from bench.process import DEADLINE, Agent, running
 from npu_agent import simulator
 from npu_agent.core.claim import ClaimRef
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
-from npu_agent.simulator.apiserver import Taint
+from npu_agent.simulator.apiserver import Device
 from npu_agent.simulator.pluginmanager import Instance
 
 ROUNDS = 300
@@ -31,9 +31,9 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
     async with running("rngd=8", alive=True, dra=True) as agent:
         await agent.settled()
         await asyncio.sleep(2)
-        requests, writes = agent.node.requests, agent.node.writes
+        requests, writes = len(agent.node.calls), len(agent.node.writes)
         await asyncio.sleep(seconds)
-        asked, written = agent.node.requests - requests, agent.node.writes - writes
+        asked, written = len(agent.node.calls) - requests, len(agent.node.writes) - writes
         what = f"requests to the API server, DRA, idle for {seconds:g} s"
         yield Figure(what, f"{asked}, {written} writes", "0 writes")
 
@@ -44,14 +44,14 @@ async def published() -> AsyncIterator[Figure]:
         async with running(f"rngd={cards}", dra=True) as agent:
             yield Figure(f"process start to slices, {cards} cards", f"{agent.start:.2f} s")
             await agent.settled()
-            (name,) = agent.node.dra.slices.value
+            (name,) = agent.node.slices
             taken = await _until_tainted(agent, "dead", 1)
             yield Figure(f"dead card to the taint in its slice, {cards} cards", taken, "<= 1.5 s")
             taken = await _until_tainted(agent, "ok", 0)
             yield Figure(f"recovered card to the end of the taint, {cards} cards", taken)
             began = time.perf_counter()
-            agent.node.dra.delete(name)
-            await agent.node.dra.until(_has(cards), DEADLINE)
+            agent.node.delete(name)
+            await agent.node.until(_has(cards), DEADLINE)
             taken = f"{time.perf_counter() - began:.2f} s"
             yield Figure(f"slice deleted to there again, {cards} cards", taken, "<= 3 s")
 
@@ -60,13 +60,13 @@ async def _until_tainted(agent: Agent, fault: str, count: int) -> str:
     """How long it takes from a fault of npu0 until so many devices have a taint."""
     began = time.perf_counter()
     await asyncio.to_thread(simulator.apply_fault, agent.root, "npu0", fault)
-    await agent.node.dra.until(
-        lambda found: sum(bool(taints) for taints in found.values()) == count, DEADLINE
+    await agent.node.until(
+        lambda found: sum(bool(one.get("taints")) for one in found.values()) == count, DEADLINE
     )
     return f"{time.perf_counter() - began:.2f} s"
 
 
-def _has(count: int) -> Callable[[dict[str, tuple[Taint, ...]]], bool]:
+def _has(count: int) -> Callable[[dict[str, Device]], bool]:
     return lambda found: len(found) == count
 
 
@@ -75,7 +75,7 @@ async def answers() -> AsyncIterator[Figure]:
     async with running("rngd=8", dra=True) as agent:
         await agent.settled()
         instance = await _registered(agent)
-        devices = list(agent.node.dra.devices())
+        devices = list(agent.node.devices())
         get = 0.0
         for count in (1, 8):
             claims = [_allocated(agent.node, instance, devices[:count]) for _ in range(ROUNDS)]
@@ -99,7 +99,7 @@ async def _registered(agent: Agent) -> Instance:
 
 
 def _allocated(node: Node, instance: Instance, devices: Sequence[str]) -> ClaimRef:
-    return node.dra.allocate(instance.driver, f"claim-{time.perf_counter_ns()}", devices, pod="pod")
+    return node.allocate(instance.driver, f"claim-{time.perf_counter_ns()}", devices, pod="pod")
 
 
 def gets(node: Node, claims: Sequence[ClaimRef]) -> list[float]:

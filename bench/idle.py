@@ -20,7 +20,7 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
         yield Figure("process start to registered", f"{agent.start:.2f} s", "<= 0.6 s")
         await agent.settled()
         await asyncio.sleep(2)
-        before, writes = await agent.told(), agent.node.writes
+        before, writes = await agent.told(), len(agent.node.writes)
         async for one in _spent(agent, seconds, "without a scraper", "<= 0.25 %"):
             yield one
         grant = await agent.kubelet.allocate(RESOURCE, 8)
@@ -34,7 +34,7 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
         scraper.cancel()
         sent = (await agent.told()).messages - before.messages
         yield Figure("ListAndWatch messages while idle", str(sent), "0")
-        written = agent.node.writes - writes
+        written = len(agent.node.writes) - writes
         yield Figure("writes to the API server while idle", str(written), "0")
         taken = f"{await asyncio.to_thread(agent.stop):.2f} s"  # the kubelet answers meanwhile
         yield Figure("SIGTERM to exit, kubelet connected", taken, "<= 1 s")

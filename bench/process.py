@@ -230,13 +230,13 @@ async def running(
             try:
                 began = time.perf_counter()
                 arguments = ("run", "--host-root", str(root), "--config-file", str(file))
-                environment = {**IMAGE, "NODE_NAME": here.name, **here.environment}
+                environment = {**IMAGE, "NODE_NAME": here.node, **here.environment}
                 start_one = partial(
                     program, *start, str(here.account), *arguments, environment=environment, log=log
                 )
                 agent = stack.enter_context(start_one())
                 if dra:
-                    await here.dra.until(lambda found: len(found) == len(specs), DEADLINE)
+                    await here.until(lambda found: len(found) == len(specs), DEADLINE)
                 else:
                     await _told(kubelet)
                 took = time.perf_counter() - began

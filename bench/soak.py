@@ -123,7 +123,7 @@ async def soak(minutes: float) -> AsyncIterator[Figure]:
         yield Figure("at the end, when all is calm again", str(await _held(agent)))
         for what, count in it.done.items():
             yield Figure(what, f"{count}")
-        yield Figure("writes to the API server", f"{agent.node.writes}")
+        yield Figure("writes to the API server", f"{len(agent.node.writes)}")
         yield Figure("SIGTERM to exit", f"{agent.stop():.2f} s")
 
 
@@ -198,9 +198,9 @@ async def _pod(it: _Soak) -> None:
 
 
 async def _claim(it: _Soak) -> None:
-    agent, api = it.agent, it.agent.node.dra
+    agent, api = it.agent, it.agent.node
     instances = agent.manager.instances.value
-    free = [name for name, taints in api.devices().items() if not taints and name not in it.claimed]
+    free = [name for name in api.devices() if name not in {*api.taints(), *it.claimed}]
     if not instances or not free:
         it.done["of which without a card"] += 1
         return

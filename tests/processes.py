@@ -12,6 +12,13 @@ from typing import IO
 DEADLINE = 30.0
 """Seconds; guards against hanging and measures nothing."""
 
+NOBODY = (
+    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"),
+    # The interpreter may be in root's home: reading is allowed everywhere, and nothing else.
+    *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"),
+)
+"""What runs a command without root."""
+
 
 class Process:
     """A running `npu-agent`; its methods block."""

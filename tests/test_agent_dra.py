@@ -14,7 +14,6 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
-from aiohttp import web
 from grpclib.exceptions import GRPCError
 
 from npu_agent import agent as agent_module
@@ -39,11 +38,19 @@ from npu_agent.outputs.dra import driver as driver_module
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.endpoint import REGISTRY
+from npu_agent.simulator.apiserver import (
+    GROUP,
+    NODES,
+    StandInApiServer,
+    drops,
+    served,
+    status,
+)
 from npu_agent.simulator.kubelet import StandInKubelet
 from npu_agent.simulator.pluginmanager import PrepareError, StandInPluginManager
-from tests.kube.helpers import kubeconfig, says, serving, status
+from tests.kube.helpers import kubeconfig
 from tests.outputs.deviceplugin.helpers import short_directory
-from tests.outputs.dra.api import DRIVER, SlicesApi
+from tests.outputs.dra.api import DRIVER, api_server
 from tests.test_agent import NPU, UUIDS, Node
 from tests.until import first, until
 
@@ -56,56 +63,12 @@ NOTHING_ELSE: dict[str, Any] = {"labels": LabelsConfig(output="none"), "events":
 """What else asks the API server."""
 
 
-class Cluster(SlicesApi):
-    """An API server that also has claims, and a Node with a kubelet."""
-
-    def __init__(self) -> None:
-        super().__init__(NODE)
-        self.claims: dict[str, dict[str, Any]] = {}
-        """By name, in the namespace ``team``."""
-        self.serves_dra = True
-        self.kubelet: str | None = "v1.36.3"
-
-    def claim(self, name: str, *devices: str, driver: str = DRIVER) -> ClaimRef:
-        """The scheduler has allocated these devices to a claim of a Pod."""
-        results = [
-            {"request": "npu", "driver": driver, "pool": NODE, "device": one} for one in devices
-        ]
-        self.claims[name] = {
-            "kind": "ResourceClaim",
-            "metadata": {"namespace": "team", "name": name, "uid": f"uid-{name}"},
-            "status": {
-                "allocation": {"devices": {"results": results}},
-                "reservedFor": [{"resource": "pods", "name": f"pod-{name}", "uid": "p"}],
-            },
-        }
-        return ClaimRef(namespace="team", name=name, uid=f"uid-{name}")
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        path, name = request.path, request.path.rpartition("/")[2]
-        metadata_only = "PartialObjectMetadata" in request.headers["Accept"]
-        if self.away:
-            return await super().handle(request)
-        if path == "/apis/resource.k8s.io/v1":
-            self.calls.append("group")
-            found = {"kind": "APIResourceList"}
-            return await (says(found) if self.serves_dra else status(404, "no page"))(request)
-        if path.startswith("/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/"):
-            self.calls.append(f"claim {name}")
-            claim = self.claims.get(name)
-            return await (says(claim) if claim else status(404, f"{name} not found"))(request)
-        if path == f"/api/v1/nodes/{NODE}" and not metadata_only:
-            info = {"kubeletVersion": self.kubelet} if self.kubelet else {}
-            return await says({"kind": "Node", "status": {"nodeInfo": info}})(request)
-        return await super().handle(request)
-
-
 @dataclass
 class Room:
     """A node of a cluster."""
 
     node: Node
-    cluster: Cluster
+    cluster: StandInApiServer
     manager: StandInPluginManager
 
     @property
@@ -113,16 +76,24 @@ class Room:
         """The kubelet's."""
         return self.node.plugins.parent
 
+    def claim(self, name: str, *devices: str, driver: str = DRIVER) -> ClaimRef:
+        """The scheduler has allocated these devices to a claim of a Pod."""
+        return self.cluster.allocate(
+            driver, name, devices, pod=f"pod-{name}", namespace="team", uid=f"uid-{name}"
+        )
+
     async def registered(self) -> None:
         await first(self.manager.instances, len)
 
     async def offered(self, *names: str) -> None:
-        await until(lambda: self.cluster.slices and self.cluster.devices == list(names), str(names))
+        await until(
+            lambda: self.cluster.slices and list(self.cluster.devices()) == list(names), str(names)
+        )
 
     async def free(self, *names: str) -> None:
         """These are offered, and none of them has a taint."""
         await self.offered(*names)
-        await until(lambda: not self.cluster.taints)
+        await until(lambda: not self.cluster.taints())
 
     async def prepared(self, ref: ClaimRef) -> tuple[PreparedResult, ...]:
         return (await self.manager.prepare(DRIVER, ref))[ref.uid]
@@ -136,11 +107,11 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
     with short_directory() as directory:
         plugins = directory / "device-plugins"
         plugins.mkdir()
-        cluster = Cluster()
+        cluster = api_server(NODE)
         kubelet = StandInKubelet(plugins, directory / "pod-resources")
         manager = StandInPluginManager(directory, interval=0.01)
-        async with serving(cluster.handle) as server:
-            monkeypatch.setenv("KUBECONFIG", str(kubeconfig(directory, server.url)))
+        async with served(cluster.answer) as url:
+            monkeypatch.setenv("KUBECONFIG", str(kubeconfig(directory, url)))
             monkeypatch.setitem(Claims.__init__.__kwdefaults__ or {}, "patience", 1.0)
             await kubelet.start()
             await manager.start()
@@ -159,7 +130,7 @@ async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
         await room.registered()
         await room.free(*NAMES)
         await until(lambda: reasons(agent) == [])
-        ref = room.cluster.claim("c", NAMES[1])
+        ref = room.claim("c", NAMES[1])
         assert await room.prepared(ref) == (
             PreparedResult(
                 requests=("npu",),
@@ -183,7 +154,9 @@ async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
         assert room.node.kubelet.calls == 0  # and the device plugin offers nothing
         assert agent.state().resources == ()
     await first(room.manager.instances, lambda now: not now)
-    assert room.cluster.devices == NAMES  # the next agent goes on with them, and has to know
+    assert (
+        list(room.cluster.devices()) == NAMES
+    )  # the next agent goes on with them, and has to know
     record = json.loads((room.node.plugins / RECORD).read_bytes())
     assert record["slices"].keys() == set(UUIDS)
     assert record["claims"] == record["devices"] == []
@@ -215,11 +188,11 @@ async def test_what_a_container_holds_by_the_device_plugin_no_claim_gets(room: R
         await room.node.told(lambda p: p.devices == ((grant.ids[0], "Unhealthy"),))
         await room.registered()
         with pytest.raises(PrepareError, match="still holds its cores as"):
-            await room.prepared(room.cluster.claim("c", held))
-        await room.prepared(room.cluster.claim("d", free))
+            await room.prepared(room.claim("c", held))
+        await room.prepared(room.claim("d", free))
         room.node.kubelet.release(NPU, grant.ids)
         await room.free(*NAMES)
-        await room.prepared(room.cluster.claim("e", held))
+        await room.prepared(room.claim("e", held))
 
 
 async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
@@ -228,7 +201,7 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
     monkeypatch.setattr(driver_module, "_LINGER", 1.0)
     monkeypatch.setattr(driver_module, "_GRACE", 0.1)
     room.node.cards("warboy=2")
-    ref = room.cluster.claim("c", NAMES[0])
+    ref = room.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
         await room.registered()
         await room.prepared(ref)
@@ -237,7 +210,7 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
     seldom = MetricsConfig(listen="127.0.0.1:0", interval=600)  # so that no answer brings it about
     async with room.node.agent(**NOTHING_ELSE, metrics=seldom) as agent:
         await room.offered(NAMES[0])
-        (taint,) = room.cluster.taints[NAMES[0]]
+        (taint,) = room.cluster.taints()[NAMES[0]]
         assert (taint["key"], taint["effect"]) == (f"{DRIVER}/moving", "NoSchedule")
         plugin = await room.node.listed(1)
         assert plugin.devices == ((UUIDS[1], "Healthy"),)
@@ -260,7 +233,7 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
     monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.02)
     monkeypatch.setattr(driver_module, "_GRACE", 0.0)
     room.node.cards("warboy=1")
-    ref = room.cluster.claim("c", NAMES[0])
+    ref = room.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
         await room.registered()
         await room.prepared(ref)
@@ -281,8 +254,13 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
 
 @pytest.mark.parametrize("why", ["no DRA in the API server", "an old kubelet", "no version"])
 async def test_auto_is_the_device_plugin_where_dra_cannot_be(room: Room, why: str) -> None:
-    room.cluster.serves_dra = why != "no DRA in the API server"
-    room.cluster.kubelet = {"an old kubelet": "v1.33.9", "no version": None}.get(why, "v1.36.3")
+    info = room.cluster.objects[NODES][NODE]["status"]["nodeInfo"]
+    if why == "no DRA in the API server":
+        room.cluster.groups.clear()
+    elif why == "an old kubelet":
+        info["kubeletVersion"] = "v1.33.9"
+    else:
+        info.clear()
     room.node.cards("warboy=2")
     async with room.node.agent(allocation=AUTO, **NOTHING_ELSE) as agent:
         await room.node.listed(2)
@@ -320,13 +298,13 @@ async def test_auto_is_dra_where_that_can_be(room: Room) -> None:
 
 async def test_auto_offers_nothing_before_it_is_known(room: Room) -> None:
     room.node.cards("warboy=2")
-    room.cluster.away = True
+    room.cluster.trouble = drops
     async with room.node.agent(allocation=AUTO, **NOTHING_ELSE) as agent:
         await first(agent.inventory.snapshots, lambda now: now.complete)
         await until(lambda: len(room.cluster.calls) > 1)  # it goes on asking
         assert room.node.kubelet.calls == 0
         assert room.manager.instances.value == ()
-        room.cluster.away = False
+        room.cluster.trouble = None
         await room.registered()
         await room.free(*NAMES)
         assert room.node.kubelet.calls == 0
@@ -357,7 +335,7 @@ events: false
         new.rename(file)
 
     def effects() -> list[str]:
-        return [taint["effect"] for taint in room.cluster.taints.get(NAMES[0], ())]
+        return [taint["effect"] for taint in room.cluster.taints().get(NAMES[0], ())]
 
     write("health: {interval: 0.05}\n")
     async with room.node.agent(config_file=file):
@@ -366,7 +344,7 @@ events: false
         await until(lambda: effects() == ["NoSchedule"])
         write("health: {interval: 0.05, evict: true}\n")
         await until(lambda: effects() == ["NoExecute"])
-        assert room.cluster.taints.keys() == {NAMES[0]}
+        assert room.cluster.taints().keys() == {NAMES[0]}
         write(
             "disabledDevices: [{devName: npu0, nodeName: this-node}, {devName: npu1, nodeName: x}]"
         )
@@ -384,9 +362,9 @@ async def test_names_by_index_and_disabled_cards(room: Room) -> None:
     ):
         await room.free("npu1")
         await room.registered()
-        await room.prepared(room.cluster.claim("c", "npu1"))
+        await room.prepared(room.claim("c", "npu1"))
         # one that was allocated before it was disabled
-        await room.prepared(room.cluster.claim("d", "npu0"))
+        await room.prepared(room.claim("d", "npu0"))
 
 
 async def test_health_reaches_the_kubelet(room: Room) -> None:
@@ -429,13 +407,13 @@ async def test_a_card_that_a_full_disk_does_not_know_delays_nothing_else(
         full_disk = f"{record}: {os.strerror(errno.ENOSPC)}"
         await until(lambda: any(full_disk in one for one in reasons(agent)))
         room.node.fault("npu0", "dead")
-        await until(lambda: room.cluster.taints.keys() == {NAMES[0]})
+        await until(lambda: room.cluster.taints().keys() == {NAMES[0]})
         await until(lambda: state(DRIVER, NODE, NAMES[0])[0] == "Unhealthy")
         room.node.fault("npu0", "ok")
-        await until(lambda: not room.cluster.taints)
+        await until(lambda: not room.cluster.taints())
         before = tries
         await until(lambda: tries > before + 1)  # although nothing changes
-        assert room.cluster.devices == [NAMES[0]]
+        assert list(room.cluster.devices()) == [NAMES[0]]
         monkeypatch.setattr(files, "replace", replace)
         await room.free(*NAMES)
         assert UUIDS[1] in record.read_text()
@@ -486,10 +464,10 @@ async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
         await room.registered()
         await room.free(NAMES[0])
         assert doubted == []
-        lists = room.cluster.count("list")
+        lists = room.cluster.calls.count("list")
         await room.manager.restart()
         await room.registered()
-        await until(lambda: room.cluster.count("list") > lists)  # no event may tell of that
+        await until(lambda: room.cluster.calls.count("list") > lists)  # no event may tell of that
         await until(lambda: agent.state().dra[0].session.registrations == 2)
         assert doubted == [agent.keeper]  # it does not list all of its Pods yet
 
@@ -503,7 +481,7 @@ async def test_sockets_that_are_removed_are_made_again(
         before = await first(room.manager.instances, len)
         before[0].socket.unlink()
         await first(room.manager.instances, lambda now: now and now != before)
-        await room.prepared(room.cluster.claim("c", NAMES[0]))
+        await room.prepared(room.claim("c", NAMES[0]))
 
 
 async def test_the_sockets_of_an_agent_that_was_killed_are_swept(room: Room) -> None:
@@ -522,19 +500,19 @@ async def test_a_claim_outlives_its_agent_and_a_lost_record(
     """Which claims there are, the next agent knows from the record; and it sweeps those."""
     monkeypatch.setattr(driver_module, "_SWEEP_EVERY", 0.2)
     room.node.cards("warboy=2")
-    kept, gone = room.cluster.claim("kept", NAMES[0]), room.cluster.claim("gone", NAMES[1])
+    kept, gone = room.claim("kept", NAMES[0]), room.claim("gone", NAMES[1])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
         await room.registered()
         await room.prepared(kept)
         await room.prepared(gone)
     assert len(room.specs()) == 2
-    del room.cluster.claims["gone"]
+    room.cluster.forget(gone)
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         await until(lambda: [one.name for one in agent.keeper.prepared.value.values()] == ["kept"])
         await until(lambda: len(room.specs()) == 1)
         await room.registered()
         with pytest.raises(PrepareError, match="ResourceClaim team/kept"):
-            await room.prepared(room.cluster.claim("other", NAMES[0]))
+            await room.prepared(room.claim("other", NAMES[0]))
 
 
 async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card_is_for_dra(
@@ -543,7 +521,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
     """Else the device plugin would give a second Pod what a claim's has."""
     use = ClaimUse("team", "pod-c", "main", "team", "c", DRIVER, NODE, NAMES[0])
     room.node.cards("warboy=2")
-    claim = room.cluster.claim("c", NAMES[0])
+    claim = room.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
         await room.registered()
         await room.prepared(claim)
@@ -584,13 +562,13 @@ async def test_no_pool_is_published_before_all_cards_are_known(
     room.node.cards("warboy=2")
     room.node.fault("npu0", "hang")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
-        await until(lambda: room.cluster.count("watch"))
+        await until(lambda: room.cluster.calls.count("watch"))
         for _ in range(20):
             await asyncio.sleep(0.005)
         assert room.cluster.writes == []
         room.node.fault("npu0", "ok")
         await room.free(*NAMES)
-        assert all(event["object"]["spec"]["devices"] for _, event in room.cluster._events)
+        assert all(event["object"]["spec"]["devices"] for _, event in room.cluster.events)
 
 
 async def test_dra_that_is_impossible_is_said_and_asked_for_again(
@@ -599,13 +577,13 @@ async def test_dra_that_is_impossible_is_said_and_asked_for_again(
     """By `dra`, that is: what `auto` stands for was decided, and Pods have begun to rely on it."""
     monkeypatch.setattr(agent_module, "_ASK_AGAIN", 0.05)
     room.node.cards("warboy=1,rngd=1")
-    room.cluster.serves_dra = False
+    room.cluster.groups.clear()
     by_dra = ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra")
     async with room.node.agent(allocation=AUTO, resources=(by_dra,), **NOTHING_ELSE) as agent:
         await until(lambda: any("does not serve resource" in one for one in reasons(agent)))
         assert (await room.node.listed(1)).devices == ((UUIDS[0], "Healthy"),)
         await first(room.manager.instances, lambda now: not now)
-        room.cluster.serves_dra = True
+        room.cluster.groups.add(GROUP)
         await room.registered()
         await room.free(RNGD)
         await until(lambda: reasons(agent) == [])
@@ -645,7 +623,7 @@ async def test_what_the_lost_record_had_is_found_before_anything_is_prepared(
 
     monkeypatch.setattr(Driver, "_keep_specs", later)
     room.node.cards("warboy=1")
-    room.cluster.claim("c", NAMES[0])
+    room.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         await room.registered()
         assert agent.keeper.prepared.value.keys() == {"uid-c"}

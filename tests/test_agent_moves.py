@@ -17,8 +17,8 @@ from npu_agent.config import poller
 from npu_agent.core.claim import PreparedResult
 from npu_agent.kubelet import places
 from npu_agent.outputs.dra import driver as driver_module
+from npu_agent.simulator.apiserver import drops, status
 from npu_agent.simulator.pluginmanager import PrepareError
-from tests.kube.helpers import status
 from tests.outputs.dra.api import DRIVER
 from tests.test_agent import NPU, UUIDS
 from tests.test_agent_dra import NAMES, Room, reasons, room
@@ -74,7 +74,7 @@ events: false
         """The cards that the kubelet and the API server offer at this moment."""
         plugin = self.room.node.kubelet.plugins.value.get(NPU)
         listed = {f"npu-{uuid.lower()}" for uuid in (plugin.healthy() if plugin else ())}
-        return listed & set(self.room.cluster.devices)
+        return listed & set(self.room.cluster.devices())
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ async def deletes_slices(room: Room, *, after: float) -> AsyncIterator[None]:
             await first(room.manager.instances, lambda now: not now)
             await asyncio.sleep(after)
             if not room.manager.instances.value:
-                return room.cluster.delete_all()
+                return room.cluster.delete()
 
     async with meanwhile(follow()):
         yield
@@ -138,12 +138,12 @@ async def test_free_cards_move_and_come_back(moving: Moving) -> None:
         await until(lambda: reasons(agent) == [])
         assert agent.state().moving == {}
         assert agent.state().config.waiting == ()
-        ref = room.cluster.claim("c", NAMES[0])
+        ref = room.claim("c", NAMES[0])
         await room.prepared(ref)
         await room.manager.unprepare(DRIVER, ref)
         moving.configure(PLUGIN)
         await moving.listed(*UUIDS)
-        assert room.cluster.devices == []
+        assert list(room.cluster.devices()) == []
         await until(lambda: reasons(agent) == [])
         await until(lambda: agent.state().dra == ())
         assert (await room.node.kubelet.allocate(NPU, 2)).ids
@@ -163,22 +163,22 @@ async def test_a_card_that_a_pod_holds_follows_when_it_has_ended(moving: Moving)
         assert [*agent.state().moving] == [UUIDS[here]]
         await room.registered()
         with pytest.raises(PrepareError, match="still holds its cores as"):
-            await room.prepared(room.cluster.claim("c", NAMES[here]))
+            await room.prepared(room.claim("c", NAMES[here]))
         room.node.kubelet.release(NPU, grant.ids)
         await room.free(*NAMES)
-        await room.prepared(room.cluster.claim("c", NAMES[here]))
+        await room.prepared(room.claim("c", NAMES[here]))
 
 
 async def test_a_card_that_a_claim_holds_follows_when_it_is_unprepared(moving: Moving) -> None:
     room = moving.room
-    ref = room.cluster.claim("c", NAMES[0])
+    ref = room.claim("c", NAMES[0])
     async with moving.agent(DRA) as agent, never_both(moving):
         await room.registered()
         await room.prepared(ref)
         moving.configure(PLUGIN)
         await moving.listed(UUIDS[1])
-        assert room.cluster.devices == [NAMES[0]]
-        (taint,) = room.cluster.taints[NAMES[0]]
+        assert list(room.cluster.devices()) == [NAMES[0]]
+        (taint,) = room.cluster.taints()[NAMES[0]]
         assert (taint["key"], taint["effect"]) == (f"{DRIVER}/moving", "NoSchedule")
         assert [*agent.state().moving] == [UUIDS[0]]
         assert (await room.prepared(ref))[0].device == NAMES[0]  # after a restart of the kubelet
@@ -194,22 +194,22 @@ async def test_a_holder_that_is_found_late_is_in_a_taint(moving: Moving) -> None
         (device, _) = [one.device for one in agent.drivers[0].offered.value or ()]
         ledger = agent.keeper.states.value
         agent.keeper.states.publish(ledger.granted(NPU, [device], time.monotonic() + 600))
-        await until(lambda: room.cluster.taints.keys() == {NAMES[0]})
-        (taint,) = room.cluster.taints[NAMES[0]]
+        await until(lambda: room.cluster.taints().keys() == {NAMES[0]})
+        (taint,) = room.cluster.taints()[NAMES[0]]
         assert (taint["key"], taint["effect"]) == (f"{DRIVER}/held", "NoSchedule")
-        assert room.cluster.devices == NAMES
+        assert list(room.cluster.devices()) == NAMES
 
 
 async def test_who_has_an_old_view_is_refused_with_the_reason(moving: Moving) -> None:
     room = moving.room
-    ref = room.cluster.claim("held", NAMES[1])
+    ref = room.claim("held", NAMES[1])
     async with moving.agent(DRA) as agent:
         await room.registered()
         await room.prepared(ref)
         moving.configure(PLUGIN)
         await moving.listed(UUIDS[0])
         with pytest.raises(PrepareError, match="moved to the device plugin"):
-            await room.prepared(room.cluster.claim("c", NAMES[0]))
+            await room.prepared(room.claim("c", NAMES[0]))
         moving.configure(DRA)
         await room.offered(*NAMES)
         with pytest.raises(GRPCError, match="moved to DRA"):
@@ -231,7 +231,7 @@ async def test_a_claim_that_was_allocated_just_before_its_card_left_is_prepared(
         await room.free(*NAMES)
         moving.configure(PLUGIN)
         await room.offered()
-        assert isinstance(await room.prepared(room.cluster.claim("c", NAMES[0])), tuple)
+        assert isinstance(await room.prepared(room.claim("c", NAMES[0])), tuple)
         assert not agent.places.listed.value
         await first(agent.keeper.prepared, lambda claims: "uid-c" in claims)
 
@@ -263,7 +263,7 @@ async def test_the_kubelet_has_to_say_that_it_no_longer_offers_a_card(
 
 async def test_no_card_leaves_the_device_plugin_where_dra_is_impossible(moving: Moving) -> None:
     room = moving.room
-    room.cluster.serves_dra = False
+    room.cluster.groups.clear()
     async with moving.agent(PLUGIN) as agent:
         await moving.listed(*UUIDS)
         moving.configure(DRA)
@@ -279,11 +279,11 @@ async def test_auto_is_found_out_while_running(moving: Moving) -> None:
     room = moving.room
     async with moving.agent(PLUGIN), never_both(moving):
         await moving.listed(*UUIDS)
-        room.cluster.away = True
+        room.cluster.trouble = drops
         moving.configure(AUTO)
         await until(lambda: len(room.cluster.calls) > 1)  # it goes on asking
         await moving.listed(*UUIDS)
-        room.cluster.away = False
+        room.cluster.trouble = None
         await room.free(*NAMES)
 
 
@@ -309,17 +309,17 @@ async def test_while_the_api_server_is_away_cards_stay_in_their_slice(moving: Mo
         await until(lambda: not agent.drivers[0].slices.state.value.published)
         assert not agent.places.listed.value
     # Nor does the next agent take them, whatever its config says.
-    room.cluster.away = True
+    room.cluster.trouble = drops
     async with moving.agent(PLUGIN) as agent:
         await first(agent.keeper.asked, lambda asked: asked)
         await first(agent.drivers[0].slices.state, lambda state: state.trouble)
         assert not agent.places.listed.value
-        assert room.cluster.devices == NAMES
-        room.cluster.away = False
+        assert list(room.cluster.devices()) == NAMES
+        room.cluster.trouble = None
         room.cluster.instead.clear()
         async with never_both(moving):
             await moving.listed(*UUIDS)
-        assert room.cluster.devices == []
+        assert list(room.cluster.devices()) == []
 
 
 async def test_without_the_right_to_see_slices_they_are_gone_after_a_while(
@@ -358,7 +358,7 @@ async def test_without_the_right_to_see_slices_the_driver_comes_back_when_it_is_
         moving.configure(DRA)
         await room.registered()
         room.cluster.instead.clear()
-        await room.prepared(room.cluster.claim("c", NAMES[0]))
+        await room.prepared(room.claim("c", NAMES[0]))
 
 
 async def test_without_the_right_to_see_slices_the_last_claim_is_answered_for(
@@ -367,7 +367,7 @@ async def test_without_the_right_to_see_slices_the_last_claim_is_answered_for(
     """A kubelet that has not got the answer asks again, and needs the driver for that."""
     room = moving.room
     monkeypatch.setattr(driver_module, "_LINGER", 1.0)
-    ref = room.cluster.claim("c", NAMES[0])
+    ref = room.claim("c", NAMES[0])
     async with moving.agent(DRA):
         await room.registered()
         await room.prepared(ref)
@@ -417,7 +417,7 @@ async def test_cards_that_are_all_sick_do_not_open_the_way_for_claims(moving: Mo
 
 async def test_prepared_results_are_the_same_before_and_after(moving: Moving) -> None:
     room = moving.room
-    ref = room.cluster.claim("c", NAMES[0])
+    ref = room.claim("c", NAMES[0])
     async with moving.agent(DRA):
         await room.registered()
         before: tuple[PreparedResult, ...] = await room.prepared(ref)

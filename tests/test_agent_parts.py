@@ -9,8 +9,9 @@ from npu_agent.config.schema import DraConfig
 from npu_agent.core.problems import notes
 from npu_agent.outputs.dra import publisher
 from npu_agent.outputs.dra.claims import Claims
+from npu_agent.simulator.apiserver import COUNTERS, drops
 from npu_agent.simulator.pluginmanager import PrepareError
-from tests.outputs.dra.api import COUNTERS, DRIVER
+from tests.outputs.dra.api import DRIVER, pools
 from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room
 from tests.until import first, until
 
@@ -35,7 +36,7 @@ CUT = DraConfig(partitions=True)
 def tainted(room: Room) -> dict[str, list[str]]:
     return {
         name: [taint["key"].removeprefix(f"{DRIVER}/") for taint in taints]
-        for name, taints in room.cluster.taints.items()
+        for name, taints in room.cluster.taints().items()
     }
 
 
@@ -60,11 +61,11 @@ async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: R
             write(partitions)
             agent.poller.read_now()
 
-        await until(lambda: len(room.cluster.devices) == 15)
+        await until(lambda: len(room.cluster.devices()) == 15)
         await room.registered()
-        claim = room.cluster.claim("c", PART)
+        claim = room.claim("c", PART)
         before = await room.prepared(claim)
-        assert not room.cluster.taints  # the scheduler knows, by the counters
+        assert not room.cluster.taints()  # the scheduler knows, by the counters
 
         change("false")
         await room.offered(CARD)
@@ -77,43 +78,43 @@ async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: R
         await until(lambda: tainted(room) == {CARD: ["held"]})
         assert await room.prepared(claim) == before  # as after a restart of the kubelet
         with pytest.raises(PrepareError, match=r"Pod team/pod-c .* still holds its cores"):
-            await room.prepared(room.cluster.claim("whole", CARD))
+            await room.prepared(room.claim("whole", CARD))
 
         change("true")
-        await until(lambda: len(room.cluster.devices) == 15 and not room.cluster.taints)
+        await until(lambda: len(room.cluster.devices()) == 15 and not room.cluster.taints())
         with pytest.raises(PrepareError, match=r"Pod team/pod-c .* still holds its cores"):
-            await room.prepared(room.cluster.claim("overlaps", f"{CARD}-cores-2"))
-        await room.prepared(room.cluster.claim("beside", f"{CARD}-cores-4-7"))
+            await room.prepared(room.claim("overlaps", f"{CARD}-cores-2"))
+        await room.prepared(room.claim("beside", f"{CARD}-cores-4-7"))
 
         change("false")
         await until(lambda: tainted(room) == {CARD: ["held"]})
         for name in ("c", "beside"):
-            await room.manager.unprepare(DRIVER, room.cluster.claim(name, PART))
+            await room.manager.unprepare(DRIVER, room.claim(name, PART))
         await room.free(CARD)
         assert agent.state().dra[0].claims == ()
         # A pool of overlapping devices was never complete without its counters.
-        assert all(len(counts) == 2 for counts in room.cluster.pools)
+        assert all(len(counts) == 2 for counts in pools(room.cluster))
 
 
 async def test_a_card_is_whole_where_the_api_server_drops_counters(room: Room) -> None:
     room.node.cards("rngd=1")
     async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE) as agent:
-        await until(lambda: len(room.cluster.devices) == 15)
+        await until(lambda: len(room.cluster.devices()) == 15)
         await room.registered()
-        await room.prepared(room.cluster.claim("c", PART))
+        await room.prepared(room.claim("c", PART))
         # The API server is another one from now on.
-        await until(lambda: room.cluster.count("watch"))
-        room.cluster.away = True
+        await until(lambda: room.cluster.calls.count("watch"))
+        room.cluster.trouble = drops
         room.cluster.cut()
         slices = agent.drivers[0].slices.state
         await first(slices, lambda state: state.trouble)
-        room.cluster.gates_off = set(COUNTERS)
-        room.cluster.away = False
+        room.cluster.dropped = set(COUNTERS)
+        room.cluster.trouble = None
         await until(lambda: tainted(room) == {CARD: ["held"]}, deadline=10)
-        assert room.cluster.devices == [CARD]
+        assert list(room.cluster.devices()) == [CARD]
         said = [note.text for note in notes(agent.state())]
         assert any("cards are offered whole" in text for text in said), said
-        await room.manager.unprepare(DRIVER, room.cluster.claim("c", PART))
+        await room.manager.unprepare(DRIVER, room.claim("c", PART))
         await room.free(CARD)
 
 
@@ -124,9 +125,9 @@ async def test_a_sick_core_where_the_api_server_drops_taints(room: Room) -> None
         return [f"{CARD}-cores-{each}" for each in cores]
 
     free = parts("4-7", "4-5", "6-7", "4", "5", "6", "7")
-    room.cluster.gates_off = {"taints"}
+    room.cluster.dropped = {"taints"}
     room.node.cards("rngd=1")
-    claim = room.cluster.claim("c", PART)
+    claim = room.claim("c", PART)
     async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE):
         await room.registered()
         await room.prepared(claim)
@@ -139,28 +140,28 @@ async def test_a_sick_core_where_the_api_server_drops_taints(room: Room) -> None
         await room.offered(*all_but_core_3)
         room.node.fault("npu0", "dead")
         await room.offered()
-        assert all(len(counts) == 2 for counts in room.cluster.pools)
+        assert all(len(counts) == 2 for counts in pools(room.cluster))
 
 
 async def test_back_and_forth_without_a_pause(room: Room) -> None:
     room.node.cards("rngd=1")
     async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE) as agent:
-        await until(lambda: len(room.cluster.devices) == 15)
+        await until(lambda: len(room.cluster.devices()) == 15)
         driver = agent.drivers[0]
         cut = driver._wanted.value
         for number in range(20):
             driver._wanted.publish(type(cut)(families=cut.families, partitions=bool(number % 2)))
             await until(lambda: True)
-        await until(lambda: len(room.cluster.devices) == 15)
+        await until(lambda: len(room.cluster.devices()) == 15)
         await first(driver.slices.state, lambda state: state.published and not state.incomplete)
-        assert room.cluster.pools[-1] == (2, 2)
+        assert pools(room.cluster)[-1] == (2, 2)
 
 
 async def test_parts_of_a_card_die_with_it(room: Room) -> None:
     room.node.cards("rngd=1")
     async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE):
         await room.registered()
-        await until(lambda: len(room.cluster.devices) == 15)
+        await until(lambda: len(room.cluster.devices()) == 15)
         await until(lambda: room.manager.state(DRIVER, NODE, PART)[0] == "Healthy")
         writes = len(room.cluster.writes)
         room.node.fault("npu0", "dead")
@@ -169,4 +170,4 @@ async def test_parts_of_a_card_die_with_it(room: Room) -> None:
         assert len(room.cluster.writes) == writes + 1
         await until(lambda: room.manager.state(DRIVER, NODE, PART)[0] == "Unhealthy")
         room.node.fault("npu0", "ok")
-        await until(lambda: not room.cluster.taints)
+        await until(lambda: not room.cluster.taints())

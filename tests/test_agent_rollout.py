@@ -38,7 +38,7 @@ async def rollout(room: Room) -> AsyncIterator[tuple[AsyncExitStack, Agent]]:
 
 async def test_each_claim_finds_a_driver_during_a_rollout(room: Room) -> None:
     room.node.cards("warboy=2")
-    ref = room.cluster.claim("c", NAMES[0])
+    ref = room.claim("c", NAMES[0])
     async with rollout(room) as (before, after):
         (old,) = room.manager.instances.value
         ended = asyncio.create_task(before.aclose())
@@ -57,7 +57,7 @@ async def test_an_agent_that_stands_by_is_not_registered(room: Room) -> None:
     room.node.cards("warboy=2")
     async with rollout(room):
         assert len(list(room.root.glob("plugins_registry/*"))) == 1
-        await room.prepared(room.cluster.claim("c", NAMES[0]))
+        await room.prepared(room.claim("c", NAMES[0]))
 
 
 async def test_the_health_is_reported_by_the_one_that_serves(
@@ -77,7 +77,7 @@ async def test_a_call_that_is_under_way_is_answered_before_the_end(
 ) -> None:
     room.node.cards("warboy=2")
     asked, answers = asyncio.Event(), asyncio.Event()
-    ref = room.cluster.claim("c", NAMES[0])
+    ref = room.claim("c", NAMES[0])
     async with AsyncExitStack() as before:
         agent = await before.enter_async_context(room.node.agent(**BY_DRA))
         await room.registered()
@@ -115,7 +115,7 @@ async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
         agent = await before.enter_async_context(room.node.agent(**BY_DRA))
         await room.registered()
         monkeypatch.setattr(agent.drivers[0].claims, "prepare", forever)
-        prepared = asyncio.create_task(room.prepared(room.cluster.claim("c", NAMES[0])))
+        prepared = asyncio.create_task(room.prepared(room.claim("c", NAMES[0])))
         await asked.wait()
         await before.aclose()
         with pytest.raises(PrepareError):

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from npu_agent import agent as agent_module
 from npu_agent.agent import Agent
 from npu_agent.config import AllocationConfig, LabelsConfig
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
+from npu_agent.simulator.apiserver import GROUP, NODES, StandInApiServer, served, status
 from npu_agent.simulator.kubelet import StandInKubelet
 from npu_agent.simulator.pluginmanager import StandInPluginManager
-from tests.kube.helpers import kubeconfig, says, serving, status
+from tests.kube.helpers import kubeconfig
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.test_agent import Node
 from tests.until import first, until
@@ -27,28 +26,6 @@ WANTED: dict[str, Any] = {
     "labels": LabelsConfig(output="none"),
     "events": False,
 }
-
-
-@dataclass
-class Cluster:
-    """An API server, and what it says of DRA and of this node's kubelet."""
-
-    serves_dra: bool
-    kubelet: str
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path == "/api/v1/nodes/this-node":
-            info = {"kubeletVersion": self.kubelet}
-            meta = {"name": "this-node", "uid": "u"}
-            found = {"kind": "Node", "metadata": meta, "status": {"nodeInfo": info}}
-            if "PartialObjectMetadata" in request.headers["Accept"]:
-                found = {"kind": "PartialObjectMetadata", "metadata": meta}
-            return await says(found)(request)
-        if not self.serves_dra:
-            return await status(404, "the server could not find the requested resource")(request)
-        if request.path == "/apis/resource.k8s.io/v1":
-            return await says({"kind": "APIResourceList"})(request)
-        return await status(403, "slices are for another test")(request)
 
 
 @pytest.fixture
@@ -90,9 +67,13 @@ async def test_dra_that_cannot_be_is_said_and_nothing_is_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node, manager = room
-    cluster = Cluster(serves_dra, kubelet)
-    async with serving(cluster.handle) as server:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
+    cluster = StandInApiServer("this-node")
+    info = cluster.objects[NODES]["this-node"]["status"]["nodeInfo"]
+    info["kubeletVersion"] = kubelet
+    if not serves_dra:
+        cluster.groups.clear()
+    async with served(cluster.answer) as url:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
         async with node.agent(**WANTED) as agent:
             blocked = [f"DRA driver npu.furiosa.ai: blocked: {reason}"]
             await until(lambda: reasons(agent) == blocked, reason)
@@ -100,7 +81,8 @@ async def test_dra_that_cannot_be_is_said_and_nothing_is_offered(
             assert agent.state().resources == ()
             assert node.kubelet.plugins.value == {}
             # The cluster is updated while the agent runs.
-            cluster.serves_dra, cluster.kubelet = True, "v1.36.3"
+            cluster.groups.add(GROUP)
+            info["kubeletVersion"] = "v1.36.3"
             await until(lambda: manager.instances.value, "the driver is registered")
             await until(
                 lambda: agent.state().dra[0].session.phase is SessionPhase.REGISTERED, "registered"
@@ -112,8 +94,8 @@ async def test_nothing_is_offered_before_it_is_known_that_dra_can_be(
 ) -> None:
     """Else an agent that stands by would be ready, and a rollout would end the one that works."""
     node, manager = room
-    async with serving(status(503, "away")) as server:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
+    async with served(status(503, "away")) as url:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
         async with node.agent(**WANTED) as agent:
             (driver,) = agent.drivers
             now = await first(driver.status, lambda now: now.phase is SessionPhase.WAITING)

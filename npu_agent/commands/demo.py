@@ -24,7 +24,6 @@ from npu_agent.commands import FAILED, CommandError
 from npu_agent.commands.demo_claims import ClaimsNode, Step
 from npu_agent.config import load
 from npu_agent.core.hardware import CoreRange
-from npu_agent.core.ledger import SETTLED
 from npu_agent.core.offer import device_id
 from npu_agent.core.vocabulary import Fact, Quantity
 from npu_agent.outputs.labels import nfd
@@ -35,9 +34,6 @@ from npu_agent.vendors import VENDORS, WORDS
 
 _DEADLINE = 10.0
 """Seconds a step may take; each takes less than one."""
-_RUNS = 2.0 + SETTLED
-"""Seconds that the second Pod runs, so that pod-resources, which is asked every second, lists it.
-What it never listed may be a Pod that starts: its cores are kept for a minute."""
 
 _CONFIG = """\
 defaultPe: Fusion
@@ -244,7 +240,8 @@ class Tour:
         else:
             raise NotEnoughError("a third Pod got a card that is in use")
         card, (variable, _) = self._named(second.ids), VENDORS[0].profile.environment[0]
-        await asyncio.sleep(_RUNS)
+        # What pod-resources never listed may be a Pod that starts: it is held for a minute.
+        await self._metrics(Quantity.ASSIGNED, f'"{card}"')
         self._kubelet.release(self._resource, second.ids)
         return [
             f"the second Pod gets {card}: {variable}={second.environment[variable]}",
@@ -360,6 +357,7 @@ class Tour:
     async def _edit(self, old: str, new: str) -> None:
         text = await asyncio.to_thread(self._config.read_text)
         await asyncio.to_thread(self._config.write_text, text.replace(old, new))
+        self._agent.poller.read_now()
 
     async def _config_error(self, *, refused: bool) -> str | None:
         states = self._agent.poller.states

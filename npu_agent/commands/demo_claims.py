@@ -7,6 +7,7 @@ received.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from npu_agent.core.claim import ClaimRef
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
 from npu_agent.outputs import cdi
-from npu_agent.simulator.apiserver import StandInApiServer, Taint
+from npu_agent.simulator.apiserver import Device, StandInApiServer, served
 from npu_agent.simulator.kubelet import StandInKubelet
 from npu_agent.simulator.pluginmanager import StandInPluginManager
 from npu_agent.vendors import WORDS
@@ -75,6 +76,8 @@ class ClaimsNode:
         self._manager = StandInPluginManager(directory)
         self._agent: Agent | None = None
         self._stop = asyncio.Event()
+        self._served = contextlib.AsyncExitStack()
+        """Of the API server."""
         self._running: list[asyncio.Task[None]] = []
         self._driver = ""
         self._names: dict[str, str] = {}
@@ -96,15 +99,16 @@ class ClaimsNode:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._manager.stop()
         await self._kubelet.stop()
-        await self._api_server.stop()
+        await self._served.aclose()
 
     async def _publishes(self) -> list[str]:
         await self._start()
         await self._api_server.until(lambda found: len(found) == len(self._specs), _DEADLINE)
         instances = await self._manager.instances.until(bool)
         self._driver = instances[-1].driver
-        slices = self._api_server.slices.value
-        for device in self._devices():
+        slices = self._api_server.slices
+        devices = self._api_server.devices().values()
+        for device in devices:
             uuid = device["attributes"]["uuid"]["string"]
             (self._names[device["name"]],) = (s.name for s in self._specs if s.uuid == uuid)
         called = {card: name for name, card in self._names.items()}
@@ -112,7 +116,7 @@ class ClaimsNode:
         return [
             f"the driver {self._driver} is registered with the kubelet",
             f"the API server has the ResourceSlice {', '.join(slices)}:",
-            *map(_described, sorted(self._devices(), key=lambda one: self._names[one["name"]])),
+            *map(_described, sorted(devices, key=lambda one: self._names[one["name"]])),
         ]
 
     async def _prepares(self) -> list[str]:
@@ -129,13 +133,14 @@ class ClaimsNode:
 
     async def _dies(self) -> list[str]:
         await self._fault("dead")
-        ((key, effect),) = (await self._tainted(bool))[self._device]
+        (taint,) = await self._tainted(bool)
+        said = f"{taint['key']}:{taint['effect']}"
         state, message = await self._reported("Unhealthy")
         await self._fault("ok")
         await self._tainted(lambda taints: not taints)
         recovered, _ = await self._reported("Healthy")
         return [
-            f"it dies:     the ResourceSlice has the taint {key}:{effect} on {self._named}",
+            f"it dies:     the ResourceSlice has the taint {said} on {self._named}",
             f"             in the Pod's status it is {state}: {message}",
             f"it recovers: the taint is gone, and in the Pod's status it is {recovered}",
         ]
@@ -172,7 +177,7 @@ class ClaimsNode:
         devices = await self._api_server.until(
             lambda found: len(found) > len(self._specs), _DEADLINE
         )
-        slices = self._api_server.slices.value
+        slices = self._api_server.slices
         said = [
             f"with dra.partitions there are {len(slices)} ResourceSlices, {len(devices)} devices:",
             "each card in every width, with a counter for each core",
@@ -191,7 +196,7 @@ class ClaimsNode:
 
         As the scheduler counts.
         """
-        for device in self._devices():
+        for device in self._api_server.devices().values():
             (consumed,) = device["consumesCounters"]
             cores = consumed["counters"].keys()
             mine = device["attributes"]["uuid"]["string"] == self._specs[-1].uuid
@@ -199,11 +204,6 @@ class ClaimsNode:
                 taken.update(cores)
                 return str(device["name"])
         raise OSError(f"no {width} cores are free")
-
-    def _devices(self) -> list[Mapping[str, Any]]:
-        """All devices that are published, in the order of their slices."""
-        slices = sorted(self._api_server.slices.value.items())
-        return [one for _, each in slices for one in each["spec"].get("devices", ())]
 
     async def _configure(self, partitions: str) -> Path:
         plugins, file = self._directory / _PLUGINS, self._directory / "config.yaml"
@@ -215,11 +215,12 @@ class ClaimsNode:
         await asyncio.to_thread((self._directory / _PLUGINS).mkdir, parents=True)
         await asyncio.to_thread(simulator.make, self._root, self._specs)
         file = await self._configure("false")
-        for part in (self._api_server, self._kubelet, self._manager):
+        url = await self._served.enter_async_context(served(self._api_server.answer))
+        for part in (self._kubelet, self._manager):
             await part.start()
         # This agent is in no Pod, and a Pod's UID would make the paths of its sockets too long.
         os.environ.pop("POD_UID", None)
-        here = Credentials(server=self._api_server.url, source="the demo")
+        here = Credentials(server=url, source="the demo")
         config, api = load(file, WORDS), Api(credentials=here)
         self._agent = Agent(
             config, host_root=self._root, node_name=_NODE, config_file=file, api=api
@@ -244,10 +245,15 @@ class ClaimsNode:
         card = self._names[self._device]
         await asyncio.to_thread(simulator.apply_fault, self._root, card, fault)
 
-    async def _tainted(
-        self, condition: Callable[[tuple[Taint, ...]], bool]
-    ) -> Mapping[str, tuple[Taint, ...]]:
-        return await self._api_server.until(lambda found: condition(found[self._device]), _DEADLINE)
+    async def _tainted(self, condition: Callable[[list[Any]], bool]) -> list[Any]:
+        """The taints of the claimed device, once they are so."""
+
+        def taints(found: Mapping[str, Device]) -> list[Any]:
+            return list(found[self._device].get("taints", ()))
+
+        return taints(
+            await self._api_server.until(lambda found: condition(taints(found)), _DEADLINE)
+        )
 
     async def _reported(self, state: str) -> tuple[str, str]:
         """The health of the device and its message, once it is `state` in the Pod's status."""

@@ -1,107 +1,198 @@
-"""A stand-in for the API server, as far as a DRA driver asks it, for the demo and for benchmarks.
+"""A stand-in for the API server, for the demo, tests and benchmarks.
 
-One Node, its ResourceSlices, and ResourceClaims that are allocated by whoever holds the stand-in,
-in the scheduler's place. What it cannot show is tested on a real API server (tests/e2e).
+It keeps objects by their paths and does with them what the agent asks for: get, list, watch,
+create, patch, server-side apply, delete. `trouble` and `instead` make it fail. What it cannot show
+is tested on a real API server (tests/e2e).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import ssl
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
+
+from aiohttp import web
 
 from npu_agent.core.claim import ClaimRef
 from npu_agent.feed import Feed
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
-_API = "resource.k8s.io/v1"
+NODES = "/api/v1/nodes"
+GROUP = "/apis/resource.k8s.io/v1"
+SLICES = f"{GROUP}/resourceslices"
+COUNTERS = {"sharedCounters", "consumesCounters"}
+"""Fields that an API server without DRAPartitionableDevices drops."""
+_KINDS = {
+    "nodes": "Node",
+    "events": "Event",
+    "resourceslices": "ResourceSlice",
+    "resourceclaims": "ResourceClaim",
+}
+"""By the last part of a collection's path."""
+_WRITES = ("create", "patch", "apply", "delete")
 _CLOSING = 0.1
 """Seconds for requests to end by themselves."""
 
-Slices = Mapping[str, Mapping[str, Any]]
-"""ResourceSlices by name."""
-Taint = tuple[str, str]
-"""Key and effect."""
+Object = dict[str, Any]
+Device = Mapping[str, Any]
+"""A device of a ResourceSlice."""
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def says(
+    body: object, status: int = 200, headers: dict[str, str] | None = None, **kwargs: Any
+) -> Reply:
+    """A reply with the JSON of `body`, or the text or bytes that it is."""
+    content = body if isinstance(body, str | bytes) else json.dumps(body)
+    data = content.encode() if isinstance(content, str) else content
+
+    async def reply(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=data, status=status, headers=headers, **kwargs)
+
+    return reply
+
+
+def status(code: int, message: str, **headers: str) -> Reply:
+    """A reply with a Status, as Kubernetes refuses what it does not do."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return says(_failure(code, message), code, named)
+
+
+async def hangs(_: web.Request) -> web.StreamResponse:
+    """Never replies."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def drops(request: web.Request) -> web.StreamResponse:
+    """Ends the connection before there is an answer."""
+    if request.transport:
+        request.transport.close()
+    return web.Response()
+
+
+@contextlib.asynccontextmanager
+async def served(answer: Reply, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Has `answer` answer all requests on a free port of this host, whose URL this is."""
+    app = web.Application(client_max_size=2**24)
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=_CLOSING, handler_cancellation=True
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        host, port = runner.addresses[0]
+        yield f"{'https' if tls else 'http'}://{host}:{port}"
+    finally:
+        await runner.cleanup()
 
 
 class StandInApiServer:
-    """Has a Node of this name; `slices` is what was applied, `requests` counts by method."""
+    """Has one Node; serve `answer` over HTTP, or call `act`.
 
-    def __init__(self, node: str) -> None:
-        """Serves nothing yet."""
-        self.slices: Feed[Slices] = Feed(MappingProxyType({}))
-        self.requests: Counter[str] = Counter()
-        self.url = ""
-        self._node = node
-        self._node_uid = str(uuid4())
-        self._claims: dict[tuple[str, str], dict[str, Any]] = {}
-        self._version: Feed[int] = Feed(1)
-        self._events: list[tuple[int, dict[str, Any]]] = []
-        """What happened to the slices, with the version that they had then."""
-        self._runner: web.AppRunner | None = None
+    Attributes:
+        objects: by the path of their collection, and then by name.
+        slices: those of `objects` that are ResourceSlices.
+        groups: paths of the API groups that it serves.
+        calls: in order: `VERB` or `VERB NAME`; the verb is that of RBAC, but `apply` for
+            server-side apply and `try` for a dry run.
+        watches: the query of each watch.
+        dropped: fields of slices and their devices that are dropped, as by a feature gate.
+        trouble: if set, answers everything.
+        instead: by verb: what is answered in its place.
+        events: what happened to slices, with the version that they had then.
+        version: counts changes; the resourceVersion of the newest.
+    """
 
-    async def start(self) -> None:
-        """Serves plain HTTP on a free port of this host."""
-        from aiohttp import web
+    def __init__(self, node: str, *, uid: str = "") -> None:
+        """Has a Node of this name and UID, whose kubelet is new enough for DRA."""
+        self.node = node
+        self.objects: defaultdict[str, dict[str, Object]] = defaultdict(dict)
+        self.slices = self.objects[SLICES]
+        self.groups = {GROUP}
+        self.calls: list[str] = []
+        self.watches: list[dict[str, str]] = []
+        self.dropped: set[str] = set()
+        self.trouble: Reply | None = None
+        self.instead: dict[str, Reply] = {}
+        self.version: Feed[int] = Feed(100)
+        self._oldest = 0
+        """The version from which on the events are known."""
+        self.events: list[tuple[int, Object]] = []
+        self._open: list[web.Request] = []
+        self._muted: list[web.Request] = []
+        self._ended: list[web.Request] = []
+        self.objects[NODES][node] = {
+            "kind": "Node",
+            "metadata": {
+                "name": node,
+                "uid": uid or str(uuid4()),
+                "resourceVersion": "1",
+                "labels": {"kubernetes.io/hostname": node},
+            },
+            "status": {"nodeInfo": {"kubeletVersion": "v1.36.3"}},
+        }
 
-        app = web.Application(client_max_size=2**21)
-        app.router.add_route("*", "/{path:.*}", self.answer)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=_CLOSING, handler_cancellation=True
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0]
-        self.url = f"http://{host}:{port}"
+    @property
+    def writes(self) -> list[str]:
+        """The calls that would change something."""
+        return [call for call in self.calls if call.startswith(_WRITES)]
 
-    async def stop(self) -> None:
-        """Closes every connection."""
-        if self._runner:
-            await self._runner.cleanup()
-            self._runner = None
-
-    def devices(self) -> dict[str, tuple[Taint, ...]]:
-        """The devices of all slices by name, each with its taints, as the scheduler sees them."""
+    def devices(self) -> dict[str, Device]:
+        """The devices of all slices by name, in the order of the slices."""
         return {
-            device["name"]: tuple((one["key"], one["effect"]) for one in device.get("taints", ()))
-            for _, each in sorted(self.slices.value.items())
+            device["name"]: device
+            for _, each in sorted(self.slices.items())
             for device in each["spec"].get("devices", ())
         }
 
+    def taints(self) -> dict[str, list[Object]]:
+        """The taints of each device that has some, by the device's name."""
+        return {name: one["taints"] for name, one in self.devices().items() if one.get("taints")}
+
     async def until(
-        self, condition: Callable[[dict[str, tuple[Taint, ...]]], bool], timeout: float
-    ) -> dict[str, tuple[Taint, ...]]:
+        self, condition: Callable[[dict[str, Device]], bool], timeout: float
+    ) -> dict[str, Device]:
         """Waits until `devices` are as `condition` wants them.
 
         Raises:
             TimeoutError: they were not within `timeout` seconds.
         """
         async with asyncio.timeout(timeout):
-            await self.slices.until(lambda _: condition(self.devices()))
+            await self.version.until(lambda _: condition(self.devices()))
         return self.devices()
 
-    def allocate(self, driver: str, name: str, devices: Sequence[str], *, pod: str) -> ClaimRef:
-        """A new claim of the namespace ``default`` that has these devices, reserved for the Pod.
+    # --- what others do to it -------------------------------------------------------------------
+
+    def allocate(
+        self,
+        driver: str,
+        name: str,
+        devices: Sequence[str],
+        *,
+        pod: str,
+        namespace: str = "default",
+        uid: str = "",
+    ) -> ClaimRef:
+        """A new claim that has these devices, reserved for the Pod.
 
         Nobody checks whether they are free: a scheduler that is wrong about it can be played too.
         """
-        ref = ClaimRef(namespace="default", name=name, uid=str(uuid4()))
+        ref = ClaimRef(namespace=namespace, name=name, uid=uid or str(uuid4()))
         results = [
-            {"request": "npu", "driver": driver, "pool": self._node, "device": device}
+            {"request": "npu", "driver": driver, "pool": self.node, "device": device}
             for device in devices
         ]
-        self._claims[ref.namespace, ref.name] = {
-            "apiVersion": _API,
+        self.claims(namespace)[name] = {
             "kind": "ResourceClaim",
-            "metadata": {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid},
+            "metadata": {"namespace": namespace, "name": name, "uid": ref.uid},
             "status": {
                 "allocation": {"devices": {"results": results}},
                 "reservedFor": [{"resource": "pods", "name": pod, "uid": str(uuid4())}],
@@ -109,101 +200,217 @@ class StandInApiServer:
         }
         return ref
 
+    def claims(self, namespace: str = "default") -> dict[str, Object]:
+        """The claims of a namespace, by name."""
+        return self.objects[f"{GROUP}/namespaces/{namespace}/resourceclaims"]
+
     def forget(self, ref: ClaimRef) -> None:
         """The claim is deleted, as it is with its Pod."""
-        self._claims.pop((ref.namespace, ref.name), None)
+        self.claims(ref.namespace).pop(ref.name, None)
 
-    def delete(self, name: str) -> None:
-        """Somebody deletes this slice."""
-        self._put("DELETED", name, self.slices.value[name])
+    def put(self, name: str, **spec: Any) -> None:
+        """Another client creates a slice, or changes these fields of its spec."""
+        live = self.slices.get(name, {"metadata": {"name": name}, "spec": {}})
+        event = "MODIFIED" if name in self.slices else "ADDED"
+        self._put(event, SLICES, {**live, "spec": {**live["spec"], **spec}})
+
+    def delete(self, *names: str) -> None:
+        """Another client deletes these slices; without names all, as a kubelet that starts."""
+        for name in names or list(self.slices):
+            self._put("DELETED", SLICES, self.slices[name])
+
+    def forget_events(self) -> None:
+        """All versions so far are too old to be watched from."""
+        self._oldest = self._next()
+        self.events.clear()
+
+    def cut(self) -> None:
+        """Breaks every watch."""
+        for request in self._open:
+            if request.transport:
+                request.transport.close()
+
+    def mute(self) -> None:
+        """No watch that is open says anything from now on."""
+        self._muted += self._open
+
+    def end(self) -> None:
+        """The time of every watch is over."""
+        self._ended += self._open
+        self._next()
+
+    def bookmark(self) -> None:
+        """Something else has happened, and the watches are given the latest version."""
+        version = self.version.value + 1
+        object_ = {"kind": "ResourceSlice", "metadata": {"resourceVersion": str(version)}}
+        self.events.append((version, {"type": "BOOKMARK", "object": object_}))
+        self._next()
+
+    def _next(self) -> int:
+        self.version.publish(self.version.value + 1)
+        return self.version.value
+
+    # --- what it answers ------------------------------------------------------------------------
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Any request."""
-        self.requests[request.method] += 1
-        match request.method, *request.path.strip("/").split("/"):
-            case "GET", "api", "v1", "nodes", name if name == self._node:
-                meta = {"name": name, "uid": self._node_uid, "resourceVersion": "1"}
-                if "PartialObjectMetadata" in request.headers.get("Accept", ""):
-                    return _says({"kind": "PartialObjectMetadata", "metadata": meta})
-                status = {"nodeInfo": {"kubeletVersion": "v1.36.3"}}
-                return _says({"kind": "Node", "metadata": meta, "status": status})
-            case "GET", "apis", "resource.k8s.io", "v1":
-                return _says({"kind": "APIResourceList"})
-            case (
-                "GET",
-                "apis",
-                "resource.k8s.io",
-                "v1",
-                "namespaces",
-                space,
-                "resourceclaims",
-                name,
-            ):
-                return _says(self._claims.get((space, name)))
-            case "GET", "apis", "resource.k8s.io", "v1", "resourceslices":
-                if "watch" in request.query:
-                    return await self._watch(request)
-                meta = {"resourceVersion": str(self._version.value)}
-                items = list(self.slices.value.values())
-                return _says({"kind": "ResourceSliceList", "metadata": meta, "items": items})
-            case "POST", "apis", "resource.k8s.io", "v1", "resourceslices" if (
-                request.query.get("dryRun") == "All"
-            ):
-                return _says(await request.json())
-            case "PATCH", "apis", "resource.k8s.io", "v1", "resourceslices", name:
-                return _says(self._apply(name, await request.json()))
-            case "DELETE", "apis", "resource.k8s.io", "v1", "resourceslices", name:
-                found = self.slices.value.get(name)
-                if found:
-                    self.delete(name)
-                return _says(found)
-        return _says(None)
+        verb = verb_of(request.method, request.path, request.query, request.content_type)
+        _, _, name = request.path.rpartition("/")
+        self.calls.append(verb if verb in ("list", "watch", "create", "try") else f"{verb} {name}")
+        if reply := self.trouble or self.instead.get(verb):
+            return await reply(request)
+        if verb == "watch":
+            return await self._watch(request)
+        body = await request.json() if request.can_read_body else {}
+        code, found = self.act(verb, request.path, body)
+        if "PartialObjectMetadata" in request.headers.get("Accept", "") and code < 400:
+            found = {"kind": "PartialObjectMetadata", "metadata": found["metadata"]}
+        return web.json_response(found, status=code)
 
-    def _apply(self, name: str, sent: dict[str, Any]) -> Mapping[str, Any]:
-        """As server-side apply does it: what changes nothing is not written."""
-        live = self.slices.value.get(name)
-        for device in sent["spec"].get("devices", ()):
+    def act(self, verb: str, path: str, sent: Mapping[str, Any]) -> tuple[int, Object]:
+        """The HTTP status and the object that answer a call; `path` is of it or its collection."""
+        parent, _, name = path.rpartition("/")
+        live = self.objects[parent].get(name)
+        body: Object = copy.deepcopy(dict(sent))
+        if path.startswith("/apis/") and not path.startswith(tuple(self.groups)):
+            return 404, _failure(404, "the server could not find the requested resource")
+        match verb:
+            case "get" if path in self.groups:
+                return 200, {"kind": "APIResourceList"}
+            case "get" if live:
+                return 200, live
+            case "list":
+                meta = {"resourceVersion": str(self.version.value)}
+                items = list(self.objects[path].values())
+                return 200, {"kind": f"{_KINDS[name]}List", "metadata": meta, "items": items}
+            case "try":
+                return 201, self._kept(body, {})
+            case "create" if body["metadata"]["name"] in self.objects[path]:
+                return 409, _failure(409, f'"{body["metadata"]["name"]}" already exists')
+            case "create":
+                return 201, self._put("ADDED", path, body)
+            case "patch" if live:
+                return 200, self._put("MODIFIED", parent, {**live, **body})
+            case "apply":
+                return self._apply(parent, live or {"metadata": {"name": name}}, body)
+            case "delete" if live:
+                return 200, self._put("DELETED", parent, live)
+        return 404, _failure(404, f'"{name}" not found')
+
+    def _apply(self, collection: str, live: Object, sent: Object) -> tuple[int, Object]:
+        """Server-side apply of labels, of owners and of a whole spec, as the agent."""
+        meta, before = sent["metadata"], live["metadata"]
+        if meta.get("uid", before.get("uid")) != before.get("uid"):
+            return 409, _failure(409, "the UID in the precondition is that of another object")
+        mine = applied(live)
+        labels = {key: each for key, each in before.get("labels", {}).items() if key not in mine}
+        labels |= meta.get("labels", {})
+        stays = {key: each for key, each in before.items() if key != "ownerReferences"}
+        found = self._kept({**live, **sent}, live)
+        found["metadata"] = {**stays, **meta, "managedFields": own(meta.get("labels", ()))}
+        if labels:
+            found["metadata"]["labels"] = labels
+        if found == live:  # what changes nothing is not written
+            return 200, live
+        return 200, self._put("MODIFIED" if "kind" in live else "ADDED", collection, found)
+
+    def _kept(self, sent: Object, live: Object) -> Object:
+        """What is kept of a slice without the fields that are dropped.
+
+        Counters are kept where there have been some (k8s.io/kubernetes, resourceslice/strategy.go,
+        dropDisabledDRAPartitionableDevicesFields).
+        """
+        if "spec" not in sent:
+            return sent
+        before = live.get("spec", {})
+        counted = "sharedCounters" in before or any(
+            "consumesCounters" in device for device in before.get("devices", ())
+        )
+        off = self.dropped - (COUNTERS if counted else set())
+        spec = {key: value for key, value in sent["spec"].items() if value != [] and key not in off}
+        # A second a version, so that no two writes are at the same time.
+        now = datetime.fromtimestamp(self.version.value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        for device in spec.get("devices", ()):
+            for field in off:
+                device.pop(field, None)
             for taint in device.get("taints", ()):
-                taint.setdefault("timeAdded", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-        owners = sent["metadata"].get("ownerReferences")
-        if live and (live["spec"], live["metadata"].get("ownerReferences")) == (
-            sent["spec"],
-            owners,
-        ):
-            return live
-        return self._put("MODIFIED" if live else "ADDED", name, sent)
+                taint.setdefault("timeAdded", now)
+        return {**sent, "spec": spec}
 
-    def _put(self, event: str, name: str, slice_: Mapping[str, Any]) -> Mapping[str, Any]:
-        version = self._version.value + 1
-        meta = {**slice_["metadata"], "resourceVersion": str(version)}
-        found = {**slice_, "kind": "ResourceSlice", "metadata": meta}
-        others = {key: value for key, value in self.slices.value.items() if key != name}
-        self._events.append((version, {"type": event, "object": found}))
-        self.slices.publish(others if event == "DELETED" else {**others, name: found})
-        self._version.publish(version)
+    def _put(self, event: str, collection: str, object_: Object) -> Object:
+        name = object_["metadata"]["name"]
+        version = self.version.value + 1
+        meta = {**object_["metadata"], "resourceVersion": str(version)}
+        found = {**object_, "kind": _KINDS[collection.rpartition("/")[2]], "metadata": meta}
+        if event == "DELETED":
+            del self.objects[collection][name]
+        else:
+            self.objects[collection][name] = found
+        if collection == SLICES:
+            self.events.append((version, {"type": event, "object": found}))
+        self._next()
         return found
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        """What happens after a version, until the request's time is over."""
-        from aiohttp import web
-
+        """What happens to slices after a version, until the request's time is over."""
+        self.watches.append(dict(request.query))
+        seen = int(request.query["resourceVersion"])
+        if seen < self._oldest:
+            return await status(410, "too old resource version")(request)
         response = web.StreamResponse()
         await response.prepare(request)
-        seen = int(request.query["resourceVersion"])
-        with contextlib.suppress(TimeoutError):
+        self._open.append(request)
+        try:
             async with asyncio.timeout(float(request.query["timeoutSeconds"])):
-                async for _ in self._version.watch():
-                    for version, event in list(self._events):
-                        if version > seen:
+                async for _ in self.version.watch():
+                    if request in self._ended:
+                        break
+                    for version, event in list(self.events):
+                        if version > seen and request not in self._muted:
                             seen = version
                             await response.write(json.dumps(event).encode() + b"\n")
+        except TimeoutError:
+            pass
+        finally:
+            self._open.remove(request)
         return response
 
 
-def _says(found: Mapping[str, Any] | None) -> web.Response:
-    from aiohttp import web
+def verb_of(method: str, path: str, query: Mapping[str, str], content_type: str) -> str:
+    """What a request asks for; see `StandInApiServer.calls`."""
+    match method:
+        case "POST":
+            return "try" if query.get("dryRun") == "All" else "create"
+        case "PATCH":
+            return "apply" if content_type == "application/apply-patch+yaml" else "patch"
+        case "GET" if "watch" in query:
+            return "watch"
+        case "GET" if path.rpartition("/")[2] in _KINDS:
+            return "list"
+    return method.lower()
 
-    if found is None:
-        status = {"kind": "Status", "status": "Failure", "code": 404, "message": "not found"}
-        return web.json_response(status, status=404)
-    return web.json_response(found)
+
+def own(labels: Iterable[str], manager: str = "npu-agent") -> list[Object]:
+    """ManagedFields that say who applied these labels."""
+    fields: Object = {"f:metadata": {"f:labels": {f"f:{key}": {} for key in labels}}}
+    return [{"manager": manager, "operation": "Apply", "fieldsV1": fields}]
+
+
+def applied(found: Object) -> frozenset[str]:
+    """The labels that the agent has applied, by managedFields."""
+    return frozenset(
+        key.removeprefix("f:")
+        for entry in found["metadata"].get("managedFields", ())
+        if entry["manager"] == "npu-agent"
+        for key in entry["fieldsV1"]["f:metadata"]["f:labels"]
+    )
+
+
+def _failure(code: int, message: str) -> Object:
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": message,
+        "code": code,
+    }

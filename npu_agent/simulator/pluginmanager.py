@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from npu_agent.backoff import Backoff
 from npu_agent.core.claim import ClaimRef, PreparedResult
 from npu_agent.feed import Feed
 from npu_agent.kubelet.rpc import UnixChannel, apart
@@ -35,8 +34,8 @@ _GET_INFO, _NOTIFY, _CALL = 1.0, 5.0, 45.0
 """Seconds that the real one gives a driver for each step."""
 _STREAM_AGAIN = 5.0
 """Seconds until a health stream that ended is opened again."""
-_FRESH = 30.0
-"""Seconds for which a device's reported health counts."""
+_RETRY = 0.5
+"""Seconds until a registration that failed is tried again; the real one waits longer each time."""
 
 _LOST = (GRPCError, OSError, ProtocolError, StreamTerminatedError)
 
@@ -56,21 +55,8 @@ class Instance:
     """Of those, the one that is called to prepare claims."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """What a driver has reported of a device."""
-
-    health: str
-    """``HEALTHY``, ``UNHEALTHY`` or ``UNKNOWN``."""
-    message: str
-    updated: int
-    """When its health changed last, by the driver; seconds since 1970."""
-    received: float
-    """When it was reported, `time.monotonic`."""
-
-
-Devices = Mapping[tuple[str, str, str], Reported]
-"""By driver, pool and device."""
+Devices = Mapping[tuple[str, str, str], tuple[str, str]]
+"""By driver, pool and device: its health, as a Pod's status has it, and the driver's message."""
 
 
 class PrepareError(Exception):
@@ -85,7 +71,6 @@ class _RefusedError(Exception):
 class _Entry:
     """What is known of a socket in the registry."""
 
-    backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, longest=122.0))
     again_at: float = 0.0
     instance: Instance | None = None
     channel: Channel | None = None
@@ -96,15 +81,13 @@ class _Entry:
 class StandInPluginManager:
     """Looks after `plugins_registry` in a kubelet's root directory.
 
-    `instances` are the registered ones, the newest last; `health` is what they reported;
-    `messages` counts the health messages of each driver.
+    `instances` are the registered ones, the newest last; `health` is what they reported.
     """
 
     def __init__(self, root: Path, *, known: Sequence[str] = KNOWN, interval: float = 0.05) -> None:
         """`known` are the services that this kubelet can call; it checks each `interval` s."""
         self.instances: Feed[tuple[Instance, ...]] = Feed(())
         self.health: Feed[Devices] = Feed(MappingProxyType({}))
-        self.messages: dict[str, int] = {}
         self.failures: list[str] = []
         """Why registrations failed, in the kubelet's words, as its log would have them."""
         self._registry = root / "plugins_registry"
@@ -134,10 +117,7 @@ class StandInPluginManager:
 
     def state(self, driver: str, pool: str, device: str) -> tuple[str, str]:
         """A device's health and its message, as a Pod's status would have them."""
-        reported = self.health.value.get((driver, pool, device))
-        if reported is None or time.monotonic() - reported.received > _FRESH:
-            return "Unknown", ""
-        return reported.health.capitalize(), reported.message
+        return self.health.value.get((driver, pool, device), ("Unknown", ""))
 
     async def prepare(
         self, driver: str, *claims: ClaimRef
@@ -151,21 +131,18 @@ class StandInPluginManager:
         request = wire.NodePrepareResourcesRequest(claims=_claims(wire, claims))
         call = wire.DraPluginStub(channel).node_prepare_resources(request, timeout=_CALL)
         response = await self._answer("NodePrepareResources", call, claims)
-        given = {}
-        for ref in claims:
-            devices = response.claims[ref.uid].devices
-            if not all(device.request_names for device in devices):
-                raise PrepareError(f"a device of {ref} would be given to every container")
-            given[ref.uid] = tuple(
+        return {
+            uid: tuple(
                 PreparedResult(
                     requests=tuple(device.request_names),
                     pool=device.pool_name,
                     device=device.device_name,
                     cdi_ids=tuple(device.cdi_device_ids),
                 )
-                for device in devices
+                for device in answer.devices
             )
-        return given
+            for uid, answer in response.claims.items()
+        }
 
     async def unprepare(self, driver: str, *claims: ClaimRef) -> None:
         """Has the claims of one Pod unprepared, in one call.
@@ -193,16 +170,14 @@ class StandInPluginManager:
         except (*_LOST, TimeoutError) as error:
             raise PrepareError(f"prepare dynamic resources: {method}: {error}") from error
         asked = {ref.uid: ref for ref in claims}
+        if response.claims.keys() != asked.keys():
+            raise PrepareError(f"{method} answers for the claims {', '.join(response.claims)}")
         for uid, answer in response.claims.items():
-            if uid not in asked:
-                raise PrepareError(f"{method} returned result for unknown claim UID {uid}")
             if answer.error:
                 raise PrepareError(
                     f"prepare dynamic resources: {method} failed for ResourceClaim "
                     f"{asked[uid].name}: {answer.error}"
                 )
-        if skipped := asked.keys() - response.claims.keys():
-            raise PrepareError(f"{method} skipped {len(skipped)} ResourceClaims")
         return response
 
     async def _run(self) -> None:
@@ -221,7 +196,7 @@ class StandInPluginManager:
             await apart(self._register(socket, entry))
         except (*_LOST, TimeoutError, _RefusedError) as error:
             self.failures.append(f"{type(error).__name__}: {error}")
-            entry.again_at = time.monotonic() + entry.backoff.next()
+            entry.again_at = time.monotonic() + _RETRY
             await self._drop(entry)
 
     async def _register(self, socket: Path, entry: _Entry) -> None:
@@ -231,13 +206,9 @@ class StandInPluginManager:
             endpoint = info.endpoint or str(socket)
             service = next((name for name in info.supported_versions if name in self._known), "")
             refusal = ""
-            if info.type != "DRAPlugin":
-                refusal = f"no handler registered for plugin type: {info.type} at socket {socket}"
-            elif not service.endswith(".DRAPlugin"):
+            if info.type != "DRAPlugin" or not service.endswith(".DRAPlugin"):
                 refusal = f"none of services supported by the plugin {info.supported_versions}"
-            elif any(one.endpoint == endpoint for one in self.instances.value):
-                refusal = f"endpoint {endpoint} already registered for DRA driver plugin"
-            if not refusal:
+            else:
                 self._open(
                     entry,
                     Instance(
@@ -301,25 +272,16 @@ class StandInPluginManager:
 
     async def _receive(self, instance: Instance, channel: Channel) -> None:
         async for message in self._messages(instance, channel):
-            now = time.monotonic()
             driver = instance.driver
-            self.messages[driver] = self.messages.get(driver, 0) + 1
             reports = {
-                (driver, one.device.pool_name, one.device.device_name): Reported(
-                    health=str(v1alpha1.HealthStatus(one.health).name),
-                    message=one.message,
-                    updated=one.last_updated_time,
-                    received=now,
+                (driver, one.device.pool_name, one.device.device_name): (
+                    str(v1alpha1.HealthStatus(one.health).name).capitalize(),
+                    one.message,
                 )
                 for one in message.devices
             }
-            before = self.health.value
-            gone = {
-                key: replace(reported, health="UNKNOWN")
-                for key, reported in before.items()
-                if key[0] == driver and key not in reports
-            }
-            self.health.publish({**before, **gone, **reports})
+            others = {key: one for key, one in self.health.value.items() if key[0] != driver}
+            self.health.publish({**others, **reports})
 
     def _messages(self, instance: Instance, channel: Channel) -> AsyncIterator[Any]:
         newest = "v1.DRAResourceHealth"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +13,12 @@ from typing import Any
 import yaml
 from aiohttp import web
 
+from npu_agent.simulator.apiserver import Reply, drops, hangs, says, served, status
+
+__all__ = ["Reply", "drops", "hangs", "says", "status"]
+
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
-
-Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 NODE: dict[str, Any] = {
     "kind": "PartialObjectMetadata",
@@ -86,50 +86,8 @@ class Server:
 async def serving(*replies: Reply, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     server = Server()
     server.replies = list(replies)
-    app = web.Application(client_max_size=2**24)
-    app.router.add_route("*", "/{path:.*}", server.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
-    await site.start()
-    port = runner.addresses[0][1]
-    server.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
-    try:
+    async with served(server.handle, tls) as server.url:
         yield server
-    finally:
-        await runner.cleanup()
-
-
-def says(
-    body: object, status: int = 200, headers: dict[str, str] | None = None, **kwargs: Any
-) -> Reply:
-    """JSON of `body`, or the text or bytes that it is."""
-    content = body if isinstance(body, str | bytes) else json.dumps(body)
-    data = content.encode() if isinstance(content, str) else content
-
-    async def reply(_: web.Request) -> web.StreamResponse:
-        return web.Response(body=data, status=status, headers=headers, **kwargs)
-
-    return reply
-
-
-def status(code: int, message: str, **headers: str) -> Reply:
-    """A Status, as Kubernetes answers what it does not do."""
-    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return says({**body, "code": code}, code, named)
-
-
-async def hangs(_: web.Request) -> web.StreamResponse:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
-async def drops(request: web.Request) -> web.StreamResponse:
-    """Ends the connection before there is an answer."""
-    assert request.transport
-    request.transport.close()
-    return web.Response()
 
 
 async def drops_amid(request: web.Request) -> web.StreamResponse:

@@ -1,8 +1,11 @@
-"""Who holds what: as the ledger finds it, and as a kubelet says it."""
+"""Stand-ins for what an output asks: who holds what, and the API server."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+import copy
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import CardState, Snapshot
@@ -17,12 +20,46 @@ from npu_agent.core.ledger import (
     keys_of,
 )
 from npu_agent.feed import Feed
+from npu_agent.kube import Api, ApiError
+from npu_agent.kube.client import Request
+from npu_agent.kube.errors import answered
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.pods import Pods
+from npu_agent.simulator.apiserver import StandInApiServer, verb_of
 
 RESOURCE = "beta.furiosa.ai/npu"
 DRIVER = "npu.furiosa.ai"
 NODE = "node-1"
+
+
+class DirectApi(Api):
+    """Asks the stand-in for the API server without a connection, so that it takes no time."""
+
+    def __init__(self, server: StandInApiServer) -> None:
+        super().__init__()
+        self.server = server
+        self.calls: Feed[int] = Feed(0)
+        self.answers = asyncio.Event()
+        """Set, except while it takes its time."""
+        self.answers.set()
+        self.refused: Callable[[Request], ApiError | None] = lambda _: None
+        """What it has against a request."""
+        self.after: Callable[[dict[str, Any]], object] = lambda _: None
+        """Sees each answer, which it may change; what it raises is raised instead."""
+
+    async def ask(self, request: Request) -> dict[str, Any]:
+        self.calls.publish(self.calls.value + 1)
+        await self.answers.wait()
+        if refusal := self.refused(request):
+            raise refusal
+        verb = verb_of(request.method, request.path, request.query, request.content_type)
+        self.server.calls.append(verb)
+        status, found = self.server.act(verb, request.path, request.body or {})
+        if status >= 400:
+            raise answered(request.attempt, status, {}, json.dumps(found).encode(), None)
+        found = copy.deepcopy(found)
+        self.after(found)
+        return found
 
 
 class LivingPods(Pods):

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 
@@ -14,11 +13,13 @@ from npu_agent import backoff
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed
-from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube import ApiError, Kind
 from npu_agent.kube.client import Request
 from npu_agent.outputs import events
 from npu_agent.outputs.events import Event, Events, card_events, config_events, driver_events
+from npu_agent.simulator.apiserver import NODES, StandInApiServer
 from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.helpers import DirectApi
 from tests.until import first, until
 
 
@@ -129,47 +130,16 @@ def test_a_driver_that_is_not_served_is_told_with_each_new_reason() -> None:
 # How they get there.
 
 
-@dataclass
-class Server(Api):
-    """Answers as the API server would: keeps Events, and refuses as it is set to."""
+class Server(DirectApi):
+    """Has one Node, and keeps Events."""
 
-    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
-    calls: Feed[int] = field(default_factory=lambda: Feed(0))
-    refusal: ApiError | None = None
-    refused: Callable[[Request], ApiError | None] = lambda _: None
-    """What it has against a request."""
-    node_uid: str = "node-uid"
-    answers: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set but while it takes its time."""
+    def __init__(self) -> None:
+        super().__init__(StandInApiServer("node-1", uid="node-uid"))
+        self.objects = self.server.objects["/api/v1/namespaces/default/events"]
 
-    def __post_init__(self) -> None:
-        self.answers.set()
-
-    async def ask(self, request: Request) -> dict[str, Any]:
-        self.calls.publish(self.calls.value + 1)
-        await self.answers.wait()
-        if self.refusal:
-            raise self.refusal
-        if refusal := self.refused(request):
-            raise refusal
-        if request.method == "GET":
-            assert request.path == "/api/v1/nodes/node-1"
-            metadata = {"name": "node-1", "uid": self.node_uid, "resourceVersion": "1"}
-            return {"kind": "PartialObjectMetadata", "metadata": metadata}
-        events_of_default, _, name = request.path.partition("/events")
-        assert events_of_default == "/api/v1/namespaces/default"
-        body: dict[str, Any] = dict(request.body or {})
-        if request.method == "POST":
-            assert body["metadata"]["namespace"] == "default"
-            name = body["metadata"]["name"]
-            assert name not in self.objects
-            self.objects[name] = body
-        else:
-            name = name.removeprefix("/")
-            if name not in self.objects:
-                raise error(Kind.NOT_FOUND)
-            self.objects[name] |= body
-        return self.objects[name]
+    def refuse(self, kind: Kind | None) -> None:
+        """Refuses everything so from now on."""
+        self.refused = lambda _: error(kind) if kind else None
 
     async def reached(self, number: int) -> None:
         await first(self.calls, lambda calls: calls >= number)
@@ -317,13 +287,13 @@ async def test_what_repeats_after_a_long_time_is_another_event(
 async def test_a_wall_clock_that_jumps_neither_loses_nor_repeats_anything(
     room: Room, clock: list[float], jump: float
 ) -> None:
-    room.server.refusal = error(Kind.UNREACHABLE)
+    room.server.refuse(Kind.UNREACHABLE)
     async with room.running() as one:
         await room.show(dead(0), card(1))
         clock[0] += jump
         await room.show(card(0), card(1))
         await room.show(dead(0), card(1))
-        room.server.refusal = None
+        room.server.refuse(None)
         await until(lambda: len(room.server.objects) == 2)
         assert sorted(room.server.table()) == [("NPURecovered", 1), ("NPUUnhealthy", 2)]
         day = 12 + round(jump / 86_400)
@@ -339,7 +309,7 @@ async def test_a_wall_clock_that_jumps_neither_loses_nor_repeats_anything(
 async def test_what_repeats_after_the_node_was_made_anew_is_about_the_new_one(room: Room) -> None:
     async with room.running() as one:
         await room.show(dead(0), card(1))
-        room.server.node_uid = "new-uid"
+        room.server.server.objects[NODES]["node-1"]["metadata"]["uid"] = "new-uid"
         await room.show(card(0), card(1))
         for _ in range(2):
             await room.show(dead(0), card(1))
@@ -371,14 +341,14 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "npu_agent.outputs.events")
-    room.server.refusal = error(Kind.UNREACHABLE)
+    room.server.refuse(Kind.UNREACHABLE)
     async with room.running() as one:
         for _ in range(3):
             await room.show(dead(0), card(1))
             await room.show(card(0), card(1))
         await room.server.reached(5)
         assert one.sending.reason == "it went wrong: UNREACHABLE"
-        room.server.refusal = None
+        room.server.refuse(None)
         await until(lambda: len(room.server.objects) == 2)
         assert sorted(room.server.table()) == [("NPURecovered", 3), ("NPUUnhealthy", 3)]
         assert one.results["lost"] == 0
@@ -391,13 +361,13 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
 async def test_what_is_too_old_is_lost_and_counted(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room.server.refusal = error(Kind.TIMEOUT)
+    room.server.refuse(Kind.TIMEOUT)
     async with room.running() as one:
         await room.show(dead(0), card(1))
         await room.server.reached(2)
         monkeypatch.setattr(events, "_KEPT_FOR", -1.0)
         await until(lambda: one.results["lost"])
-        room.server.refusal = None
+        room.server.refuse(None)
         monkeypatch.setattr(events, "_KEPT_FOR", 600.0)
         await room.show(dead(0), dead(1))
         await until(lambda: room.server.objects)
@@ -424,21 +394,21 @@ async def test_what_becomes_too_old_while_it_is_sent_is_not_lost(
 async def test_a_node_that_is_away_or_a_name_that_is_taken_loses_no_event(
     room: Room, kind: Kind
 ) -> None:
-    room.server.refusal = error(kind)
+    room.server.refuse(kind)
     async with room.running() as one:
         await room.show(dead(0), card(1))
         await room.server.reached(3)
-        room.server.refusal = None
+        room.server.refuse(None)
         await until(lambda: room.server.table() == [("NPUUnhealthy", 1)])
         assert one.results == {"sent": 1}
 
 
 async def test_an_event_that_is_refused_for_good_holds_up_no_other(room: Room) -> None:
-    room.server.refusal = error(Kind.REFUSED)
+    room.server.refuse(Kind.REFUSED)
     async with room.running() as one:
         await room.show(dead(0), card(1))
         await until(lambda: one.results["lost"])
-        room.server.refusal = None
+        room.server.refuse(None)
         await room.show(dead(0), dead(1))
         await until(lambda: room.server.objects)
         (event,) = room.server.objects.values()
@@ -518,7 +488,7 @@ async def test_events_that_are_all_refused_stay_a_trouble_when_they_are_lost(
     async with room.running() as one:
         await room.show(card(0), dead(1))
         await until(lambda: one.results["sent"])
-        room.server.refusal = error(Kind.FORBIDDEN)
+        room.server.refuse(Kind.FORBIDDEN)
         await room.show(dead(0), dead(1))
         await until(lambda: one.sending.reason)
         clock[1] += 601.0

@@ -11,24 +11,22 @@ from npu_agent.core.claim import claim_of
 from npu_agent.kube import Api, ApiError, Kind, node, resourceclaims, resourceslices
 from npu_agent.kube.credentials import Credentials
 from npu_agent.outputs.dra.support import support
-from npu_agent.simulator.apiserver import StandInApiServer
+from npu_agent.simulator.apiserver import StandInApiServer, served
 
 NODE, DRIVER = "n1", "npu.example.com"
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[StandInApiServer]:
-    one = StandInApiServer(NODE)
-    await one.start()
-    yield one
-    await one.stop()
+def server() -> StandInApiServer:
+    return StandInApiServer(NODE)
 
 
 @pytest.fixture
 async def api(server: StandInApiServer) -> AsyncIterator[Api]:
-    one = Api(credentials=Credentials(server=server.url, source="a test"))
-    yield one
-    await one.close()
+    async with served(server.answer) as url:
+        one = Api(credentials=Credentials(server=url, source="a test"))
+        yield one
+        await one.close()
 
 
 def a_slice(name: str, **device: Any) -> dict[str, Any]:
@@ -79,8 +77,8 @@ async def test_an_apply_that_changes_nothing_writes_nothing(
     assert first == second
     assert tainted["metadata"]["resourceVersion"] > first["metadata"]["resourceVersion"]
     assert tainted["spec"]["devices"][0]["taints"][0]["timeAdded"]
-    assert server.devices() == {"npu-0": (("example.com/sick", "NoSchedule"),)}
-    assert server.requests["PATCH"] == 3
+    assert [one["effect"] for one in server.taints()["npu-0"]] == ["NoSchedule"]
+    assert server.writes == ["apply a"] * 3
 
 
 async def test_a_watch_has_what_happens_after_the_listing_and_ends_in_time(
@@ -96,15 +94,11 @@ async def test_a_watch_has_what_happens_after_the_listing_and_ends_in_time(
     async with resourceslices.watch(api, NODE, DRIVER, version, seconds=1) as events:
         seen = [(event["type"], event["object"]["metadata"]["name"]) async for event in events]
     assert seen == [("ADDED", "b"), ("DELETED", "a")]
-    assert list(server.slices.value) == ["b"]
-
-
-async def test_a_node_of_it_can_do_dra(api: Api) -> None:
-    assert (await support(api, NODE)).available
+    assert list(server.slices) == ["b"]
 
 
 async def test_devices_are_waited_for(server: StandInApiServer, api: Api) -> None:
     await resourceslices.apply(api, a_slice("a"))
-    assert await server.until(lambda found: "npu-0" in found, 10) == {"npu-0": ()}
+    assert await server.until(lambda found: "npu-0" in found, 10) == {"npu-0": {"name": "npu-0"}}
     with pytest.raises(TimeoutError):
         await server.until(lambda found: not found, 0.01)

@@ -25,11 +25,11 @@ async def trouble(here: World, reply: Reply) -> AsyncIterator[None]:
     node = here.agent.node
     node.trouble = reply
     try:
-        asked, calls = node.requests, here.kubelet.calls
+        asked, calls = len(node.calls), here.kubelet.calls
         await here.start_again()
         await here.registered_again(calls)
         what = "a request"
-        await until(lambda: node.requests > asked, what, deadline=WELL, interval=POLL)
+        await until(lambda: len(node.calls) > asked, what, deadline=WELL, interval=POLL)
         await here.pod()
         yield
     finally:
@@ -39,7 +39,7 @@ async def trouble(here: World, reply: Reply) -> AsyncIterator[None]:
 async def labels_again(here: World) -> None:
     """Waits until its labels are back, which it puts there when something about them changes."""
     node = here.agent.node
-    node.labels = {}
+    node.lose_labels()
     here.configure("labels: {sets: [alpha, beta]}")
     what = "the labels to be back"
     await until(lambda: bool(node.labels), what, deadline=WELL, interval=POLL)
@@ -127,11 +127,11 @@ async def api_server_says_when_to_come_back(here: World) -> None:
 
     Labels are back when it is well, and no more than 50 requests are made meanwhile.
     """
-    before = here.agent.node.requests
+    before = len(here.agent.node.calls)
     for after in ("1" + "0" * 18, "1e9", "soon", "", "-1"):
         async with trouble(here, refuses(429, "attack", Retry_After=after)):
             await asyncio.sleep(1)
-    made = here.agent.node.requests - before
+    made = len(here.agent.node.calls) - before
     await labels_again(here)
     assert made < 50, f"{made} requests"
 

@@ -763,7 +763,10 @@ async def test_the_record_of_an_older_agent_goes_when_its_own_is_written(
     room = Room(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
-        await room.keeper.renew()
+        renewing = asyncio.create_task(room.keeper.renew())
+        await until(lambda: room.kubelet.asked)
+        room.says()
+        await renewing
         assert await room.keeper.save()
         assert (tmp_path / OLD_RECORD).exists()
     await room.keeper.saved()

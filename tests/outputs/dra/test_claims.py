@@ -359,9 +359,10 @@ async def test_a_claim_that_is_deallocated_is_dropped_though_it_exists(tmp_path:
 
 async def test_claims_of_others_are_no_reason_to_wait(tmp_path: Path) -> None:
     room = Room(tmp_path)
+    renewing = asyncio.create_task(room.keeper.renew())
+    await until(lambda: room.kubelet.asked)
     room.says(uses=[("c", ZERO)])
-    await room.keeper.renew()
-    room.says(uses=[("c", ZERO)])
+    await renewing
     assert room.keeper.unrecorded.value == {"npu.furiosa.ai"}
     room.says(uses=[("c", "gpu-0")], driver="gpu.example.com")
     assert room.keeper.unrecorded.value == frozenset()

@@ -26,10 +26,11 @@ from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.dra import driver as driver_module
 from npu_agent.outputs.dra.driver import Driver, Wanted
 from npu_agent.outputs.dra.endpoint import REGISTRY
+from npu_agent.simulator.apiserver import StandInApiServer
 from npu_agent.simulator.pluginmanager import StandInPluginManager
 from npu_agent.vendors.furiosa.attributes import NAMES
 from npu_agent.vendors.furiosa.families import FAMILIES
-from tests.outputs.dra.api import NODE, SlicesApi, cluster
+from tests.outputs.dra.api import NODE, cluster
 from tests.outputs.dra.cards import card
 from tests.outputs.dra.helpers import kubelet_root
 from tests.outputs.dra.room import NPU
@@ -42,7 +43,7 @@ FAMILY = frozenset({"rngd"})
 @dataclass
 class World:
     root: Path
-    server: SlicesApi
+    server: StandInApiServer
     driver: Driver
     keeper: LedgerKeeper
     kubelet: Kubelet
@@ -106,13 +107,13 @@ async def test_it_is_registered_as_long_as_the_kubelet_listens(tmp_path: Path) -
         manager = StandInPluginManager(here.root)
         await manager.start()
         await here.phase(SessionPhase.REGISTERED)
-        await until(lambda: here.server.devices)
+        await until(here.server.devices)
         await manager.stop()
         assert "closed its stream" in await here.phase(SessionPhase.REGISTERING)
-        here.server.delete_all()  # as a kubelet does when it starts
+        here.server.delete()  # as a kubelet does when it starts
         await manager.start()
         await here.phase(SessionPhase.REGISTERED)
-        await until(lambda: here.server.devices)
+        await until(here.server.devices)
         assert here.sockets() == 2
         await manager.stop()
 
@@ -147,9 +148,9 @@ async def test_a_failure_is_tried_again_in_the_same_part(tmp_path: Path) -> None
     async with world(tmp_path) as here:
         (here.root / REGISTRY).rmdir()
         assert REGISTRY in await here.phase(SessionPhase.BLOCKED)
-        await until(lambda: here.server.devices)
+        await until(here.server.devices)
         here.snapshots.publish(Snapshot((card("rngd", 0), card("rngd", 1)), complete=True))
-        await until(lambda: len(here.server.devices) == 2)
+        await until(lambda: len(here.server.devices()) == 2)
         assert here.driver.status.value.phase is SessionPhase.BLOCKED
         manager = StandInPluginManager(here.root)
         await manager.start()
@@ -167,7 +168,7 @@ async def test_a_prepared_claim_is_served_although_its_card_is_gone(
     async with world(tmp_path) as here:
         manager = StandInPluginManager(here.root)
         await manager.start()
-        await until(lambda: here.server.devices)
+        await until(here.server.devices)
         here.keeper.prepare(claim("c", *here.snapshots.value.cards), ())
         here.wanted.publish(Wanted(families=frozenset()))
         here.snapshots.publish(Snapshot((), complete=True))
@@ -182,14 +183,14 @@ async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         manager = StandInPluginManager(here.root)
         await manager.start()
-        await until(lambda: here.server.devices)
-        assert not here.server.taints
+        await until(here.server.devices)
+        assert not here.server.taints()
         (state,) = here.snapshots.value.cards
         held = Assignment("team", "train", "main", NPU, state.id)
         now = asyncio.get_running_loop().time()
         here.kubelet.holdings.publish(Holdings(assignments=(held,), asked_at=now))
         here.keeper.update()
-        await until(lambda: "npu.furiosa.ai/held" in str(here.server.taints))
+        await until(lambda: "npu.furiosa.ai/held" in str(here.server.taints()))
         await manager.stop()
 
 
@@ -223,8 +224,8 @@ async def test_no_pool_without_its_cards_is_offered_while_the_disk_is_full(
         await until(lambda: tries > 3)
         assert here.driver.offered.value is None
         monkeypatch.setattr(files, "replace", replace)
-        await until(lambda: here.server.devices)
-        assert all(event["object"]["spec"]["devices"] for _, event in here.server._events)
+        await until(here.server.devices)
+        assert all(event["object"]["spec"]["devices"] for _, event in here.server.events)
         await here.phase(SessionPhase.REGISTERED)
         await manager.stop()
 

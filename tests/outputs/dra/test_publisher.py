@@ -23,8 +23,17 @@ from npu_agent.feed import Feed
 from npu_agent.kube import Api, resourceslices
 from npu_agent.outputs.dra import publisher as module
 from npu_agent.outputs.dra.publisher import SlicePublisher
-from tests.kube.helpers import Reply, authority, drops, says, status
-from tests.outputs.dra.api import COUNTERS, DRIVER, NODE, SlicesApi, cluster
+from npu_agent.simulator.apiserver import (
+    COUNTERS,
+    NODES,
+    Reply,
+    StandInApiServer,
+    drops,
+    says,
+    status,
+)
+from tests.kube.helpers import authority
+from tests.outputs.dra.api import DRIVER, NODE, api_server, cluster, pools
 from tests.outputs.dra.cards import card, pool_of
 from tests.until import first, until
 
@@ -63,7 +72,7 @@ def rngd(count: int, sick: tuple[int, ...] = (), **options: Any) -> tuple[PoolDe
 
 @dataclass
 class World:
-    server: SlicesApi
+    server: StandInApiServer
     api: Api
     devices: Feed[tuple[PoolDevice, ...] | None]
     publisher: SlicePublisher
@@ -80,7 +89,7 @@ class World:
             pools = [each["spec"]["pool"] for each in self.server.slices.values()]
             said = (self.state.published, self.state.devices, self.state.slices)
             return (
-                self.server.devices == wanted
+                list(self.server.devices()) == wanted
                 and said == (True, len(wanted), len(pools))
                 and {pool["generation"] for pool in pools} == {self.state.generation}
             )
@@ -89,7 +98,7 @@ class World:
         return self.state
 
     async def watching(self, times: int = 1) -> None:
-        await until(lambda: self.server.count("watch") >= times)
+        await until(lambda: self.server.calls.count("watch") >= times)
 
     async def asked_for(self, call: str) -> None:
         await until(lambda: any(each.startswith(call) for each in self.server.calls))
@@ -102,11 +111,9 @@ class World:
 
 @asynccontextmanager
 async def running(
-    directory: Path, devices: tuple[PoolDevice, ...] | None, server: SlicesApi | None = None
+    directory: Path, devices: tuple[PoolDevice, ...] | None, server: StandInApiServer | None = None
 ) -> AsyncIterator[World]:
-    async with cluster(directory) as (fresh, api):
-        if server:
-            fresh.__dict__.update(server.__dict__)
+    async with cluster(directory, server) as (fresh, api):
         feed: Feed[tuple[PoolDevice, ...] | None] = Feed(devices)
         publisher = SlicePublisher(api=api, node_name=NODE, driver=DRIVER, devices=feed)
         task = asyncio.create_task(publisher.run())
@@ -137,7 +144,7 @@ async def test_nothing_is_written_before_it_is_known_what_is_there(tmp_path: Pat
     async with running(tmp_path, None) as world:
         world.server.instead["list"] = status(503, "not now")
         world.devices.publish(rngd(2))
-        await until(lambda: world.server.count("list") >= 2)
+        await until(lambda: world.server.calls.count("list") >= 2)
         await world.quiet()
         assert world.server.writes == []
         del world.server.instead["list"]
@@ -157,7 +164,7 @@ async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
         world.devices.publish(rngd(70, sick=(3,)))
         world.publisher.ask_now()
         world.publisher.ask_now()
-        await until(lambda: world.server.count("list") >= 2)
+        await until(lambda: world.server.calls.count("list") >= 2)
         await world.quiet()
         assert world.server.writes == writes
         assert len(writes) == world.state.writes == 2
@@ -167,14 +174,14 @@ async def test_a_sick_card_is_one_write_and_its_taint_keeps_its_time(tmp_path: P
     async with running(tmp_path, rngd(8)) as world:
         await world.in_place()
         world.devices.publish(rngd(8, sick=(2,)))
-        await until(lambda: world.server.taints)
-        ((name, (taint,)),) = world.server.taints.items()
+        await until(world.server.taints)
+        ((name, (taint,)),) = world.server.taints().items()
         assert name == rngd(8)[2].name
         world.devices.publish(rngd(8, sick=(2, 5)))
-        await until(lambda: len(world.server.taints) == 2)
-        assert world.server.taints[name] == [taint]
+        await until(lambda: len(world.server.taints()) == 2)
+        assert world.server.taints()[name] == [taint]
         world.devices.publish(rngd(8))
-        await until(lambda: not world.server.taints)
+        await until(lambda: not world.server.taints())
         assert world.server.writes == [f"apply {NAME}"] * 4
         assert world.state.generation == 1
 
@@ -184,7 +191,7 @@ async def test_nothing_known_any_more_leaves_what_is_there(tmp_path: Path) -> No
         await world.in_place()
         world.devices.publish(None)
         await world.quiet()
-        assert len(world.server.devices) == 2
+        assert len(world.server.devices()) == 2
 
 
 async def test_more_cards_than_one_slice_holds_and_fewer_again(tmp_path: Path) -> None:
@@ -199,7 +206,7 @@ async def test_more_cards_than_one_slice_holds_and_fewer_again(tmp_path: Path) -
         applied, created = f"apply {NAME}", f"apply {SECOND}"
         assert world.server.writes == [applied, applied, created, f"delete {SECOND}", applied]
         # (there are, there should be): the pool is incomplete between two calls only.
-        assert world.server.pools == [(1, 1), (1, 2), (2, 2), (1, 2), (1, 1)]
+        assert pools(world.server) == [(1, 1), (1, 2), (2, 2), (1, 2), (1, 1)]
 
 
 # What an agent finds that starts.
@@ -220,9 +227,9 @@ async def test_an_agent_that_takes_over_writes_nothing(tmp_path: Path) -> None:
 
 
 async def test_another_drivers_leftovers_of_this_name_are_deleted_first(tmp_path: Path) -> None:
-    left = SlicesApi()
+    left = api_server()
     pool = {"name": NODE, "generation": 4, "resourceSliceCount": 1}
-    left.add("00000-old-x7k2p", {"driver": DRIVER, "nodeName": NODE, "pool": pool})
+    left.put("00000-old-x7k2p", driver=DRIVER, nodeName=NODE, pool=pool)
     async with running(tmp_path, rngd(1), left) as world:
         state = await world.in_place()
         assert world.server.writes == ["delete 00000-old-x7k2p", f"apply {NAME}"]
@@ -233,7 +240,7 @@ async def test_a_write_that_ended_halfway_is_completed(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(70)) as world:
         await world.in_place()
         left = world.server
-    left.edit(NAME, pool={"name": NODE, "generation": 9, "resourceSliceCount": 2})
+    left.put(NAME, pool={"name": NODE, "generation": 9, "resourceSliceCount": 2})
     async with running(tmp_path, rngd(70), left) as world:
         await world.in_place()
         assert {each["spec"]["pool"]["generation"] for each in left.slices.values()} == {9}
@@ -249,7 +256,7 @@ async def test_slices_that_are_deleted_are_back(tmp_path: Path) -> None:
         for name in (NAME, SECOND):
             world.server.delete(name)
             await world.in_place()
-        world.server.delete_all()  # as a kubelet does that starts
+        world.server.delete()  # as a kubelet does that starts
         state = await world.in_place()
         assert world.server.slices.keys() == {NAME, SECOND}
         # The scheduler may know the generations up to the last one.
@@ -260,7 +267,7 @@ async def test_what_somebody_changes_is_put_right(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(2)) as world:
         await world.in_place()
         await world.watching()
-        world.server.edit(NAME, devices=[])
+        world.server.put(NAME, devices=[])
         await world.in_place()
         assert world.server.writes == [f"apply {NAME}"] * 2
 
@@ -270,7 +277,7 @@ async def test_a_watch_that_is_broken_is_replaced(tmp_path: Path) -> None:
         await world.in_place()
         await world.watching()
         world.server.cut()
-        world.server.delete_all()
+        world.server.delete()
         await world.in_place()
         await world.watching(2)
 
@@ -280,12 +287,12 @@ async def test_a_watch_that_began_too_long_ago_is_no_trouble(tmp_path: Path) -> 
         await world.in_place()
         await world.watching()
         world.server.cut()
-        world.server.delete_all()
+        world.server.delete()
         world.server.forget_events()
         await world.in_place()
         await world.watching(2)
         assert world.state.trouble is None
-        world.server.delete_all()
+        world.server.delete()
         await world.in_place()
 
 
@@ -297,7 +304,7 @@ async def test_where_each_watch_ends_immediately_the_slices_are_listed(
         world.server.instead["watch"] = says("")
         await world.in_place()
         await world.watching(3)
-        world.server.delete_all()
+        world.server.delete()
         await world.in_place()
 
 
@@ -320,7 +327,7 @@ async def test_a_silent_watch_is_seen_through_in_time(
         await world.in_place()
         await world.watching()
         world.server.mute()
-        world.server.delete_all()
+        world.server.delete()
         await world.in_place(deadline=10)
         assert world.state.trouble is None
 
@@ -337,7 +344,7 @@ async def test_watches_follow_each_other_without_a_list(
         calls = len(world.server.calls)
         for number in range(2, 12):
             world.server.bookmark()
-            version = str(world.server._version)
+            version = str(world.server.version.value)
             await world.quiet()
             world.server.end()
             await world.watching(number)
@@ -375,7 +382,7 @@ async def test_a_watch_goes_on_where_it_was_unless_it_is_refused(
         assert asked == ["watch"] * 4 if doing == "watch" else ["watch", "list", "watch", "list"]
         assert world.state.trouble
         world.server.instead.clear()
-        world.server.delete_all()
+        world.server.delete()
         await world.in_place()
         await first(world.publisher.state, lambda state: state.trouble is None)
 
@@ -389,16 +396,16 @@ async def test_a_slice_that_is_deleted_while_its_write_is_under_way_is_back(
 
         async def deleted(request: web.Request) -> web.StreamResponse:
             world.server.instead.clear()
-            reply = await world.server._apply(request)
+            _, answer = world.server.act("apply", request.path, await request.json())
             world.server.delete(NAME)
             await first(world.publisher.state, lambda state: state.incomplete)
-            return await reply(request)  # of before the event that was there first
+            return web.json_response(answer)  # of before the event that was there first
 
         world.server.instead["apply"] = deleted
         world.devices.publish(rngd(70, sick=(1,)))
         await until(lambda: not world.server.instead)
         await world.in_place()
-        assert len(world.server.taints) == 1
+        assert len(world.server.taints()) == 1
 
 
 async def test_a_slice_that_is_deleted_while_they_are_listed_is_back(tmp_path: Path) -> None:
@@ -408,7 +415,7 @@ async def test_a_slice_that_is_deleted_while_they_are_listed_is_back(tmp_path: P
 
         async def before(request: web.Request) -> web.StreamResponse:
             world.server.instead.clear()
-            meta = {"resourceVersion": str(world.server._version)}
+            meta = {"resourceVersion": str(world.server.version.value)}
             items = list(world.server.slices.values())
             world.server.delete(NAME)
             await first(world.publisher.state, lambda state: state.incomplete)
@@ -429,16 +436,16 @@ async def test_a_restarted_kubelet_waits_for_no_pause(
         await world.in_place()
         await world.watching()
         monkeypatch.setattr(ApiBackoff, "next", lambda *_: 3600.0)
-        world.server.away = True
+        world.server.trouble = drops
         world.server.cut()
         world.devices.publish(rngd(3))
         await until(lambda: world.publisher._restarted and not world.state.published)
         await world.quiet()
-        world.server.away = False
+        world.server.trouble = None
         world.publisher.ask_now()
         await world.in_place()
         await world.watching(2)
-        world.server.delete_all()  # that kubelet does so in its own time
+        world.server.delete()  # that kubelet does so in its own time
         await world.in_place()
 
 
@@ -471,7 +478,7 @@ async def test_pauses_grow_until_it_works(tmp_path: Path, monkeypatch: pytest.Mo
         tried = len(tries)
         await until(lambda: len(tries) >= tried + 4)
         world.server.instead.clear()
-        watches = world.server.count("watch")
+        watches = world.server.calls.count("watch")
         await world.watching(watches + 1)
         assert tries == list(range(len(tries)))
         monkeypatch.setattr(module, "_STEADY", 0.0)
@@ -485,12 +492,13 @@ async def test_a_node_that_is_deleted_and_created_again_owns_them_again(tmp_path
     async with running(tmp_path, rngd(2)) as world:
         await world.in_place()
         await world.watching()
-        world.server.node_uid = None
-        world.server.delete_all()
-        await until(lambda: world.server.count("node") >= 3)
+        node = world.server.objects[NODES].pop(NODE)
+        world.server.delete()
+        await until(lambda: world.server.calls.count(f"get {NODE}") >= 3)
         assert not world.state.published
         assert world.state.trouble
-        world.server.node_uid = "uid-2"
+        node["metadata"]["uid"] = "uid-2"
+        world.server.objects[NODES][NODE] = node
         state = await world.in_place()
         assert world.server.slices[NAME]["metadata"]["ownerReferences"][0]["uid"] == "uid-2"
         assert state.trouble is None
@@ -511,7 +519,7 @@ async def test_what_is_older_than_the_last_answer_does_not_count(tmp_path: Path)
         old = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": str(version - 1)}}
         world.server.instead["list"] = says({**old, "items": []})
         world.publisher.ask_now()
-        await until(lambda: world.server.count("list") == 2)
+        await until(lambda: world.server.calls.count("list") == 2)
         await world.quiet()
         assert world.publisher._live.value == {NAME: newest}
         assert len(world.server.writes) == 1
@@ -525,8 +533,8 @@ async def test_two_that_write_the_same_slices_do_not_do_so_all_the_time(tmp_path
         loop = asyncio.get_running_loop()
         end = loop.time() + 1.0
         while loop.time() < end:
-            if world.server.devices:
-                world.server.edit(NAME, devices=[])
+            if world.server.devices():
+                world.server.put(NAME, devices=[])
             await asyncio.sleep(0.005)
         assert 1 <= len(world.server.writes) - writes <= 6
 
@@ -538,7 +546,7 @@ async def test_slices_are_back_after_an_outage(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(2)) as world:
         await world.in_place()
         await world.watching()
-        world.server.away = True
+        world.server.trouble = drops
         world.server.cut()
         trouble = (await first(world.publisher.state, lambda state: state.trouble)).trouble
         assert trouble
@@ -548,7 +556,7 @@ async def test_slices_are_back_after_an_outage(tmp_path: Path) -> None:
         await first(world.publisher.state, lambda state: not state.published)
         world.server.slices.clear()
         world.server.forget_events()
-        world.server.away = False
+        world.server.trouble = None
         await world.in_place()
         await first(world.publisher.state, lambda state: state.trouble is None)
 
@@ -562,20 +570,20 @@ async def test_a_write_whose_answer_is_lost_may_have_taken_effect(tmp_path: Path
 
         async def unanswered(request: web.Request) -> web.StreamResponse:
             server.cut()
-            await server._apply(request)
-            server.away = True
+            server.act("apply", request.path, await request.json())
+            server.trouble = drops
             return await drops(request)
 
         server.instead["apply"] = unanswered
         world.devices.publish(rngd(1))
-        await until(lambda: server.away)
-        assert server.devices
+        await until(lambda: server.trouble)
+        assert server.devices()
         world.devices.publish(())
         tries = len(server.calls)
         await until(lambda: len(server.calls) >= tries + 5)
         assert world.publisher.in_place.value is None
         server.instead.clear()
-        server.away = False
+        server.trouble = None
         await world.in_place()
         await until(lambda: world.publisher.in_place.value == ())
 
@@ -595,14 +603,14 @@ async def test_a_refusal_is_trouble_and_retried_with_pauses(tmp_path: Path) -> N
 @pytest.mark.parametrize("code", [409, 422, 429, 500])
 async def test_an_api_server_that_fails_for_a_moment(tmp_path: Path, code: int) -> None:
     async with running(tmp_path, rngd(2)) as world:
-        for call in ("list", "watch", "node", "apply"):
+        for call in ("list", "watch", "get", "apply"):
             world.server.instead = {call: status(code, "not now", Retry_After="0")}
             await world.asked_for(call)
         world.server.instead = {}
         await world.in_place()
 
 
-@pytest.mark.parametrize("call", ["list", "watch", "node", "apply"])
+@pytest.mark.parametrize("call", ["list", "watch", "get", "apply"])
 @pytest.mark.parametrize("code", [429, 503])
 async def test_the_api_servers_wish_to_wait_is_granted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
@@ -647,15 +655,15 @@ async def test_after_a_success_the_next_failure_starts_with_a_short_pause(
 
 async def test_without_taints_a_sick_card_is_not_offered(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(3, sick=(1,))) as world:
-        world.server.gates_off = {"taints"}
+        world.server.dropped = {"taints"}
         well = [device.name for device in rngd(3) if device.name != rngd(3)[1].name]
-        await until(lambda: world.server.devices == well)
+        await until(lambda: list(world.server.devices()) == well)
         state = await first(world.publisher.state, lambda state: state.dropped)
         assert state.dropped == ("devices.taints",)
         await world.quiet()
         writes = list(world.server.writes)
         world.devices.publish(rngd(3, sick=(1, 2)))
-        await until(lambda: world.server.devices == well[:1])
+        await until(lambda: list(world.server.devices()) == well[:1])
         world.devices.publish(rngd(3))
         await world.in_place()
         assert len(world.server.writes) == len(writes) + 2
@@ -663,22 +671,22 @@ async def test_without_taints_a_sick_card_is_not_offered(tmp_path: Path) -> None
 
 async def test_another_api_server_may_keep_taints(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(3, sick=(1,))) as world:
-        world.server.gates_off = {"taints"}
+        world.server.dropped = {"taints"}
         await first(world.publisher.state, lambda state: state.dropped and state.published)
         await world.watching()
-        world.server.away = True
+        world.server.trouble = drops
         world.server.cut()
         await first(world.publisher.state, lambda state: state.trouble)
-        world.server.gates_off = set()
-        world.server.away = False
+        world.server.dropped = set()
+        world.server.trouble = None
         state = await world.in_place(deadline=6)
         assert state.dropped == ()
-        assert len(world.server.taints) == 1
+        assert len(world.server.taints()) == 1
 
 
 async def test_whatever_else_is_dropped_is_written_once_only(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(3)) as world:
-        world.server.gates_off = {"capacity"}
+        world.server.dropped = {"capacity"}
         state = await first(world.publisher.state, lambda state: state.dropped and state.published)
         assert state.dropped == ("devices.capacity",)
         world.publisher.ask_now()
@@ -686,7 +694,7 @@ async def test_whatever_else_is_dropped_is_written_once_only(tmp_path: Path) -> 
         assert world.server.writes == [f"apply {NAME}"]
         world.devices.publish(rngd(2))
         await world.in_place()
-        world.server.edit(NAME, devices=[])
+        world.server.put(NAME, devices=[])
         await world.in_place()
 
 
@@ -703,12 +711,12 @@ async def test_counters_are_tried_before_they_are_written(tmp_path: Path) -> Non
         assert (state.slices, state.devices, state.writes) == (2, 30, 2)
         calls = [call for call in world.server.calls if call.startswith(("try", "apply"))]
         assert calls == ["try", "try", f"apply {NAME}", f"apply {SECOND}"]
-        assert world.server.pools == [(1, 2), (2, 2)]
+        assert pools(world.server) == [(1, 2), (2, 2)]
         # A card that fails costs one write, and nothing is tried for it.
         world.devices.publish(parts(2, sick=(1,)))
-        await until(lambda: len(world.server.taints) == 15)
+        await until(lambda: len(world.server.taints()) == 15)
         assert len(world.server.writes) == 3
-        assert world.server.count("try") == 2
+        assert world.server.calls.count("try") == 2
 
 
 async def test_a_slice_that_is_put_back_is_tried_before(tmp_path: Path) -> None:
@@ -717,18 +725,18 @@ async def test_a_slice_that_is_put_back_is_tried_before(tmp_path: Path) -> None:
         await world.watching()
         world.server.delete(SECOND)
         await world.in_place()
-        assert world.server.count("try") == 4
+        assert world.server.calls.count("try") == 4
 
 
 async def test_where_counters_are_dropped_cards_are_offered_whole(tmp_path: Path) -> None:
     async with running(tmp_path, None) as world:
-        world.server.gates_off = set(COUNTERS)
+        world.server.dropped = set(COUNTERS)
         world.devices.publish(parts(3))
         state = await first(world.publisher.state, lambda state: state.published)
         assert state.uncounted
-        assert world.server.devices == [one.name for one in rngd(3)]
+        assert list(world.server.devices()) == [one.name for one in rngd(3)]
         assert world.server.writes == [f"apply {NAME}"]
-        assert not any("consumesCounters" in one for one in world.server.found)
+        assert not any("consumesCounters" in one for one in world.server.devices().values())
         # What follows from it for the parts that are held, the driver computes.
         world.devices.publish(rngd(3))
         await world.quiet()
@@ -744,13 +752,13 @@ async def test_what_is_dropped_though_it_was_kept_before_is_not_completed(
 
         async def good(self: SlicePublisher) -> None:
             self._tried = True
-            world.server.gates_off = {field}
+            world.server.dropped = {field}
 
         monkeypatch.setattr(SlicePublisher, "_try_counters", good)
         world.devices.publish(parts(5))
-        await until(lambda: world.server.devices == [one.name for one in rngd(5)])
+        await until(lambda: list(world.server.devices()) == [one.name for one in rngd(5)])
         # Never was there a complete pool with devices that overlap.
-        (*before, last) = world.server.pools
+        (*before, last) = pools(world.server)
         assert last == (1, 1)
         assert all(there < wanted for there, wanted in before)
 
@@ -759,27 +767,29 @@ async def test_counters_that_are_no_longer_kept(tmp_path: Path) -> None:
     async with running(tmp_path, parts(2)) as world:
         await world.in_place()
         await world.watching()
-        world.server.away = True
+        world.server.trouble = drops
         world.server.cut()
         await first(world.publisher.state, lambda state: state.trouble)
-        world.server.gates_off = set(COUNTERS)
-        world.server.away = False
-        await until(lambda: world.server.devices == [one.name for one in rngd(2)], deadline=6)
+        world.server.dropped = set(COUNTERS)
+        world.server.trouble = None
+        await until(
+            lambda: list(world.server.devices()) == [one.name for one in rngd(2)], deadline=6
+        )
         await first(world.publisher.state, lambda state: state.uncounted and state.published)
         assert list(world.server.slices) == [NAME]
 
 
 async def test_counters_that_are_kept_again(tmp_path: Path) -> None:
     async with running(tmp_path, None) as world:
-        world.server.gates_off = set(COUNTERS)
+        world.server.dropped = set(COUNTERS)
         world.devices.publish(parts(2))
         await first(world.publisher.state, lambda state: state.uncounted)
         await world.watching()
-        world.server.away = True
+        world.server.trouble = drops
         world.server.cut()
         await first(world.publisher.state, lambda state: state.trouble)
-        world.server.gates_off = set()
-        world.server.away = False
+        world.server.dropped = set()
+        world.server.trouble = None
         state = await world.in_place(deadline=6)
         assert state.devices == 30
         assert not state.uncounted
@@ -791,14 +801,14 @@ async def test_an_api_server_that_refuses_counters_is_one_without(tmp_path: Path
         world.devices.publish(parts(2))
         state = await first(world.publisher.state, lambda state: state.published)
         assert state.uncounted
-        assert world.server.devices == [one.name for one in rngd(2)]
+        assert list(world.server.devices()) == [one.name for one in rngd(2)]
 
 
 async def test_whether_counters_are_kept_may_not_be_known_for_a_while(tmp_path: Path) -> None:
     async with running(tmp_path, None) as world:
         world.server.instead["try"] = status(503, "not now")
         world.devices.publish(parts(2))
-        await until(lambda: world.server.count("try") >= 2)
+        await until(lambda: world.server.calls.count("try") >= 2)
         assert world.server.writes == []
         assert world.state.trouble
         world.server.instead.clear()
