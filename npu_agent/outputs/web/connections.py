@@ -86,18 +86,21 @@ class Connections(web.Server):
     ) -> AsyncIterator[None]:
         """Answers on listening sockets, which stay open; at the end closes all connections."""
         loop = asyncio.get_running_loop()
-        servers = [
-            await loop.create_server(
-                self,
-                sock=each.dup(),
-                backlog=_BACKLOG,
-                ssl=context,
-                ssl_handshake_timeout=_HANDSHAKE if context else None,
-                ssl_shutdown_timeout=_LINGER if context else None,
-            )
-            for each in sockets
-        ]
+        servers: list[asyncio.Server] = []
         try:
+            for each in sockets:
+                # Started apart: who is cancelled in there would leave a socket that listens.
+                server = await loop.create_server(
+                    self,
+                    sock=each.dup(),
+                    backlog=_BACKLOG,
+                    ssl=context,
+                    ssl_handshake_timeout=_HANDSHAKE if context else None,
+                    ssl_shutdown_timeout=_LINGER if context else None,
+                    start_serving=False,
+                )
+                servers.append(server)
+                await server.start_serving()
             yield
         finally:
             for server in servers:
