@@ -1,7 +1,7 @@
 """The Kubernetes API server: the agent's one client, and a module for each kind of object.
 
 Start with `client`. The kinds: `node`, `event`, `access`, `resourceslices`, `resourceclaims`; where
-credentials come from: `serviceaccount`, `kubeconfig`, and `login` for its login program.
+credentials come from: `serviceaccount` in a Pod, `kubeconfig` elsewhere.
 """
 
 from npu_agent.kube.client import USER_AGENT, Api

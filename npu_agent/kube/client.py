@@ -38,9 +38,6 @@ _LARGEST_ERROR = 64 * 2**10
 _REREAD = 60.0
 """Seconds until the token is read again. The kubelet replaces it long before it expires, so that a
 401 is rare; client-go waits as long."""
-_LOADING = 0.8
-"""The share of a call's deadline that a login program may take: with all of it, people would see
-that the call has not ended, and not why."""
 _CLOSING = 0.3
 """Seconds: the whole agent has one for its end."""
 _APART = 8
@@ -325,13 +322,11 @@ class Api:
 
             from npu_agent.kube.resolver import Resolver
 
-            # Not with proxies and ~/.netrc from the environment: `proxy_for` has chosen the proxy,
-            # and a line for this server in ~/.netrc, which kubectl does not read either, would
-            # break every call.
+            # Without `trust_env`: a line for this server in ~/.netrc, which kubectl does not read
+            # either, would break every call.
             self._session = ClientSession(
                 connector=TCPConnector(ssl=context, resolver=Resolver()),
                 headers={"User-Agent": USER_AGENT},
-                trust_env=False,
             )
             self._credentials = found
         elif self._credentials.token_file and time.monotonic() - self._token_read_at >= _REREAD:
@@ -343,9 +338,7 @@ class Api:
         return self._session, self._credentials
 
     async def _read(self) -> Credentials:
-        found = self._given or await _credentials(
-            self._kubeconfig, deadline=self._deadline * _LOADING
-        )
+        found = self._given or await _credentials(self._kubeconfig)
         self._token_read_at = time.monotonic()
         return found
 
@@ -377,29 +370,33 @@ class Api:
         )
 
 
-async def _credentials(given: Path | None, *, deadline: float) -> Credentials:
+async def _credentials(given: Path | None) -> Credentials:
     """By precedence: `given`; in a Pod its service account; $KUBECONFIG; ~/.kube/config.
 
     Raises:
         CredentialsError: there are none that can be used.
     """
-    found = await serviceaccount.load() if given is None else None
-    if found:
+    if given is None and (found := await serviceaccount.load()):
         return found
-    paths, exists = await _on_thread(_kubeconfig, given)
-    if not exists:
-        if given:
-            raise CredentialsError(f"the kubeconfig {given} is missing", "give another one")
-        raise CredentialsError(
-            "no credentials for the API server: there is neither a service account "
-            f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
-            f"environment) nor a kubeconfig ({paths})",
-            "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do "
-            "without by labels.output: none and events: false",
-        )
-    module = await _on_thread(importlib.import_module, "npu_agent.kube.kubeconfig")
-    loaded: Credentials = await module.load(paths, deadline=deadline)
-    return loaded
+    return await _on_thread(_kubeconfig, given)
+
+
+def _kubeconfig(given: Path | None) -> Credentials:
+    expand = os.path.expanduser  # Path.expanduser raises for a user without a home
+    paths = str(given or os.environ.get("KUBECONFIG") or expand("~/.kube/config"))
+    if any(os.path.exists(expand(each)) for each in paths.split(os.pathsep) if each):  # noqa: PTH110
+        from npu_agent.kube import kubeconfig
+
+        return kubeconfig.load(paths)
+    if given:
+        raise CredentialsError(f"the kubeconfig {given} is missing", "give another one")
+    raise CredentialsError(
+        "no credentials for the API server: there is neither a service account "
+        f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
+        f"environment) nor a kubeconfig ({paths})",
+        "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do "
+        "without by labels.output: none and events: false",
+    )
 
 
 async def _on_thread(function: Callable[[P], T], argument: P) -> T:
@@ -407,13 +404,6 @@ async def _on_thread(function: Callable[[P], T], argument: P) -> T:
     return await asyncio.get_running_loop().run_in_executor(
         DaemonThread("npu-api"), function, argument
     )
-
-
-def _kubeconfig(given: Path | None) -> tuple[str, bool]:
-    """The kubeconfig's paths, with a colon between two, and whether any of them exists."""
-    expand = os.path.expanduser  # Path.expanduser raises for a user without a home
-    paths = str(given or os.environ.get("KUBECONFIG") or expand("~/.kube/config"))
-    return paths, any(os.path.exists(expand(each)) for each in paths.split(os.pathsep) if each)  # noqa: PTH110
 
 
 def _opened(

@@ -35,15 +35,12 @@ async def load() -> Credentials | None:
     server = _server(token)
     if server is None:
         return None
-    from npu_agent.kube.proxy import proxy_for  # urllib.request: 10 ms before the registration
-
     return Credentials(
         server=server,
         source=f"the service account ({token})",
         authorization=await authorization(token),
         token_file=token,
         ca=str(DIRECTORY / "ca.crt"),
-        proxy=proxy_for(server),
     )
 
 

@@ -6,17 +6,13 @@ import asyncio
 import importlib
 import json
 import os
-import signal
-import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 from aiohttp import web
 
 from npu_agent import __version__
@@ -48,7 +44,6 @@ from tests.kube.helpers import (
     serving,
     status,
 )
-from tests.until import until
 
 META = NodeMeta("n1", "7b0c", "42", {"a": "b"}, frozenset())
 EVENT = {"kind": "Event", "apiVersion": "v1", "metadata": {"name": "n1.17"}}
@@ -214,8 +209,8 @@ async def test_what_takes_long_is_loaded_on_a_thread(
 
     monkeypatch.setattr(importlib, "import_module", import_module)
     await node.read(api, "n1")
-    assert set(by) == {"aiohttp", "npu_agent.kube.kubeconfig"}
-    assert all(thread.daemon for thread in by.values())
+    assert set(by) == {"aiohttp"}
+    assert by["aiohttp"].daemon
 
 
 async def test_without_a_thread_it_fails_as_any_call_does(
@@ -629,30 +624,6 @@ async def test_kubeconfig_of_the_environment_or_the_home(
     await api.close()
 
 
-async def test_kubeconfig_with_a_token_in_a_file(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("of-a-file\n")
-    path = kubeconfig(tmp_path, server.url, user={"tokenFile": "token"})
-    api = Api(kubeconfig=path, deadline=DEADLINE)
-    assert (await node.read(api, "n1")).name == "n1"
-    assert server.tokens == ["Bearer of-a-file"]
-    await api.close()
-
-
-@pytest.mark.parametrize("context", [{"cluster": "c"}, {"cluster": "c", "user": ""}])
-async def test_kubeconfig_without_a_user(
-    server: Server, tmp_path: Path, context: dict[str, str]
-) -> None:
-    """As for `kubectl proxy`, which has the credentials; kubectl writes the second form."""
-    path = kubeconfig(tmp_path, server.url)
-    content = yaml.safe_load(path.read_text())
-    content["contexts"][0]["context"] = context
-    path.write_text(yaml.safe_dump(content))
-    api = Api(kubeconfig=path, deadline=DEADLINE)
-    assert (await node.read(api, "n1")).name == "n1"
-    assert server.tokens == [None]
-    await api.close()
-
-
 @pytest.mark.parametrize("given", [True, False], ids=["its CA", "the system's CAs"])
 async def test_kubeconfig_with_tls(trusted: Authority, tmp_path: Path, given: bool) -> None:
     async with serving(says(NODE), tls=trusted.context()) as server:
@@ -683,64 +654,25 @@ async def test_no_credentials_at_all(
     await api.close()
 
 
+async def test_a_kubeconfig_that_takes_too_long_does_not_accuse_the_api_server(
+    server: Server, tmp_path: Path
+) -> None:
+    """A named pipe without a writer, as a file on a mount that hangs."""
+    os.mkfifo(tmp_path / "token")
+    path = kubeconfig(tmp_path, server.url, user={"tokenFile": str(tmp_path / "token")})
+    error = await trouble(Api(kubeconfig=path, deadline=1.0))
+    (tmp_path / "token").open("w").close()  # and the thread ends
+    assert error.kind is Kind.TIMEOUT
+    words = "nothing was sent within 1 s, as the credentials are still being loaded"
+    assert words in error.what
+    assert "login program" in error.remedy
+    assert server.asked == []
+
+
 async def test_a_given_kubeconfig_that_is_missing(tmp_path: Path) -> None:
     error = await trouble(Api(kubeconfig=tmp_path / "nowhere", deadline=DEADLINE))
     assert error.kind is Kind.CREDENTIALS
     assert f"the kubeconfig {tmp_path / 'nowhere'} is missing" in str(error)
-
-
-CONTEXT = "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-CLUSTER = f"{CONTEXT}clusters: [{{name: c, cluster: {{server: 'http://h'}}}}]\n"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[]",
-        "{",
-        "\x00",
-        "contexts: 5",
-        "current-context: x\ncontexts: []\nclusters: []\nusers: []",
-        f"{CONTEXT}clusters: [{{name: c, cluster: {{a: b}}}}]",
-        f"{CONTEXT}clusters: [{{name: c, cluster: {{a: b}}}}]\nusers: [{{name: u, user: {{}}}}]",
-        f"{CLUSTER}users: [{{name: u, user: {{tokenFile: /nonexistent}}}}]",
-        f"{CLUSTER}users: [{{name: u, user: {{exec: {{apiVersion: v1, command: /nonexistent}}}}}}]",
-    ],
-)
-async def test_a_kubeconfig_that_is_none(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "kubeconfig"
-    path.write_text(content)
-    error = await trouble(Api(kubeconfig=path, deadline=DEADLINE))
-    assert error.kind is Kind.CREDENTIALS
-    assert f"the kubeconfig {path} cannot be used" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "it is empty"),
-        ("# later\n---\n", "it is empty"),
-        ("[]", "it has to be a map with clusters, contexts and users"),
-        ("- a\n- b\n", "it has to be a map"),
-        ("see the wiki", "it has to be a map"),
-        ("clusters: 5", "clusters has to be a list of maps, each with a name"),
-        ("contexts: {x: {cluster: c}}", "contexts has to be a list of maps"),
-        ("users: [u]", "users has to be a list of maps"),
-        ("users: [{user: {}}]", "users has to be a list of maps, each with a name"),
-    ],
-)
-async def test_a_kubeconfig_of_another_shape(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: str
-) -> None:
-    good = kubeconfig(tmp_path, "http://h")
-    bad = tmp_path / "bad"
-    bad.write_text(content)
-    monkeypatch.setenv("KUBECONFIG", f"{good}:{bad}")
-    error = await trouble(Api(deadline=DEADLINE))
-    assert error.kind is Kind.CREDENTIALS
-    assert f"the kubeconfig {bad} cannot be used: {words}" in error.what
-    assert "set KUBECONFIG to another file" in error.remedy
 
 
 @pytest.mark.parametrize(
@@ -906,141 +838,6 @@ async def test_a_login_program_runs_again_at_a_401(server: Server, tmp_path: Pat
     await node.read(api, "n1")
     await api.close()
     assert server.tokens == ["Bearer token-1", "Bearer token-2"]
-
-
-def login_program(directory: Path, script: str) -> dict[str, Any]:
-    """The user of a kubeconfig whose login program does this; `$0.pids` has who has run."""
-    program = directory / "login"
-    program.write_text(f"#!/bin/sh\necho $$ >> $0.pids\n{script}\n")
-    program.chmod(0o755)
-    version = "client.authentication.k8s.io/v1"
-    return {"exec": {"apiVersion": version, "command": str(program)}}
-
-
-def ran(directory: Path) -> list[int]:
-    """The login programs that were started."""
-    file = directory / "login.pids"
-    return [int(pid) for pid in file.read_text().split()] if file.exists() else []
-
-
-def runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-async def test_a_login_program_that_hangs(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_LOADING", 0.5 / DEADLINE)
-    user = login_program(tmp_path, "exec sleep 600")
-    api = Api(kubeconfig=kubeconfig(tmp_path, server.url, user=user), deadline=DEADLINE)
-    for _ in range(2):
-        error = await trouble(api)
-        assert error.kind is Kind.CREDENTIALS
-        assert f"its login program {tmp_path}/login has not ended within 0.5 s" in error.what
-        assert "run it by hand" in error.remedy
-        assert not any(map(runs, ran(tmp_path)))
-    assert server.asked == []
-
-
-async def test_a_call_that_ends_before_its_login_program_does_not_accuse_the_api_server(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_LOADING", 10.0)
-    user = login_program(tmp_path, "exec sleep 600")
-    api = Api(kubeconfig=kubeconfig(tmp_path, server.url, user=user), deadline=0.5)
-    error = await trouble(api)
-    assert error.kind is Kind.TIMEOUT
-    words = "nothing was sent within 0.5 s, as the credentials are still being loaded"
-    assert words in error.what
-    assert "login program" in error.remedy
-    assert not any(map(runs, ran(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("script", "processes"),
-    [("exec sleep 600", 1), ("sleep 600 & echo $! >> $0.pids\nwait", 2)],
-    ids=["alone", "with a child that holds its output"],
-)
-async def test_a_call_that_is_cancelled_ends_the_login_program(
-    server: Server, tmp_path: Path, script: str, processes: int
-) -> None:
-    user = login_program(tmp_path, script)
-    api = Api(kubeconfig=kubeconfig(tmp_path, server.url, user=user), deadline=DEADLINE)
-    call = asyncio.create_task(node.read(api, "n1"))
-    await until(lambda: len(ran(tmp_path)) == processes)
-    call.cancel()
-    await asyncio.wait([call])
-    login, *children = ran(tmp_path)
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-    assert not runs(login)
-
-
-def answers(status: str) -> str:
-    """A script that answers with an ExecCredential."""
-    kind = '"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"'
-    return f'cat <<END\n{{{kind}, "status": {status}}}\nEND'
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("echo 'no session:' >&2; echo log in >&2; exit 3", "ended with 3: no session: log in"),
-        ("kill -9 $$", "ended with -9"),
-        ("echo hello", "an answer that cannot be used: Expecting value"),
-        ("echo '[]'", "it is no ExecCredential of client."),
-        ("echo '{}'", "it is no ExecCredential of client."),
-        (answers("{}").replace("/v1", "/v2"), "it is no ExecCredential of client."),
-        (answers("{}"), "there is neither a token, nor a certificate"),
-        (answers("5"), "it has no status"),
-        (answers('{"token": 5}'), "have to be texts"),
-        (answers('{"clientCertificateData": "x"}'), "nor a certificate with its key"),
-    ],
-)
-async def test_a_login_program_that_fails(
-    server: Server, tmp_path: Path, script: str, words: str
-) -> None:
-    user = login_program(tmp_path, script)
-    api = Api(kubeconfig=kubeconfig(tmp_path, server.url, user=user), deadline=DEADLINE)
-    error = await trouble(api)
-    assert error.kind is Kind.CREDENTIALS
-    assert f"its login program {tmp_path}/login " in error.what
-    assert words in error.what
-    assert server.asked == []
-
-
-async def test_a_login_program_is_asked_as_kubectl_asks_it(server: Server, tmp_path: Path) -> None:
-    script = 'echo "$1 $WHO $KUBERNETES_EXEC_INFO" > $0.asked\n'
-    user = login_program(tmp_path, script + answers("$1"))
-    user["exec"] |= {"args": ['{"token":"t"}'], "env": [{"name": "WHO", "value": "me"}]}
-    api = Api(kubeconfig=kubeconfig(tmp_path, server.url, user=user), deadline=DEADLINE)
-    await node.read(api, "n1")
-    await api.close()
-    assert server.tokens == ["Bearer t"]
-    argument, who, info = (tmp_path / "login.asked").read_text().split(maxsplit=2)
-    assert (argument, who) == ('{"token":"t"}', "me")
-    asked = json.loads(info)
-    assert (asked["apiVersion"], asked["kind"]) == (user["exec"]["apiVersion"], "ExecCredential")
-    assert asked["spec"] == {"interactive": sys.stdout.isatty()}
-
-
-async def test_a_login_program_that_gives_a_certificate(tmp_path: Path) -> None:
-    status = '{"clientCertificateData": "CERT", "clientKeyData": "KEY"}'
-    user = login_program(tmp_path, answers(status))
-    path = kubeconfig(tmp_path, "https://h", user=user)
-    # Not at the top: the library takes half a second to load.
-    from npu_agent.kube.kubeconfig import load
-
-    found = await load(str(path), deadline=DEADLINE)
-    assert found.authorization is None
-    assert found.certificate
-    assert found.key
-    assert Path(found.certificate).read_text() == "CERT"
-    assert Path(found.key).read_text() == "KEY"
 
 
 # The environment
