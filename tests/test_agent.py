@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -627,8 +628,8 @@ async def test_the_agent_before_is_remembered_and_its_record_is_written_again(no
 async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_PROVE_EVERY", 0.01)
-    monkeypatch.setattr(session, "_PROVE_AGAIN", 0.01)
+    quick = partial(session.Timing, prove_every=0.01, prove_again=0.01)
+    monkeypatch.setattr(session, "Timing", quick)
 
     async def offered(_: Path) -> Mapping[str, frozenset[str]]:
         return {NPU: frozenset(("somebody else's",))}

@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every back-off is short: what is counted is how often, not how long."""
     monkeypatch.setattr(Backoff, "next", lambda self: 0.001)  # noqa: ARG005
     monkeypatch.setattr(ApiBackoff, "next", lambda self, retry_after=None: 0.001)  # noqa: ARG005
-    monkeypatch.setattr(session, "_LOOK_EVERY", 0.05)
+    monkeypatch.setattr(session, "Timing", partial(session.Timing, look_every=0.05))
 
 
 @pytest.mark.parametrize(

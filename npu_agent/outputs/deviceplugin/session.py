@@ -14,6 +14,7 @@ import contextlib
 import errno
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
@@ -41,29 +42,40 @@ _REGISTER = "/v1beta1.Registration/Register"
 _LARGEST = 1 << 16
 """Bytes of its answer, which is empty."""
 
-_REGISTER_DEADLINE = 15.0
-"""Seconds. Inside Register the kubelet dials us for up to 10 s before it answers."""
-_CONNECT_DEADLINE = 5.0
-"""Seconds from Register's answer to the kubelet's ListAndWatch; it takes milliseconds."""
-_LOOK_EVERY = 1.0
-"""Seconds between checks of our socket while registered; a stat, and no inotify instance."""
-_PROVE_EVERY, _PROVE_AGAIN = 20.0, 10.0
-"""Seconds between checks that the kubelet still offers what we serve, and until the second check
-when it does not: it takes moments to apply a new list."""
-_PROVE_SELDOM = 1200.0
-"""Seconds between these checks where to register again is of no use: a kubelet may not say all."""
-_RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
-"""Seconds between attempts while the kubelet is away: we are registered within 2 s of its return.
-An attempt is a stat while its socket is missing."""
-_FICKLE_LONGEST = 1.5
-_EARLY = 5.5
-"""Seconds to register while the agent before us still serves; that one waits for 6."""
-_OURS_WITHIN = 20.0
-"""Seconds for which an Allocate waits for the node to be ours: the agent before us may take 16 to
-end (`Ownership.hand_over`, then calls under way). The kubelet starts no other Pod meanwhile."""
-_STEADY = 5.0
-"""Seconds a registration has to last to count as a success. A kubelet that keeps dropping us is
-registered with less and less often, but never more than 2 s after a loss."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of a session, in seconds.
+
+    A kubelet that returns has us again within `retry_longest` and a Register, which takes
+    milliseconds: less than 2 s.
+    """
+
+    register: float = 15.0
+    """Deadline of Register. The kubelet dials us for up to 10 s before it answers."""
+    connect: float = 5.0
+    """From Register's answer to the kubelet's ListAndWatch; it takes milliseconds."""
+    look_every: float = 1.0
+    """Between checks of our socket while registered; a stat, and no inotify instance."""
+    prove_every: float = 20.0
+    """Between checks that the kubelet still offers what we serve."""
+    prove_again: float = 10.0
+    """Until the second check when it does not: it takes moments to apply a new list."""
+    prove_seldom: float = 1200.0
+    """Between these checks where to register again is of no use: a kubelet may not say all."""
+    retry_first: float = 0.1
+    """Between the first attempts while the kubelet is away: a stat while its socket is missing."""
+    retry_longest: float = 1.0
+    """Between later attempts."""
+    fickle_longest: float = 1.5
+    """Between registrations at a kubelet that keeps dropping us."""
+    steady: float = 5.0
+    """That a registration has to last to count as a success."""
+    early: float = 5.5
+    """To register while the agent before us still serves; that one waits for 6."""
+    ours_within: float = 20.0
+    """For which an Allocate waits for the node to be ours: the agent before us may take 16 to end
+    (`Ownership.hand_over`, then calls under way). The kubelet starts no other Pod meanwhile."""
 
 
 async def _nothing() -> None:
@@ -93,6 +105,7 @@ class Session:
         kubelet_lost: Callable[[], None] = lambda: None,
         offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _untold,
         by_cdi: bool = False,
+        timing: Timing | None = None,
     ) -> None:
         """A session that has not begun.
 
@@ -108,7 +121,9 @@ class Session:
             offered: asks the kubelet for the IDs that it can hand out of each resource; None if it
                 does not tell.
             by_cdi: whether containers get their device nodes by CDI names.
+            timing: all times.
         """
+        self.timing = timing or Timing()
         self._standing = Standing(resource)
         self.status = self._standing.status
         self.counts = Counts()
@@ -123,7 +138,7 @@ class Session:
         self._offered = offered
         self._by_cdi = by_cdi
         self._kubelet = directory / KUBELET_SOCKET
-        self._proofs = Backoff(first=_PROVE_EVERY, longest=_PROVE_SELDOM)
+        self._proofs = Backoff(first=self.timing.prove_every, longest=self.timing.prove_seldom)
         self._lost = False
         """Whether a registration was lost and there has been no new one yet."""
         self._ours: Feed[bool] = Feed(False)
@@ -135,7 +150,7 @@ class Session:
 
     async def run(self) -> None:
         """Serves until cancelled; then ends its stream in order, so that the kubelet sees it."""
-        pause = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+        pause = Backoff(first=self.timing.retry_first, longest=self.timing.retry_longest)
         try:
             while True:
                 try:
@@ -176,7 +191,7 @@ class Session:
 
     async def _hold(self, still_ours: Callable[[], bool]) -> None:
         """Serves for as long as the resource is ours: on a new socket after each loss."""
-        fickle = Backoff(first=_RETRY_FIRST, longest=_FICKLE_LONGEST)
+        fickle = Backoff(first=self.timing.retry_first, longest=self.timing.fickle_longest)
         loop = asyncio.get_running_loop()
         while still_ours():
             async with self._endpoint() as endpoint:
@@ -190,7 +205,7 @@ class Session:
                     "lost the kubelet: registering again", resource=self._resource, reason=lost
                 )
                 self._standing.becomes(SessionPhase.REGISTERING, lost)
-            if loop.time() - since > _STEADY:
+            if loop.time() - since > self.timing.steady:
                 fickle.reset()
             # Never immediately: a kubelet that has not closed the old stream yet would take the new
             # registration for the old one and drop it (`runClient`, see `ownership`).
@@ -207,7 +222,7 @@ class Session:
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout(_EARLY):
+                async with asyncio.timeout(self.timing.early):
                     endpoint = await stack.enter_async_context(self._served())
                     trouble = await self._register(endpoint)
                     if not trouble and await self._failed_to_register(endpoint):
@@ -247,7 +262,7 @@ class Session:
     async def _note_when_ours(self, resource: str, devices: Sequence[Device]) -> None:
         """As `note` of `DevicePlugin`; waits until what was handed out before is known."""
         try:
-            async with asyncio.timeout(_OURS_WITHIN):
+            async with asyncio.timeout(self.timing.ours_within):
                 await self._ours.until(bool)
         except TimeoutError:
             raise RefusalError(
@@ -286,7 +301,7 @@ class Session:
 
     async def _taken_on(self, endpoint: Endpoint) -> bool:
         """Registers until the kubelet holds our stream; False if our socket vanishes."""
-        absent = Backoff(first=_RETRY_FIRST, longest=_RETRY_LONGEST)
+        absent = Backoff(first=self.timing.retry_first, longest=self.timing.retry_longest)
         while (trouble := await self._register(endpoint)) is not None:
             self._standing.fails(trouble, SessionPhase.REGISTERING)
             await asyncio.sleep(absent.next())
@@ -315,16 +330,17 @@ class Session:
         except GRPCError as error:
             return f"the kubelet refuses: {error.status.name}: {error.message}"
         except TimeoutError:
-            return f"the kubelet does not answer Register within {_REGISTER_DEADLINE:g} s"
+            return f"the kubelet does not answer Register within {self.timing.register:g} s"
         except ValueError as error:
             return f"the kubelet does not answer as it should: {error}"
         except (OSError, ProtocolError, StreamTerminatedError) as error:
             return f"the kubelet does not answer: {str(error) or type(error).__name__}"
+        connect = self.timing.connect
         try:
-            async with asyncio.timeout(_CONNECT_DEADLINE):
+            async with asyncio.timeout(connect):
                 await streams.until(lambda now: now.ever > before)
         except TimeoutError:
-            return f"registered, but the kubelet asks for no devices within {_CONNECT_DEADLINE:g} s"
+            return f"registered, but the kubelet asks for no devices within {connect:g} s"
         return None
 
     async def _ask_to_register(self, path: Path) -> None:
@@ -334,7 +350,7 @@ class Session:
             resource_name=self._resource,
             options=options(),
         )
-        async with asyncio.timeout(_REGISTER_DEADLINE):
+        async with asyncio.timeout(self.timing.register):
             await ask(self._kubelet, _REGISTER, bytes(request), most=_LARGEST)
 
     async def _until_lost(self, endpoint: Endpoint) -> str:
@@ -346,7 +362,7 @@ class Session:
         streams = endpoint.plugin.streams
         had = max(1, streams.value.open)  # two, if one was opened early
         ended = asyncio.create_task(streams.until(lambda now: now.open < had))
-        removed = asyncio.create_task(_until_removed(endpoint))
+        removed = asyncio.create_task(self._until_removed(endpoint))
         disowned = asyncio.create_task(self._until_disowned())
         ways = (ended, removed, disowned)
         try:
@@ -361,6 +377,10 @@ class Session:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
 
+    async def _until_removed(self, endpoint: Endpoint) -> None:
+        while endpoint.exists():  # noqa: ASYNC110 (the kubelet sets no event)
+            await asyncio.sleep(until_tick(self.timing.look_every))
+
     async def _until_disowned(self) -> str:
         """Waits until the kubelet no longer offers what we serve, although our stream is open.
 
@@ -372,7 +392,7 @@ class Session:
             if not (doubtful := await self._missing()):
                 self._proofs.reset()
                 continue
-            await asyncio.sleep(_PROVE_AGAIN)
+            await asyncio.sleep(self.timing.prove_again)
             if missing := doubtful & await self._missing():
                 return (
                     f"it no longer offers {len(missing)} of our devices, such as {min(missing)}: "
@@ -386,11 +406,6 @@ class Session:
             return frozenset()
         ours = frozenset(device.id for device in self._devices.value if device.healthy)
         return ours - offered.get(self._resource, frozenset())
-
-
-async def _until_removed(endpoint: Endpoint) -> None:
-    while endpoint.exists():  # noqa: ASYNC110 (the kubelet sets no event)
-        await asyncio.sleep(until_tick(_LOOK_EVERY))
 
 
 def _explained(error: OSError, directory: Path) -> str:

@@ -2,14 +2,11 @@
 
 import asyncio
 
-import pytest
-
 from npu_agent.core.counts import RESULTS, Counts, Histogram
 from npu_agent.feed import Feed
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.service import Devices
-from npu_agent.outputs.deviceplugin.session import Session
+from npu_agent.outputs.deviceplugin.session import Session, Timing
 from npu_agent.simulator.kubelet import StandInKubelet
 from tests.outputs.deviceplugin.client import DEADLINE
 from tests.outputs.deviceplugin.helpers import devices, short_directory, state
@@ -35,12 +32,9 @@ def test_two_histograms_share_nothing() -> None:
     assert not sum(two.allocation_seconds.counts)
 
 
-async def test_a_kubelet_that_comes_back_is_counted_and_the_first_one_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_kubelet_that_comes_back_is_counted_and_the_first_one_is_not() -> None:
     # A pause that is long enough for the stand-in to put the old stream away.
-    monkeypatch.setattr(session, "_RETRY_FIRST", 0.3)
-    monkeypatch.setattr(session, "_FICKLE_LONGEST", 0.3)
+    timing = Timing(retry_first=0.3, fickle_longest=0.3)
     cards: Feed[Devices] = Feed(devices(state()))
     with short_directory() as temporary:
         directory = temporary / "plugins"
@@ -53,6 +47,7 @@ async def test_a_kubelet_that_comes_back_is_counted_and_the_first_one_is_not(
             directory=directory,
             socket_name="npu",
             ownership=Ownership(directory),
+            timing=timing,
         )
         running = asyncio.create_task(one.run())
 

@@ -22,7 +22,7 @@ from npu_agent.kubelet.registration import Standing
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import Devices
-from npu_agent.outputs.deviceplugin.session import Session
+from npu_agent.outputs.deviceplugin.session import Session, Timing
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
 from tests.kubelet.closing import closed_when_connected
 from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
@@ -32,16 +32,16 @@ RESOURCE = "beta.furiosa.ai/npu"
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
 CARDS = devices(state(index=0, id_="UUID-A"), state(index=1, id_="UUID-B"))
-QUICK = {
-    "_REGISTER_DEADLINE": DEADLINE,
-    "_CONNECT_DEADLINE": DEADLINE,
-    "_LOOK_EVERY": 0.01,
-    "_PROVE_EVERY": 0.02,
-    "_PROVE_AGAIN": 0.01,
-    "_RETRY_FIRST": 0.005,
-    "_RETRY_LONGEST": 0.02,
-    "_FICKLE_LONGEST": 0.1,
-}
+QUICK = Timing(
+    register=DEADLINE,
+    connect=DEADLINE,
+    look_every=0.01,
+    prove_every=0.02,
+    prove_again=0.01,
+    retry_first=0.005,
+    retry_longest=0.02,
+    fickle_longest=0.1,
+)
 """Pauses are short, deadlines are not: a test that waits for one to pass makes it short itself."""
 
 
@@ -56,6 +56,7 @@ class Room:
     offered: dict[str, frozenset[str]] | None = None
     """What the kubelet says that it can hand out; None: it does not tell."""
 
+    timing: Timing = QUICK
     losses: int = 0
 
     async def ask(self) -> dict[str, frozenset[str]] | None:
@@ -77,6 +78,7 @@ class Room:
             directory=self.directory,
             socket_name="npu",
             ownership=Ownership(self.directory),
+            timing=self.timing,
         )
 
     @asynccontextmanager
@@ -118,19 +120,16 @@ async def room() -> AsyncIterator[Room]:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in QUICK.items():
-        monkeypatch.setattr(session, name, value)
     monkeypatch.setattr(ownership, "_TRY_EVERY", 0.005)
 
 
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def unhurried(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that count registrations: the kubelet has time to put the old stream away.
 
     It lets go of whichever registration it has when a stream ends (`runClient`).
     """
-    monkeypatch.setattr(session, "_RETRY_FIRST", 0.3)
-    monkeypatch.setattr(session, "_FICKLE_LONGEST", 0.3)
+    room.timing = replace(QUICK, retry_first=0.3, fickle_longest=0.3)
     monkeypatch.setattr(ownership, "_SETTLE", 0.3)
 
 
@@ -332,16 +331,14 @@ async def test_register_is_refused(
         assert said()[1:] == ["registered"]
 
 
-async def test_register_is_never_answered(
-    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
-) -> None:
-    monkeypatch.setattr(session, "_REGISTER_DEADLINE", 0.3)
+async def test_register_is_never_answered(room: Room, said: Callable[[], list[str]]) -> None:
+    room.timing = replace(QUICK, register=0.3)
     room.kubelet.answers = False
     await room.kubelet.start()
     async with room.running() as one:
         status = await first(one.status, lambda s: bool(s.reason))
         assert status.reason == "the kubelet does not answer Register within 0.3 s"
-        monkeypatch.setattr(session, "_REGISTER_DEADLINE", DEADLINE)
+        one.timing = QUICK
         room.kubelet.answers = True
         await room.registered()
         assert said() == [f"not registered: trying again: {status.reason}", "registered"]
@@ -377,10 +374,10 @@ async def test_a_socket_that_accepts_and_closes(
 
 
 async def test_the_socket_of_a_kubelet_that_is_stopped_beside_a_new_one(
-    room: Room, monkeypatch: pytest.MonkeyPatch
+    room: Room,
 ) -> None:
     """Whoever has called the old one does not wait until that call is over."""
-    monkeypatch.setattr(session, "_REGISTER_DEADLINE", 3600.0)
+    room.timing = replace(QUICK, register=3600.0)
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(str(room.directory / "kubelet.sock"))
         stopped.listen()
@@ -402,10 +399,8 @@ async def test_end_while_register_is_not_answered(room: Room) -> None:
     assert not [name for name in names(room.directory) if name.startswith("npu-")]
 
 
-async def test_registered_but_nobody_asks(
-    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
-) -> None:
-    monkeypatch.setattr(session, "_CONNECT_DEADLINE", 0.1)
+async def test_registered_but_nobody_asks(room: Room, said: Callable[[], list[str]]) -> None:
+    room.timing = replace(QUICK, connect=0.1)
     room.kubelet.asks = False
     await room.kubelet.start()
     async with room.running() as one:
@@ -413,7 +408,7 @@ async def test_registered_but_nobody_asks(
         assert status.phase is SessionPhase.REGISTERING
         assert status.reason == "registered, but the kubelet asks for no devices within 0.1 s"
         assert status.registrations == 0
-        monkeypatch.setattr(session, "_CONNECT_DEADLINE", DEADLINE)
+        one.timing = QUICK
         room.kubelet.asks = True
         await room.registered()
         assert said() == [f"not registered: trying again: {status.reason}", "registered"]
@@ -461,7 +456,7 @@ async def test_a_kubelet_that_never_says_that_it_offers_ours_is_left_alone_for_l
     tries: list[int] = []
 
     def soon(pause: Backoff) -> float:
-        if pause.longest == session._PROVE_SELDOM:
+        if pause.longest == QUICK.prove_seldom:
             tries.append(pause.tries)
         pause.tries += 1
         return 0.001
@@ -657,19 +652,19 @@ async def test_fickle_kubelet_is_asked_less_and_less(
 
     class Recorded(Backoff):
         def next(self) -> float:
-            if self.longest == session._FICKLE_LONGEST:
+            if self.longest == room.timing.fickle_longest:
                 pauses.append(self.tries)
             return Backoff.next(self)
 
     monkeypatch.setattr(session, "Backoff", Recorded)
     await room.kubelet.start()
-    async with room.running():
+    async with room.running() as one:
         for _ in range(4):
             plugin = await room.registered()
             room.kubelet.hang_up(RESOURCE)
             plugin = await room.registered(after=plugin.endpoint)
         assert pauses[:4] == [0, 1, 2, 3]
-        monkeypatch.setattr(session, "_STEADY", 0.0)  # this one lasted: counted anew
+        one.timing = replace(QUICK, steady=0.0)  # this one lasted: counted anew
         room.kubelet.hang_up(RESOURCE)
         await room.registered(after=plugin.endpoint)
         assert pauses[4:] == [0]
@@ -684,7 +679,7 @@ async def test_our_socket_is_removed_again_and_again(
 
     class Recorded(Backoff):
         def next(self) -> float:
-            if self.longest == session._FICKLE_LONGEST:
+            if self.longest == room.timing.fickle_longest:
                 tries.append(self.tries)
             return Backoff.next(self)
 
