@@ -28,7 +28,7 @@ from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, ApiError, node, serviceaccount
-from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
+from npu_agent.kubelet.allocation_store import AllocationStore, left_behind
 from npu_agent.kubelet.ownership import HAND_OVER, Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
@@ -141,7 +141,7 @@ class Agent:
         """Whether this node can do DRA."""
         self._asks = configs.map(partial(_asks, node_name))
         self._wanted = configs.map(partial(_wanted, node_name, kubelet))
-        self.keeper = LedgerKeeper(
+        self.store = AllocationStore(
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
             resources=[one.name for one in self._wanted.value.resources],
@@ -150,12 +150,12 @@ class Agent:
             ledger=ledger,
         )
         if not by_cdi:  # the specs are looked after with each answer
-            self.pod_resources.no_news = self.keeper.no_news
+            self.pod_resources.no_news = self.store.no_news
         self._api = api or Api()
         self.places = Places(
             snapshots=self.inventory.hardware,
             wanted=configs.map_with(self._dra, partial(_wishes, node_name)),
-            keeper=self.keeper,
+            store=self.store,
             offered=partial(_offered, socket_beside(directory)),
             allocatable=partial(_allocatable, self._api, node_name),
         )
@@ -163,7 +163,7 @@ class Agent:
             snapshots=self.inventory.hardware,
             wanted=self._wanted,
             pod_resources=self.pod_resources,
-            keeper=self.keeper,
+            store=self.store,
             cdi_root=host_root / cdi.DIRECTORY,
             cdi_kinds=CDI_KINDS,
             by_cdi=by_cdi,
@@ -191,7 +191,7 @@ class Agent:
             )
         )
         """None where a kubelet hands out the cards."""
-        self._ownership = ownership = Ownership(directory, self.keeper.disowned)
+        self._ownership = ownership = Ownership(directory, self.store.disowned)
         self.drivers = tuple(
             Driver(
                 dra=words.dra,
@@ -200,7 +200,7 @@ class Agent:
                 pod_uid=os.environ.get("POD_UID"),
                 kubelet_root=directory.parent,
                 ownership=ownership,
-                keeper=self.keeper,
+                store=self.store,
                 snapshots=self.inventory.hardware,
                 wanted=configs.map_with(self._dra, partial(_wanted_by_claims, node_name, words)),
                 places=self.places,
@@ -225,7 +225,7 @@ class Agent:
         self._lag = LoopLag()
         self._page = Page(
             snapshots=self.inventory.snapshots,
-            holdings=self.keeper.holdings,
+            holdings=self.store.holdings,
             settings=configs.map(_page_settings),
             hostname=self._hostname,
             state=self.state,
@@ -260,8 +260,8 @@ class Agent:
                 socket_name=config.socket_name,
                 ownership=ownership,
                 prepare=self.publisher.renew,
-                note=self.keeper.grant_when_free,
-                kubelet_lost=self.keeper.kubelet_lost,
+                note=self.store.grant_when_free,
+                kubelet_lost=self.store.kubelet_lost,
                 offered=partial(_offered, socket_beside(directory)),
                 by_cdi=by_cdi,
             )
@@ -274,7 +274,7 @@ class Agent:
             configs=self.poller.states,
             sessions=[session.status for session in self.sessions],
             drivers=[driver.status for driver in self.drivers],
-            holdings=self.keeper.holdings,
+            holdings=self.store.holdings,
             labels=self.labeller.state if self.labeller else None,
         )
 
@@ -346,7 +346,7 @@ class Agent:
             return (("CDI specs", self.host_cdi.run),)
         return (
             ("pod resources", self.pod_resources.run),
-            ("ledger", self.keeper.run),
+            ("ledger", self.store.run),
             ("places", self.places.run),
             ("devices", self.publisher.run),
             ("DRA support", self._find_dra_support),
@@ -414,7 +414,7 @@ class Agent:
             now=monotonic + self._ahead,
             monotonic=monotonic,
             snapshot=self.inventory.snapshots.value,
-            holdings=self.keeper.holdings.value,
+            holdings=self.store.holdings.value,
             assignments=kubelet.assignments,
             assignments_error=kubelet.error,
             resources=tuple(

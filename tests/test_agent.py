@@ -42,7 +42,7 @@ from npu_agent.core.health import Policy
 from npu_agent.core.ledger import SETTLED
 from npu_agent.core.problems import problems, unready
 from npu_agent.inventory import card as watch
-from npu_agent.kubelet.ledger import RECORD
+from npu_agent.kubelet.allocation_store import RECORD
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
@@ -675,7 +675,7 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
             events.unlink()
             events.mkdir()
         allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
-        await until(lambda: agent.keeper.ending.value)
+        await until(lambda: agent.store.ending.value)
         assert not allocating.done()
         if not readable:
             events.rmdir()
@@ -703,7 +703,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
         await node.listed(2)
         grant = await node.kubelet.allocate(NPU, 1)
         async with asyncio.timeout(DEADLINE):
-            async for holdings in agent.keeper.holdings.watch():
+            async for holdings in agent.store.holdings.watch():
                 if holdings:
                     break
         first = await node.listed(2)
@@ -717,7 +717,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
                 answered |= set() if answer.assignments else {answer.asked_at}
                 if answered and max(answered) - min(answered) > 2 * SETTLED:
                     break
-        assert (NPU, grant.ids[0]) in agent.keeper.states.value.holds
+        assert (NPU, grant.ids[0]) in agent.store.states.value.holds
 
 
 def test_health_follows_the_config() -> None:

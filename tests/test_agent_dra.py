@@ -33,7 +33,7 @@ from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
 from npu_agent.inventory import prober
 from npu_agent.kubelet import podresources
-from npu_agent.kubelet.ledger import RECORD, LedgerKeeper
+from npu_agent.kubelet.allocation_store import RECORD, AllocationStore
 from npu_agent.outputs.dra import driver as driver_module
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.driver import Driver
@@ -217,7 +217,7 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
         assert [holding.assignment.claim for holding in agent.state().holdings] == ["c"]
         await room.registered()  # else its Pod would stay Terminating
         assert [one.name for one in agent.state().dra] == [DRIVER]
-        await until(lambda: not agent.keeper.states.value.holds)
+        await until(lambda: not agent.store.states.value.holds)
         assert (await room.prepared(ref))[0].device == NAMES[0]  # after a restart of the kubelet
         await room.manager.unprepare(DRIVER, ref)
         await room.node.told(lambda p: len(p.healthy()) == 2)
@@ -240,13 +240,13 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
     await first(room.manager.instances, lambda now: not now)
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await room.registered()
-        save = agent.keeper.saved
+        save = agent.store.saved
 
         async def slow() -> None:
             await asyncio.sleep(0.5)
             await save()
 
-        monkeypatch.setattr(agent.keeper, "saved", slow)
+        monkeypatch.setattr(agent.store, "saved", slow)
         await room.manager.unprepare(DRIVER, ref)
         await until(lambda: agent.state().dra == ())
         await room.manager.unprepare(DRIVER, ref)  # as if it had not got the answer
@@ -400,7 +400,7 @@ async def test_a_card_that_a_full_disk_does_not_know_delays_nothing_else(
         await room.free(*NAMES)
         room.node.fault("npu1", "gone")
         await room.offered(NAMES[0])
-        await first(agent.keeper.sliced, lambda sliced: sliced.keys() == {UUIDS[0]})
+        await first(agent.store.sliced, lambda sliced: sliced.keys() == {UUIDS[0]})
         await until(lambda: record.exists() and UUIDS[1] not in record.read_text())
         monkeypatch.setattr(files, "replace", full)
         room.node.fault("npu1", "back")
@@ -453,12 +453,12 @@ async def test_it_is_not_ready_without_the_kubelets_registry(room: Room) -> None
 async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doubted: list[LedgerKeeper] = []
+    doubted: list[AllocationStore] = []
 
-    def kubelet_lost(keeper: LedgerKeeper) -> None:
-        doubted.append(keeper)
+    def kubelet_lost(store: AllocationStore) -> None:
+        doubted.append(store)
 
-    monkeypatch.setattr(LedgerKeeper, "kubelet_lost", kubelet_lost)
+    monkeypatch.setattr(AllocationStore, "kubelet_lost", kubelet_lost)
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         await room.registered()
@@ -469,7 +469,7 @@ async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
         await room.registered()
         await until(lambda: room.cluster.calls.count("list") > lists)  # no event may tell of that
         await until(lambda: agent.state().dra[0].session.registrations == 2)
-        assert doubted == [agent.keeper]  # it does not list all of its Pods yet
+        assert doubted == [agent.store]  # it does not list all of its Pods yet
 
 
 async def test_sockets_that_are_removed_are_made_again(
@@ -508,7 +508,7 @@ async def test_a_claim_outlives_its_agent_and_a_lost_record(
     assert len(room.specs()) == 2
     room.cluster.forget(gone)
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
-        await until(lambda: [one.name for one in agent.keeper.prepared.value.values()] == ["kept"])
+        await until(lambda: [one.name for one in agent.store.prepared.value.values()] == ["kept"])
         await until(lambda: len(room.specs()) == 1)
         await room.registered()
         with pytest.raises(PrepareError, match="ResourceClaim team/kept"):
@@ -529,7 +529,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
     monkeypatch.setattr(podresources, "_answer", AsyncMock(return_value=bytearray(b"it")))
     monkeypatch.setattr(podresources, "_decoded", AsyncMock(return_value=((), (use,))))
     async with room.node.agent(**NOTHING_ELSE) as agent:
-        await until(lambda: agent.keeper.prepared.value.keys() == {"uid-c"})
+        await until(lambda: agent.store.prepared.value.keys() == {"uid-c"})
         await until(lambda: room.node.kubelet.plugins.value[NPU].healthy() == (UUIDS[1],))
         with pytest.raises(GRPCError, match="has moved to DRA"):
             await room.node.kubelet.allocate_ids(NPU, [UUIDS[0]])
@@ -607,7 +607,7 @@ async def test_claims_of_another_vendors_driver_are_not_ours(room: Room) -> None
         other = PreparedClaim(
             driver="gpu.example.com", uid="u", namespace="team", name="gpu", devices=()
         )
-        agent.keeper.prepare(other, ())
+        agent.store.prepare(other, ())
         assert agent.state().dra == ()
 
 
@@ -615,7 +615,7 @@ async def test_what_the_lost_record_had_is_found_before_anything_is_prepared(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use = ClaimUse("team", "pod-c", "main", "team", "c", DRIVER, NODE, NAMES[0])
-    monkeypatch.setattr(LedgerKeeper, "claim_uses", lambda _: (use,))
+    monkeypatch.setattr(AllocationStore, "claim_uses", lambda _: (use,))
 
     async def later(_: Driver) -> None:
         """Would find it too, but maybe after the first Prepare."""
@@ -626,7 +626,7 @@ async def test_what_the_lost_record_had_is_found_before_anything_is_prepared(
     room.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         await room.registered()
-        assert agent.keeper.prepared.value.keys() == {"uid-c"}
+        assert agent.store.prepared.value.keys() == {"uid-c"}
 
 
 async def test_a_second_agent_waits_for_the_first(room: Room) -> None:
@@ -645,7 +645,7 @@ async def test_a_second_agent_waits_for_the_first(room: Room) -> None:
     [
         ("slices", "_plan"),
         ("claims", "sweep"),
-        ("_keeper", "held_by_containers"),
+        ("_store", "held_by_containers"),
         ("slices", "ask_now"),
     ],
 )

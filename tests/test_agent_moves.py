@@ -192,8 +192,8 @@ async def test_a_holder_that_is_found_late_is_in_a_taint(moving: Moving) -> None
     async with moving.agent(DRA) as agent:
         await room.free(*NAMES)
         (device, _) = [one.device for one in agent.drivers[0].offered.value or ()]
-        ledger = agent.keeper.states.value
-        agent.keeper.states.publish(ledger.granted(NPU, [device], time.monotonic() + 600))
+        ledger = agent.store.states.value
+        agent.store.states.publish(ledger.granted(NPU, [device], time.monotonic() + 600))
         await until(lambda: room.cluster.taints().keys() == {NAMES[0]})
         (taint,) = room.cluster.taints()[NAMES[0]]
         assert (taint["key"], taint["effect"]) == (f"{DRIVER}/held", "NoSchedule")
@@ -218,7 +218,7 @@ async def test_who_has_an_old_view_is_refused_with_the_reason(moving: Moving) ->
             one.device for one in agent.drivers[0].offered.value or () if one.name == NAMES[0]
         ]
         with pytest.raises(Exception, match="moved to DRA"):
-            agent.keeper.grant(NPU, [device])
+            agent.store.grant(NPU, [device])
 
 
 async def test_a_claim_that_was_allocated_just_before_its_card_left_is_prepared(
@@ -233,7 +233,7 @@ async def test_a_claim_that_was_allocated_just_before_its_card_left_is_prepared(
         await room.offered()
         assert isinstance(await room.prepared(room.claim("c", NAMES[0])), tuple)
         assert not agent.places.listed.value
-        await first(agent.keeper.prepared, lambda claims: "uid-c" in claims)
+        await first(agent.store.prepared, lambda claims: "uid-c" in claims)
 
 
 async def test_the_kubelet_has_to_say_that_it_no_longer_offers_a_card(
@@ -311,7 +311,7 @@ async def test_while_the_api_server_is_away_cards_stay_in_their_slice(moving: Mo
     # Nor does the next agent take them, whatever its config says.
     room.cluster.trouble = drops
     async with moving.agent(PLUGIN) as agent:
-        await first(agent.keeper.asked, lambda asked: asked)
+        await first(agent.store.asked, lambda asked: asked)
         await first(agent.drivers[0].slices.state, lambda state: state.trouble)
         assert not agent.places.listed.value
         assert list(room.cluster.devices()) == NAMES

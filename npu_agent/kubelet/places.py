@@ -21,7 +21,7 @@ from npu_agent.core.ledger import Ledger, Name, keys_of
 from npu_agent.core.offer import Device, cut, names
 from npu_agent.core.places import Place, Situation, Wish, Wishes, moves_to, place, turns
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.logs import logger
 
 log = logger(__name__)
@@ -62,7 +62,7 @@ class Places:
         *,
         snapshots: Feed[Snapshot],
         wanted: Feed[Wishes],
-        keeper: LedgerKeeper,
+        store: AllocationStore,
         offered: Offered = _unknown,
         allocatable: Allocatable = _unknown,
         clock: Callable[[], float] = time.monotonic,
@@ -72,7 +72,7 @@ class Places:
         Args:
             snapshots: the cards.
             wanted: what the config says.
-            keeper: the ledger.
+            store: the ledger.
             offered: see `Offered`.
             allocatable: see `Allocatable`.
             clock: in seconds.
@@ -84,7 +84,7 @@ class Places:
         this one has listed are not among them: its stream has ended."""
         self._snapshots = snapshots
         self._wanted = wanted
-        self._keeper = keeper
+        self._store = store
         self._offered = offered
         self._allocatable = allocatable
         self._clock = clock
@@ -97,7 +97,7 @@ class Places:
     @property
     def feeds(self) -> tuple[Feed[Any], ...]:
         """What to follow beside hardware and ledger for the answers of `now`."""
-        return self.wishes, self.listed, self._keeper.sliced
+        return self.wishes, self.listed, self._store.sliced
 
     def now(self) -> Mapping[str, Place]:
         """Where each card is to be offered, by its ID; holds until the next await."""
@@ -222,7 +222,7 @@ class Places:
     def _situations(self) -> Mapping[str, Situation]:
         """By ID, each card's; found once for all who ask after a change."""
         wishes, snapshot = self.wishes.value, self._snapshots.value
-        ledger = self._keeper.states.value
+        ledger = self._store.states.value
         seen = wishes, snapshot, ledger, self.listed.value
         # By identity: a feed keeps its value while an equal one is published.
         if not (self._seen and all(map(operator.is_, seen, self._seen))):

@@ -10,7 +10,7 @@ import pytest
 from npu_agent import files, simulator
 from npu_agent.commands.demo_claims import ClaimsNode
 from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.simulator.pluginmanager import PrepareError
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -82,7 +82,7 @@ async def refused(_: Claims, refs: Any) -> dict[str, str]:
     ("owner", "name", "broken", "steps", "error", "reason"),
     [
         (Claims, "prepare", refused, 1, PrepareError, "train-0: out of order"),
-        (LedgerKeeper, "prepare", lambda *_: None, 3, OSError, "two claims have the same card"),
+        (AllocationStore, "prepare", lambda *_: None, 3, OSError, "two claims have the same card"),
         (files, "replace", keep_everything, 4, OSError, "is still there"),
     ],
 )
@@ -108,6 +108,6 @@ async def test_parts_that_are_not_handed_out_are_said(monkeypatch: pytest.Monkey
 
     async with chapter() as node:
         await walked(node, 1)
-        monkeypatch.setattr(LedgerKeeper, "prepare", refuses)
+        monkeypatch.setattr(AllocationStore, "prepare", refuses)
         with pytest.raises(PrepareError, match="half: out of order"):
             await node.steps[5][1]()

@@ -18,7 +18,7 @@ from npu_agent.core.offer import advertise
 from npu_agent.core.places import Place, Wish, Wishes
 from npu_agent.feed import Feed
 from npu_agent.kubelet import places as module
-from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources
 from tests.outputs.deviceplugin.helpers import resources, state
@@ -43,7 +43,7 @@ class Room:
 
     def __post_init__(self) -> None:
         snapshots = Feed(Snapshot(CARDS, complete=True))
-        self.keeper = LedgerKeeper(
+        self.store = AllocationStore(
             snapshots=snapshots,
             pod_resources=PodResources(Path("/nowhere"), Feed(1e9)),
             resources=[NPU],
@@ -54,7 +54,7 @@ class Room:
         self.places = Places(
             snapshots=snapshots,
             wanted=self.wanted,
-            keeper=self.keeper,
+            store=self.store,
             offered=self._offered,
             allocatable=self._allocatable,
         )
@@ -129,11 +129,11 @@ async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits(
     device = Room().devices[0]
     async with running(monkeypatch) as room:
         room.wanted.publish(wishes(Wish.DRA))
-        room.keeper.states.publish(Ledger().recovered(b"{", 0.0))
+        room.store.states.publish(Ledger().recovered(b"{", 0.0))
         await until(lambda: room.where() == [Place.WITHHELD] * 2)
         room.places.listing({NPU: room.devices})
         assert room.places.refusal(device) is None  # the ledger has a reason
-        room.keeper.states.publish(Ledger())
+        room.store.states.publish(Ledger())
         refused = room.places.refusal(device)
         assert refused
         assert refused.kind is Refusal.HELD

@@ -15,7 +15,7 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.core.places import Place
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kubelet.ledger import UNRECORDED, LedgerKeeper
+from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.logs import Reporter, logger
@@ -53,7 +53,7 @@ class Publisher:
         snapshots: Feed[Snapshot],
         wanted: Feed[Wanted],
         pod_resources: PodResources,
-        keeper: LedgerKeeper,
+        store: AllocationStore,
         cdi_root: Path,
         cdi_kinds: Collection[str] = (),
         by_cdi: bool = False,
@@ -65,7 +65,7 @@ class Publisher:
             snapshots: the cards.
             wanted: what the config says.
             pod_resources: who holds what.
-            keeper: the ledger.
+            store: the ledger.
             cdi_root: where container runtimes read CDI specs.
             cdi_kinds: the kinds of which an agent before this one may have left a spec there.
             by_cdi: whether the devices are written there before they are offered. If not, what was
@@ -78,7 +78,7 @@ class Publisher:
         self._snapshots = snapshots
         self._wanted = wanted
         self._pod_resources = pod_resources
-        self._keeper = keeper
+        self._store = store
         self._places = places
         self._missing: set[tuple[str, str]] = set()
         self._cdi_root: Path | None = cdi_root
@@ -115,15 +115,15 @@ class Publisher:
             self._snapshots,
             self._wanted,
             self._pod_resources.holdings,
-            self._keeper.prepared,
-            self._keeper.unrecorded,
+            self._store.prepared,
+            self._store.unrecorded,
             *(self._places.feeds if self._places else ()),
         ):
             await self.publish()
 
     async def renew(self) -> None:
         """Called when the node has just become this agent's, before anything is offered."""
-        await self._keeper.renew()
+        await self._store.renew()
         await self.publish()
 
     async def end(self) -> None:
@@ -138,12 +138,12 @@ class Publisher:
         except TimeoutError:
             log.warning("the disk is left as it is: it does not answer in time")
         finally:
-            self._keeper.close()
+            self._store.close()
 
     async def _clean_up(self) -> None:
         async with self._publishing:  # which would write them again
             root, self._cdi_root = self._cdi_root, None
-            if not await self._keeper.end():
+            if not await self._store.end():
                 return
             for path in [root / name for name in self._specs] if root else ():
                 with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
@@ -155,7 +155,7 @@ class Publisher:
             self._tried = None
             while (lists := self._lists()) is not None:
                 # A grant or a change may come while a file is written: then all is decided again.
-                wrote = await self._keeper.save() | await self._write_specs(lists)
+                wrote = await self._store.save() | await self._write_specs(lists)
                 if not wrote:
                     self._put(lists)
                     break
@@ -163,8 +163,8 @@ class Publisher:
     def _lists(self) -> dict[str, Devices] | None:
         """The devices of each resource; None as long as nothing should be offered."""
         snapshot, wanted = self._snapshots.value, self._wanted.value
-        conflicts = self._keeper.update()
-        if not snapshot.complete or not self._keeper.asked.value:
+        conflicts = self._store.update()
+        if not snapshot.complete or not self._store.asked.value:
             return None  # never an empty list, or a list of doubts, before the real one
         offered = {
             resource.name: self._placed(advertise(snapshot, resource, wanted.disabled))
@@ -172,8 +172,8 @@ class Publisher:
         }
         if self._places:
             self._places.listing(offered)
-        self._keeper.offering(offered)
-        unrecorded = UNRECORDED if self._keeper.unrecorded.value else None
+        self._store.offering(offered)
+        unrecorded = UNRECORDED if self._store.unrecorded.value else None
         return {
             resource: tuple(
                 replace(device, healthy=False, reason=reason)
@@ -217,11 +217,11 @@ class Publisher:
 
     def _report_missing(self, lists: Mapping[str, Devices]) -> None:
         """Logs devices that vanished from under a running Pod, and their return."""
-        here = {one.assignment.name for one in self._keeper.holdings.value}
+        here = {one.assignment.name for one in self._store.holdings.value}
         here |= {(name, device.id) for name, devices in lists.items() for device in devices}
         gone = {
             name: hold
-            for name, hold in self._keeper.states.value.holds.items()
+            for name, hold in self._store.states.value.holds.items()
             if hold.containers and name[0] in lists and name not in here
         }
         for name in sorted(gone.keys() - self._missing):
@@ -239,7 +239,7 @@ class Publisher:
         A container cannot start without the spec of its device, so what is held stays. Where a file
         cannot be replaced, the last good one stays, and what is in it can still be handed out.
         """
-        owned, cards = self._keeper.owned, self._snapshots.value.cards
+        owned, cards = self._store.owned, self._snapshots.value.cards
         if self._cdi_root is None or (not owned and (cards or not self._by_cdi)):
             return False  # another agent, with a config of its own, may serve the node
         if self._found is not owned:
@@ -285,7 +285,7 @@ class Publisher:
         """
         if self._pod_resources.holdings.value.error is not None:
             return None
-        return {device for _, device in self._keeper.states.value.holds}
+        return {device for _, device in self._store.states.value.holds}
 
     async def _left_behind(self, root: Path) -> dict[str, bytes]:
         """The specs of an agent before this one, by file name: its Pods may still run.

@@ -33,7 +33,7 @@ from npu_agent.core.offer import Device
 from npu_agent.core.pool import DraNames, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.threads import DaemonThread
@@ -85,7 +85,7 @@ class Claims:
         dra: DraNames,
         pool: str,
         devices: Feed[tuple[PoolDevice, ...] | None],
-        keeper: LedgerKeeper,
+        store: AllocationStore,
         cdi_root: Path,
         counts: DraCounts,
         patience: float = _HOLDER_ENDS,
@@ -98,7 +98,7 @@ class Claims:
             dra: the vendor's names.
             pool: the name of this node's pool.
             devices: all devices of this node, offered or not; None as long as that is not known.
-            keeper: the ledger.
+            store: the ledger.
             cdi_root: where container runtimes read CDI specs.
             counts: where to count what is done.
             patience: seconds to wait for whoever still holds a device.
@@ -108,7 +108,7 @@ class Claims:
         self._dra = dra
         self._pool = pool
         self._devices = devices
-        self._keeper = keeper
+        self._store = store
         self._cdi_root = cdi_root
         self._counts = counts
         self._patience = patience
@@ -152,7 +152,7 @@ class Claims:
         that does would take the claims for prepared.
         """
         if not await self._whole(self._end_all(refs)):
-            return dict.fromkeys((ref.uid for ref in refs), self._keeper.why_not_owned)
+            return dict.fromkeys((ref.uid for ref in refs), self._store.why_not_owned)
         self._counts.unprepares["unprepared"] += len(refs)
         return dict.fromkeys((ref.uid for ref in refs), None)
 
@@ -162,8 +162,8 @@ class Claims:
         It may be lost, or an older one that was put back. To be called before anything is prepared.
         What the API server does not report of a claim is taken from pod-resources.
         """
-        in_use = self._keeper.claim_uses()
-        if not self._keeper.unchecked or in_use is None:
+        in_use = self._store.claim_uses()
+        if not self._store.unchecked or in_use is None:
             return
         uses: dict[tuple[str, str], list[ClaimUse]] = {}
         for use in in_use:
@@ -180,7 +180,7 @@ class Claims:
             if found is None:
                 return  # it is tried again
             async with self._changing:
-                known = self._keeper.prepared.value.get(found.uid)
+                known = self._store.prepared.value.get(found.uid)
                 if found == known or found.uid in self._unprepared or not self._lacks(of_claim):
                     continue  # that came after the answer of pod-resources
                 log.warning(
@@ -188,15 +188,15 @@ class Claims:
                     claim=f"{namespace}/{name}",
                     devices=",".join(one.device for one in found.devices),
                 )
-                await self._keeper.replacing(found)
-                self._keeper.prepare(found, ())
+                await self._store.replacing(found)
+                self._store.prepare(found, ())
                 with contextlib.suppress(OSError):
-                    await self._keeper.saved()
-        self._keeper.rebuilt()
+                    await self._store.saved()
+        self._store.rebuilt()
 
     def _lacks(self, uses: Iterable[ClaimUse]) -> bool:
         """Whether any of these uses is by a claim that is not prepared, or for another device."""
-        return not all(map(self._keeper.states.value.has_claim, uses))
+        return not all(map(self._store.states.value.has_claim, uses))
 
     async def sweep(self) -> None:
         """Drops claims that no longer exist, or have lost their devices, and that no Pod uses.
@@ -205,7 +205,7 @@ class Claims:
         Pod that was deleted by force is in no list while its containers end.
         """
         orphans, self._orphans = self._orphans, set()
-        for claim in tuple(self._keeper.prepared.value.values()):
+        for claim in tuple(self._store.prepared.value.values()):
             if self._used(claim) or not await self._gone(claim):
                 continue
             self._orphans.add(claim.uid)
@@ -218,15 +218,15 @@ class Claims:
                     )
                     await self._end(claim.uid)
                     with contextlib.suppress(OSError):
-                        await self._keeper.saved()
+                        await self._store.saved()
 
     async def learn(self) -> None:
         """Finds the Pods that came to use a claim after it was prepared.
 
         The kubelet does not have it prepared for them again.
         """
-        for claim in tuple(self._keeper.prepared.value.values()):
-            using = {use.pod for use in self._keeper.claim_uses() or () if _is_of(use, claim)}
+        for claim in tuple(self._store.prepared.value.values()):
+            using = {use.pod for use in self._store.claim_uses() or () if _is_of(use, claim)}
             if using.issubset(claim.pods) and claim.pod_uids:
                 continue
             try:
@@ -234,14 +234,14 @@ class Claims:
             except (ApiError, ValueError):
                 continue  # it is tried again
             async with self._changing:
-                now = self._keeper.prepared.value.get(found.uid)
+                now = self._store.prepared.value.get(found.uid)
                 if now is not None:
                     pods, uids = found.reserved_for or now.pods, found.pod_uids or now.pod_uids
                     now = replace(now, pods=pods, pod_uids=uids)
-                    await self._keeper.replacing(now)  # Pods that are not reserved any more
-                    self._keeper.prepare(now, ())
+                    await self._store.replacing(now)  # Pods that are not reserved any more
+                    self._store.prepare(now, ())
                     with contextlib.suppress(OSError):
-                        await self._keeper.saved()
+                        await self._store.saved()
 
     async def tidy(self) -> None:
         """Removes specs of claims that are not prepared, and writes those that somebody removed.
@@ -250,11 +250,11 @@ class Claims:
         the claim prepared for that. So nothing is removed as long as it is not sure which claims
         are prepared.
         """
-        prepared = self._keeper.prepared.value
+        prepared = self._store.prepared.value
         nameless = any(
             uid == placeholder_uid(one.namespace, one.name) for uid, one in prepared.items()
         )
-        if nameless or self._keeper.unchecked:
+        if nameless or self._store.unchecked:
             return
         troubles: dict[str, str] = {}
         try:
@@ -283,7 +283,7 @@ class Claims:
         there = await DaemonThread("npu-cdi").call(
             lambda: set(self._cdi_root.glob(pattern)), deadline=_LISTING
         )
-        for path in there - {self._spec_of(uid) for uid in self._keeper.prepared.value}:
+        for path in there - {self._spec_of(uid) for uid in self._store.prepared.value}:
             await files.replace(path, None)
 
     async def _write_again(self, uid: str) -> None:
@@ -293,7 +293,7 @@ class Claims:
             RefusalError: its cards are no longer here, or no longer have the same nodes.
             OSError: it cannot be written.
         """
-        known = self._keeper.prepared.value.get(uid)
+        known = self._store.prepared.value.get(uid)
         if known is None or not all(one.request for one in known.devices):
             return  # it has ended meanwhile; or it was rebuilt, and nobody knows what is whose
         claim = _as_before(known)
@@ -339,7 +339,7 @@ class Claims:
             ApiError: it cannot be read.
             RefusalError: there is nothing in it to prepare.
         """
-        known = self._keeper.prepared.value.get(ref.uid)
+        known = self._store.prepared.value.get(ref.uid)
         try:
             async with self._reading:
                 answer = await self._fetch(ref.namespace, ref.name)
@@ -388,9 +388,9 @@ class Claims:
         requests = {result.request for result in claim.results}
         if len(requests) == 1 or all(map(_EXTENDED.fullmatch, requests)):
             return True  # and `_container` tells those of extended resources apart
-        containers = await self._keeper.containers_of(claim.namespace, claim.name)
+        containers = await self._store.containers_of(claim.namespace, claim.name)
         if not containers:
-            known = self._keeper.prepared.value.get(claim.uid)
+            known = self._store.prepared.value.get(claim.uid)
             return known is not None and known.joined
         return all(len(of_pod) == 1 for of_pod in containers)
 
@@ -402,12 +402,12 @@ class Claims:
         until = began + self._patience
         outcomes: dict[str, _Outcome] = {}
         while True:
-            changed = self._keeper.states.changed  # before it is tried: no change is missed
+            changed = self._store.states.changed  # before it is tried: no change is missed
             outcomes |= await self._whole(self._grant(wanted, began))
             wanted = [one for one in wanted if _is_held(outcomes[one.claim.uid])]
             if not wanted:
                 return outcomes
-            self._keeper.ask()
+            self._store.ask()
             try:
                 async with asyncio.timeout_at(until):
                     await changed.wait()
@@ -427,9 +427,9 @@ class Claims:
                 try:
                     found = self._checked(one.claim, began, again=before is not None)
                     prepared = _prepared(one.claim, found, self._dra.driver, joined=one.joined)
-                    await self._keeper.replacing(prepared)
+                    await self._store.replacing(prepared)
                     own = [device for result, device in found if not result.admin]
-                    self._keeper.prepare(prepared, own)
+                    self._store.prepare(prepared, own)
                     noted[uid] = before
                     grants = _grants(found, joined=one.joined)
                     spec = cdi.claim_spec(self._dra.claim_kind, uid, grants)
@@ -441,7 +441,7 @@ class Claims:
                         await self._undo(uid, noted.pop(uid))
             try:
                 if noted:
-                    await self._keeper.saved()
+                    await self._store.saved()
             except OSError as error:
                 outcomes |= dict.fromkeys(noted, error)
                 for uid, before in noted.items():
@@ -472,7 +472,7 @@ class Claims:
     async def _undo(self, uid: str, before: PreparedClaim | None) -> None:
         """Takes back what could not be written."""
         if before is not None:  # its Pods still run
-            self._keeper.prepare(before, ())
+            self._store.prepare(before, ())
         else:
             await self._end(uid)
 
@@ -489,11 +489,11 @@ class Claims:
 
     def _before(self, claim: Claim) -> PreparedClaim | None:
         """The claim as it is prepared already; one that was rebuilt without its UID gets it."""
-        nameless = self._keeper.prepared.value.get(placeholder_uid(claim.namespace, claim.name))
+        nameless = self._store.prepared.value.get(placeholder_uid(claim.namespace, claim.name))
         if nameless is not None:
-            self._keeper.unprepare(nameless.uid)
-            self._keeper.prepare(replace(nameless, uid=claim.uid), ())
-        return self._keeper.prepared.value.get(claim.uid)
+            self._store.unprepare(nameless.uid)
+            self._store.prepare(replace(nameless, uid=claim.uid), ())
+        return self._store.prepared.value.get(claim.uid)
 
     def _device(self, claim: Claim, result: Result) -> Device:
         """What a result of an allocation stands for.
@@ -540,17 +540,17 @@ class Claims:
     async def _end_all(self, refs: Sequence[ClaimRef]) -> bool:
         """Returns whether the next agent will know of it, if there is one."""
         async with self._changing:
-            if not self._keeper.owned:
+            if not self._store.owned:
                 return False
             for ref in refs:
                 nameless = placeholder_uid(ref.namespace, ref.name)
-                self._keeper.unprepare(nameless)
+                self._store.unprepare(nameless)
                 await self._end(ref.uid)
                 self._note_unprepared(ref.uid, nameless)
             try:
-                await self._keeper.saved()
+                await self._store.saved()
             except OSError:  # logged; it is tried again
-                return self._keeper.owned
+                return self._store.owned
             return True
 
     async def _rebuilt(
@@ -562,7 +562,7 @@ class Claims:
         uid, uids = placeholder_uid(namespace, name), tuple[str, ...]()
         try:
             claim = claim_of(await self._fetch(namespace, name), self._dra.driver)
-            known = self._keeper.prepared.value.get(claim.uid)
+            known = self._store.prepared.value.get(claim.uid)
             allocated = {result.device: result.request for result in claim.results}
             if used <= allocated.keys():
                 uid, uids, requests = claim.uid, claim.pod_uids, allocated
@@ -574,7 +574,7 @@ class Claims:
             again = isinstance(error, ApiError) and error.kind is not Kind.NOT_FOUND
             if again and any(
                 (one.namespace, one.name) == (namespace, name)
-                for one in self._keeper.prepared.value.values()
+                for one in self._store.prepared.value.values()
             ):
                 return None
         here = {one.name: one.device for one in self._devices.value or ()}
@@ -601,8 +601,8 @@ class Claims:
 
         Its cores stay with a Pod whose containers still run.
         """
-        await self._keeper.outlive(uid)
-        self._keeper.unprepare(uid)
+        await self._store.outlive(uid)
+        self._store.unprepare(uid)
         try:
             await files.replace(self._spec_of(uid), None)
         except OSError as error:
@@ -632,7 +632,7 @@ class Claims:
 
         Another claim of its name has other devices, or none yet.
         """
-        uses, devices = self._keeper.claim_uses(), {one.device for one in claim.devices}
+        uses, devices = self._store.claim_uses(), {one.device for one in claim.devices}
         return uses is None or any(
             _is_of(use, claim) and (not devices or use.device in devices) for use in uses
         )

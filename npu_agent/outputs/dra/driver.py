@@ -28,7 +28,7 @@ from npu_agent.core.pool import DraNames, Effect, PoolDevice, Taint, pool
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, resourceclaims
-from npu_agent.kubelet.ledger import LedgerKeeper
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.registration import Standing
@@ -103,7 +103,7 @@ class Driver:
         pod_uid: str | None,
         kubelet_root: Path,
         ownership: Ownership,
-        keeper: LedgerKeeper,
+        store: AllocationStore,
         snapshots: Feed[Snapshot],
         wanted: Feed[Wanted],
         places: Places,
@@ -120,7 +120,7 @@ class Driver:
             pod_uid: the agent's Pod's.
             kubelet_root: ``/var/lib/kubelet``, by the very path that the kubelet has for it.
             ownership: the agent's.
-            keeper: the ledger.
+            store: the ledger.
             snapshots: the cards.
             wanted: what to offer.
             places: which cards are offered here.
@@ -140,7 +140,7 @@ class Driver:
         self._instance = instance_of(pod_uid)
         self._kubelet_root = kubelet_root
         self._ownership = ownership
-        self._keeper = keeper
+        self._store = store
         self._snapshots = snapshots
         self._wanted = wanted
         self._places = places
@@ -162,7 +162,7 @@ class Driver:
             dra=dra,
             pool=pool_name,
             devices=self._known,
-            keeper=keeper,
+            store=store,
             cdi_root=cdi_root,
             counts=self.counts,
             moved=places.refusal,
@@ -177,7 +177,7 @@ class Driver:
 
     def prepared(self) -> tuple[PreparedClaim, ...]:
         """The claims of this driver that are prepared."""
-        claims = self._keeper.prepared.value.values()
+        claims = self._store.prepared.value.values()
         return tuple(one for one in claims if one.driver == self._dra.driver)
 
     @property
@@ -188,7 +188,7 @@ class Driver:
     @property
     def _in_use(self) -> bool:
         """Whether there is anything to serve although the config does not ask for DRA."""
-        if self._dra.driver in self._keeper.unrecorded.value:
+        if self._dra.driver in self._store.unrecorded.value:
             return True
         if self._wanted.value.families:
             return bool(self.prepared())
@@ -215,7 +215,7 @@ class Driver:
 
     def _sliced(self) -> set[str]:
         """The IDs of the cards that our slices may have."""
-        sliced = self._keeper.sliced.value
+        sliced = self._store.sliced.value
         return {id_ for id_, one in sliced.items() if one.driver == self._dra.driver}
 
     async def run(self) -> None:
@@ -233,9 +233,9 @@ class Driver:
                         self._standing.waits_for, self._register
                     ) as still_ours:
                         sweep_all(self._dra.driver, self._kubelet_root)
-                        await self._keeper.renew()
+                        await self._store.renew()
                         with contextlib.suppress(OSError):  # then new cards stay out of slices
-                            await self._keeper.saved()
+                            await self._store.saved()
                         await self.claims.rebuild()  # before anything is swept or prepared
                         self._ours.publish(True)
                         async with self._publishing():
@@ -261,7 +261,7 @@ class Driver:
 
     async def _until_it_serves(self) -> None:
         async for _ in changes_of(
-            *(self._wanted, self._keeper.prepared, self._keeper.sliced, self._keeper.unrecorded)
+            *(self._wanted, self._store.prepared, self._store.sliced, self._store.unrecorded)
         ):
             if not self.needed:
                 self._standing.becomes(SessionPhase.NO_CARDS)
@@ -279,14 +279,14 @@ class Driver:
 
     async def _follow(self) -> None:
         """Keeps the pool true to cards, config and ledger."""
-        keeper, seen = self._keeper, None
+        store, seen = self._store, None
         async for _ in changes_of(
             *(self._snapshots, self._wanted, self._uncounted, self._untainted),
-            *(keeper.holds, keeper.prepared, keeper.ending, keeper.asked, keeper.unrecorded),
+            *(store.holds, store.prepared, store.ending, store.asked, store.unrecorded),
             *(*self._places.feeds, self._again),
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
-            if not self.needed or not snapshot.complete or not keeper.asked.value:
+            if not self.needed or not snapshot.complete or not store.asked.value:
                 continue  # never an empty pool, or one of doubts, before the real one
             if seen is None or seen[0] is not snapshot or seen[1] != wanted.by_index:
                 seen = (snapshot, wanted.by_index)
@@ -315,8 +315,8 @@ class Driver:
         Returns whether there are any that the disk does not know. The answer holds until the next
         await.
         """
-        places, before = self._places.now(), self._keeper.sliced.value
-        self._keeper.slicing(
+        places, before = self._places.now(), self._store.sliced.value
+        self._store.slicing(
             self._dra.driver,
             (
                 state
@@ -324,7 +324,7 @@ class Driver:
                 if state.card.family in self._vendor_families and places[state.id].sliced
             ),
         )
-        now = self._keeper.sliced.value
+        now = self._store.sliced.value
         fresh = {id_ for id_, one in now.items() if one != before.get(id_)}
         self._unsaved = (self._unsaved | fresh) & now.keys()
         return bool(self._unsaved)
@@ -337,7 +337,7 @@ class Driver:
         """
         about = self._unsaved
         try:
-            await self._keeper.saved()
+            await self._store.saved()
         except OSError as error:
             if self._unwritten.publish(str(error)):
                 log.warning(
@@ -378,7 +378,7 @@ class Driver:
             by_index=wanted.by_index,
             partitions=cut,
             evict=wanted.evict,
-            held=self._keeper.held_by_containers(seen),
+            held=self._store.held_by_containers(seen),
         )
         leaving = Taint(key=f"{self._dra.driver}/moving", effect=Effect.NO_SCHEDULE)
         return tuple(
@@ -392,11 +392,11 @@ class Driver:
     async def _confirm(self) -> None:
         """Notes which cards have left the slices, some seconds after the API server said so."""
         since: dict[str, float] = {}
-        async for _ in changes_of(self.slices.in_place, self.offered, self._keeper.sliced):
+        async for _ in changes_of(self.slices.in_place, self.offered, self._store.sliced):
             while leaving := self._leaving():
                 left, now = leaving if self._in_place() else set(), time.monotonic()
                 since = {id_: since.get(id_, now) for id_ in leaving if id_ in since or id_ in left}
-                self._keeper.unsliced({id_ for id_ in left if now - since[id_] >= _GRACE})
+                self._store.unsliced({id_ for id_ in left if now - since[id_] >= _GRACE})
                 if not since:
                     break
                 await asyncio.sleep(_CONFIRM_EVERY)
@@ -426,7 +426,7 @@ class Driver:
                     "the ResourceSlices cannot be listed: the kubelet has deleted them by now",
                     driver=self._dra.driver,
                 )
-                self._keeper.unsliced(self._sliced())
+                self._store.unsliced(self._sliced())
                 return
             await asyncio.sleep(until_tick(_LOOK_EVERY))
             _check(*self._beside)
@@ -539,7 +539,7 @@ class Driver:
 
     async def _report(self, served: Feed[tuple[PoolDevice, ...] | None]) -> None:
         """Hands the pool to the kubelet's health stream, and what claims hold and is not in it."""
-        async for _ in changes_of(self.offered, self._known, self._keeper.prepared):
+        async for _ in changes_of(self.offered, self._known, self._store.prepared):
             offered = self.offered.value
             if offered is not None:
                 held = {device.device for claim in self.prepared() for device in claim.devices}
@@ -558,7 +558,7 @@ class Driver:
             if now.asked > asked:
                 if asked:
                     log.info("the kubelet has been restarted", driver=self._dra.driver)
-                    self._keeper.kubelet_lost()
+                    self._store.kubelet_lost()
                 self.slices.ask_now()  # a kubelet that starts deletes the slices of its node
                 asked, streamed = now.asked, 0
             streamed = max(streamed, health.streams.value)

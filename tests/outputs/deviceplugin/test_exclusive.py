@@ -32,7 +32,7 @@ from npu_agent.core.ledger import Assignment, Ledger, PreparedClaim, PreparedDev
 from npu_agent.core.offer import Device, cut
 from npu_agent.core.places import Wish, Wishes
 from npu_agent.feed import Feed
-from npu_agent.kubelet.ledger import RECORD, LedgerKeeper, left_behind
+from npu_agent.kubelet.allocation_store import RECORD, AllocationStore, left_behind
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
@@ -128,7 +128,7 @@ class Node(LivingPods):
 
 @dataclass
 class Agent:
-    keeper: LedgerKeeper
+    store: AllocationStore
     publisher: Publisher
     pod_resources: Kubelet
     wanted: Feed[Wanted]
@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
     def start(self, name: str, cores: int | None) -> Agent:
         feed = Feed(wanted(name, cores))
         kubelet = Kubelet(self)
-        keeper = LedgerKeeper(
+        store = AllocationStore(
             snapshots=self.snapshots,
             pod_resources=kubelet,
             resources=[resource.name for resource in feed.value.resources],
@@ -265,16 +265,16 @@ class Machine(RuleBasedStateMachine):
             ledger=Ledger().recovered(left_behind(self.directory), self.now),
             clock=lambda: self.now,
         )
-        places = Places(snapshots=self.snapshots, wanted=Feed(self.wishes()), keeper=keeper)
+        places = Places(snapshots=self.snapshots, wanted=Feed(self.wishes()), store=store)
         publisher = Publisher(
             snapshots=self.snapshots,
             wanted=feed,
             pod_resources=kubelet,
-            keeper=keeper,
+            store=store,
             cdi_root=self.directory / "cdi",
             places=places,
         )
-        return Agent(keeper, publisher, kubelet, feed, places, name)
+        return Agent(store, publisher, kubelet, feed, places, name)
 
     def own(self, agent: Agent) -> None:
         self.agent, self.standby = agent, None
@@ -349,18 +349,18 @@ class Machine(RuleBasedStateMachine):
     @rule(lost=st.booleans(), killed=st.booleans())
     def slices_written(self, lost: bool, killed: bool) -> None:
         """As the driver does it; the answer may be lost, and the agent be killed meanwhile."""
-        keeper, places = self.agent.keeper, self.agent.places
-        if not keeper.asked.value:
+        store, places = self.agent.store, self.agent.places
+        if not store.asked.value:
             return
         cards = self.snapshots.value.cards
-        keeper.slicing(DRIVER, [one for one in cards if places.now()[one.id].sliced])
-        self.runner.run(keeper.saved())
+        store.slicing(DRIVER, [one for one in cards if places.now()[one.id].sliced])
+        self.runner.run(store.saved())
         pool = {one.id for one in cards if places.now()[one.id].sliced}
         self.slices = pool
         if killed:
             self.own(self.start(self.agent.name, None))
         elif not lost:
-            keeper.unsliced(keeper.sliced.value.keys() - pool)
+            store.unsliced(store.sliced.value.keys() - pool)
 
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
@@ -391,14 +391,14 @@ class Machine(RuleBasedStateMachine):
             self.count += 1
             self.prepared(f"uid-{self.count}", f"{state.id}-{device.cores}", device)
 
-    @precondition(lambda self: self.agent.keeper.prepared.value)
+    @precondition(lambda self: self.agent.store.prepared.value)
     @rule(data=st.data(), lives=st.booleans())
     def prepare_again(self, data: st.DataObject, lives: bool) -> None:
         """The kubelet was restarted, and the claim's Pod is gone: it is allocated for another one.
 
         The Pod before may have been deleted by force, so that its containers run.
         """
-        uid = data.draw(st.sampled_from(sorted(self.agent.keeper.prepared.value)), "claim")
+        uid = data.draw(st.sampled_from(sorted(self.agent.store.prepared.value)), "claim")
         before = self.containers.pop((CLAIM, uid), None)
         if before and lives:
             self.forgotten[before.assignment.pod] = before
@@ -419,29 +419,29 @@ class Machine(RuleBasedStateMachine):
             pod_uids=(pod,),
             devices=(named,),
         )
-        keeper = self.agent.keeper
-        if uid not in keeper.prepared.value and self.agent.places.refusal(device):
+        store = self.agent.store
+        if uid not in store.prepared.value and self.agent.places.refusal(device):
             return
-        self.runner.run(keeper.replacing(claim))
+        self.runner.run(store.replacing(claim))
         try:
-            keeper.prepare(claim, [device])
+            store.prepare(claim, [device])
         except RefusalError:
             return
-        self.runner.run(keeper.saved())
+        self.runner.run(store.saved())
         self.given((CLAIM, uid), device, pod)
 
     @precondition(lambda self: self.unused())
     @rule(data=st.data())
     def unprepare(self, data: st.DataObject) -> None:
         """As a kubelet does it that has forgotten the claim's Pod, which may run."""
-        keeper, uid = self.agent.keeper, data.draw(st.sampled_from(self.unused()), "claim")
-        self.runner.run(keeper.outlive(uid))
-        keeper.unprepare(uid)
-        self.runner.run(keeper.saved())
+        store, uid = self.agent.store, data.draw(st.sampled_from(self.unused()), "claim")
+        self.runner.run(store.outlive(uid))
+        store.unprepare(uid)
+        self.runner.run(store.saved())
 
     def unused(self) -> list[str]:
         """The prepared claims, by UID, whose Pods are gone from all lists."""
-        prepared = sorted(self.agent.keeper.prepared.value)
+        prepared = sorted(self.agent.store.prepared.value)
         return [uid for uid in prepared if (CLAIM, uid) not in self.containers]
 
     # The kubelet
@@ -501,7 +501,7 @@ class Machine(RuleBasedStateMachine):
     def kubelet_restarts(self) -> None:
         self.up, self.wrong = True, False
         self.young_until = self.now + 25.0
-        self.agent.keeper.kubelet_lost()
+        self.agent.store.kubelet_lost()
 
     @rule()
     def kubelet_goes(self) -> None:
@@ -524,7 +524,7 @@ class Machine(RuleBasedStateMachine):
         id_ = data.draw(st.sampled_from(free), "device")
         try:
             ((device,),) = requested([[id_]], {one.id: one for one in devices}, resource)
-            self.runner.run(self.agent.keeper.grant_when_free(resource, [device]))
+            self.runner.run(self.agent.store.grant_when_free(resource, [device]))
         except RefusalError:
             return
         self.given((resource, id_), device)
@@ -559,8 +559,8 @@ class Machine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.containers)), "Pod")
         del self.containers[name]
         if name[0] == CLAIM:
-            self.agent.keeper.unprepare(name[1])
-            self.runner.run(self.agent.keeper.saved())
+            self.agent.store.unprepare(name[1])
+            self.runner.run(self.agent.store.saved())
 
     @precondition(lambda self: self.containers)
     @rule(data=st.data())
@@ -583,7 +583,7 @@ class Machine(RuleBasedStateMachine):
         for each in self.agent.publisher.devices.values():
             for device in each.value:
                 assert not (device.healthy and device.card_id in self.slices), device
-        assert self.slices <= self.agent.keeper.sliced.value.keys()
+        assert self.slices <= self.agent.store.sliced.value.keys()
 
     @invariant()
     def no_core_and_no_node_twice(self) -> None:
@@ -612,7 +612,7 @@ def wanted(name: str, cores: int | None, disabled: str = "") -> Wanted:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for containers of a deleted Pod: they end when the machine has them end."""
-    monkeypatch.setattr("npu_agent.kubelet.ledger.HOLDER_ENDS", 0.0)
+    monkeypatch.setattr("npu_agent.kubelet.allocation_store.HOLDER_ENDS", 0.0)
 
 
 TestExclusive: Any = Machine.TestCase

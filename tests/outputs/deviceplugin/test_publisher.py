@@ -23,7 +23,7 @@ from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, advertise
 from npu_agent.feed import Feed
-from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, LedgerKeeper, left_behind
+from npu_agent.kubelet.allocation_store import OLD_RECORD, RECORD, AllocationStore, left_behind
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
@@ -47,7 +47,7 @@ class Room:
         self.kubelet = Kubelet()
         self.now = 1000.0
         self.spec = directory / "cdi" / SPEC
-        self.keeper = LedgerKeeper(
+        self.store = AllocationStore(
             snapshots=self.snapshots,
             pod_resources=self.kubelet,
             resources=[resource.name for resource in wanted.resources],
@@ -60,7 +60,7 @@ class Room:
             snapshots=self.snapshots,
             wanted=self.wanted,
             pod_resources=self.kubelet,
-            keeper=self.keeper,
+            store=self.store,
             cdi_root=directory / "cdi",
             cdi_kinds=("furiosa.ai/npu",),
             by_cdi=by_cdi,
@@ -81,7 +81,7 @@ class Room:
 
     def granted(self) -> None:
         """The whole list is allocated."""
-        self.keeper.grant(NPU, self.publisher.devices[NPU].value)
+        self.store.grant(NPU, self.publisher.devices[NPU].value)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -154,9 +154,9 @@ async def test_a_claim_that_is_prepared_or_ends_is_published_without_an_answer(
     async with room.running():
         await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
-        room.keeper.prepare(claim("c", room.card), ())
+        room.store.prepare(claim("c", room.card), ())
         await room.until(lambda d: d == {room.card.id: False})
-        room.keeper.unprepare("uid-c")
+        room.store.unprepare("uid-c")
         await room.until(lambda d: d == {room.card.id: True})
 
 
@@ -211,7 +211,7 @@ async def test_what_is_held_is_not_granted_whatever_the_list_says(tmp_path: Path
         room.granted()
         other = replace(whole, id=f"{whole.id}_cores_0", cores=CoreRange(0, 0))
         with pytest.raises(RefusalError, match="is not free: a container that starts still holds"):
-            room.keeper.grant(NPU, [other])
+            room.store.grant(NPU, [other])
 
 
 async def test_a_card_that_has_just_been_renumbered_is_not_granted(tmp_path: Path) -> None:
@@ -763,13 +763,13 @@ async def test_the_record_of_an_older_agent_goes_when_its_own_is_written(
     room = Room(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
-        renewing = asyncio.create_task(room.keeper.renew())
+        renewing = asyncio.create_task(room.store.renew())
         await until(lambda: room.kubelet.asked)
         room.says()
         await renewing
-        assert await room.keeper.save()
+        assert await room.store.save()
         assert (tmp_path / OLD_RECORD).exists()
-    await room.keeper.saved()
+    await room.store.saved()
     assert (tmp_path / RECORD).exists()
     assert not (tmp_path / OLD_RECORD).exists()
 
@@ -784,7 +784,7 @@ async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Pa
         room.kubelet.holdings.publish(Holdings(claim_uses=(use,), asked_at=room.now))
         await room.until(lambda d: d == {room.card.id: False})
         assert "are not in the agent's record" in _reason(room)
-        room.keeper.rebuilt()
+        room.store.rebuilt()
         await room.until(lambda d: d == {room.card.id: True})
 
 
@@ -816,18 +816,18 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
             await room.publisher.end()
         assert hangs.is_set()
         assert room.publisher.cdi_error is None  # no deadline has passed
-        assert not room.keeper.owned
+        assert not room.store.owned
         with pytest.raises(RefusalError, match="about to end"):
             room.granted()
         with pytest.raises(RefusalError, match="about to end"):
-            room.keeper.prepare(claim("c", room.card), room.publisher.devices[NPU].value)
+            room.store.prepare(claim("c", room.card), room.publisher.devices[NPU].value)
         go_on.set()
         asked = room.kubelet.asked
         renewing = asyncio.create_task(room.publisher.renew())  # of a session that just began
         await until(lambda: room.kubelet.asked > asked)
         room.says()
         await renewing
-        assert not room.keeper.owned
+        assert not room.store.owned
 
 
 async def test_a_record_of_the_one_before_us_is_read_when_the_node_is_ours(tmp_path: Path) -> None:
@@ -862,11 +862,11 @@ async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
     room = Room(tmp_path)
     async with room.running():  # it stands by
         (tmp_path / RECORD).write_bytes(record(SINGLE))
-        monkeypatch.setattr("npu_agent.kubelet.ledger.left_behind", slowly)
-        monkeypatch.setattr("npu_agent.kubelet.ledger.files.replace", replace_now)
+        monkeypatch.setattr("npu_agent.kubelet.allocation_store.left_behind", slowly)
+        monkeypatch.setattr("npu_agent.kubelet.allocation_store.files.replace", replace_now)
         renewing = asyncio.create_task(room.publisher.renew())
         await until(reading.is_set)
-        saving = asyncio.create_task(room.keeper.saved())
+        saving = asyncio.create_task(room.store.saved())
         for _ in range(10):
             await asyncio.sleep(0)
         may_read.set()

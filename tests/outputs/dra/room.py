@@ -15,7 +15,7 @@ from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import Description, DraNames, PoolDevice, pool
 from npu_agent.feed import Feed
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
+from npu_agent.kubelet.allocation_store import AllocationStore, left_behind
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.dra.claims import Claims
 from tests.outputs.deviceplugin.helpers import state
@@ -58,7 +58,7 @@ class Room:
         self.kubelet = Kubelet()
         self.devices: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         self.counts = DraCounts()
-        self.keeper = LedgerKeeper(
+        self.store = AllocationStore(
             snapshots=self.snapshots,
             pod_resources=self.kubelet,
             resources=[NPU],
@@ -72,7 +72,7 @@ class Room:
             dra=DRA,
             pool=NODE,
             devices=self.devices,
-            keeper=self.keeper,
+            store=self.store,
             cdi_root=self.cdi_root,
             counts=self.counts,
             patience=self.patience,
@@ -139,11 +139,11 @@ class Room:
         )
         living = self.kubelet.node.alive.intersection(self.kubelet.suspects(answer))
         self.kubelet.holdings.publish(replace(answer, living=frozenset(living)))
-        self.keeper.update()
+        self.store.update()
 
     async def owned(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:
         """The node is this agent's, and the kubelet has said who holds what."""
-        renewing = asyncio.create_task(self.keeper.renew())
+        renewing = asyncio.create_task(self.store.renew())
         while not renewing.done():
             self.says(*held, uses=uses)
             await asyncio.sleep(0.001)

@@ -20,7 +20,7 @@ from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kubelet.ledger import RECORD
+from npu_agent.kubelet.allocation_store import RECORD
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.pods import Pods
 from tests.outputs.deviceplugin.helpers import devices, state
@@ -35,7 +35,7 @@ HELD = "Pod team/pod-c (ResourceClaim team/c) still holds its cores"
 @pytest.fixture(autouse=True)
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubelet that does not say how containers use a claim is not waited for."""
-    monkeypatch.setattr("npu_agent.kubelet.ledger._LOOK", 0.01)
+    monkeypatch.setattr("npu_agent.kubelet.allocation_store._LOOK", 0.01)
 
 
 def answer(*found: tuple[str, str], uid: str = "uid-c") -> tuple[PreparedResult, ...]:
@@ -142,9 +142,9 @@ async def test_a_spec_that_somebody_removed_or_changed_is_written_again(
 async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(tmp_path: Path) -> None:
     """The record is damaged, and the kubelet may not list all of its Pods yet."""
     room = await holding(tmp_path)
-    unsure = replace(room.keeper.states.value, prepared={}).recovered(b"", room.clock())
-    room.keeper.states.publish(unsure)
-    room.keeper.rebuilt()
+    unsure = replace(room.store.states.value, prepared={}).recovered(b"", room.clock())
+    room.store.states.publish(unsure)
+    room.store.rebuilt()
     await room.claims.tidy()
     assert room.specs() == [SPEC]
     for _ in range(2):
@@ -165,7 +165,7 @@ async def test_a_claim_that_ends_meanwhile_gets_no_spec(tmp_path: Path) -> None:
     await ending
     await tidying
     assert room.specs() == []
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_a_spec_of_a_card_that_left_is_reported_once(
@@ -178,19 +178,19 @@ async def test_a_spec_of_a_card_that_left_is_reported_once(
     await room.claims.tidy()
     assert caplog.text.count("cannot be put right") == 1
     assert "ResourceClaim team/c has the device" in room.claims._troubles["uid-c"]
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
 
 
 async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(
     tmp_path: Path,
 ) -> None:
     room = await holding(tmp_path)
-    before = room.keeper.prepared.value
+    before = room.store.prepared.value
     (room.cdi_root / SPEC).unlink()
     room.have(state(index=5, id_=room.cards[0].id))
     await room.claims.tidy()
     assert room.specs() == []
-    assert room.keeper.prepared.value == before  # the old nodes are still held
+    assert room.store.prepared.value == before  # the old nodes are still held
 
 
 async def test_another_claim_of_its_name_does_not_keep_one_that_is_gone(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ async def test_another_claim_of_its_name_does_not_keep_one_that_is_gone(tmp_path
     for _ in range(2):
         room.says(uses=[("c", "")], driver="")
         await room.claims.sweep()
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_an_agent_that_ends_amid_a_prepare_or_unprepare_does_not_say_done(
@@ -215,16 +215,16 @@ async def test_an_agent_that_ends_amid_a_prepare_or_unprepare_does_not_say_done(
 
     async def replace(path: Path, content: bytes | None, **how: Any) -> bool:
         if path.name != RECORD:
-            room.keeper.disowned()  # as it is when it ends
+            room.store.disowned()  # as it is when it ends
         return await write(path, content, **how)
 
     monkeypatch.setattr(files, "replace", replace)
     assert "not this npu-agent's now" in await room.prepared()
-    room.keeper._owner = True
+    room.store._owner = True
     assert "not this npu-agent's now" in str((await room.claims.unprepare([ref("d")]))["uid-d"])
     monkeypatch.undo()
     await room.restarted()
-    assert room.keeper.prepared.value.keys() == {"uid-d"}
+    assert room.store.prepared.value.keys() == {"uid-d"}
 
 
 async def test_claims_of_a_node_that_is_not_ours_are_left_alone(tmp_path: Path) -> None:
@@ -232,10 +232,10 @@ async def test_claims_of_a_node_that_is_not_ours_are_left_alone(tmp_path: Path) 
     room = await holding(tmp_path)
     specs = room.specs()
     assert specs
-    room.keeper.disowned()
+    room.store.disowned()
     assert "not this npu-agent's now" in str((await room.claims.unprepare([ref("c")]))["uid-c"])
     assert room.specs() == specs
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
 
 
 async def test_what_was_unprepared_does_not_come_back_when_another_session_begins(
@@ -247,7 +247,7 @@ async def test_what_was_unprepared_does_not_come_back_when_another_session_begin
         patched.setattr(files, "replace", full)
         await room.unprepared()  # the disk still has it
         await room.owned()
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_a_write_that_was_given_up_may_come_late(
@@ -262,7 +262,7 @@ async def test_a_write_that_was_given_up_may_come_late(
     (tmp_path / RECORD).write_bytes(b"without it")
     await room.prepared()
     assert (tmp_path / RECORD).read_bytes() == before
-    assert not await room.keeper.save()
+    assert not await room.store.save()
 
 
 async def test_a_directory_that_is_wiped_costs_nothing_that_is_known(tmp_path: Path) -> None:
@@ -270,10 +270,10 @@ async def test_a_directory_that_is_wiped_costs_nothing_that_is_known(tmp_path: P
     before = (tmp_path / RECORD).read_bytes()
     (tmp_path / RECORD).unlink()
     for _ in range(2):  # by the session, and by the driver
-        room.keeper.disowned()  # as the lock has gone too
+        room.store.disowned()  # as the lock has gone too
         await room.owned()
-        assert room.keeper.prepared.value.keys() == {"uid-c"}
-    await room.keeper.saved()
+        assert room.store.prepared.value.keys() == {"uid-c"}
+    await room.store.saved()
     assert (tmp_path / RECORD).read_bytes() == before
 
 
@@ -282,14 +282,14 @@ async def test_what_another_agent_unprepared_while_it_had_the_node_stays_so(tmp_
     await room.owned()
     room.claim("c", result(ZERO))
     await room.prepared()
-    room.keeper.disowned()
+    room.store.disowned()
     await other.owned()
     await other.unprepared()
     written = (tmp_path / RECORD).read_bytes()
-    room.keeper.unprepare("nothing")
-    assert not await room.keeper.save()
+    room.store.unprepare("nothing")
+    assert not await room.store.save()
     await room.owned()
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
     assert (tmp_path / RECORD).read_bytes() == written
 
 
@@ -297,26 +297,26 @@ async def test_what_another_agent_unprepared_while_it_had_the_node_stays_so(tmp_
 async def test_claims_are_found_however_late_the_kubelet_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes | None
 ) -> None:
-    monkeypatch.setattr("npu_agent.kubelet.ledger._ANSWER", 0.01)
+    monkeypatch.setattr("npu_agent.kubelet.allocation_store._ANSWER", 0.01)
     room = await holding(tmp_path)
     (tmp_path / RECORD).unlink()
     if record is not None:
         (tmp_path / RECORD).write_bytes(record)
     room.start()
     room.says(error="its socket is missing")
-    await room.keeper.renew()
+    await room.store.renew()
     room.known()
     await room.claims.rebuild()
     for _ in range(3):
         room.says(uses=[("c", ZERO)])
-    assert room.keeper.unrecorded.value == {"npu.furiosa.ai"}
+    assert room.store.unrecorded.value == {"npu.furiosa.ai"}
     await room.claims.tidy()
     with pytest.raises(RefusalError, match="not in the agent's record"):
-        room.keeper.grant(NPU, devices(room.cards[0]))
+        room.store.grant(NPU, devices(room.cards[0]))
     assert room.specs() == [SPEC]
     await room.claims.rebuild()
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
-    assert room.keeper.unrecorded.value == frozenset()
+    assert room.store.prepared.value.keys() == {"uid-c"}
+    assert room.store.unrecorded.value == frozenset()
     await room.claims.tidy()
     assert room.specs() == [SPEC]
 
@@ -326,20 +326,20 @@ async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, readable: bool
 ) -> None:
     """The record is lost, and the kubelet said late that the claim was in use."""
-    monkeypatch.setattr("npu_agent.kubelet.ledger._ANSWER", 0.01)
+    monkeypatch.setattr("npu_agent.kubelet.allocation_store._ANSWER", 0.01)
     room = await holding(tmp_path)
     (tmp_path / RECORD).unlink()
     if not readable:
         room.api.clear()
     room.start()
     room.says(error="its socket is missing")
-    await room.keeper.renew()
+    await room.store.renew()
     room.known()
     room.says(uses=[("c", ZERO)])
     await room.unprepared()
     await room.claims.rebuild()
-    assert room.keeper.prepared.value == {}
-    assert not room.keeper.unchecked
+    assert room.store.prepared.value == {}
+    assert not room.store.unchecked
 
 
 async def test_a_claim_that_is_deallocated_is_dropped_though_it_exists(tmp_path: Path) -> None:
@@ -347,25 +347,25 @@ async def test_a_claim_that_is_deallocated_is_dropped_though_it_exists(tmp_path:
     room = await holding(tmp_path)
     room.claim("c", allocation=None, reservedFor=[])
     await room.claims.sweep()
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
     room.says(uses=[("c", ZERO)])
     await room.claims.sweep()
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
     room.says()
     await room.claims.sweep()
     await room.claims.sweep()
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_claims_of_others_are_no_reason_to_wait(tmp_path: Path) -> None:
     room = Room(tmp_path)
-    renewing = asyncio.create_task(room.keeper.renew())
+    renewing = asyncio.create_task(room.store.renew())
     await until(lambda: room.kubelet.asked)
     room.says(uses=[("c", ZERO)])
     await renewing
-    assert room.keeper.unrecorded.value == {"npu.furiosa.ai"}
+    assert room.store.unrecorded.value == {"npu.furiosa.ai"}
     room.says(uses=[("c", "gpu-0")], driver="gpu.example.com")
-    assert room.keeper.unrecorded.value == frozenset()
+    assert room.store.unrecorded.value == frozenset()
 
 
 async def test_after_a_reboot_that_renumbers_the_card_has_other_nodes(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ async def test_a_container_with_all_requests_has_the_variables_of_all(
     containers: list[tuple[str, str]],
     joined: bool,
 ) -> None:
-    monkeypatch.setattr("npu_agent.kubelet.ledger._LOOK", 0.2)
+    monkeypatch.setattr("npu_agent.kubelet.allocation_store._LOOK", 0.2)
     room = Room(tmp_path)
     await room.owned()
     room.claim("c", result(ZERO, "a"), result(ONE, "b"))
@@ -615,7 +615,7 @@ async def test_parameters_for_us_are_refused(
     begins = "ResourceClaim team/c has opaque parameters for the driver npu.furiosa.ai"
     assert reason.startswith(begins)
     assert where in reason
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
     allocation["devices"]["config"] = [parameters("gpu.example.com")]
     assert await room.prepared() == answer(("npu", ZERO))
     # What was prepared before is prepared again: its containers run.
@@ -638,7 +638,7 @@ async def test_devices_that_are_not_ours(
     room.claim("c", result(ONE), wrong)
     assert reason in await room.prepared()
     assert room.specs() == []
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_a_status_written_by_hand_that_has_a_device_twice(tmp_path: Path) -> None:
@@ -736,10 +736,10 @@ async def test_a_claim_waits_for_a_container_that_has_no_claim(patient: Room) ->
 async def test_a_claim_waits_until_it_is_sure_that_no_container_is_left(patient: Room) -> None:
     """The agent, or the device plugin, has just ended, or has given its cards to DRA."""
     await patient.owned()
-    patient.keeper.offering({NPU: [plain(patient)]})
-    await patient.keeper.saved()
+    patient.store.offering({NPU: [plain(patient)]})
+    await patient.store.saved()
     await patient.restarted()
-    assert patient.keeper.holds.value  # one answer is not enough
+    assert patient.store.holds.value  # one answer is not enough
     patient.claim("c", result(ZERO))
     preparing = await waits(patient, "c")
     patient.says()
@@ -756,7 +756,7 @@ async def test_a_claim_that_ends_while_it_waits_is_not_prepared(patient: Room) -
     await patient.unprepared("c")
     assert "was unprepared meanwhile" in await preparing
     assert patient.specs() == []
-    assert patient.keeper.prepared.value == {}
+    assert patient.store.prepared.value == {}
 
 
 async def test_nor_is_one_that_the_kubelet_no_longer_waits_for(patient: Room) -> None:
@@ -770,7 +770,7 @@ async def test_nor_is_one_that_the_kubelet_no_longer_waits_for(patient: Room) ->
     await patient.unprepared("c")
     await asyncio.sleep(0)
     assert patient.specs() == []
-    assert patient.keeper.prepared.value == {}
+    assert patient.store.prepared.value == {}
 
 
 async def test_a_claim_does_not_wait_for_what_no_holder_changes(patient: Room) -> None:
@@ -783,7 +783,7 @@ async def test_a_claim_does_not_wait_for_what_no_holder_changes(patient: Room) -
     assert "is unhealthy" in await patient.prepared("sick")
     assert "does not have (any more)" in await patient.prepared("gone")
     assert "has the same cores twice" in await patient.prepared("twice")
-    assert not await patient.keeper.end()
+    assert not await patient.store.end()
     patient.claim("c", result(ZERO))
     assert "about to end" in await patient.prepared()
 
@@ -797,15 +797,15 @@ async def test_a_claim_waits_no_longer_than_it_may(patient: Room) -> None:
     await patient.prepared("c")
     assert HELD in await patient.prepared("d")
     await patient.unprepared("c")
-    assert patient.keeper.prepared.value == {}
+    assert patient.store.prepared.value == {}
 
 
 async def test_what_a_claim_holds_is_refused_to_the_device_plugin(tmp_path: Path) -> None:
     room = await holding(tmp_path)
-    room.keeper.update()
+    room.store.update()
     with pytest.raises(RefusalError, match="ResourceClaim team/c"):
-        room.keeper.grant(NPU, [plain(room)])
-    room.keeper.grant(NPU, [plain(room, 1)])
+        room.store.grant(NPU, [plain(room)])
+    room.store.grant(NPU, [plain(room, 1)])
 
 
 async def test_an_administrator_is_let_in_beside_the_holder(tmp_path: Path) -> None:
@@ -965,10 +965,10 @@ async def test_what_cannot_be_written_of_several_claims(
     assert "No space left on device" in str(found["uid-c"])
     there = ["uid-d"] if what == "cdi" else []
     assert [uid for uid, one in found.items() if not isinstance(one, str)] == there
-    assert list(room.keeper.prepared.value) == there
+    assert list(room.store.prepared.value) == there
     assert room.specs() == [f"furiosa.ai-claim-{uid}.json" for uid in there]
     await room.restarted()
-    assert list(room.keeper.prepared.value) == there
+    assert list(room.store.prepared.value) == there
 
 
 async def test_while_an_api_call_hangs_others_go_on(tmp_path: Path) -> None:
@@ -1029,7 +1029,7 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(
     assert "No space left on device" in reason
     assert str(room.cdi_root / SPEC if what == "cdi" else tmp_path / RECORD) in reason
     assert room.specs() == []
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
     full = False
     await room.restarted()  # nor on the disk
     room.claim("d", result(ZERO))
@@ -1069,7 +1069,7 @@ async def test_a_disk_that_is_full_ends_no_claim_that_is_prepared(
     with monkeypatch.context() as patched:
         patched.setattr(files, "replace", replace)
         assert "No space left on device" in await room.prepared()
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
     room.claim("d", result(ZERO))
     assert HELD in await room.prepared("d")
 
@@ -1085,7 +1085,7 @@ async def test_unprepare_on_a_disk_that_cannot_be_written(
     with monkeypatch.context() as patched:
         patched.setattr(files, "replace", replace)
         await room.unprepared()
-        assert room.keeper.prepared.value == {}
+        assert room.store.prepared.value == {}
     assert room.specs() == [SPEC]
     await room.claims.tidy()
     assert room.specs() == []
@@ -1104,9 +1104,9 @@ async def test_a_claim_that_is_gone_and_unused_is_dropped(tmp_path: Path) -> Non
     room = await holding(tmp_path)
     del room.api["team", "c"]
     await room.claims.sweep()
-    assert room.keeper.prepared.value  # a Pod that was deleted by force may still end
+    assert room.store.prepared.value  # a Pod that was deleted by force may still end
     await room.claims.sweep()
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
     assert room.specs() == []
 
 
@@ -1117,7 +1117,7 @@ async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(tmp_path: 
     await room.claims.sweep()
     room.says()
     await room.claims.sweep()
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
     fetch = room.fetch
 
     async def meanwhile(namespace: str, name: str) -> Any:
@@ -1126,7 +1126,7 @@ async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(tmp_path: 
 
     room.claims._fetch = meanwhile
     await room.claims.sweep()
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
 
 
 async def test_another_claim_of_its_name_keeps_none_alive(tmp_path: Path) -> None:
@@ -1134,7 +1134,7 @@ async def test_another_claim_of_its_name_keeps_none_alive(tmp_path: Path) -> Non
     room.claim("c", result(ONE), uid="new")
     await room.claims.sweep()
     await room.claims.sweep()
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 @pytest.mark.parametrize("why", ["used", "silent", "api error", "there"])
@@ -1149,7 +1149,7 @@ async def test_a_claim_that_may_be_used_is_kept(tmp_path: Path, why: str) -> Non
     )
     for _ in range(3):
         await room.claims.sweep()
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
     assert room.specs() == [SPEC]
 
 
@@ -1176,18 +1176,18 @@ async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Pa
     room = Room(tmp_path)
     room.claim("c", result(ZERO))
     for _ in range(2):  # each part of the agent that serves the kubelet asks for it
-        renewing = asyncio.create_task(room.keeper.renew())
+        renewing = asyncio.create_task(room.store.renew())
         while not renewing.done():
             room.says(uses=[("c", ZERO)])
             await asyncio.sleep(0.001)
-        await room.keeper.saved()
+        await room.store.saved()
         assert (tmp_path / RECORD).exists()
     room.known()
     await room.claims.rebuild()
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
     await room.unprepared("c")
     await room.claims.rebuild()  # the kubelet may list it for a moment yet
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_a_lost_record_is_rebuilt_without_the_api_server(tmp_path: Path) -> None:
@@ -1203,7 +1203,7 @@ async def test_a_lost_record_is_rebuilt_without_the_api_server(tmp_path: Path) -
     assert HELD in await room.prepared("d")
     room.api["team", "c"] = claim
     assert await room.prepared("c") == first  # the kubelet asks again; it is the same claim
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
     await room.unprepared("c")
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 
@@ -1228,7 +1228,7 @@ async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
     assert await room.prepared("c") == answer(("npu", ZERO))
     go_on.set()
     await rebuilding
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
 
 
 async def test_a_claim_rebuilt_without_its_uid_ends_by_its_name(tmp_path: Path) -> None:
@@ -1237,7 +1237,7 @@ async def test_a_claim_rebuilt_without_its_uid_ends_by_its_name(tmp_path: Path) 
     room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
     await room.restarted(uses=[("c", ZERO)])
     await room.unprepared("c")
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path) -> None:
@@ -1245,13 +1245,13 @@ async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path) -> None:
     await room.owned()
     (tmp_path / RECORD).unlink(missing_ok=True)
     room.start()
-    renewing = asyncio.create_task(room.keeper.renew())
+    renewing = asyncio.create_task(room.store.renew())
     while not renewing.done():
         room.says(uses=[("c", ZERO)], driver="gpu.example.com")
         await asyncio.sleep(0.001)
     room.known()
     await room.claims.rebuild()
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_an_older_record_that_was_put_back_is_compared_with_what_is_in_use(
@@ -1286,30 +1286,30 @@ async def test_devices_of_an_earlier_allocation_are_no_reason_to_doubt_the_recor
     await room.prepared()
     room.claim("d", result(ZERO))
     await room.prepared("d")
-    before = room.keeper.prepared.value
+    before = room.store.prepared.value
     await room.restarted(uses=[("c", ZERO), ("c", ONE), ("d", ZERO)])
-    assert room.keeper.prepared.value == before
+    assert room.store.prepared.value == before
     assert "in no record" not in caplog.text
-    assert not room.keeper.unchecked
+    assert not room.store.unchecked
 
 
 async def test_a_record_in_doubt_waits_for_the_api_server(tmp_path: Path) -> None:
     room = await holding(tmp_path)
-    claim, before = room.api["team", "c"], room.keeper.prepared.value
+    claim, before = room.api["team", "c"], room.store.prepared.value
     room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
     uses = [("c", ZERO), ("c", ONE)]
     await room.restarted(uses=uses)
-    assert room.keeper.prepared.value == before
+    assert room.store.prepared.value == before
     room.says(uses=uses)
     with pytest.raises(RefusalError, match="not in the agent's record"):
-        room.keeper.grant(NPU, [plain(room, 1)])
+        room.store.grant(NPU, [plain(room, 1)])
     room.api["team", "c"] = claim
     await room.claims.rebuild()
-    room.keeper.grant(NPU, [plain(room, 1)])
+    room.store.grant(NPU, [plain(room, 1)])
     await room.restarted(uses=uses)
     del room.api["team", "c"]  # it will never be known
     await room.restarted(uses=uses)
-    assert not room.keeper.unchecked
+    assert not room.store.unchecked
 
 
 async def test_a_claim_that_the_kubelet_lists_until_it_unprepares_it(tmp_path: Path) -> None:
@@ -1317,9 +1317,9 @@ async def test_a_claim_that_the_kubelet_lists_until_it_unprepares_it(tmp_path: P
     room = await holding(tmp_path)
     await room.unprepared()
     await room.restarted(uses=[("c", ZERO)])
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
     await room.unprepared()  # it is asked again
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 @pytest.mark.parametrize("uid", ["x/../../../outside", "", "a b"])
@@ -1331,14 +1331,14 @@ async def test_a_record_with_a_uid_that_is_none_is_not_used_as_a_path(
     record["claims"][0]["uid"] = uid
     (tmp_path / RECORD).write_text(json.dumps(record))
     room.start()
-    assert room.keeper.states.value.unsure
+    assert room.store.states.value.unsure
     await room.owned(uses=[("c", ZERO)])
     before = {*tmp_path.rglob("*"), *tmp_path.parent.glob("*")}
     for _ in range(3):
         room.says(uses=[("c", ZERO)])
         await room.claims.tidy()
     assert {*tmp_path.rglob("*"), *tmp_path.parent.glob("*")} == before
-    assert room.keeper.prepared.value.keys() == {"uid-c"}
+    assert room.store.prepared.value.keys() == {"uid-c"}
 
 
 @pytest.fixture
@@ -1362,7 +1362,7 @@ async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
     await room.owned()
     room.claim("c", result(ZERO))
     preparing = asyncio.create_task(room.prepared())
-    await until(lambda: room.keeper.prepared.value)
+    await until(lambda: room.store.prepared.value)
     preparing.cancel()
     await asyncio.wait([preparing])
     go_on.set()
@@ -1372,7 +1372,7 @@ async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
     assert room.counts.prepares == {"prepared": 0, "refused": 0, "failed": 1}
     await room.unprepared("c")
     assert room.specs() == []
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_an_unprepare_waits_for_the_prepare_under_way(
@@ -1382,13 +1382,13 @@ async def test_an_unprepare_waits_for_the_prepare_under_way(
     await room.owned()
     room.claim("c", result(ZERO))
     preparing = asyncio.create_task(room.prepared())
-    await until(lambda: room.keeper.prepared.value)
+    await until(lambda: room.store.prepared.value)
     ending = asyncio.create_task(room.unprepared("c"))
     await asyncio.wait([ending], timeout=0.05)
     go_on.set()
     await asyncio.wait([preparing, ending])
     assert room.specs() == []
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
 
 
 async def test_an_agent_that_ends_leaves_claims_to_the_next_one(tmp_path: Path) -> None:
@@ -1397,12 +1397,12 @@ async def test_an_agent_that_ends_leaves_claims_to_the_next_one(tmp_path: Path) 
     room.claim("c", result(ZERO))
     room.claim("d", result(ONE))
     await room.prepared("c")
-    before = room.keeper, room.claims
-    assert not await room.keeper.end()
+    before = room.store, room.claims
+    assert not await room.store.end()
     assert "about to end" in await room.prepared("d")
     assert "about to end" in str((await room.claims.unprepare([ref("c")]))["uid-c"])
     await room.restarted()
-    assert before != (room.keeper, room.claims)
+    assert before != (room.store, room.claims)
     await room.unprepared("c")
     assert await room.prepared("d") == answer(("npu", ONE), uid="uid-d")
 
@@ -1412,7 +1412,7 @@ async def test_specs_are_kept_as_long_as_the_record_is_lost(tmp_path: Path) -> N
     room.cdi_root.mkdir(exist_ok=True)
     spec = room.cdi_root / "furiosa.ai-claim-uid-of-a-claim-in-use.json"
     spec.write_text("{}")
-    renewing = asyncio.create_task(room.keeper.renew())
+    renewing = asyncio.create_task(room.store.renew())
     while not renewing.done():
         room.says()
         await asyncio.sleep(0.001)
@@ -1434,7 +1434,7 @@ async def test_what_another_agent_unprepared_meanwhile_is_not_prepared(tmp_path:
     room.start()
     await present.unprepare([ref("c")])
     await room.owned(uses=[("d", ONE)])
-    assert room.keeper.prepared.value.keys() == {"uid-d"}
+    assert room.store.prepared.value.keys() == {"uid-d"}
     room.claim("e", result(ZERO))
     assert await room.prepared("e") == answer(("npu", ZERO), uid="uid-e")
 
@@ -1442,7 +1442,7 @@ async def test_what_another_agent_unprepared_meanwhile_is_not_prepared(tmp_path:
 async def test_a_lost_record_is_rebuilt_once_the_cards_are_known(tmp_path: Path) -> None:
     """An agent that has just started has not seen its cards yet; their cores are in use."""
     room = Room(tmp_path)
-    renewing = asyncio.create_task(room.keeper.renew())
+    renewing = asyncio.create_task(room.store.renew())
     while not renewing.done():
         room.says(uses=[("c", ZERO)])
         await asyncio.sleep(0.001)
@@ -1450,7 +1450,7 @@ async def test_a_lost_record_is_rebuilt_once_the_cards_are_known(tmp_path: Path)
     rebuilding = asyncio.create_task(room.claims.rebuild())
     for _ in range(20):  # as far as it goes
         await asyncio.sleep(0)
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
     room.known()
     await rebuilding
     room.claim("d", result(ZERO))
@@ -1464,7 +1464,7 @@ async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cor
     room = await holding(tmp_path)
     room.kubelet.node.alive = {"pod-c"}
     await room.unprepared()
-    assert (room.keeper.prepared.value, room.specs()) == ({}, [])
+    assert (room.store.prepared.value, room.specs()) == ({}, [])
     still = (
         "Pod team/pod-c (ResourceClaim team/c; not listed by the kubelet, but its containers run)"
     )
@@ -1473,7 +1473,7 @@ async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cor
     room.says()
     assert f"{still} still holds its cores" in await room.prepared("d")
     with pytest.raises(RefusalError, match="but its containers run"):
-        room.keeper.grant(NPU, [plain(room)])
+        room.store.grant(NPU, [plain(room)])
     room.claim("e", result(ONE))
     assert await room.prepared("e") == answer(("npu", ONE), uid="uid-e")
     room.kubelet.node.alive = set()
@@ -1512,7 +1512,7 @@ async def test_an_administrators_claim_keeps_nobody_waiting(tmp_path: Path) -> N
     await room.prepared()
     room.kubelet.node.alive = {"pod-c"}
     await room.unprepared()
-    assert room.keeper.ending.value == {}
+    assert room.store.ending.value == {}
 
 
 async def test_the_pods_of_a_claim_that_was_found_again_are_known(tmp_path: Path) -> None:
@@ -1521,7 +1521,7 @@ async def test_the_pods_of_a_claim_that_was_found_again_are_known(tmp_path: Path
     await room.restarted(uses=[("c", ZERO)])
     room.kubelet.node.alive = {"pod-c"}
     await room.unprepared()
-    assert list(room.keeper.ending.value) == ["pod-c"]
+    assert list(room.store.ending.value) == ["pod-c"]
 
 
 async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path) -> None:
@@ -1530,7 +1530,7 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path) -> None
     both = [{"resource": "pods", "name": f"pod-{name}", "uid": name} for name in ("c", "later")]
     room.claim("c", result(ZERO), reservedFor=both)
     await room.claims.learn()
-    (known,) = room.keeper.prepared.value.values()
+    (known,) = room.store.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c",), ("pod-c",))
     use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
     room.kubelet.holdings.publish(Holdings(asked_at=room.now, claim_uses=(use,)))
@@ -1538,12 +1538,12 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path) -> None
     await room.claims.learn()
     room.claim("c", result(ZERO), reservedFor=both)
     await room.claims.learn()
-    (known,) = room.keeper.prepared.value.values()
+    (known,) = room.store.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c", "pod-later"), ("c", "later"))
     assert json.loads((tmp_path / RECORD).read_bytes())["claims"][0]["podUIDs"][-1] == "later"
     room.kubelet.node.alive = {"later"}
     await room.unprepared()
-    assert list(room.keeper.ending.value) == ["later"]
+    assert list(room.store.ending.value) == ["later"]
 
 
 async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_lives(
@@ -1556,8 +1556,8 @@ async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_l
     use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
     room.kubelet.holdings.publish(Holdings(asked_at=room.now, claim_uses=(use,)))
     await room.claims.learn()
-    assert room.keeper.prepared.value["uid-c"].pod_uids == ("later",)
-    assert list(room.keeper.ending.value) == ["pod-c"]
+    assert room.store.prepared.value["uid-c"].pod_uids == ("later",)
+    assert list(room.store.ending.value) == ["pod-c"]
     # What the kubelet has prepared again for the later one is its own.
     assert await room.prepared() == answer(("npu", ZERO))
     await room.unprepared()
@@ -1597,7 +1597,7 @@ async def test_a_claim_for_the_next_pod_waits_for_the_pod_before(tmp_path: Path)
     for _ in range(2):
         assert "its containers run) still holds its cores" in await room.prepared()
     await room.unprepared()
-    assert list(room.keeper.ending.value) == ["pod-c"]
+    assert list(room.store.ending.value) == ["pod-c"]
     room.kubelet.node.alive.clear()
     room.says()
     assert await room.prepared() == answer(("npu", ZERO))
@@ -1614,7 +1614,7 @@ async def test_a_claim_whose_pods_still_run_is_theirs_beside_one_that_ends(tmp_p
     for _ in range(2):
         assert await room.prepared() == first
     await room.unprepared()
-    assert set(room.keeper.ending.value) == {"one", "other"}
+    assert set(room.store.ending.value) == {"one", "other"}
 
 
 async def test_a_refusal_is_not_repeated_before_anything_changes(patient: Room) -> None:
@@ -1639,5 +1639,5 @@ async def test_the_pods_of_a_claim_that_an_older_agent_prepared_are_found(tmp_pa
     (tmp_path / RECORD).write_text(json.dumps(record))
     await room.restarted(uses=[("c", ZERO)])
     await room.claims.learn()
-    (known,) = room.keeper.prepared.value.values()
+    (known,) = room.store.prepared.value.values()
     assert known.pod_uids == ("pod-c",)

@@ -19,7 +19,7 @@ from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
-from npu_agent.kubelet.ledger import LedgerKeeper, left_behind
+from npu_agent.kubelet.allocation_store import AllocationStore, left_behind
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings
@@ -45,7 +45,7 @@ class World:
     root: Path
     server: StandInApiServer
     driver: Driver
-    keeper: LedgerKeeper
+    store: AllocationStore
     kubelet: Kubelet
     snapshots: Feed[Snapshot]
     wanted: Feed[Wanted]
@@ -70,7 +70,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             kubelet.holdings.publish(Holdings(asked_at=asyncio.get_running_loop().time()))
 
         kubelet.ask = ask  # type: ignore[method-assign]
-        keeper = LedgerKeeper(
+        store = AllocationStore(
             snapshots=snapshots,
             pod_resources=kubelet,
             resources=[NPU],
@@ -87,16 +87,16 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             pod_uid=None,
             kubelet_root=root,
             ownership=Ownership(directory),
-            keeper=keeper,
+            store=store,
             snapshots=snapshots,
             wanted=wanted,
-            places=Places(snapshots=snapshots, wanted=wishes, keeper=keeper),
+            places=Places(snapshots=snapshots, wanted=wishes, store=store),
             api=api,
             cdi_root=root / "cdi",
         )
         task = asyncio.create_task(driver.run())
         try:
-            yield World(root, server, driver, keeper, kubelet, snapshots, wanted, task)
+            yield World(root, server, driver, store, kubelet, snapshots, wanted, task)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -169,12 +169,12 @@ async def test_a_prepared_claim_is_served_although_its_card_is_gone(
         manager = StandInPluginManager(here.root)
         await manager.start()
         await until(here.server.devices)
-        here.keeper.prepare(claim("c", *here.snapshots.value.cards), ())
+        here.store.prepare(claim("c", *here.snapshots.value.cards), ())
         here.wanted.publish(Wanted(families=frozenset()))
         here.snapshots.publish(Snapshot((), complete=True))
-        await until(lambda: not here.keeper.sliced.value)
+        await until(lambda: not here.store.sliced.value)
         assert here.driver.needed
-        here.keeper.unprepare("uid-c")
+        here.store.unprepare("uid-c")
         await here.phase(SessionPhase.NO_CARDS)
         await manager.stop()
 
@@ -189,7 +189,7 @@ async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
         held = Assignment("team", "train", "main", NPU, state.id)
         now = asyncio.get_running_loop().time()
         here.kubelet.holdings.publish(Holdings(assignments=(held,), asked_at=now))
-        here.keeper.update()
+        here.store.update()
         await until(lambda: "npu.furiosa.ai/held" in str(here.server.taints()))
         await manager.stop()
 

@@ -70,7 +70,7 @@ async def test_one_claim_may_not_have_a_core_twice(tmp_path: Path) -> None:
     room = await room_with_a_card(tmp_path)
     refused = await prepared(room, "a", "0-1", "1")
     assert "has the same cores twice" in refused
-    assert room.keeper.prepared.value == {}
+    assert room.store.prepared.value == {}
     (first, second) = await prepared(room, "a", "0-1", "2")
     assert (first.device, second.device) == (f"{CARD}-cores-0-1", f"{CARD}-cores-2")
 
@@ -99,7 +99,7 @@ async def test_parts_are_prepared_again_after_a_restart(tmp_path: Path) -> None:
 
 def held(room: Room, listed: tuple[PoolDevice, ...]) -> set[str]:
     """Names of the devices that the scheduler must not allocate, of those in the pool."""
-    reason = room.keeper.held_by_containers({one.name for one in listed})
+    reason = room.store.held_by_containers({one.name for one in listed})
     return {one.name for one in listed if reason(one.device)}
 
 

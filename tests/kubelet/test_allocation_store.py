@@ -1,4 +1,4 @@
-"""The keeper of the ledger; what outputs do with it is in tests/outputs."""
+"""The store of the ledger; what outputs do with it is in tests/outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Health, HealthState
 from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, Ledger, footprint
-from npu_agent.kubelet.ledger import OLD_RECORD, RECORD, left_behind
+from npu_agent.kubelet.allocation_store import OLD_RECORD, RECORD, left_behind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
@@ -24,19 +24,19 @@ async def test_only_an_answer_ends_a_hold(tmp_path: Path) -> None:
     """A kubelet that does not answer says nothing of who holds what."""
     room = Room(tmp_path)
     await room.owned()
-    room.keeper.grant(NPU, [devices(*room.cards)[0]])
+    room.store.grant(NPU, [devices(*room.cards)[0]])
     room.now += UNSEEN
     for _ in range(3):
         room.says(error="no answer within 5 s")
-    assert room.keeper.states.value.holds.keys() == {(NPU, "WARBOY-0")}
+    assert room.store.states.value.holds.keys() == {(NPU, "WARBOY-0")}
     room.now += 30.0
     for _ in range(3):
         room.says()  # it may have been restarted, and not know its Pods yet
-    assert room.keeper.states.value.holds.keys() == {(NPU, "WARBOY-0")}
+    assert room.store.states.value.holds.keys() == {(NPU, "WARBOY-0")}
     room.now += 30.0
     for _ in range(2):
         room.says()
-    assert room.keeper.states.value.holds == {}
+    assert room.store.states.value.holds == {}
 
 
 async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler(
@@ -47,7 +47,7 @@ async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler
     await room.owned("WARBOY-1")
     room.claim("c", result("npu-warboy-0"))
     await room.prepared()
-    held = room.keeper.held_by_containers({"npu-warboy-0", "npu-warboy-1"})
+    held = room.store.held_by_containers({"npu-warboy-0", "npu-warboy-1"})
     claimed, used = devices(*room.cards)
     assert held(claimed) is None
     assert "Pod team/train still holds its cores" in str(held(used))
@@ -55,32 +55,32 @@ async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler
 
 async def test_pod_resources_can_have_no_news_only_if_nobody_holds_anything(tmp_path: Path) -> None:
     room = Room(tmp_path)
-    assert not room.keeper.no_news()  # another agent may hand out what it likes
+    assert not room.store.no_news()  # another agent may hand out what it likes
     await room.owned()
-    assert room.keeper.no_news()
+    assert room.store.no_news()
 
-    room.keeper.grant(NPU, [devices(*room.cards)[0]])
-    assert not room.keeper.no_news()
+    room.store.grant(NPU, [devices(*room.cards)[0]])
+    assert not room.store.no_news()
     room.now += UNSEEN
     room.says(error="no answer within 5 s")
-    assert not room.keeper.no_news()
+    assert not room.store.no_news()
     for _ in range(3):
         room.now += UNSEEN
         room.says()
-    assert room.keeper.no_news()
+    assert room.store.no_news()
 
     # By another plugin, which may have the same cards.
     held = Assignment("team", "train", "main", "vendor.example/npu", "WARBOY-1")
     room.kubelet.holdings.publish(Holdings(assignments=(held,), asked_at=room.now))
-    assert not room.keeper.no_news()
+    assert not room.store.no_news()
     for _ in range(2):
         room.now += UNSEEN
         room.says()
-    assert room.keeper.no_news()
+    assert room.store.no_news()
 
     room.claim("c", result("npu-warboy-0"))
     await room.prepared()
-    assert not room.keeper.no_news()
+    assert not room.store.no_news()
 
 
 @pytest.mark.parametrize("name", [RECORD, OLD_RECORD])
@@ -119,9 +119,9 @@ async def outlived(directory: Path) -> Room:
 
 async def ends(room: Room, monkeypatch: pytest.MonkeyPatch) -> bool:
     """The agent ends, and the kubelet says once more that nobody holds anything."""
-    monkeypatch.setattr("npu_agent.kubelet.ledger._LAST_ANSWER", 30.0)
+    monkeypatch.setattr("npu_agent.kubelet.allocation_store._LAST_ANSWER", 30.0)
     asked = room.kubelet.asked
-    ending = asyncio.create_task(room.keeper.end())
+    ending = asyncio.create_task(room.store.end())
     await until(lambda: room.kubelet.asked > asked)
     room.says()
     return await ending
@@ -133,16 +133,16 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
     caplog.set_level("INFO")
     room = await outlived(tmp_path)
     whole, other = devices(*room.cards)
-    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole]))
+    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
     await until(lambda: room.kubelet.asked > 1)
-    assert room.keeper.ending.value["old"].by == f"Pod team/train {STILL}"
-    await room.keeper.grant_when_free(NPU, [other])
+    assert room.store.ending.value["old"].by == f"Pod team/train {STILL}"
+    await room.store.grant_when_free(NPU, [other])
     room.says()
     assert not granting.done()
     room.kubelet.node.alive = set()
     room.says()
     await granting
-    assert room.keeper.states.value.ending == {}
+    assert room.store.states.value.ending == {}
     assert [record.message for record in caplog.records] == [
         "nobody gets these cores until the containers that run on them have ended",
         "these containers have ended, or are listed again",
@@ -152,8 +152,8 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
 async def test_a_card_that_fails_while_its_grant_waits_is_not_handed_out(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
     whole, _ = devices(*room.cards)
-    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole]))
-    await until(lambda: room.keeper.ending.value)
+    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
+    await until(lambda: room.store.ending.value)
     failed = Health(state=HealthState.UNHEALTHY, reason="the card does not answer", since=0.0)
     room.have(replace(room.cards[0], health=failed), room.cards[1])
     room.kubelet.node.alive = set()
@@ -167,21 +167,21 @@ async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:
     room.kubelet.node.notes |= {(NPU, "WARBOY-1"): frozenset({"gone"})}
     room.says("WARBOY-0", "WARBOY-1")
     whole, other = devices(*room.cards)
-    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole, other]))
-    await until(lambda: room.keeper.ending.value)
-    assert room.keeper.ending.value["old"].footprints == (footprint(whole),)
-    await room.keeper.grant_when_free(NPU, [other])
+    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole, other]))
+    await until(lambda: room.store.ending.value)
+    assert room.store.ending.value["old"].footprints == (footprint(whole),)
+    await room.store.grant_when_free(NPU, [other])
     granting.cancel()
 
 
 async def test_a_grant_does_not_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("npu_agent.kubelet.ledger.HOLDER_ENDS", 0.0)
+    monkeypatch.setattr("npu_agent.kubelet.allocation_store.HOLDER_ENDS", 0.0)
     room = await outlived(tmp_path)
     whole = devices(*room.cards)[0]
     with pytest.raises(RefusalError, match=re.escape(STILL)) as refused:
-        await room.keeper.grant_when_free(NPU, [whole])
+        await room.store.grant_when_free(NPU, [whole])
     assert refused.value.kind is Refusal.HELD
 
 
@@ -190,12 +190,12 @@ async def test_a_pod_is_known_before_the_kubelet_lists_it(tmp_path: Path) -> Non
     room = Room(tmp_path)
     await room.owned()
     whole = devices(*room.cards)[0]
-    await room.keeper.grant_when_free(NPU, [whole])
+    await room.store.grant_when_free(NPU, [whole])
     room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
     room.kubelet.node.alive = {"old"}
-    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole]))
+    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
     await until(lambda: room.kubelet.asked > 1)
-    assert room.keeper.ending.value["old"].by == f"the Pod with the UID old {STILL}"
+    assert room.store.ending.value["old"].by == f"the Pod with the UID old {STILL}"
     granting.cancel()
 
 
@@ -206,7 +206,7 @@ async def test_the_same_pod_may_be_given_its_device_again(tmp_path: Path) -> Non
     whole = devices(*room.cards)[0]
     room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"new"})}
     for _ in range(2):
-        await room.keeper.grant_when_free(NPU, [whole])
+        await room.store.grant_when_free(NPU, [whole])
 
 
 async def test_nobody_ends_without_news_while_a_deleted_pod_lives(
@@ -216,10 +216,10 @@ async def test_nobody_ends_without_news_while_a_deleted_pod_lives(
     for _ in range(3):
         room.now += HOLDER_ENDS
         room.says()
-    assert room.keeper.states.value.holds == {}
-    assert list(room.keeper.ending.value) == ["old"]
+    assert room.store.states.value.holds == {}
+    assert list(room.store.ending.value) == ["old"]
     assert room.kubelet.asked_soon
-    assert not room.keeper.no_news()
+    assert not room.store.no_news()
     assert await ends(room, monkeypatch) is False  # the record stays for the next agent
 
 
@@ -227,8 +227,8 @@ async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path:
     """The agent ends before a second answer that lacks it."""
     room = await outlived(tmp_path)
     room.says()
-    assert room.keeper.states.value.holds.keys() == {(NPU, "WARBOY-0")}
-    ending = asyncio.create_task(room.keeper.end())
+    assert room.store.states.value.holds.keys() == {(NPU, "WARBOY-0")}
+    ending = asyncio.create_task(room.store.end())
     await until(lambda: room.kubelet.asked > 1)
     room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
     assert await ending is False
@@ -240,8 +240,8 @@ async def test_the_record_stays_while_a_claim_is_prepared(
     """Its card may have left the node, and the slices with it."""
     room = Room(tmp_path)
     await room.owned()
-    room.keeper.prepare(claim("c"), ())
-    assert not room.keeper.states.value.sliced
+    room.store.prepare(claim("c"), ())
+    assert not room.store.states.value.sliced
     assert await ends(room, monkeypatch) is False
 
 
@@ -258,12 +258,12 @@ async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path:
     room = Room(tmp_path)
     await room.owned()
     whole, other = devices(*room.cards)
-    await room.keeper.grant_when_free(NPU, [whole])
+    await room.store.grant_when_free(NPU, [whole])
     room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
-    await room.keeper.grant_when_free(NPU, [other])
+    await room.store.grant_when_free(NPU, [other])
     room.kubelet.node.notes, room.kubelet.node.alive = {}, {"old"}
-    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [whole]))
-    await until(lambda: room.keeper.ending.value)
+    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
+    await until(lambda: room.store.ending.value)
     granting.cancel()
 
 
@@ -272,6 +272,6 @@ async def test_without_a_record_the_kubelets_notes_are_enough(tmp_path: Path) ->
     await room.owned()
     room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
     room.kubelet.node.alive = {"old"}
-    granting = asyncio.create_task(room.keeper.grant_when_free(NPU, [devices(*room.cards)[0]]))
-    await until(lambda: room.keeper.ending.value)
+    granting = asyncio.create_task(room.store.grant_when_free(NPU, [devices(*room.cards)[0]]))
+    await until(lambda: room.store.ending.value)
     granting.cancel()

@@ -1,6 +1,6 @@
 """Keeps the ledger of this node: true to pod-resources, and on disk before it has to be.
 
-The device plugin and DRA both ask `LedgerKeeper` before they offer or hand out anything. What it
+The device plugin and DRA both ask `AllocationStore` before they offer or hand out anything. What it
 decides with is `npu_agent.core.ledger`.
 """
 
@@ -47,7 +47,7 @@ OLD_RECORD = ".npu-agent.shapes.json"
 _ENDING = "this npu-agent is about to end: the kubelet asks the next one"
 _NOT_OURS = "the node is not this npu-agent's now: it takes over when it can"
 UNRECORDED = "claims that are in use are not in the agent's record: they are being found"
-"""Why nothing is granted while `LedgerKeeper.unrecorded` has a driver."""
+"""Why nothing is granted while `AllocationStore.unrecorded` has a driver."""
 
 _LARGEST = 16 << 20
 """Bytes that are read of it: it has some 600 for each device."""
@@ -69,7 +69,7 @@ server which Pods it has."""
 _NONE: frozenset[str] = frozenset()
 
 
-class LedgerKeeper:
+class AllocationStore:
     """The ledger, for whoever hands out cores.
 
     `states` is the ledger after each change, and `prepared` of it the claims that are prepared, by
