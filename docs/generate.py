@@ -1,7 +1,8 @@
 """Writes what is derived: `make docs`.
 
 From the code, each between two marks: the reference of the configuration's keys in
-configuration.md, and in hardware.md the files that are read by a guess.
+configuration.md, in hardware.md the files that are read by a guess, and in monitoring.md what to do
+about an unhealthy card.
 From the chart's values.yaml, the tables of its README (docs/chart.py).
 From docs/, the runbook that the agent serves (docs/runbook.py). In translated pages, the line that
 says that the English page is newer (docs/translations.py).
@@ -24,6 +25,7 @@ from runbook import FILE, runbook
 
 from npu_agent.config.schema import Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
+from npu_agent.core.advice import ADVICE
 from npu_agent.vendors import WORDS
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
@@ -32,6 +34,7 @@ KEYS = tuple(keys_of(schema_of(WORDS)))
 
 CONFIGURATION = Path(__file__).parent / "configuration.md"
 HARDWARE = Path(__file__).parent / "hardware.md"
+MONITORING = Path(__file__).parent / "monitoring.md"
 
 
 def reference() -> str:
@@ -107,6 +110,14 @@ def unproven() -> str:
     return "\n".join(lines) + "\n"
 
 
+def causes() -> str:
+    """The table of what makes a card unhealthy, and what to do about it, in Markdown."""
+    lines = ["| cause | means | a reason reads | what to do |", "|---|---|---|---|"]
+    for cause, one in ADVICE.items():
+        lines.append(f"| {cause.value} | {one.means} | `{one.example}` | {one.remedy} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -123,6 +134,11 @@ def main() -> int:
             HARDWARE,
             "the families say",
             lambda: current(HARDWARE, "npu_agent/vendors/furiosa/", unproven()),
+        ),
+        (
+            MONITORING,
+            "the table of advice says",
+            lambda: current(MONITORING, "npu_agent/core/advice.py", causes()),
         ),
         (chart.FILE, "values.yaml says", chart.current),
         (FILE, "its pages in docs/ say", runbook),

@@ -17,11 +17,13 @@ DOCS = Path(__file__).parent
 FILE = DOCS.parent / "npu_agent/outputs/web/runbook.html"
 _PARTS = (("monitoring.md", "## The alerts"), ("troubleshooting.md", "# Troubleshooting"))
 """Pages, and the heading from which on they are taken."""
+_MARK = re.compile(r"<!-- .* -->\n")
+"""What encloses a part of a page that is made from something else: docs/parts.py."""
 
 
 def runbook() -> str:
     """The HTML fragment."""
-    taken = {name: (DOCS / name).read_text() for name, _ in _PARTS}
+    taken = {name: _MARK.sub("", (DOCS / name).read_text()) for name, _ in _PARTS}
     parts = [
         text[text.index(f"\n{begin}") if "##" in begin else 0 :]
         for (_, begin), text in zip(_PARTS, taken.values(), strict=True)

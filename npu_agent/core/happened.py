@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from npu_agent.core.advice import plain_reason
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Holding
-from npu_agent.core.problems import plain_reason
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import Happening, Subject, Tone
 

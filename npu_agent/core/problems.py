@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from npu_agent.core.hardware import CardState, Cause, Health, HealthState
+from npu_agent.core.advice import COOLING, UNREADABLE, advice, plain_reason
+from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
 from npu_agent.core.places import Place, Wish
@@ -153,8 +154,8 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
 def _unhealthy(card: CardState, state: AgentState) -> Note:
     users = dict.fromkeys(_pod(holding.assignment) for holding in state.holdings_of(card))
     used = f"; in use by {', '.join(users)}" if users else ""
-    cause = card.health.cause
-    remedy = _REMEDIES.get(cause, _REMEDIES[Cause.DEAD])
+    found = advice(card.health.cause)
+    remedy = found.remedy
     if users:
         remedy = f"delete the Pods that hold it, so that they get another card; {remedy}"
     return Note(
@@ -162,34 +163,8 @@ def _unhealthy(card: CardState, state: AgentState) -> Note:
         card=card.id,
         text=f"{card.card.name} is unhealthy: {plain_reason(card.health)}{used}",
         remedy=remedy,
-        runbook="nputemperaturehigh" if cause is Cause.HOT else "npucardunhealthy",
+        runbook=found.runbook,
     )
-
-
-_COOL = "see to its fan, its slot and the air around it"
-_REMEDIES: Mapping[Cause | None, str] = {
-    Cause.DEAD: "read what the driver says in `dmesg` on the node; then reset the card, reload the "
-    "driver, or reboot the node",
-    Cause.NODES: "the driver is half unloaded, or udev was stopped: load the driver again",
-    Cause.HANGS: "a read hangs in the kernel: see `dmesg` on the node; most likely it takes a "
-    "reboot",
-    Cause.NONSENSE: "reload the driver; if that does not help, reboot the node",
-    Cause.HOT: f"{_COOL}: it comes back by itself when it has cooled down",
-}
-_PLAIN = {
-    Cause.DEAD: "the driver reports the card dead",
-    Cause.NODES: "device nodes of it are missing",
-    Cause.HANGS: "it does not answer",
-    Cause.NONSENSE: "the driver does not give a sound answer",
-    Cause.HOT: "it is too hot",
-}
-
-
-def plain_reason(health: Health) -> str:
-    """Why a card is as it is, in plain words, then in the driver's or the probe's own."""
-    if health.cause is None:
-        return health.reason
-    return f"{_PLAIN[health.cause]} ({health.reason})"
 
 
 def is_hot(card: CardState, state: AgentState) -> bool:
@@ -206,7 +181,9 @@ def _hot(card: CardState) -> Note:
         subject="card",
         card=card.id,
         text=f"{card.card.name} is {'very ' if very else ''}hot: {temperature:.1f} °C",
-        remedy=f"take the load away now: delete the Pods that hold it; {_COOL}" if very else _COOL,
+        remedy=f"take the load away now: delete the Pods that hold it; {COOLING}"
+        if very
+        else COOLING,
         runbook="nputemperaturecritical" if very else "nputemperaturehigh",
     )
 
@@ -283,7 +260,7 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
             yield Note(
                 subject="hardware",
                 text=f"{odd.entry} cannot be read: {odd.reason}",
-                remedy="it may be a card: see `dmesg` on the node, and reload the driver",
+                remedy=UNREADABLE,
                 runbook="a-node-offers-no-npus-or-too-few",
             )
 

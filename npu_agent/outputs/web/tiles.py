@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from npu_agent.core.advice import plain_reason
 from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState
 from npu_agent.core.ledger import Assignment, Holding
 from npu_agent.core.places import Wish
-from npu_agent.core.problems import is_hot, plain_reason, rising
+from npu_agent.core.problems import is_hot, rising
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.core.timeline import GoneCard
 from npu_agent.outputs.web import markup as m

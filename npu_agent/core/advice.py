@@ -1,0 +1,75 @@
+"""What to do about a card: one table by cause for status page, doctor, verify, runbook and docs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npu_agent.core.hardware import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npu_agent.core.hardware import Health
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What a cause means, and what to do about it; all for people."""
+
+    means: str
+    """A clause with the card as its subject, or about it: ``it is too hot``."""
+    example: str
+    """A reason that an unhealthy card can have for it."""
+    remedy: str
+    runbook: str = "npucardunhealthy"
+    """The section of the runbook that has the steps."""
+
+
+COOLING = "see to its fan, its slot and the air around it"
+
+ADVICE: Mapping[Cause, Advice] = {
+    Cause.DEAD: Advice(
+        means="the driver reports the card dead",
+        example="alive says 0",
+        remedy="read what the driver says in `dmesg` on the node; then reset the card, reload the "
+        "driver, or reboot the node",
+    ),
+    Cause.NODES: Advice(
+        means="device nodes of it are missing",
+        example="/dev/npu0pe0 missing",
+        remedy="the driver is half unloaded, or udev was stopped: load the driver again",
+    ),
+    Cause.HANGS: Advice(
+        means="it does not answer",
+        example="no answer within 0.5 s",
+        remedy="a read hangs in the kernel: see `dmesg` on the node; most likely it takes a reboot",
+    ),
+    Cause.NONSENSE: Advice(
+        means="the driver does not give a sound answer",
+        example="alive says neither 0 nor 1 but b'?'",
+        remedy="reload the driver; if that does not help, reboot the node",
+    ),
+    Cause.HOT: Advice(
+        means="it is too hot",
+        example="97.4 °C, above 95 °C",
+        remedy=f"{COOLING}: it comes back by itself when it has cooled down",
+        runbook="nputemperaturehigh",
+    ),
+}
+"""For each cause. The table of the runbook (docs/monitoring.md) is made from it by `make docs`."""
+
+UNREADABLE = "it may be a card: see `dmesg` on the node, and reload the driver"
+"""What to do about an entry that cannot be read: `SkippedDevice.unread`."""
+
+
+def advice(cause: Cause | None) -> Advice:
+    """What to do about an unhealthy card; without a known cause as about a dead one."""
+    return ADVICE[cause or Cause.DEAD]
+
+
+def plain_reason(health: Health) -> str:
+    """Why a card is as it is, in plain words, then in the driver's or the probe's own."""
+    if health.cause is None:
+        return health.reason
+    return f"{ADVICE[health.cause].means} ({health.reason})"
