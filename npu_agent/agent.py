@@ -28,11 +28,12 @@ from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, ApiError, node, serviceaccount
-from npu_agent.kubelet.allocation_store import AllocationStore, left_behind
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.ownership import HAND_OVER, Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.kubelet.pods import Pods
+from npu_agent.kubelet.record import left_behind, recovered
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
@@ -123,7 +124,7 @@ class Agent:
         """How often each part failed and was started again."""
         ledger = Ledger()
         if kubelet:
-            ledger = ledger.recovered(left_behind(directory), time.monotonic())
+            ledger = recovered(ledger, left_behind(directory), time.monotonic())
         self.inventory = Inventory(
             [vendor(host_root) for vendor in VENDORS],
             configs.map(_watching),

@@ -42,7 +42,7 @@ from npu_agent.core.health import Policy
 from npu_agent.core.ledger import SETTLED
 from npu_agent.core.problems import problems, unready
 from npu_agent.inventory import card as watch
-from npu_agent.kubelet.allocation_store import RECORD
+from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES

@@ -33,7 +33,8 @@ from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
 from npu_agent.inventory import prober
 from npu_agent.kubelet import podresources
-from npu_agent.kubelet.allocation_store import RECORD, AllocationStore
+from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.dra import driver as driver_module
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.driver import Driver

@@ -13,22 +13,20 @@ Start reading at `Ledger`. There are five sources:
   kubelet, and silent about init containers;
 - claims that were prepared here (`Ledger.with_claim`), which are held until they are unprepared;
 - Pods that the kubelet no longer lists, but whose containers still run (`Ledger.ending`);
-- the record on disk (`Ledger.record`, `Ledger.recovered`), written before anything is offered, so
-  that it covers every grant that an agent can have made before it was killed.
+- the record on disk (`Ledger.recovered`), written before anything is offered, so that it covers
+  every grant that an agent can have made before it was killed.
 
 Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
 
-from npu_agent.core.claim import ClaimUse, is_uid, placeholder_uid
+from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import Access, Card, CardState, CoreRange
 from npu_agent.core.offer import Device, device_id
 
@@ -44,9 +42,6 @@ gives them two, and has taken four on a busy machine. After that the Pod counts 
 and its device as unhealthy; a kubelet that knows that earlier would fail the next Pod, which can
 wait in its Allocate."""
 
-_VERSION = 2
-_READABLE = (1, 2)
-"""Version 1 knew no claims."""
 _NONE: frozenset[str] = frozenset()
 _UNKNOWN = ("", "")
 """Stands for whatever was handed out before, where no record says what that was."""
@@ -58,8 +53,6 @@ CLAIM = "ResourceClaim"
 without a domain."""
 POD = "Pod"
 """In place of the resource in the `Name` of what `Ledger.ending` has, with the Pod's UID."""
-_MOST_CORES = 1024
-"""Of a card in a record that somebody may have damaged; those that there are have eight."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -283,7 +276,7 @@ class Ledger:
                     known.add(self.offered[name])
             if known or name[0] in resources:
                 holds[name] = Hold(
-                    footprints=tuple(sorted(known, key=_order)),
+                    footprints=_sorted(known),
                     containers=tuple(sorted(containers)),
                     since=asked_at,
                     pod_uids=(hold.pod_uids if hold else frozenset()) | pods.get(name, _NONE),
@@ -340,7 +333,7 @@ class Ledger:
             holder = hold.holder if hold.containers or by_claim else f"the Pod with the UID {uid}"
             opened = f"{holder[:-1]}; " if holder.endswith(")") else f"{holder} ("
             ending[uid] = Ending(
-                footprints=tuple(sorted({*before, *hold.footprints}, key=_order)),
+                footprints=_sorted({*before, *hold.footprints}),
                 by=f"{opened}not listed by the kubelet, but its containers run)",
                 by_claim=by_claim,
                 since=now,
@@ -440,53 +433,52 @@ class Ledger:
             return self
         return replace(self, offered=offered, cards=known)
 
-    def recovered(self, record: bytes | None, now: float) -> Ledger:
-        """With what an agent before this one may have handed out: `record` is what it wrote.
+    def recovered(self, before: Ledger, now: float) -> Ledger:
+        """With what an agent before this one may have handed out: its `for_the_next`.
 
         Until two answers of pod-resources, asked for from `now` on, lack it, all of it counts as
-        held. None: there was no agent before.
+        held.
         """
-        if record is None:
-            return self
-        try:
-            found = _decoded(record)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            by = "whoever was given devices before (the agent's record of that cannot be read)"
-            return replace(
-                self, holds={**self.holds, _UNKNOWN: Hold(footprints=(), by=by, since=now)}
-            )
         holds = dict(self.holds)
-        for name, footprints in found.footprints.items():
+        for name, held in before.for_the_next().holds.items():
             ours = holds.get(name)
             holds[name] = Hold(
-                footprints=tuple(
-                    sorted({*footprints, *(ours.footprints if ours else ())}, key=_order)
-                ),
+                footprints=_sorted({*held.footprints, *(ours.footprints if ours else ())}),
                 containers=ours.containers if ours else (),
                 by="a container from before the agent's start",
                 since=max(now, ours.since if ours else now),
                 kept_until=ours.kept_until if ours else 0.0,
-                pod_uids=found.pods.get(name, _NONE) | (ours.pod_uids if ours else _NONE),
+                pod_uids=held.pod_uids | (ours.pod_uids if ours else _NONE),
             )
+        ending = {uid: replace(one, since=now) for uid, one in before.ending.items()}
         return replace(
             self,
             holds=holds,
-            prepared={**found.prepared, **self.prepared},
-            ending={
-                **{uid: replace(one, since=now) for uid, one in found.ending.items()},
-                **self.ending,
-            },
-            cards={**found.cards, **self.cards},
-            sliced={**found.sliced, **self.sliced},
+            prepared={**before.prepared, **self.prepared},
+            ending={**ending, **self.ending},
+            cards={**before.cards, **self.cards},
+            sliced={**before.sliced, **self.sliced},
         )
 
-    def record(self) -> bytes:
-        """What an agent after this one has to know, as `recovered` takes it."""
+    def for_the_next(self) -> Ledger:
+        """What an agent after this one has to know: all that is offered may be held by then."""
         footprints = {name: {one} for name, one in self.offered.items()}
         for name, hold in self.holds.items():
             footprints.setdefault(name, set()).update(hold.footprints)
-        pods = {name: hold.pod_uids for name, hold in self.holds.items()}
-        return _encoded(footprints, pods, self.prepared, self.ending, self.cards, self.sliced)
+        holds = {
+            name: Hold(
+                footprints=_sorted(known),
+                since=0.0,
+                pod_uids=self.holds[name].pod_uids if name in self.holds else _NONE,
+            )
+            for name, known in footprints.items()
+        }
+        return replace(self, offered={}, holds=holds)
+
+    def after_unknown(self, now: float) -> Ledger:
+        """After an agent whose record cannot be read: anything may be held, as of `recovered`."""
+        by = "whoever was given devices before (the agent's record of that cannot be read)"
+        return replace(self, holds={**self.holds, _UNKNOWN: Hold(footprints=(), by=by, since=now)})
 
     @property
     def doubtful(self) -> bool:
@@ -730,163 +722,7 @@ def _contradict(one: frozenset[str], other: frozenset[str]) -> bool:
     return any(mine[kind] != its[kind] for kind in mine.keys() & its.keys())
 
 
-def _order(one: Footprint) -> tuple[object, ...]:
-    return sorted(one.keys), one.cores, sorted(one.nodes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    footprints: Mapping[Name, tuple[Footprint, ...]]
-    pods: Mapping[Name, frozenset[str]]
-    prepared: Mapping[str, PreparedClaim]
-    ending: Mapping[str, Ending]
-    cards: Mapping[str, frozenset[str]]
-    sliced: Mapping[str, Sliced]
-
-
-def _encoded(
-    footprints: Mapping[Name, Collection[Footprint]],
-    pods: Mapping[Name, frozenset[str]],
-    prepared: Mapping[str, PreparedClaim],
-    ending: Mapping[str, Ending],
-    cards: Mapping[str, frozenset[str]],
-    sliced: Mapping[str, Sliced],
-) -> bytes:
-    devices = [
-        {
-            "resource": resource,
-            "device": device,
-            "footprints": [
-                _encoded_footprint(one) for one in sorted(footprints[resource, device], key=_order)
-            ],
-            "podUIDs": sorted(pods.get((resource, device), ())),
-        }
-        for resource, device in sorted(footprints)
-    ]
-    claims = [
-        {
-            "driver": claim.driver,
-            "uid": claim.uid,
-            "namespace": claim.namespace,
-            "name": claim.name,
-            "pods": claim.pods,
-            "podUIDs": claim.pod_uids,
-            "joined": claim.joined,
-            "devices": [
-                {
-                    "request": one.request,
-                    "pool": one.pool,
-                    "device": one.device,
-                    "admin": one.admin,
-                    "footprint": _encoded_footprint(one.footprint),
-                }
-                for one in claim.devices
-            ],
-        }
-        for _, claim in sorted(prepared.items())
-    ]
-    ids = {id_: sorted(keys) for id_, keys in sorted(cards.items())}
-    record: dict[str, object] = {
-        "version": _VERSION,
-        "devices": devices,
-        "claims": claims,
-        "cards": ids,
-    }
-    if ending:
-        record["ending"] = {
-            uid: {
-                "by": one.by,
-                "byClaim": one.by_claim,
-                "footprints": [_encoded_footprint(each) for each in one.footprints],
-            }
-            for uid, one in sorted(ending.items())
-        }
-    if sliced:
-        record["slices"] = {
-            id_: {"driver": one.driver, "keys": sorted(one.keys)}
-            for id_, one in sorted(sliced.items())
-        }
-    return json.dumps(record).encode() + b"\n"
-
-
-def _encoded_footprint(one: Footprint) -> dict[str, object]:
-    return {
-        "keys": sorted(one.keys),
-        "cores": [one.cores.first, one.cores.last],
-        "nodes": sorted(one.nodes),
-    }
-
-
-def _decoded(record: bytes) -> _Record:
-    """What `_encoded` wrote; raises one of several errors if it did not write that."""
-    found = json.loads(record)
-    if found["version"] not in _READABLE:
-        raise ValueError(f"version {found['version']}, and only {_READABLE} are known")
-    footprints = {
-        (str(device["resource"]), str(device["device"])): tuple(
-            _decoded_footprint(one) for one in device["footprints"]
-        )
-        for device in found["devices"]
-    }
-    pods = {
-        (str(device["resource"]), str(device["device"])): frozenset(
-            map(str, device.get("podUIDs", ()))
-        )
-        for device in found["devices"]
-    }
-    claims = [
-        PreparedClaim(
-            driver=str(claim["driver"]),
-            uid=str(claim["uid"]),
-            namespace=str(claim["namespace"]),
-            name=str(claim["name"]),
-            pods=tuple(map(str, claim["pods"])),
-            pod_uids=tuple(map(str, claim.get("podUIDs", ()))),
-            joined=bool(claim["joined"]),
-            devices=tuple(
-                PreparedDevice(
-                    request=str(one["request"]),
-                    pool=str(one["pool"]),
-                    device=str(one["device"]),
-                    admin=bool(one["admin"]),
-                    footprint=_decoded_footprint(one["footprint"]),
-                )
-                for one in claim["devices"]
-            ),
-        )
-        for claim in found.get("claims", ())
-    ]
-    ending = {
-        str(uid): Ending(
-            footprints=tuple(_decoded_footprint(each) for each in one["footprints"]),
-            by=str(one["by"]),
-            by_claim=bool(one["byClaim"]),
-            since=0.0,
-        )
-        for uid, one in found.get("ending", {}).items()
-    }
-    cards = {str(id_): frozenset(map(str, keys)) for id_, keys in found["cards"].items()}
-    sliced = {
-        str(id_): Sliced(str(one["driver"]), frozenset(map(str, one["keys"])))
-        for id_, one in found.get("slices", {}).items()
-    }
-    prepared = {claim.uid: claim for claim in claims}
-    for claim in claims:
-        # It becomes part of a path.
-        if not is_uid(claim.uid) and claim.uid != placeholder_uid(claim.namespace, claim.name):
-            raise ValueError(f"a claim with the UID {claim.uid!r}")
-    return _Record(footprints, pods, prepared, ending, cards, sliced)
-
-
-def _decoded_footprint(one: Mapping[str, Any]) -> Footprint:
-    first, last = map(int, one["cores"])
-    if not 0 <= first <= last < _MOST_CORES:
-        raise ValueError(f"cores {first} to {last}")
-    keys = frozenset(map(str, one["keys"]))
-    if not all(":" in key for key in keys):
-        raise ValueError(f"keys {keys}")
-    return Footprint(
-        keys=keys,
-        cores=CoreRange(first, last),
-        nodes=frozenset(map(str, one["nodes"])),
+def _sorted(footprints: Iterable[Footprint]) -> tuple[Footprint, ...]:
+    return tuple(
+        sorted(footprints, key=lambda one: (sorted(one.keys), one.cores, sorted(one.nodes)))
     )

@@ -34,23 +34,17 @@ from npu_agent.core.ledger import (
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.podresources import Holdings, PodResources
+from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, left_behind, recovered
 from npu_agent.logs import Reporter, logger
 from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
-
-RECORD = ".npu-agent.ledger.json"
-"""In the plugin directory: `Ledger.record`. The kubelet removes sockets there and nothing else."""
-OLD_RECORD = ".npu-agent.shapes.json"
-"""What versions before 0.9 wrote. It does not say which cores were handed out."""
 
 _ENDING = "this npu-agent is about to end: the kubelet asks the next one"
 _NOT_OURS = "the node is not this npu-agent's now: it takes over when it can"
 UNRECORDED = "claims that are in use are not in the agent's record: they are being found"
 """Why nothing is granted while `AllocationStore.unrecorded` has a driver."""
 
-_LARGEST = 16 << 20
-"""Bytes that are read of it: it has some 600 for each device."""
 _READING = 5.0
 """Seconds to wait for the record on disk."""
 _ANSWER = 11.0
@@ -206,7 +200,7 @@ class AllocationStore:
                 if not self._read or found not in (None, self._on_disk):
                     # What was prepared when this agent started may have been unprepared by the
                     # other one.
-                    ledger = replace(self._ledger, prepared={}).recovered(found, self._clock())
+                    ledger = recovered(replace(self._ledger, prepared={}), found, self._clock())
                     self.states.publish(ledger)
                     self._unchecked = True
                 self._on_disk, self._read = found, True
@@ -483,7 +477,7 @@ class AllocationStore:
         async with self._saving:
             if not self._owner:
                 return False
-            if (record := self._ledger.record()) == self._on_disk and not self._late:
+            if (record := encode(self._ledger)) == self._on_disk and not self._late:
                 self._writing.works()
                 return False
             if self._failed and self._failed[0] == record and self._clock() < self._failed[1]:
@@ -555,18 +549,3 @@ class AllocationStore:
             async with asyncio.timeout(deadline):
                 await holdings.until(lambda answer: answer.asked_at >= now)
         return holdings.value
-
-
-def left_behind(directory: Path) -> bytes | None:
-    """The record that an agent before this one wrote to the plugin directory; None: there is none.
-
-    An empty one if it cannot be read. It may block.
-    """
-    for name in (RECORD, OLD_RECORD):
-        try:
-            found = files.content(directory / name, _LARGEST, follow=False)
-        except OSError:
-            return b""
-        if found is not None:
-            return found
-    return None

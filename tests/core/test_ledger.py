@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -84,15 +83,6 @@ def test_an_id_that_is_a_whole_cards_is_no_part_of_it(uuid: str, serial: str) ->
     assert found.cores == A.all_cores
 
 
-@pytest.mark.parametrize("cores", [[0, float("inf")], [0, 1 << 64], [-1, 0], [1, 0]])
-def test_a_record_with_cores_that_no_card_has_is_none_that_can_be_read(cores: list[float]) -> None:
-    record = json.loads(held(A, by="U0").record())
-    record["devices"][0]["footprints"][0]["cores"] = cores
-    (why,) = set(against(Ledger().recovered(json.dumps(record).encode(), 0.0), A).values())
-    assert why
-    assert "record of that cannot be read" in why
-
-
 def test_the_held_device_itself_is_the_kubelets_business() -> None:
     assert against(held(A, B, by="U0"), A, B) == {"U0": None, "U1": None}
 
@@ -160,7 +150,7 @@ def test_cores_beside_held_ones_are_not_free_once_another_card_says_the_same() -
 def test_a_held_card_is_known_by_whatever_is_left_of_its_identity(lost: str) -> None:
     """Over a restart, too: `device_uuid` may not be readable then."""
     before = held(A, by="U0")
-    after = Ledger().recovered(before.record(), 100.0)
+    after = Ledger().recovered(before, 100.0)
     identity: dict[str, Any] = {
         "uuid": "U0",
         "serial": "S0",
@@ -271,7 +261,7 @@ def test_a_kubelet_that_has_just_started_ends_nothing() -> None:
 def test_after_a_restart_all_that_was_offered_may_be_held() -> None:
     """A SIGKILL may come between an Allocate and anything that could have been noted of it."""
     before = Ledger().offering({NPU: offered(A)}, [state(A)])
-    ledger = Ledger().recovered(before.record(), 100.0)
+    ledger = Ledger().recovered(before, 100.0)
     for at in (98.0, 99.0):  # asked for before the start: they say nothing of the last grants
         ledger = answered(ledger, at=at, cards=[A])
     ledger = answered(ledger, at=100.0, cards=[A])
@@ -285,34 +275,23 @@ def test_after_a_restart_all_that_was_offered_may_be_held() -> None:
 
 def test_what_was_held_is_known_over_two_restarts() -> None:
     """The first of the two agents never offered what the one before it had granted."""
-    record = held(A, by="U0").record()
+    record = held(A, by="U0")
     for _ in range(2):
         ledger = Ledger().recovered(record, 100.0)
-        record = ledger.offering({NPU: offered(B)}, [state(B)]).record()
+        record = ledger.offering({NPU: offered(B)}, [state(B)])
     assert all(against(Ledger().recovered(record, 200.0), A, cores=1).values())
 
 
 def test_a_card_keeps_its_id_over_a_restart() -> None:
-    record = Ledger().offering({NPU: offered(A)}, [state(A)]).record()
+    record = Ledger().offering({NPU: offered(A)}, [state(A)])
     assert Ledger().recovered(record, 0.0).cards == {
         "U0": {"uuid:U0", "serial:S0", "pci:0000:01:00.0"}
     }
 
 
-@pytest.mark.parametrize(
-    "damaged", [b"", b"{", b"[]", b'{"version": 2}', b'{"version": 1}', b"\xff", b"null"]
-)
-def test_a_record_that_cannot_be_read_means_that_anything_may_be_held(damaged: bytes) -> None:
-    ledger = Ledger().recovered(damaged, 100.0)
-    assert "may hold its cores" in (against(ledger, A)["U0"] or "")
-    for at in (100.0, 101.0):
-        ledger = answered(ledger, at=at, cards=[A])
-    assert against(ledger, A) == {"U0": None}
-
-
 def test_cards_in_slices_are_known_over_a_restart() -> None:
     before = Ledger().slicing("npu.example.com", map(state, (A, B)))
-    after = Ledger().recovered(before.record(), 0.0)
+    after = Ledger().recovered(before, 0.0)
     assert after.sliced == before.sliced
     assert after.in_slices("U0", A)
     # Under another ID it is the same card; and another card is not.
@@ -321,7 +300,7 @@ def test_cards_in_slices_are_known_over_a_restart() -> None:
     left = after.unsliced({"U0"})
     assert not left.in_slices("U0", A)
     assert left.in_slices("U1", B)
-    assert Ledger().recovered(left.unsliced({"U1"}).record(), 0.0).sliced == {}
+    assert Ledger().recovered(left.unsliced({"U1"}), 0.0).sliced == {}
 
 
 def test_a_card_in_a_slice_is_known_by_all_that_it_ever_said() -> None:
@@ -330,16 +309,6 @@ def test_a_card_in_a_slice_is_known_by_all_that_it_ever_said() -> None:
     assert ledger.in_slices("x", card(0, uuid="U0"))
     assert ledger.in_slices("x", card(0, serial="S0"))
     assert ledger.slicing("npu.example.com", [state(card(0, serial="S0"), "U0")]) is ledger
-
-
-def test_no_record_means_that_nothing_was_handed_out() -> None:
-    assert Ledger().recovered(None, 0.0) == Ledger()
-
-
-def test_the_record_is_the_same_for_the_same_ledger() -> None:
-    ledger = held(A, B, by="U0")
-    assert ledger.record() == held(A, B, by="U0").record()
-    assert json.loads(ledger.record())["version"] == 2
 
 
 def test_holdings_name_the_card_and_its_cores() -> None:
@@ -387,7 +356,7 @@ def test_an_administrator_is_no_holder() -> None:
     ledger = Ledger().with_claim(claim(prepared("a", mine), prepared("b", watched, admin=True)))
     assert holders(ledger, *used("main", mine.id, watched.id)) == {("U0", "main")}
     assert against(ledger, B) == {"U1": None}
-    assert Ledger().recovered(ledger.record(), 0.0).prepared == ledger.prepared
+    assert Ledger().recovered(ledger, 0.0).prepared == ledger.prepared
 
 
 def test_which_container_has_a_device_of_a_claim() -> None:
@@ -471,17 +440,9 @@ def test_a_pod_that_is_listed_for_another_device_keeps_what_it_had_by_a_claim() 
 
 def test_what_was_prepared_since_counts_and_not_an_older_record() -> None:
     one, other = offered(A, B)
-    record = Ledger().with_claim(claim(prepared("r", one))).record()
+    record = Ledger().with_claim(claim(prepared("r", one)))
     since = Ledger().with_claim(claim(prepared("r", other)))
     assert since.recovered(record, 0.0).prepared == since.prepared
-
-
-def test_a_record_of_the_version_before_is_read() -> None:
-    record = json.loads(held(A, by="U0").record()) | {"version": 1}
-    del record["claims"]
-    ledger = Ledger().recovered(json.dumps(record).encode(), 0.0)
-    assert not ledger.unsure
-    assert all(against(ledger, A, cores=1).values())
 
 
 UID = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
@@ -574,11 +535,10 @@ def test_a_pod_has_all_that_it_had() -> None:
 
 
 def test_they_are_kept_over_restarts_until_an_answer_says_otherwise() -> None:
-    ledger = Ledger().recovered(outlived().record(), 50.0)
+    ledger = Ledger().recovered(outlived(), 50.0)
     assert against(ledger, A) == {"U0": STILL}
     assert against(noted(ledger, at=49.0, living=()), A) == {"U0": STILL}
     assert against(noted(ledger, at=51.0, living=()), A) == {"U0": None}
-    assert "ending" not in json.loads(Ledger().record())
 
 
 def test_by_which_api_a_pod_was_given_them() -> None:
@@ -586,7 +546,7 @@ def test_by_which_api_a_pod_was_given_them() -> None:
     (whole,) = offered(A)
     for by_claim in (False, True):
         ledger = Ledger().outlived([UID], hold, 1.0, by_claim=by_claim)
-        ledger = Ledger().recovered(ledger.record(), 2.0)
+        ledger = Ledger().recovered(ledger, 2.0)
         by_container = ledger.conflicts([A], prepared=False).against(("", ""), whole)
         claimed = ledger.conflicts([A], held=False).against(("", ""), whole)
         assert (claimed is not None, by_container is not None) == (by_claim, not by_claim)
@@ -594,24 +554,12 @@ def test_by_which_api_a_pod_was_given_them() -> None:
 
 def test_who_has_a_device_is_kept_over_restarts() -> None:
     """The kubelet may have forgotten it when the next agent asks."""
-    ledger = Ledger().recovered(noted(Ledger(), pod("U0"), at=1.0).record(), 2.0)
+    ledger = Ledger().recovered(noted(Ledger(), pod("U0"), at=1.0), 2.0)
     assert ledger.holds[NPU, "U0"].pod_uids == {UID}
-    ledger = (
-        Ledger()
-        .recovered(noted(Ledger(), pod("U0"), at=1.0).record(), 2.0)
-        .recovered(Ledger().record(), 3.0)
-    )
+    ledger = Ledger().recovered(noted(Ledger(), pod("U0"), at=1.0), 2.0).recovered(Ledger(), 3.0)
     for at in (4.0, 4.0 + HOLDER_ENDS):
         ledger = ledger.answered([], at, cards=[A], resources=[NPU], living={UID})
     assert "not listed by the kubelet, but its containers run" in str(against(ledger, A)["U0"])
-
-
-def test_a_record_from_before_that_is_read() -> None:
-    record = json.loads(noted(Ledger(), pod("U0"), at=1.0).record())
-    for device in record["devices"]:
-        del device["podUIDs"]
-    ledger = Ledger().recovered(json.dumps(record).encode(), 2.0)
-    assert ledger.holds[NPU, "U0"].pod_uids == frozenset()
 
 
 def test_what_the_kubelet_has_noted_is_added_to_what_is_known() -> None:

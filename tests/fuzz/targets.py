@@ -42,6 +42,7 @@ from npu_agent.kube.credentials import CredentialsError, checked
 from npu_agent.kube.errors import ApiError, Attempt
 from npu_agent.kube.node import node_meta
 from npu_agent.kubelet import decode, ownership, podresources, rpc
+from npu_agent.kubelet.record import encode, recovered
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.service import DraPlugin, Registration
@@ -342,7 +343,7 @@ class _Stream:
 
 
 def _ledger_record(data: bytes) -> None:
-    ledger = Ledger().recovered(data, 1.0)
+    ledger = recovered(Ledger(), data, 1.0)
     here = [each.card for each in _CARDS]
     conflicts = ledger.conflicts(here)
     for device in (*devices(*_CARDS), *(part for each in _CARDS for part in cut(each, 1))):
@@ -350,8 +351,8 @@ def _ledger_record(data: bytes) -> None:
         ledger.in_slices(device.card_id, device.card)
     ledger.holdings(_CARDS, ())
     again = ledger.answered((), 2.0, cards=here, resources=["beta.furiosa.ai/npu"])
-    record = again.slicing("npu.furiosa.ai", _CARDS).record()
-    assert Ledger().recovered(record, 3.0).record() == record
+    record = encode(again.slicing("npu.furiosa.ai", _CARDS))
+    assert encode(recovered(Ledger(), record, 3.0)) == record
 
 
 def _lock(data: bytes) -> None:

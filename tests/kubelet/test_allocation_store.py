@@ -11,8 +11,7 @@ import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Health, HealthState
-from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, Ledger, footprint
-from npu_agent.kubelet.allocation_store import OLD_RECORD, RECORD, left_behind
+from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, footprint
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
@@ -81,27 +80,6 @@ async def test_pod_resources_can_have_no_news_only_if_nobody_holds_anything(tmp_
     room.claim("c", result("npu-warboy-0"))
     await room.prepared()
     assert not room.store.no_news()
-
-
-@pytest.mark.parametrize("name", [RECORD, OLD_RECORD])
-def test_no_more_of_a_record_is_read_than_one_can_have(tmp_path: Path, name: str) -> None:
-    """A sparse file of 1 TiB takes no room on the disk."""
-    with (tmp_path / name).open("wb") as record:
-        record.truncate(1 << 40)
-    found = left_behind(tmp_path)
-    assert found is not None
-    assert len(found) < 1 << 25
-
-
-def test_a_link_in_place_of_the_record_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "foreign").write_text("{}")
-    (tmp_path / RECORD).symlink_to(tmp_path / "foreign")
-    assert left_behind(tmp_path) == b""
-
-
-@pytest.mark.parametrize("record", [b"[" * 100_000, b'{"a":' * 100_000, b"\0" * 1000])
-def test_a_record_that_is_none_has_everything_held(record: bytes) -> None:
-    assert Ledger().recovered(record, 0.0).unsure
 
 
 STILL = "(not listed by the kubelet, but its containers run)"

@@ -21,6 +21,7 @@ from npu_agent.kubelet import places as module
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources
+from npu_agent.kubelet.record import recovered
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.until import first, until
 
@@ -129,7 +130,7 @@ async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits(
     device = Room().devices[0]
     async with running(monkeypatch) as room:
         room.wanted.publish(wishes(Wish.DRA))
-        room.store.states.publish(Ledger().recovered(b"{", 0.0))
+        room.store.states.publish(recovered(Ledger(), b"{", 0.0))
         await until(lambda: room.where() == [Place.WITHHELD] * 2)
         room.places.listing({NPU: room.devices})
         assert room.places.refusal(device) is None  # the ledger has a reason

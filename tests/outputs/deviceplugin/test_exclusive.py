@@ -32,9 +32,10 @@ from npu_agent.core.ledger import Assignment, Ledger, PreparedClaim, PreparedDev
 from npu_agent.core.offer import Device, cut
 from npu_agent.core.places import Wish, Wishes
 from npu_agent.feed import Feed
-from npu_agent.kubelet.allocation_store import RECORD, AllocationStore, left_behind
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings, PodResources
+from npu_agent.kubelet.record import RECORD, left_behind, recovered
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources
@@ -262,7 +263,7 @@ class Machine(RuleBasedStateMachine):
             resources=[resource.name for resource in feed.value.resources],
             drivers=["npu.furiosa.ai"],
             directory=self.directory,
-            ledger=Ledger().recovered(left_behind(self.directory), self.now),
+            ledger=recovered(Ledger(), left_behind(self.directory), self.now),
             clock=lambda: self.now,
         )
         places = Places(snapshots=self.snapshots, wanted=Feed(self.wishes()), store=store)

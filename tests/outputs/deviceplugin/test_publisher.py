@@ -23,8 +23,9 @@ from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, advertise
 from npu_agent.feed import Feed
-from npu_agent.kubelet.allocation_store import OLD_RECORD, RECORD, AllocationStore, left_behind
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, left_behind, recovered
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from tests.outputs.deviceplugin.helpers import resources, state
@@ -53,7 +54,7 @@ class Room:
             resources=[resource.name for resource in wanted.resources],
             drivers=["npu.furiosa.ai"],
             directory=directory,
-            ledger=Ledger().recovered(left_behind(directory), self.clock()),
+            ledger=recovered(Ledger(), left_behind(directory), self.clock()),
             clock=self.clock,
         )
         self.publisher = Publisher(
@@ -258,7 +259,7 @@ def record(wanted: Wanted) -> bytes:
     """What an agent has left that offered this, and granted none of it as far as it is known."""
     cards = Snapshot((state(),), complete=True)
     offered = {one.name: advertise(cards, one) for one in wanted.resources}
-    return Ledger().offering(offered, cards.cards).record()
+    return encode(Ledger().offering(offered, cards.cards))
 
 
 async def test_a_new_owner_asks_before_it_offers(tmp_path: Path) -> None:
@@ -863,7 +864,7 @@ async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
     async with room.running():  # it stands by
         (tmp_path / RECORD).write_bytes(record(SINGLE))
         monkeypatch.setattr("npu_agent.kubelet.allocation_store.left_behind", slowly)
-        monkeypatch.setattr("npu_agent.kubelet.allocation_store.files.replace", replace_now)
+        monkeypatch.setattr("npu_agent.files.replace", replace_now)
         renewing = asyncio.create_task(room.publisher.renew())
         await until(reading.is_set)
         saving = asyncio.create_task(room.store.saved())

@@ -15,8 +15,9 @@ from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import Description, DraNames, PoolDevice, pool
 from npu_agent.feed import Feed
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kubelet.allocation_store import AllocationStore, left_behind
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.kubelet.record import left_behind, recovered
 from npu_agent.outputs.dra.claims import Claims
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import Kubelet
@@ -64,7 +65,7 @@ class Room:
             resources=[NPU],
             drivers=["npu.furiosa.ai"],
             directory=self.directory,
-            ledger=Ledger().recovered(left_behind(self.directory), self.clock()),
+            ledger=recovered(Ledger(), left_behind(self.directory), self.clock()),
             clock=self.clock,
         )
         self.claims = Claims(

@@ -20,9 +20,9 @@ from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kubelet.allocation_store import RECORD
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.pods import Pods
+from npu_agent.kubelet.record import RECORD, recovered
 from tests.outputs.deviceplugin.helpers import devices, state
 from tests.outputs.dra.room import NPU, Room, ref, result
 from tests.until import until
@@ -142,7 +142,7 @@ async def test_a_spec_that_somebody_removed_or_changed_is_written_again(
 async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(tmp_path: Path) -> None:
     """The record is damaged, and the kubelet may not list all of its Pods yet."""
     room = await holding(tmp_path)
-    unsure = replace(room.store.states.value, prepared={}).recovered(b"", room.clock())
+    unsure = recovered(replace(room.store.states.value, prepared={}), b"", room.clock())
     room.store.states.publish(unsure)
     room.store.rebuilt()
     await room.claims.tidy()

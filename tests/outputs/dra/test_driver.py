@@ -19,10 +19,11 @@ from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
-from npu_agent.kubelet.allocation_store import AllocationStore, left_behind
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.kubelet.record import left_behind, recovered
 from npu_agent.outputs.dra import driver as driver_module
 from npu_agent.outputs.dra.driver import Driver, Wanted
 from npu_agent.outputs.dra.endpoint import REGISTRY
@@ -76,7 +77,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             resources=[NPU],
             drivers=["npu.furiosa.ai"],
             directory=directory,
-            ledger=Ledger().recovered(left_behind(directory), 0.0),
+            ledger=recovered(Ledger(), left_behind(directory), 0.0),
         )
         wanted = Feed(Wanted(families=families))
         wishes = wanted.map(lambda now: Wishes(families=dict.fromkeys(now.families, Wish.DRA)))

@@ -1,0 +1,208 @@
+"""The record on disk: what an agent before this one may have handed out, as JSON in one file.
+
+The agent is killed between an Allocate and anything that could be noted of it. So what is offered
+is on the disk before it is offered, and the next agent counts it as held (`Ledger.recovered`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from npu_agent import files, typedjson
+from npu_agent.core.claim import is_uid, placeholder_uid
+from npu_agent.core.hardware import CoreRange
+from npu_agent.core.ledger import (
+    Ending,
+    Footprint,
+    Hold,
+    Ledger,
+    PreparedClaim,
+    PreparedDevice,
+    Sliced,
+)
+
+RECORD = ".npu-agent.ledger.json"
+"""In the plugin directory. The kubelet removes sockets there and nothing else."""
+OLD_RECORD = ".npu-agent.shapes.json"
+"""What versions before 0.9 wrote. It does not say which cores were handed out."""
+
+_LARGEST = 16 << 20
+"""Bytes that are read of it: it has some 600 for each device."""
+
+_Key = Annotated[str, msgspec.Meta(pattern=":")]
+_Core = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
+
+
+class _Footprint(msgspec.Struct):
+    keys: list[_Key]
+    cores: tuple[_Core, _Core]
+    nodes: list[str]
+
+    @classmethod
+    def of(cls, one: Footprint) -> _Footprint:
+        return cls(sorted(one.keys), (one.cores.first, one.cores.last), sorted(one.nodes))
+
+    def value(self) -> Footprint:
+        first, last = self.cores
+        if first > last:
+            raise ValueError(f"cores {first} to {last}")
+        return Footprint(frozenset(self.keys), CoreRange(first, last), frozenset(self.nodes))
+
+
+class _Device(msgspec.Struct):
+    resource: str
+    device: str
+    footprints: list[_Footprint]
+    pod_uids: list[str] = msgspec.field(name="podUIDs", default_factory=list)
+
+    def hold(self) -> Hold:
+        return Hold(
+            footprints=tuple(one.value() for one in self.footprints),
+            since=0.0,
+            pod_uids=frozenset(self.pod_uids),
+        )
+
+
+class _ClaimDevice(msgspec.Struct):
+    request: str
+    pool: str
+    device: str
+    admin: bool
+    footprint: _Footprint
+
+
+class _Claim(msgspec.Struct, kw_only=True):
+    driver: str
+    uid: str
+    namespace: str
+    name: str
+    pods: tuple[str, ...]
+    pod_uids: tuple[str, ...] = msgspec.field(name="podUIDs", default=())
+    joined: bool
+    devices: list[_ClaimDevice]
+
+    def value(self) -> PreparedClaim:
+        # It becomes part of a path.
+        if not is_uid(self.uid) and self.uid != placeholder_uid(self.namespace, self.name):
+            raise ValueError(f"a claim with the UID {self.uid!r}")
+        return PreparedClaim(
+            driver=self.driver,
+            uid=self.uid,
+            namespace=self.namespace,
+            name=self.name,
+            pods=self.pods,
+            pod_uids=self.pod_uids,
+            joined=self.joined,
+            devices=tuple(
+                PreparedDevice(
+                    request=one.request,
+                    pool=one.pool,
+                    device=one.device,
+                    admin=one.admin,
+                    footprint=one.footprint.value(),
+                )
+                for one in self.devices
+            ),
+        )
+
+
+class _Ending(msgspec.Struct, rename="camel"):
+    by: str
+    by_claim: bool
+    footprints: list[_Footprint]
+
+    def value(self) -> Ending:
+        footprints = tuple(one.value() for one in self.footprints)
+        return Ending(footprints=footprints, by=self.by, by_claim=self.by_claim, since=0.0)
+
+
+class _Sliced(msgspec.Struct):
+    driver: str
+    keys: list[str]
+
+
+class _Record(msgspec.Struct):
+    version: Literal[1, 2]
+    """1 had no claims."""
+    devices: list[_Device]
+    cards: dict[str, list[str]]
+    claims: list[_Claim] = []
+    ending: dict[str, _Ending] = {}
+    slices: dict[str, _Sliced] = {}
+
+
+def encode(ledger: Ledger) -> bytes:
+    """The record of a ledger; the same bytes for what is the same to the next agent."""
+    holds = ledger.for_the_next().holds
+    record = _Record(
+        version=2,
+        devices=[
+            _Device(resource, id_, list(map(_Footprint.of, hold.footprints)), sorted(hold.pod_uids))
+            for (resource, id_), hold in sorted(holds.items())
+        ],
+        cards={id_: sorted(keys) for id_, keys in ledger.cards.items()},
+        claims=[
+            _Claim(
+                driver=claim.driver,
+                uid=claim.uid,
+                namespace=claim.namespace,
+                name=claim.name,
+                pods=claim.pods,
+                pod_uids=claim.pod_uids,
+                joined=claim.joined,
+                devices=[
+                    _ClaimDevice(
+                        one.request, one.pool, one.device, one.admin, _Footprint.of(one.footprint)
+                    )
+                    for one in claim.devices
+                ],
+            )
+            for _, claim in sorted(ledger.prepared.items())
+        ],
+        ending={
+            uid: _Ending(one.by, one.by_claim, list(map(_Footprint.of, one.footprints)))
+            for uid, one in ledger.ending.items()
+        },
+        slices={id_: _Sliced(one.driver, sorted(one.keys)) for id_, one in ledger.sliced.items()},
+    )
+    return msgspec.json.encode(record, order="deterministic") + b"\n"
+
+
+def recovered(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
+    """The ledger after an agent that has left this record; None: there was none."""
+    if record is None:
+        return ledger
+    try:
+        before = _decoded(record)
+    except ValueError:
+        return ledger.after_unknown(now)
+    return ledger.recovered(before, now)
+
+
+def _decoded(record: bytes) -> Ledger:
+    found = typedjson.decode(record, _Record)
+    return Ledger(
+        holds={(one.resource, one.device): one.hold() for one in found.devices},
+        prepared={one.uid: one.value() for one in found.claims},
+        ending={uid: one.value() for uid, one in found.ending.items()},
+        cards={id_: frozenset(keys) for id_, keys in found.cards.items()},
+        sliced={id_: Sliced(one.driver, frozenset(one.keys)) for id_, one in found.slices.items()},
+    )
+
+
+def left_behind(directory: Path) -> bytes | None:
+    """The record that an agent before this one wrote to the plugin directory; None: there is none.
+
+    An empty one if it cannot be read. It may block.
+    """
+    for name in (RECORD, OLD_RECORD):
+        try:
+            found = files.content(directory / name, _LARGEST, follow=False)
+        except OSError:
+            return b""
+        if found is not None:
+            return found
+    return None

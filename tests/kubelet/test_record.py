@@ -1,0 +1,151 @@
+"""The record on disk: what the version before wrote is read, and what is no record is doubted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_agent.core.hardware import CoreRange
+from npu_agent.core.ledger import (
+    Ending,
+    Footprint,
+    Hold,
+    Ledger,
+    PreparedClaim,
+    PreparedDevice,
+    Sliced,
+)
+from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, left_behind, recovered
+
+NPU = "beta.furiosa.ai/npu"
+UID = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
+KEYS = frozenset({"uuid:U0", "serial:S0"})
+WHOLE = Footprint(KEYS, CoreRange(0, 1), frozenset({"npu0pe0", "npu0_mgmt"}))
+PREPARED = PreparedDevice(request="npu", pool="node", device="npu-u0", footprint=WHOLE)
+LEDGER = Ledger(
+    offered={(NPU, "U0"): WHOLE},
+    holds={(NPU, "U1"): Hold(footprints=(WHOLE,), since=1.0, pod_uids=frozenset({UID}))},
+    prepared={
+        UID: PreparedClaim(
+            driver="npu.furiosa.ai",
+            uid=UID,
+            namespace="team",
+            name="train",
+            pods=("pod",),
+            pod_uids=(UID,),
+            joined=True,
+            devices=(PREPARED,),
+        )
+    },
+    ending={UID: Ending(footprints=(WHOLE,), by="Pod team/old", by_claim=True, since=9.0)},
+    cards={"U0": KEYS},
+    sliced={"U0": Sliced("npu.furiosa.ai", KEYS)},
+)
+_FOOTPRINT = {"keys": sorted(KEYS), "cores": [0, 1], "nodes": ["npu0_mgmt", "npu0pe0"]}
+WRITTEN: dict[str, Any] = {
+    "version": 2,
+    "devices": [
+        {"resource": NPU, "device": "U0", "footprints": [_FOOTPRINT], "podUIDs": []},
+        {"resource": NPU, "device": "U1", "footprints": [_FOOTPRINT], "podUIDs": [UID]},
+    ],
+    "claims": [
+        {
+            "driver": "npu.furiosa.ai",
+            "uid": UID,
+            "namespace": "team",
+            "name": "train",
+            "pods": ["pod"],
+            "podUIDs": [UID],
+            "joined": True,
+            "devices": [
+                {
+                    "request": "npu",
+                    "pool": "node",
+                    "device": "npu-u0",
+                    "admin": False,
+                    "footprint": _FOOTPRINT,
+                }
+            ],
+        }
+    ],
+    "cards": {"U0": sorted(KEYS)},
+    "ending": {UID: {"by": "Pod team/old", "byClaim": True, "footprints": [_FOOTPRINT]}},
+    "slices": {"U0": {"driver": "npu.furiosa.ai", "keys": sorted(KEYS)}},
+}
+"""As version 0.9 writes `LEDGER`."""
+
+
+def read(record: dict[str, Any]) -> Ledger:
+    return recovered(Ledger(), json.dumps(record).encode(), 5.0)
+
+
+def test_what_version_0_9_wrote_is_read_and_written() -> None:
+    assert read(WRITTEN) == Ledger().recovered(LEDGER, 5.0)
+    assert read(json.loads(encode(LEDGER))) == Ledger().recovered(LEDGER, 5.0)
+    assert encode(read(WRITTEN)) == encode(LEDGER)
+
+
+def test_what_older_versions_wrote_is_read() -> None:
+    record: dict[str, Any] = json.loads(json.dumps(WRITTEN)) | {"version": 1}
+    for name in ("claims", "ending", "slices"):
+        del record[name]
+    for device in record["devices"]:
+        del device["podUIDs"]
+    found = read(record)
+    assert found.holds.keys() == {(NPU, "U0"), (NPU, "U1")}
+    assert not found.unsure
+
+
+def test_no_record_means_that_nothing_was_handed_out() -> None:
+    assert recovered(Ledger(), None, 0.0) == Ledger()
+
+
+def _claim(**changed: object) -> bytes:
+    (claim,) = WRITTEN["claims"]
+    return json.dumps(WRITTEN | {"claims": [claim | changed]}).encode()
+
+
+def _cores(*cores: float) -> bytes:
+    device = WRITTEN["devices"][0] | {"footprints": [_FOOTPRINT | {"cores": cores}]}
+    return json.dumps(WRITTEN | {"devices": [device]}).encode()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(b"", b"{", b"[]", b'{"version": 2}', b"\xff", b"null", b"[" * 100_000, b"\0" * 1000),
+        json.dumps(WRITTEN | {"version": 3}).encode(),
+        json.dumps(WRITTEN | {"cards": {"U0": [1]}}).encode(),
+        _claim(uid="../../etc"),  # it becomes part of a path
+        _claim(pods="pod"),
+        _cores(0, float("inf")),
+        _cores(0, 1 << 64),
+        _cores(-1, 0),
+        _cores(1, 0),
+    ],
+)
+def test_a_record_that_cannot_be_read_means_that_anything_may_be_held(damaged: bytes) -> None:
+    found = recovered(Ledger(), damaged, 100.0)
+    assert found.unsure
+    for at in (100.0, 101.0):
+        found = found.answered((), at, cards=(), resources=[NPU])
+    assert not found.unsure
+
+
+@pytest.mark.parametrize("name", [RECORD, OLD_RECORD])
+def test_no_more_of_a_record_is_read_than_one_can_have(tmp_path: Path, name: str) -> None:
+    """A sparse file of 1 TiB takes no room on the disk."""
+    with (tmp_path / name).open("wb") as record:
+        record.truncate(1 << 40)
+    found = left_behind(tmp_path)
+    assert found is not None
+    assert len(found) < 1 << 25
+
+
+def test_a_link_in_place_of_the_record_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_text("{}")
+    (tmp_path / RECORD).symlink_to(tmp_path / "foreign")
+    assert left_behind(tmp_path) == b""
