@@ -18,6 +18,7 @@ from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.cli import main
 from npu_agent.config import Effective, HealthConfig, MetricsConfig, default_config
+from npu_agent.outputs.cdi import SpecDirectory
 from npu_agent.vendors import WORDS
 from tests.processes import started
 from tests.until import until, wait_until
@@ -162,7 +163,7 @@ def test_only_who_is_not_root_is_to_become_root(
     async def fails(*_: object) -> bool:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("npu_agent.commands.cdi.write", fails)
+    monkeypatch.setattr(SpecDirectory, "write", fails)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert main(["cdi", "--host-root", str(root)]) == 1
     assert capsys.readouterr().err.rstrip().endswith(remedy)

@@ -14,8 +14,8 @@ from npu_agent.commands.common import host_root, quiet, vendors
 from npu_agent.commands.screen import run_until_signal
 from npu_agent.feed import Feed
 from npu_agent.inventory.inventory import Inventory, read_once
-from npu_agent.outputs.cdi import HOST_DIRECTORY, HostSpecs, host_specs
-from npu_agent.outputs.hostcdi import HostCdi, write
+from npu_agent.outputs.cdi import HOST_DIRECTORY, HostSpecs, SpecDirectory, host_specs
+from npu_agent.outputs.hostcdi import HostCdi
 from npu_agent.vendors import CDI_KINDS, WORDS
 
 
@@ -53,7 +53,10 @@ async def _generate(args: argparse.Namespace) -> None:
 async def _put(directory: Path, specs: HostSpecs) -> None:
     """Writes the files, and says so; those that there should not be are removed."""
     try:
-        changed = await write(directory, specs)
+        there = SpecDirectory(directory, durable=True)
+        changed = {
+            name for name, content in specs.files.items() if await there.write(name, content)
+        }
     except OSError as error:
         # The second name is that of the spec: the first one is of the file beside it.
         where = error.filename2 or directory

@@ -5,7 +5,7 @@ and the container runtime finds the nodes in a spec file
 (cncf-tags/container-device-interface, SPEC.md).
 Nodes only: the environment of several devices has to be joined, which a spec cannot. A claim is
 known as a whole before its containers start, so that its spec has both; and so has the one for
-people who name cards by hand (`host_specs`).
+people who name cards by hand (`host_specs`). `SpecDirectory` keeps the files of all three.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from npu_agent import files
 from npu_agent.core.grant import Grant, grant
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.offer import Device, cut, names
+from npu_agent.logs import Reporter, logger
+
+log = logger(__name__)
 
 DIRECTORY = "var/run/cdi"
 """Below the host's root: where container runtimes expect specs that change while they run."""
@@ -33,6 +38,77 @@ ALL = "all"
 _VERSION = "0.5.0"
 """The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_LARGEST = 4 << 20
+"""Bytes that are read of a spec: it has some 1,500 for each device."""
+
+
+class SpecDirectory:
+    """Writes spec files to a directory, and writes again those that others remove or change."""
+
+    def __init__(self, path: Path, *, durable: bool = False) -> None:
+        """`durable` specs survive a power cut; those below /var/run need not."""
+        self.path = path
+        self.files: dict[str, bytes] = {}
+        """The specs in it by file name, as far as this agent has read or written them."""
+        self._durable = durable
+        self._writing = Reporter(log, "the CDI specs cannot be written")
+
+    @property
+    def error(self) -> str | None:
+        """Why `sync` could not write all of them; None: it could."""
+        return self._writing.reason
+
+    async def read(self, name: str) -> bytes:
+        """The content of a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return await files.read(self.path / name, _LARGEST, follow=False)
+
+    async def write(self, name: str, content: bytes | None) -> bool:
+        """Puts a file in place, or removes it (None); returns whether it was another one.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        path = self.path / name
+        changed = await files.replace(path, content, durable=self._durable)
+        if content is None:
+            self.files.pop(name, None)
+            return changed
+        if changed and self.files.get(name) == content:
+            log.warning("a CDI spec was missing or changed: written again", file=path)
+        self.files[name] = content
+        return changed
+
+    async def sync(self, wanted: Mapping[str, bytes | None]) -> bool:
+        """Writes `wanted` and removes the other `files`; returns whether any was another one.
+
+        Where a file cannot be replaced, the last good one stays: what is in it can still be used.
+        """
+        changed, errors = False, []
+        for name in {**self.files, **wanted}:
+            try:
+                changed |= await self.write(name, wanted.get(name))
+            except OSError as error:
+                errors.append(f"{self.path / name}: {error.strerror or error}")
+                if name in self.files and not await self._is_intact(name):
+                    del self.files[name]
+        if errors:
+            self._writing.failed("; ".join(errors))
+        else:
+            self._writing.works()
+        return changed
+
+    async def _is_intact(self, name: str) -> bool:
+        """Whether a file is still as it was written; also where that cannot be found out."""
+        try:
+            return await self.read(name) == self.files[name]
+        except (FileNotFoundError, NotADirectoryError, files.IrregularError):
+            return False
+        except OSError:
+            return True
 
 
 def specs(
@@ -223,8 +299,8 @@ def _entries(grants: Mapping[str, Grant]) -> list[dict[str, object]]:
 
 def _spec(kind: str, entries: list[dict[str, object]]) -> bytes:
     # Without line breaks: those are the slow encoder's, and a Pod waits for it.
-    text = json.dumps({"cdiVersion": _VERSION, "kind": kind, "devices": entries})
-    return text.encode() + b"\n"
+    spec = json.dumps({"cdiVersion": _VERSION, "kind": kind, "devices": entries})
+    return spec.encode() + b"\n"
 
 
 def _entry(device: Device) -> dict[str, object]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from npu_agent import files
 from npu_agent.backoff import Backoff
 from npu_agent.core.hardware import Snapshot
 from npu_agent.feed import Feed
-from npu_agent.logs import Reporter, logger
+from npu_agent.logs import logger
 from npu_agent.outputs import cdi
-from npu_agent.outputs.cdi import HostSpecs, host_specs
+from npu_agent.outputs.cdi import HostSpecs, SpecDirectory, host_specs
 from npu_agent.ticks import set_within
 
 log = logger(__name__)
@@ -49,8 +48,7 @@ class HostCdi:
         """
         self.written: HostSpecs | None = None
         """What was written last."""
-        self._writing = Reporter(log, "the CDI specs cannot be written")
-        self._directory = directory
+        self._specs = SpecDirectory(directory, durable=True)
 
         def wanted(snapshot: Snapshot, disabled: frozenset[str]) -> HostSpecs | None:
             return host_specs(snapshot, widths, kinds, disabled) if snapshot.complete else None
@@ -61,46 +59,31 @@ class HostCdi:
     @property
     def error(self) -> str | None:
         """Why the specs cannot be written; None while nothing is wrong."""
-        return self._writing.reason
+        return self._specs.error
 
     async def run(self) -> None:
         """Follows the cards until cancelled; what could not be written is tried again.
 
-        So is, now and then, what somebody has removed or changed.
+        So is, now and then, what another program has removed or changed.
         """
         pause = Backoff(first=0.5, longest=30.0)
         while True:
             changed, wanted = self._wanted.changed, self._wanted.value
             wait = cdi.LOOK_EVERY
             if wanted is not None:
-                try:
-                    if await write(self._directory, wanted) or wanted != self.written:
-                        self._done(wanted)
-                    self._writing.works()
-                    pause.reset()
-                except OSError as error:
-                    self._writing.failed(f"{self._directory}: {error.strerror or error}")
+                rewritten = await self._specs.sync(wanted.files)
+                if self.error:
                     wait = pause.next()
+                else:
+                    pause.reset()
+                    if rewritten or wanted != self.written:
+                        self._log(wanted)
+                        self.written = wanted
             await set_within(changed, wait)
 
-    def _done(self, specs: HostSpecs) -> None:
-        before, self.written = self.written, specs
-        log.info("CDI specs written", directory=self._directory, devices=len(specs.names))
+    def _log(self, specs: HostSpecs) -> None:
+        log.info("CDI specs written", directory=self._specs.path, devices=len(specs.names))
+        before = self.written.left_out if self.written else ()
         for one in specs.left_out:
-            if before is None or one not in before.left_out:
+            if one not in before:
                 log.warning("left out of the CDI specs", what=one)
-
-
-async def write(directory: Path, specs: HostSpecs) -> frozenset[str]:
-    """Puts the files in place, or removes them; returns the names of those that were otherwise.
-
-    Raises:
-        OSError: the directory cannot be made or written.
-    """
-    return frozenset(
-        [
-            name
-            for name, content in specs.files.items()
-            if await files.replace(directory / name, content, durable=True)
-        ]
-    )

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.core.places import Place
@@ -18,7 +17,7 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources
-from npu_agent.logs import Reporter, logger
+from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.service import Devices
 
@@ -26,8 +25,6 @@ log = logger(__name__)
 
 _ENDING = 0.3
 """Seconds for the end: the kubelet has 0.2 of them to say who holds what."""
-_LARGEST = 4 << 20
-"""Bytes that are read of a CDI spec: it has some 1,500 for each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +78,11 @@ class Publisher:
         self._store = store
         self._places = places
         self._missing: set[tuple[str, str]] = set()
-        self._cdi_root: Path | None = cdi_root
-        """None when the agent is about to end."""
+        self._specs = cdi.SpecDirectory(cdi_root)
+        self._ends = False
+        """Whether the agent is about to end: no spec is written any more."""
         self._cdi_kinds = cdi_kinds
         self._by_cdi = by_cdi
-        self._writing = Reporter(log, "the CDI specs cannot be written")
-        self._specs: dict[str, bytes] = {}
-        """The CDI specs on disk, by file name."""
         self._unwritten: frozenset[str] = frozenset()
         """The IDs of the devices that they do not have as they are now."""
         self._decided: Mapping[str, bytes] = {}
@@ -107,7 +102,7 @@ class Publisher:
     @property
     def cdi_error(self) -> str | None:
         """Why the CDI specs cannot be written; None while nothing is wrong."""
-        return self._writing.reason
+        return self._specs.error if self._by_cdi else None
 
     async def run(self) -> None:
         """Follows hardware, config and the ledger until cancelled."""
@@ -142,12 +137,9 @@ class Publisher:
 
     async def _clean_up(self) -> None:
         async with self._publishing:  # which would write them again
-            root, self._cdi_root = self._cdi_root, None
-            if not await self._store.end():
-                return
-            for path in [root / name for name in self._specs] if root else ():
-                with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
-                    await files.replace(path, None)
+            self._ends = True
+            if await self._store.end():
+                await self._specs.sync({})
 
     async def publish(self) -> None:
         """Publishes what is to be offered now."""
@@ -240,41 +232,34 @@ class Publisher:
         cannot be replaced, the last good one stays, and what is in it can still be handed out.
         """
         owned, cards = self._store.owned, self._snapshots.value.cards
-        if self._cdi_root is None or (not owned and (cards or not self._by_cdi)):
+        if self._ends or (not owned and (cards or not self._by_cdi)):
             return False  # another agent, with a config of its own, may serve the node
         if self._found is not owned:
-            self._specs = await self._left_behind(self._cdi_root)
-            self._published, self._looked, self._found = dict(self._specs), -math.inf, owned
+            self._specs.files = await self._left_behind()
+            self._published, self._looked, self._found = dict(self._specs.files), -math.inf, owned
             return True
-        if not (self._by_cdi or self._specs):
+        if not (self._by_cdi or self._specs.files):
             return False
         self._decided = specs = cdi.specs(
             (device for devices in lists.values() for device in devices if self._by_cdi),
             before=self._published,
             held=self._held(),
         )
-        now = time.monotonic()
-        if specs == self._specs and now < self._looked + cdi.LOOK_EVERY:
-            self._writing.works()
+        now, error = time.monotonic(), self._specs.error
+        if specs == self._specs.files and now < self._looked + cdi.LOOK_EVERY and not error:
             self._unwritten = frozenset()
             return False
         if specs == self._tried:
             return False
         self._looked = now
-        errors = [
-            error
-            for name in {**self._specs, **specs}
-            if (error := await self._replace(self._cdi_root / name, specs.get(name)))
-        ]
-        if errors and not self._by_cdi:
+        await self._specs.sync(specs)
+        if self._specs.error and not self._by_cdi:
             # What is left does no harm, and the agent needs no right to write there.
-            self._specs = {}
+            self._specs.files = {}
             return True
-        if errors:
-            self._writing.failed("; ".join(errors))
-        else:
-            self._writing.works()
-        self._unwritten = cdi.missing(specs, self._specs) if errors else frozenset()
+        self._unwritten = (
+            cdi.missing(specs, self._specs.files) if self._specs.error else frozenset()
+        )
         self._tried = specs
         return True
 
@@ -287,43 +272,17 @@ class Publisher:
             return None
         return {device for _, device in self._store.states.value.holds}
 
-    async def _left_behind(self, root: Path) -> dict[str, bytes]:
+    async def _left_behind(self) -> dict[str, bytes]:
         """The specs of an agent before this one, by file name: its Pods may still run.
 
         What cannot be read is as good as nothing: no container can be started by it either.
         """
         found = {}
         for kind in self._cdi_kinds:
-            path = root / cdi.spec_file(kind)
+            name = cdi.spec_file(kind)
             with contextlib.suppress(OSError):
-                content = await files.read(path, _LARGEST, follow=False)
+                content = await self._specs.read(name)
                 spec = cdi.recovered(kind, content)
                 if self._by_cdi or spec == content:  # else it may be somebody else's
-                    found[path.name] = spec
+                    found[name] = spec
         return found
-
-    async def _replace(self, path: Path, content: bytes | None) -> str | None:
-        """Writes a file; returns why that failed."""
-        try:
-            known = content is not None and self._specs.get(path.name) == content
-            if await files.replace(path, content) and known:
-                log.warning("a CDI spec was missing or changed: written again", file=path)
-        except OSError as error:
-            if (good := self._specs.get(path.name)) and not await _is_as(path, good):
-                del self._specs[path.name]
-            return f"{path}: {error.strerror or error}"
-        if content is None:
-            self._specs.pop(path.name, None)
-        else:
-            self._specs[path.name] = content
-        return None
-
-
-async def _is_as(path: Path, good: bytes) -> bool:
-    """Whether a file has this content; also where that cannot be found out."""
-    try:
-        return await files.read(path, len(good) + 1, follow=False) == good
-    except (FileNotFoundError, NotADirectoryError, files.IrregularError):
-        return False
-    except OSError:
-        return True
