@@ -10,14 +10,14 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from npu_agent import __version__, logs
 from npu_agent.backoff import ApiBackoff
-from npu_agent.config import Config, Effective, Poller, disabled_for
+from npu_agent.config import Config, Effective, Poller, disabled_for, poller
 from npu_agent.config.resources import asks_for, offered_by, resources_of, wishes_of
 from npu_agent.core import health
 from npu_agent.core.ledger import Ledger
@@ -36,6 +36,7 @@ from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.record import left_behind, recovered
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
+from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.outputs.dra.driver import Driver
@@ -62,22 +63,30 @@ from npu_agent.vendors import CDI_KINDS, DRIVERS, VENDORS, VOCABULARIES, WORDS
 
 log = logger(__name__)
 
-_SHUTDOWN = 0.9
-"""Seconds for the publisher and the sessions to end in order, of which the publisher takes 0.3 at
-most; with the rest the process is gone within 1 s."""
-_CALLS = 10.0
-"""Seconds before that for calls of the kubelet that are under way. A Pod whose Allocate is cut
-fails for good, and a kubelet comes back after a minute to a claim that was not prepared. Most calls
-take milliseconds, or seconds where many Pods start; one that waits longer for a holder is given up.
-The DaemonSet's terminationGracePeriodSeconds has room for this, `HAND_OVER` and `LONGEST`.
-"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of the agent and of its parts, in seconds.
+
+    The DaemonSet's terminationGracePeriodSeconds has room for `HAND_OVER`, `calls` and `LONGEST`.
+    """
+
+    calls: float = 10.0
+    """At the end, for calls of the kubelet that are under way. A Pod whose Allocate is cut fails
+    for good, and a kubelet comes back after a minute to a claim that was not prepared. Most calls
+    take milliseconds, or seconds where many Pods start; one that waits longer is given up."""
+    end: float = 0.9
+    """Then, for the publisher (0.3 at most) and the sessions to end in order; with the rest the
+    process is gone within 1 s."""
+    ask_again: float = 60.0
+    """Until a node that could not do DRA is asked again."""
+    config: poller.Timing = field(default_factory=poller.Timing)
+    sessions: session.Timing = field(default_factory=session.Timing)
 
 
 _JUMP = 0.1
-"""Seconds by which the wall clock has to be set for pages and metrics to follow. Less is the time
-between the readings of two clocks, by which a time of day would be another one at each request."""
-_ASK_AGAIN = 60.0
-"""Seconds until it is asked again whether a node can do DRA that could not."""
+"""Seconds that the wall clock has to jump before pages and metrics follow: less is the time between
+two clock reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +111,7 @@ class Agent:
         config_file: Path | None = None,
         api: Api | None = None,
         kubelet: bool = True,
+        timing: Timing = Timing(),
     ) -> None:
         """Builds the parts; nothing runs yet.
 
@@ -114,11 +124,13 @@ class Agent:
             api: the API server; None: the one that this Pod, or this user, belongs to.
             kubelet: whether this host has one. If not, the agent watches the cards, serves metrics
                 and pages, and writes CDI specs for people who name cards by hand.
+            timing: all times.
         """
+        self._timing = timing
         config = effective.config
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
-        self.poller = Poller(config_file, WORDS, effective)
+        self.poller = Poller(config_file, WORDS, effective, timing.config)
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
@@ -265,6 +277,7 @@ class Agent:
                 kubelet_lost=self.store.kubelet_lost,
                 offered=partial(_offered, socket_beside(directory)),
                 by_cdi=by_cdi,
+                timing=timing.sessions,
             )
             for resource, devices in self.publisher.devices.items()
         )
@@ -319,16 +332,16 @@ class Agent:
                 for name, server in (("server", self.server), ("probes", self.probes))
             ]
             await stop.wait()
-            allow(HAND_OVER + _CALLS + LONGEST)
+            allow(HAND_OVER + self._timing.calls + LONGEST)
             await self._ownership.hand_over()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CALLS):
+                async with asyncio.timeout(self._timing.calls):
                     await asyncio.gather(
                         *(session.idle() for session in self.sessions),
                         *(driver.idle() for driver in self.drivers),
                     )
             allow(LONGEST)
-            until = time.monotonic() + _SHUTDOWN
+            until = time.monotonic() + self._timing.end
             if not self.host_cdi:
                 await self.publisher.end()
             # The kubelet first: it should see the end of its stream while everything still works.
@@ -390,7 +403,7 @@ class Agent:
             impossible = "" if found.available else found.reason
             self._dra.publish(_Dra(available=available, impossible=impossible))
             if not found.available:
-                await set_within(changed, _ASK_AGAIN)
+                await set_within(changed, self._timing.ask_again)
 
     async def _follow_log(self) -> None:
         """Applies what the config says of the log."""

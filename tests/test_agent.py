@@ -11,9 +11,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ import pytest
 
 from npu_agent import agent as agent_module
 from npu_agent import files, simulator
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Timing
 from npu_agent.config import (
     AllocationConfig,
     DisabledDevice,
@@ -66,6 +65,7 @@ class Node:
     root: Path
     plugins: Path
     kubelet: StandInKubelet
+    timing: Timing = field(default_factory=Timing)
 
     def cards(self, text: str) -> None:
         simulator.make(self.root, simulator.parse_cards(text), plain_nodes=True)
@@ -89,7 +89,13 @@ class Node:
         effective = Effective(replace(default_config(WORDS), **{**settings, **config}), {})
         if config_file:
             effective = load(config_file, WORDS)
-        agent = Agent(effective, host_root=self.root, node_name=node_name, config_file=config_file)
+        agent = Agent(
+            effective,
+            host_root=self.root,
+            node_name=node_name,
+            config_file=config_file,
+            timing=self.timing,
+        )
         stop = asyncio.Event()
         running = asyncio.create_task(agent.run(stop))
         try:
@@ -628,8 +634,7 @@ async def test_the_agent_before_is_remembered_and_its_record_is_written_again(no
 async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = partial(session.Timing, prove_every=0.01, prove_again=0.01)
-    monkeypatch.setattr(session, "Timing", quick)
+    node.timing = Timing(sessions=session.Timing(prove_every=0.01, prove_again=0.01))
 
     async def offered(_: Path) -> Mapping[str, frozenset[str]]:
         return {NPU: frozenset(("somebody else's",))}

@@ -16,9 +16,8 @@ from unittest.mock import AsyncMock
 import pytest
 from grpclib.exceptions import GRPCError
 
-from npu_agent import agent as agent_module
 from npu_agent import files, simulator
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Timing
 from npu_agent.config import (
     AllocationConfig,
     DisabledDevice,
@@ -271,11 +270,9 @@ async def test_auto_is_the_device_plugin_where_dra_cannot_be(room: Room, why: st
         assert room.cluster.slices == {}
 
 
-async def test_the_driver_is_ended_before_the_rest(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_driver_is_ended_before_the_rest(room: Room) -> None:
     """And not when the time for the end is over."""
-    monkeypatch.setattr("npu_agent.agent._SHUTDOWN", 1000.0)
+    room.node.timing = Timing(end=1000.0)
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
         await room.registered()
@@ -572,11 +569,9 @@ async def test_no_pool_is_published_before_all_cards_are_known(
         assert all(event["object"]["spec"]["devices"] for _, event in room.cluster.events)
 
 
-async def test_dra_that_is_impossible_is_said_and_asked_for_again(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_dra_that_is_impossible_is_said_and_asked_for_again(room: Room) -> None:
     """By `dra`, that is: what `auto` stands for was decided, and Pods have begun to rely on it."""
-    monkeypatch.setattr(agent_module, "_ASK_AGAIN", 0.05)
+    room.node.timing = Timing(ask_again=0.05)
     room.node.cards("warboy=1,rngd=1")
     room.cluster.groups.clear()
     by_dra = ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra")

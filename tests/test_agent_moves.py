@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from grpclib.exceptions import GRPCError
 
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Timing
 from npu_agent.config import poller
 from npu_agent.core.claim import PreparedResult
 from npu_agent.kubelet import places
@@ -29,9 +29,8 @@ PLUGIN, DRA, AUTO = "device-plugin", "dra", "auto"
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poller, "_POLL_EVERY", 0.02)
-    monkeypatch.setattr(poller, "_SETTLE", 0.0)
+def quick(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.node.timing = Timing(config=poller.Timing(every=0.02, settle=0.0))
     monkeypatch.setattr(driver_module, "_GRACE", 0.05)
     monkeypatch.setattr(driver_module, "_CONFIRM_EVERY", 0.02)
     monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.05)

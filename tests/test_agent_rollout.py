@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Timing
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.state import SessionPhase
 from npu_agent.kubelet.allocation_store import AllocationStore
@@ -103,7 +103,7 @@ async def test_a_call_that_is_under_way_is_answered_before_the_end(
 async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("npu_agent.agent._CALLS", 0.05)
+    room.node.timing = Timing(calls=0.05)
     room.node.cards("warboy=2")
     asked = asyncio.Event()
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from npu_agent import agent as agent_module
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Timing
 from npu_agent.config import AllocationConfig, LabelsConfig
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
@@ -29,9 +28,8 @@ WANTED: dict[str, Any] = {
 
 
 @pytest.fixture
-async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Node, StandInPluginManager]]:
+async def room() -> AsyncIterator[tuple[Node, StandInPluginManager]]:
     """A node with two cards, and the part of its kubelet that knows DRA drivers."""
-    monkeypatch.setattr(agent_module, "_ASK_AGAIN", 0.05)
     with short_directory() as directory:
         plugins = directory / "device-plugins"
         plugins.mkdir()
@@ -39,7 +37,7 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Node, Sta
         manager = StandInPluginManager(directory, interval=0.01)
         await kubelet.start()
         await manager.start()
-        node = Node(directory / "host", plugins, kubelet)
+        node = Node(directory / "host", plugins, kubelet, Timing(ask_again=0.05))
         node.cards("warboy=2")
         yield node, manager
         await manager.stop()

@@ -7,14 +7,13 @@ import threading
 import urllib.request
 from collections import Counter
 from contextlib import closing
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Timing
 from npu_agent.backoff import ApiBackoff, Backoff
 from npu_agent.config import LabelsConfig
 from npu_agent.outputs.deviceplugin import session
@@ -29,11 +28,11 @@ NOWHERE = LabelsConfig(output="none")
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurried(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every back-off is short: what is counted is how often, not how long."""
     monkeypatch.setattr(Backoff, "next", lambda self: 0.001)  # noqa: ARG005
     monkeypatch.setattr(ApiBackoff, "next", lambda self, retry_after=None: 0.001)  # noqa: ARG005
-    monkeypatch.setattr(session, "Timing", partial(session.Timing, look_every=0.05))
+    node.timing = Timing(sessions=session.Timing(look_every=0.05))
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,41 +23,37 @@ from npu_agent.ticks import set_within, until_tick
 
 log = logger(__name__)
 
-_POLL_EVERY = 1.0
-"""Seconds."""
-_READ_EVERY = 60.0
-"""Seconds after which the content is read even if the file seems to be the same one."""
-_READ_AGAIN = 5.0
-"""Seconds after which a file is that could not be read."""
-_SETTLE = 0.1
-"""Seconds that new content has to stay the same before it is parsed: a file that is written in
-place may be read half written, and half a YAML file may be good YAML."""
-_DEADLINE = 2.0
 
-_Version = tuple[int, ...] | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of a poller, in seconds."""
+
+    every: float = 1.0
+    """Between two reads of the file."""
+    settle: float = 0.1
+    """For which new content has to stay the same before it is parsed: a file that is written in
+    place may be read half written, and half a YAML file may be good YAML."""
+    deadline: float = 2.0
+    """Of one read."""
+    parsing: float = 30.0
+    """For a file of the largest size, which takes a second on an idle machine."""
 
 
 class Poller:
     """Publishes the config in force and the state of its file; a bad file leaves the config."""
 
-    def __init__(self, path: Path | None, words: Vocabulary, start: Effective) -> None:
-        """A poller that has not begun.
-
-        Args:
-            path: the file; None: there is nothing to follow.
-            words: the vendors', which the file may have.
-            start: what the agent started with.
-        """
+    def __init__(
+        self, path: Path | None, words: Vocabulary, start: Effective, timing: Timing = Timing()
+    ) -> None:
+        """Starts with `start`; without a `path` there is nothing to follow."""
         self.configs: Feed[Config] = Feed(start.config)
         """What is in force now."""
         self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.monotonic()))
         """How the file stands; published after `configs`."""
         self._path = path
         self._words = words
-        self._thread = DaemonThread("npu-config")
+        self._timing = timing
         self._now = asyncio.Event()
-        self._version: _Version = ()
-        """Of the file, at the last poll; (): it was not polled yet."""
         self._judged: bytes | None = None
         """The content that was judged last; None when the file could not be read since then."""
         self._followed = False
@@ -69,30 +64,13 @@ class Poller:
 
     async def run(self) -> None:
         """Follows the file until cancelled."""
-        path = self._path
-        if path is None:
+        if self._path is None:
             await asyncio.Event().wait()
             return
         while True:
             self._now.clear()
-            await self._read_and_judge(path)
-            await self._until_changed(path, _READ_AGAIN if self._judged is None else _READ_EVERY)
-
-    async def _until_changed(self, path: Path, longest: float) -> None:
-        """Returns when the file may have other content, or after `longest` seconds.
-
-        The links of a ConfigMap lead to another file after each change, and a file that is edited
-        gets another time or length. A read now and then finds what these do not show.
-        """
-        until = time.monotonic() + longest
-        while time.monotonic() < until:
-            if await set_within(self._now, until_tick(_POLL_EVERY)):
-                return
-            with contextlib.suppress(TimeoutError):  # while it hangs, nothing is known
-                version = await self._thread.call(partial(_version, path), deadline=_DEADLINE)
-                if version != self._version:
-                    self._version = version
-                    return
+            await self._read_and_judge(self._path)
+            await set_within(self._now, until_tick(self._timing.every))
 
     async def _read_and_judge(self, path: Path) -> None:
         try:
@@ -100,7 +78,7 @@ class Poller:
                 data = await self._read(path)
                 if data == self._judged:
                     return
-                await asyncio.sleep(_SETTLE)
+                await asyncio.sleep(self._timing.settle)
                 if data != await self._read(path):
                     return  # still being written: the next poll finds it complete
         except ConfigError as error:
@@ -110,7 +88,7 @@ class Poller:
         await self._judge(data, path)
 
     async def _read(self, path: Path) -> bytes:
-        data = await files.read(path, MAX_BYTES + 1, deadline=_DEADLINE)
+        data = await files.read(path, MAX_BYTES + 1, deadline=self._timing.deadline)
         return of_allowed_size(path, data)
 
     async def _judge(self, data: bytes, path: Path) -> None:
@@ -123,12 +101,13 @@ class Poller:
             return
         try:
             # On a thread: a file may have thousands of items, and the kubelet waits for the loop.
-            parsing = self._thread.submit(parse, data, str(path), self._words)
-            wanted = (await asyncio.wrap_future(parsing)).config
+            parsing = partial(parse, data, str(path), self._words)
+            thread = DaemonThread("npu-config")
+            wanted = await thread.call(parsing, deadline=self._timing.parsing)
         except ConfigError as error:
             self._reject(str(error))
             return
-        self._apply(wanted)
+        self._apply(wanted.config)
 
     def _apply(self, wanted: Config) -> None:
         before, present = self.states.value, self.configs.value
@@ -162,16 +141,3 @@ class Poller:
             return
         log.error("the config file is refused and the last good one stays", error=error)
         self.states.publish(replace(before, error=error, rejected=before.rejected + 1))
-
-
-def _version(path: Path) -> _Version:
-    """What is another one when the file was replaced, written or made readable; None: no such file.
-
-    A write of the same length within one step of the file system's clock, a few milliseconds, does
-    not show.
-    """
-    try:
-        found = path.stat()
-    except (OSError, ValueError):
-        return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
