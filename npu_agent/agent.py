@@ -238,7 +238,7 @@ class Agent:
         self._lag = LoopLag()
         self._page = Page(
             snapshots=self.inventory.snapshots,
-            holdings=self.store.holdings,
+            holdings=self.store.usages,
             settings=configs.map(_page_settings),
             hostname=self._hostname,
             state=self.state,
@@ -288,7 +288,7 @@ class Agent:
             configs=self.poller.states,
             sessions=[session.status for session in self.sessions],
             drivers=[driver.status for driver in self.drivers],
-            holdings=self.store.holdings,
+            holdings=self.store.usages,
             labels=self.labeller.state if self.labeller else None,
         )
 
@@ -428,7 +428,7 @@ class Agent:
             now=monotonic + self._ahead,
             monotonic=monotonic,
             snapshot=self.inventory.snapshots.value,
-            holdings=self.store.holdings.value,
+            usages=self.store.usages.value,
             assignments=kubelet.assignments,
             assignments_error=kubelet.error,
             resources=tuple(

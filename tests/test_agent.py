@@ -680,7 +680,7 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
             events.unlink()
             events.mkdir()
         allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
-        await until(lambda: agent.store.ending.value)
+        await until(lambda: agent.store.orphans.value)
         assert not allocating.done()
         if not readable:
             events.rmdir()
@@ -708,7 +708,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
         await node.listed(2)
         grant = await node.kubelet.allocate(NPU, 1)
         async with asyncio.timeout(DEADLINE):
-            async for holdings in agent.store.holdings.watch():
+            async for holdings in agent.store.usages.watch():
                 if holdings:
                     break
         first = await node.listed(2)
@@ -722,7 +722,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
                 answered |= set() if answer.assignments else {answer.asked_at}
                 if answered and max(answered) - min(answered) > 2 * SETTLED:
                     break
-        assert (NPU, grant.ids[0]) in agent.store.states.value.holds
+        assert (NPU, grant.ids[0]) in agent.store.states.value.allocations
 
 
 def test_health_follows_the_config() -> None:

@@ -214,10 +214,10 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
         assert (taint["key"], taint["effect"]) == (f"{DRIVER}/moving", "NoSchedule")
         plugin = await room.node.listed(1)
         assert plugin.devices == ((UUIDS[1], "Healthy"),)
-        assert [holding.assignment.claim for holding in agent.state().holdings] == ["c"]
+        assert [holding.assignment.claim for holding in agent.state().usages] == ["c"]
         await room.registered()  # else its Pod would stay Terminating
         assert [one.name for one in agent.state().dra] == [DRIVER]
-        await until(lambda: not agent.store.states.value.holds)
+        await until(lambda: not agent.store.states.value.allocations)
         assert (await room.prepared(ref))[0].device == NAMES[0]  # after a restart of the kubelet
         await room.manager.unprepare(DRIVER, ref)
         await room.node.told(lambda p: len(p.healthy()) == 2)
@@ -398,7 +398,7 @@ async def test_a_card_that_a_full_disk_does_not_know_delays_nothing_else(
         await room.free(*NAMES)
         room.node.fault("npu1", "gone")
         await room.offered(NAMES[0])
-        await first(agent.store.sliced, lambda sliced: sliced.keys() == {UUIDS[0]})
+        await first(agent.store.published, lambda sliced: sliced.keys() == {UUIDS[0]})
         await until(lambda: record.exists() and UUIDS[1] not in record.read_text())
         monkeypatch.setattr(files, "replace", full)
         room.node.fault("npu1", "back")

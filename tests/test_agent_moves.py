@@ -192,7 +192,7 @@ async def test_a_holder_that_is_found_late_is_in_a_taint(moving: Moving) -> None
         await room.free(*NAMES)
         (device, _) = [one.device for one in agent.drivers[0].offered.value or ()]
         ledger = agent.store.states.value
-        agent.store.states.publish(ledger.granted(NPU, [device], time.monotonic() + 600))
+        agent.store.states.publish(ledger.with_grant(NPU, [device], time.monotonic() + 600))
         await until(lambda: room.cluster.taints().keys() == {NAMES[0]})
         (taint,) = room.cluster.taints()[NAMES[0]]
         assert (taint["key"], taint["effect"]) == (f"{DRIVER}/held", "NoSchedule")

@@ -207,7 +207,7 @@ async def test_an_edit_is_followed_and_no_core_is_doubled(tmp_path: Path, node: 
         plugin = await node.told(lambda p: len(p.devices) == 4 and len(p.healthy()) == 2)
         assert not any(id_.startswith(whole) for id_ in plugin.healthy())
         async with asyncio.timeout(DEADLINE):  # what was never listed counts as held for a minute
-            async for holdings in agent.store.holdings.watch():
+            async for holdings in agent.store.usages.watch():
                 if holdings:
                     break
         node.kubelet.release(NPU, grant.ids)

@@ -94,9 +94,9 @@ def holders(snapshot: Snapshot, assignments: Sequence[Assignment]) -> dict[str, 
     """The Pods that hold each card, by the card's ID; in the order of the cores."""
     cards = {state.id: state.card for state in snapshot.cards}
     plain = [one for one in assignments if not one.claim]
-    ledger = Ledger().answered(plain, 0.0, cards=cards.values(), resources=())
+    ledger = Ledger().with_answer(plain, 0.0, cards=cards.values(), resources=())
     by_name = devices_by_name(snapshot.cards)
-    held = [(one.card_id, one.cores, one.assignment) for one in ledger.holdings(snapshot.cards)]
+    held = [(one.card_id, one.cores, one.assignment) for one in ledger.usages(snapshot.cards)]
     held += [
         (*by_name[one.device], one) for one in assignments if one.claim and one.device in by_name
     ]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from npu_agent.core.advice import plain_reason
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.ledger import Holding
+from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import Happening, Subject, Tone
 
@@ -119,7 +119,7 @@ def to_labels(before: LabelState | None, after: LabelState | None) -> Iterator[H
 
 
 def to_holdings(
-    before: Collection[Holding], after: Collection[Holding], old: Snapshot, new: Snapshot
+    before: Collection[Usage], after: Collection[Usage], old: Snapshot, new: Snapshot
 ) -> Iterator[Happening]:
     """Who was given a card, and who no longer holds one.
 
@@ -135,6 +135,6 @@ def to_holdings(
                 yield Happening(subject="assignments", tone="plain", text=text, card=card)
 
 
-def _holders(holdings: Collection[Holding]) -> set[tuple[str, str]]:
+def _holders(holdings: Collection[Usage]) -> set[tuple[str, str]]:
     """Pods, each with the ID of a card that it holds cores of."""
     return {(f"{one.assignment.namespace}/{one.assignment.pod}", one.card_id) for one in holdings}

@@ -1,20 +1,20 @@
-"""The ledger: who holds which cores. The one answer to that question, whoever asks.
+"""The ledger: which container, claim or Pod has which cores. Values and decisions, no I/O.
 
 No core, and no device node, may ever belong to two living holders. The kubelet knows devices by
 resource and ID only. It does not know that a device of another shape or resource has the same
 cores, that a card was renumbered, or that two cards say the same UUID. So the ledger keeps for
-everything that was handed out what it stood for at that time: whose cores, and by which nodes. What
-is about to be handed out is compared with that.
+everything that was handed out what it stood for at that time, a `Footprint`: whose cores, and by
+which nodes. What is about to be handed out is compared with that, in `Conflicts`.
 
 Start reading at `Ledger`. There are five sources:
 
-- what was granted here (`Ledger.granted`), known at the moment of the grant;
-- the kubelet's pod-resources API (`Ledger.answered`), which is late, absent after a restart of the
-  kubelet, and silent about init containers;
-- claims that were prepared here (`Ledger.with_claim`), which are held until they are unprepared;
-- Pods that the kubelet no longer lists, but whose containers still run (`Ledger.ending`);
-- the record on disk (`Ledger.recovered`), written before anything is offered, so that it covers
-  every grant that an agent can have made before it was killed.
+- what was granted here (`Ledger.with_grant`), known at the moment of the grant;
+- the kubelet's pod-resources API (`Ledger.with_answer`), which is late, absent after a restart of
+  the kubelet, and silent about init containers;
+- claims that were prepared here (`Ledger.with_claim`), held until they are unprepared;
+- orphaned Pods (`Ledger.orphans`), which the kubelet no longer lists while their containers run;
+- the record on disk (`Ledger.with_predecessor`), written before anything is offered, so that it
+  covers every grant that an agent can have made before it was killed.
 
 Times are seconds of one monotonic clock.
 """
@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import Access, Card, CardState, CoreRange
@@ -32,27 +33,42 @@ from npu_agent.core.offer import Device, device_id
 
 SETTLED = 1.0
 """Seconds after an Allocate from which on an answer of pod-resources includes it: the kubelet notes
-a device when it has the plugin's answer. Also between the two answers that end a hold."""
+a device when it has the plugin's answer. Also between the two answers that end an allocation."""
 UNSEEN = 60.0
 """Seconds for which a grant that pod-resources never showed counts as held: the kubelet does not
 list init containers, and lists a Pod only once it was admitted."""
 HOLDER_ENDS = 10.0
 """Seconds that the containers of a Pod that was deleted by force have for their end: the kubelet
-gives them two, and has taken four on a busy machine. After that the Pod counts as `Ledger.ending`,
-and its device as unhealthy; a kubelet that knows that earlier would fail the next Pod, which can
-wait in its Allocate."""
+gives them two, and has taken four on a busy machine. After that the Pod is an orphan, and its
+device unhealthy; a kubelet that knows that earlier would fail the next Pod, which can wait in its
+Allocate."""
 
 _NONE: frozenset[str] = frozenset()
-_UNKNOWN = ("", "")
-"""Stands for whatever was handed out before, where no record says what that was."""
 
-Name = tuple[str, str]
-"""Resource and device ID: what the kubelet knows a device by."""
-CLAIM = "ResourceClaim"
-"""In place of the resource in the `Name` of a prepared claim, with its UID; no resource has a name
-without a domain."""
-POD = "Pod"
-"""In place of the resource in the `Name` of what `Ledger.ending` has, with the Pod's UID."""
+
+class DeviceName(NamedTuple):
+    """What the kubelet knows a device of the device plugin by: its holders are containers."""
+
+    resource: str
+    device: str
+    """The device's ID."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimHolder:
+    """A prepared ResourceClaim, which holds cores for its Pods."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodHolder:
+    """An orphaned Pod, which the kubelet no longer lists."""
+
+    uid: str
+
+
+Holder = DeviceName | ClaimHolder | PodHolder
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,9 +87,9 @@ class Assignment:
     """The ResourceClaim by which it is held, in the Pod's namespace; "" by the device plugin."""
 
     @property
-    def name(self) -> Name:
+    def name(self) -> DeviceName:
         """What the kubelet knows the device by."""
-        return (self.resource, self.device)
+        return DeviceName(self.resource, self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +113,7 @@ class PreparedDevice:
     device: str
     """Its name in the pool."""
     admin: bool = False
-    """Whether it is for an administrator's Pod, beside whoever holds it: no holder of cores."""
+    """Whether it is for an administrator's Pod, which shares it with any holder of its cores."""
     footprint: Footprint
     """What it stood for when the claim was prepared."""
 
@@ -121,7 +137,7 @@ class PreparedClaim:
     @property
     def holder(self) -> str:
         """For people: ``Pod default/train (ResourceClaim default/train-npu)``."""
-        claim = f"{CLAIM} {self.namespace}/{self.name}"
+        claim = f"ResourceClaim {self.namespace}/{self.name}"
         return f"Pod {self.namespace}/{self.pods[0]} ({claim})" if self.pods else claim
 
     @property
@@ -129,10 +145,10 @@ class PreparedClaim:
         """Of its devices, without those that are for administrators only."""
         return tuple(one.footprint for one in self.devices if not one.admin)
 
-    def hold(
+    def allocation(
         self, without: Collection[str] = (), besides: Collection[Footprint] = ()
-    ) -> Hold | None:
-        """What it keeps others from; None: nothing, as it has devices for administrators only.
+    ) -> Allocation | None:
+        """What it keeps others from; None: it has nothing but devices for administrators.
 
         `without` are names of devices, and `besides` footprints, that do not count.
         """
@@ -144,28 +160,28 @@ class PreparedClaim:
         if not footprints:
             return None
         uids = frozenset(self.pod_uids)
-        return Hold(footprints=footprints, by=self.holder, since=0.0, pod_uids=uids)
+        return Allocation(footprints=footprints, by=self.holder, since=0.0, pod_uids=uids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
-    """A device that somebody holds, or may hold."""
+class Allocation:
+    """A device that is in use, or may be."""
 
     footprints: tuple[Footprint, ...]
-    """What it may stand for; none: nobody knows, so it may be anything."""
+    """What it may stand for; none: not known, so it may be anything."""
     containers: tuple[Assignment, ...] = ()
     """The holders that pod-resources named last; none: see `by`."""
     by: str = "a container that starts"
     """The holder, for people, as long as pod-resources names none."""
     since: float
-    """An answer that was asked for earlier says nothing of this hold."""
+    """An answer that was asked for earlier says nothing of this allocation."""
     kept_until: float = 0.0
     """An answer that was asked for earlier does not end it, even if it lacks it."""
-    missed: float | None = None
-    """When the first answer without it was asked for. It takes a second one to end the hold: a
-    kubelet that has just started does not list its Pods yet."""
+    first_absent: float | None = None
+    """When the first answer without it was asked for. It takes a second one to end it: a kubelet
+    that has just started does not list its Pods yet."""
     pod_uids: frozenset[str] = frozenset()
-    """The Pods that the kubelet had for this device since the hold began."""
+    """The Pods that the kubelet had for this device since the allocation began."""
 
     @property
     def holder(self) -> str:
@@ -174,10 +190,25 @@ class Hold:
             return self.by
         return f"Pod {self.containers[0].namespace}/{self.containers[0].pod}"
 
+    def after_absence(self, asked_at: float, patience: float = SETTLED) -> Allocation | None:
+        """After an answer that lacks it; None: it has ended.
+
+        It ends with an answer that was asked for `patience` seconds after the first one without it.
+        """
+        if asked_at < max(self.since, self.kept_until):
+            return self
+        if self.first_absent is None:
+            return replace(self, first_absent=asked_at)
+        return self if asked_at < self.first_absent + patience else None
+
+    def with_grace_period(self, until: float) -> Allocation:
+        """The same, which no answer asked for before `until` ends."""
+        return replace(self, first_absent=None, kept_until=max(self.kept_until, until))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """What a Pod was given that the kubelet no longer lists, while its containers still run.
+class OrphanedPod:
+    """A Pod that the kubelet no longer lists while its containers run, and what it was given.
 
     A Pod that was deleted by force is gone from the kubelet's lists seconds before its containers
     have ended, and for ever if one cannot be killed. Its devices are free for the kubelet then, and
@@ -194,7 +225,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Sliced:
+class PublishedCard:
     """A card that a ResourceSlice of the API server may have."""
 
     driver: str
@@ -203,7 +234,7 @@ class Sliced:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Usage:
     """Cores of a present card that a container holds: what metrics, pages and tables show."""
 
     card_id: str
@@ -213,41 +244,43 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Who holds what at one moment. Every method returns a new value."""
+    """Which holders have what at one moment. Every method returns a new value."""
 
-    offered: Mapping[Name, Footprint] = field(default_factory=dict)
-    """What can be handed out now. Some of it may be held without anybody's having said so."""
-    holds: Mapping[Name, Hold] = field(default_factory=dict)
+    offered: Mapping[DeviceName, Footprint] = field(default_factory=dict)
+    """What can be handed out now. Some of it may be in use and not reported yet."""
+    allocations: Mapping[DeviceName, Allocation] = field(default_factory=dict)
     """What containers hold by the device plugin."""
+    unreadable: Allocation | None = None
+    """Stands for all that was handed out before, if no record says what that was."""
     prepared: Mapping[str, PreparedClaim] = field(default_factory=dict)
     """The claims that are prepared, by UID."""
-    ending: Mapping[str, Ending] = field(default_factory=dict)
+    orphans: Mapping[str, OrphanedPod] = field(default_factory=dict)
     """The Pods that still have devices although the kubelet no longer lists them, by UID."""
     cards: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The keys of each card by its ID: a card keeps its ID over restarts."""
-    sliced: Mapping[str, Sliced] = field(default_factory=dict)
+    published: Mapping[str, PublishedCard] = field(default_factory=dict)
     """By their IDs, the cards that a ResourceSlice may have: noted before it is written, and until
     the API server has confirmed the slices without it."""
 
-    def granted(self, resource: str, devices: Iterable[Device], now: float) -> Ledger:
+    def with_grant(self, resource: str, devices: Iterable[Device], now: float) -> Ledger:
         """After an Allocate. The kubelet gives a device away only once its last holder has gone."""
-        holds = {
-            (resource, device.id): Hold(
+        granted = {
+            DeviceName(resource, device.id): Allocation(
                 footprints=(footprint(device),), since=now + SETTLED, kept_until=now + UNSEEN
             )
             for device in devices
         }
-        return replace(self, holds={**self.holds, **holds})
+        return replace(self, allocations={**self.allocations, **granted})
 
-    def answered(
+    def with_answer(
         self,
         assignments: Iterable[Assignment],
         asked_at: float,
         *,
         cards: Iterable[Card],
         resources: Collection[str],
-        pods: Mapping[Name, frozenset[str]] = MappingProxyType({}),
-        living: Collection[str] = (),
+        pods: Mapping[DeviceName, frozenset[str]] = MappingProxyType({}),
+        running: Collection[str] = (),
     ) -> Ledger:
         """After an answer of pod-resources that was asked for at `asked_at`.
 
@@ -258,87 +291,87 @@ class Ledger:
             resources: the names under which cards are handed out. An assignment of another
                 resource matters only if its ID is one that a present card can have.
             pods: the UIDs of the Pods that have each device, as the kubelet notes them.
-            living: those of the `suspects` of this answer whose containers run.
+            running: those of the `orphan_candidates` of this answer whose containers run.
         """
-        listed: dict[Name, list[Assignment]] = {}
+        listed: dict[DeviceName, list[Assignment]] = {}
         for one in assignments:
             listed.setdefault(one.name, []).append(one)
         present = tuple(cards)
-        holds: dict[Name, Hold] = {}
+        allocations: dict[DeviceName, Allocation] = {}
         for name, containers in listed.items():
-            hold = self.holds.get(name)
-            if hold is not None and asked_at < hold.since:
+            before = self.allocations.get(name)
+            if before is not None and asked_at < before.since:
                 continue  # granted meanwhile: this names the holder before
-            known = set(hold.footprints if hold else ())
+            known = set(before.footprints if before else ())
             if not known:
-                known = footprints_of(name[1], present)
+                known = footprints_of(name.device, present)
                 if name in self.offered:
                     known.add(self.offered[name])
-            if known or name[0] in resources:
-                holds[name] = Hold(
+            if known or name.resource in resources:
+                allocations[name] = Allocation(
                     footprints=_sorted(known),
                     containers=tuple(sorted(containers)),
                     since=asked_at,
-                    pod_uids=(hold.pod_uids if hold else frozenset()) | pods.get(name, _NONE),
+                    pod_uids=(before.pod_uids if before else _NONE) | pods.get(name, _NONE),
                 )
         back = {uid for name in listed for uid in pods.get(name, ())}
-        ending = {
+        orphans = {
             uid: one
-            for uid, one in self.ending.items()
-            if asked_at < one.since or (uid in living and (one.by_claim or uid not in back))
+            for uid, one in self.orphans.items()
+            if asked_at < one.since or (uid in running and (one.by_claim or uid not in back))
         }
-        ledger = replace(self, ending=ending)
-        for name, hold in self.noted(pods).holds.items():
-            if name in holds:
+        ledger = replace(self, orphans=orphans)
+        for name, before in self.with_pods(pods).allocations.items():
+            if name in allocations:
                 continue
-            if asked_at < max(hold.since, hold.kept_until):
-                holds[name] = hold
-            elif hold.missed is None:
-                holds[name] = replace(hold, missed=asked_at)
+            orphaned = before.pod_uids.intersection(running) - back
+            left = before.after_absence(asked_at, HOLDER_ENDS if orphaned else SETTLED)
+            if left:
+                allocations[name] = left
             else:
-                living_on = hold.pod_uids.intersection(living) - back
-                if asked_at < hold.missed + (HOLDER_ENDS if living_on else SETTLED):
-                    holds[name] = hold
-                else:
-                    ledger = ledger.outlived(living_on, hold, asked_at)
-        ledger = replace(ledger, holds=holds)
+                ledger = ledger.with_orphans(orphaned, before, asked_at)
+        unreadable = self.unreadable and self.unreadable.after_absence(asked_at)
+        ledger = replace(ledger, allocations=allocations, unreadable=unreadable)
         return self if ledger == self else ledger
 
-    def noted(self, pods: Mapping[Name, frozenset[str]]) -> Ledger:
-        """With what the kubelet has noted of the Pods that have each device, as of `answered`."""
+    def with_pods(self, pods: Mapping[DeviceName, frozenset[str]]) -> Ledger:
+        """With the UIDs of the Pods that the kubelet notes for each device."""
         changed = {
-            name: replace(hold, pod_uids=hold.pod_uids | pods[name])
-            for name, hold in self.holds.items()
-            if not pods.get(name, _NONE) <= hold.pod_uids
+            name: replace(one, pod_uids=one.pod_uids | pods[name])
+            for name, one in self.allocations.items()
+            if not pods.get(name, _NONE) <= one.pod_uids
         }
-        return replace(self, holds={**self.holds, **changed}) if changed else self
+        if not changed:
+            return self
+        return replace(self, allocations={**self.allocations, **changed})
 
-    def suspects(
-        self, listed: Collection[Name], pods: Mapping[Name, frozenset[str]]
+    def orphan_candidates(
+        self, listed: Collection[DeviceName], pods: Mapping[DeviceName, frozenset[str]]
     ) -> frozenset[str]:
-        """The UIDs of Pods of which it matters whether they live, after an answer with `listed`.
+        """The UIDs of Pods of which it matters whether they run, after an answer with `listed`.
 
-        `pods` is as of `answered`.
+        `pods` is as of `with_answer`.
         """
-        missing = (hold for name, hold in self.noted(pods).holds.items() if name not in listed)
-        return frozenset(self.ending).union(*(hold.pod_uids for hold in missing))
+        allocations = self.with_pods(pods).allocations
+        absent = (one for name, one in allocations.items() if name not in listed)
+        return frozenset(self.orphans).union(*(one.pod_uids for one in absent))
 
-    def outlived(
-        self, uids: Iterable[str], hold: Hold, now: float, *, by_claim: bool = False
+    def with_orphans(
+        self, uids: Iterable[str], held: Allocation, now: float, *, by_claim: bool = False
     ) -> Ledger:
-        """With Pods, by UID, that live on although the kubelet takes what they hold for free."""
-        ending = dict(self.ending)
+        """With Pods, by UID, that run on although the kubelet takes what they hold for free."""
+        orphans = dict(self.orphans)
         for uid in uids:
-            before = ending[uid].footprints if uid in ending else ()
-            holder = hold.holder if hold.containers or by_claim else f"the Pod with the UID {uid}"
+            before = orphans[uid].footprints if uid in orphans else ()
+            holder = held.holder if held.containers or by_claim else f"the Pod with the UID {uid}"
             opened = f"{holder[:-1]}; " if holder.endswith(")") else f"{holder} ("
-            ending[uid] = Ending(
-                footprints=_sorted({*before, *hold.footprints}),
+            orphans[uid] = OrphanedPod(
+                footprints=_sorted({*before, *held.footprints}),
                 by=f"{opened}not listed by the kubelet, but its containers run)",
                 by_claim=by_claim,
                 since=now,
             )
-        return self if ending == self.ending else replace(self, ending=ending)
+        return self if orphans == self.orphans else replace(self, orphans=orphans)
 
     def with_claim(self, claim: PreparedClaim) -> Ledger:
         """After a claim was prepared, or prepared again."""
@@ -346,24 +379,28 @@ class Ledger:
             return self
         return replace(self, prepared={**self.prepared, claim.uid: claim})
 
-    def replacing(self, claim: PreparedClaim, living: Collection[str], now: float) -> Ledger:
+    def before_replacing(
+        self, claim: PreparedClaim, running: Collection[str], now: float
+    ) -> Ledger:
         """Before a claim is prepared again, perhaps with another allocation or for other Pods.
 
         A kubelet does that after its restart, without an unprepare (k8s.io/kubernetes,
-        pkg/kubelet/cm/dra/claiminfo.go, `newClaimInfoFromState`). Pods from before that live keep
+        pkg/kubelet/cm/dra/claiminfo.go, `newClaimInfoFromState`). Pods from before that run keep
         what they had: those that `claim` is for only what it lacks, the others all of it.
 
         Args:
             claim: what is to be prepared.
-            living: of the Pods that it was prepared for before, by UID, those whose containers run.
+            running: of the Pods that it was prepared for before, by UID, those whose containers
+                run.
             now: the time.
         """
         ledger, before = self, self.prepared.get(claim.uid)
         for uid in before.pod_uids if before else ():
             kept = claim.footprints if uid in claim.pod_uids else ()
-            lost = before and uid in living and before.hold(besides=kept)
-            if lost and not ledger.keeps(uid, lost.footprints):
-                ledger = ledger.outlived([uid], lost, now, by_claim=True)
+            lost = before and uid in running and before.allocation(besides=kept)
+            orphan = ledger.orphans.get(uid)
+            if lost and not (orphan and set(lost.footprints).issubset(orphan.footprints)):
+                ledger = ledger.with_orphans([uid], lost, now, by_claim=True)
         return ledger
 
     def has_claim(self, use: ClaimUse) -> bool:
@@ -375,56 +412,48 @@ class Ledger:
             for one in self.prepared.values()
         )
 
-    def keeps(self, uid: str, footprints: Iterable[Footprint]) -> bool:
-        """Whether `ending` has all this for a Pod."""
-        return uid in self.ending and set(footprints).issubset(self.ending[uid].footprints)
-
     def without_claim(self, uid: str) -> Ledger:
         """After a claim was unprepared; one that is unknown changes nothing."""
         if uid not in self.prepared:
             return self
         return replace(self, prepared={k: v for k, v in self.prepared.items() if k != uid})
 
-    def slicing(self, driver: str, cards: Iterable[CardState]) -> Ledger:
+    def with_published(self, driver: str, cards: Iterable[CardState]) -> Ledger:
         """With cards that the driver is about to publish in slices."""
-        fresh = {
-            state.id: Sliced(driver, keys_of(state.card) | self._keys_in_slices(state.id))
-            for state in cards
-        }
-        merged = {**self.sliced, **fresh}
-        return self if merged == self.sliced else replace(self, sliced=merged)
+        published = dict(self.published)
+        for state in cards:
+            before = published[state.id].keys if state.id in published else _NONE
+            published[state.id] = PublishedCard(driver, keys_of(state.card) | before)
+        return self if published == self.published else replace(self, published=published)
 
-    def _keys_in_slices(self, id_: str) -> frozenset[str]:
-        return self.sliced[id_].keys if id_ in self.sliced else frozenset()
-
-    def unsliced(self, ids: Collection[str]) -> Ledger:
+    def without_published(self, ids: Collection[str]) -> Ledger:
         """After the API server has confirmed the slices without these cards."""
-        if self.sliced.keys().isdisjoint(ids):
+        if self.published.keys().isdisjoint(ids):
             return self
-        left = {id_: one for id_, one in self.sliced.items() if id_ not in ids}
-        return replace(self, sliced=left)
+        left = {id_: one for id_, one in self.published.items() if id_ not in ids}
+        return replace(self, published=left)
 
-    def in_slices(self, id_: str, card: Card) -> bool:
+    def is_published(self, id_: str, card: Card) -> bool:
         """Whether a slice may have this card, under this ID or another one."""
-        if not self.sliced:
+        if not self.published:
             return False
         keys = keys_of(card)
-        return id_ in self.sliced or any(keys & one.keys for one in self.sliced.values())
+        return id_ in self.published or any(keys & one.keys for one in self.published.values())
 
-    def doubted(self, until: float) -> Ledger:
-        """After a restart of the kubelet: no answer asked for before `until` ends a hold."""
-        holds = {
-            name: replace(hold, missed=None, kept_until=max(hold.kept_until, until))
-            for name, hold in self.holds.items()
-        }
-        return replace(self, holds=holds)
+    def with_grace_period(self, until: float) -> Ledger:
+        """After a restart of the kubelet: no answer asked for before `until` ends an allocation."""
+        return replace(
+            self,
+            allocations={k: one.with_grace_period(until) for k, one in self.allocations.items()},
+            unreadable=self.unreadable and self.unreadable.with_grace_period(until),
+        )
 
-    def offering(
+    def with_offer(
         self, devices: Mapping[str, Iterable[Device]], cards: Iterable[CardState]
     ) -> Ledger:
         """With these devices, by resource, as what can be handed out, and these cards present."""
         offered = {
-            (resource, device.id): footprint(device)
+            DeviceName(resource, device.id): footprint(device)
             for resource, listed in devices.items()
             for device in listed
         }
@@ -433,16 +462,16 @@ class Ledger:
             return self
         return replace(self, offered=offered, cards=known)
 
-    def recovered(self, before: Ledger, now: float) -> Ledger:
-        """With what an agent before this one may have handed out: its `for_the_next`.
+    def with_predecessor(self, before: Ledger, now: float) -> Ledger:
+        """With what an agent before this one may have handed out: its `for_successor`.
 
         Until two answers of pod-resources, asked for from `now` on, lack it, all of it counts as
         held.
         """
-        holds = dict(self.holds)
-        for name, held in before.for_the_next().holds.items():
-            ours = holds.get(name)
-            holds[name] = Hold(
+        allocations = dict(self.allocations)
+        for name, held in before.for_successor().allocations.items():
+            ours = allocations.get(name)
+            allocations[name] = Allocation(
                 footprints=_sorted({*held.footprints, *(ours.footprints if ours else ())}),
                 containers=ours.containers if ours else (),
                 by="a container from before the agent's start",
@@ -450,81 +479,83 @@ class Ledger:
                 kept_until=ours.kept_until if ours else 0.0,
                 pod_uids=held.pod_uids | (ours.pod_uids if ours else _NONE),
             )
-        ending = {uid: replace(one, since=now) for uid, one in before.ending.items()}
-        return replace(
+        orphans = {uid: replace(one, since=now) for uid, one in before.orphans.items()}
+        ledger = replace(
             self,
-            holds=holds,
+            allocations=allocations,
             prepared={**before.prepared, **self.prepared},
-            ending={**ending, **self.ending},
+            orphans={**orphans, **self.orphans},
             cards={**before.cards, **self.cards},
-            sliced={**before.sliced, **self.sliced},
+            published={**before.published, **self.published},
         )
+        return ledger.with_unreadable_record(now) if before.unreadable else ledger
 
-    def for_the_next(self) -> Ledger:
+    def for_successor(self) -> Ledger:
         """What an agent after this one has to know: all that is offered may be held by then."""
         footprints = {name: {one} for name, one in self.offered.items()}
-        for name, hold in self.holds.items():
-            footprints.setdefault(name, set()).update(hold.footprints)
-        holds = {
-            name: Hold(
+        for name, held in self.allocations.items():
+            footprints.setdefault(name, set()).update(held.footprints)
+        allocations = {
+            name: Allocation(
                 footprints=_sorted(known),
                 since=0.0,
-                pod_uids=self.holds[name].pod_uids if name in self.holds else _NONE,
+                pod_uids=self.allocations[name].pod_uids if name in self.allocations else _NONE,
             )
             for name, known in footprints.items()
         }
-        return replace(self, offered={}, holds=holds)
+        return replace(self, offered={}, allocations=allocations)
 
-    def after_unknown(self, now: float) -> Ledger:
-        """After an agent whose record cannot be read: anything may be held, as of `recovered`."""
+    def with_unreadable_record(self, now: float) -> Ledger:
+        """After an agent whose record cannot be read: anything may be held, until two answers."""
         by = "whoever was given devices before (the agent's record of that cannot be read)"
-        return replace(self, holds={**self.holds, _UNKNOWN: Hold(footprints=(), by=by, since=now)})
+        return replace(self, unreadable=Allocation(footprints=(), by=by, since=now))
 
     @property
-    def doubtful(self) -> bool:
-        """Whether another answer of pod-resources, soon, would end a hold."""
-        return bool(self.ending) or any(hold.missed is not None for hold in self.holds.values())
+    def pending_release(self) -> bool:
+        """Whether another answer of pod-resources, soon, would end an allocation."""
+        held = [*self.allocations.values(), *([self.unreadable] if self.unreadable else [])]
+        return bool(self.orphans) or any(one.first_absent is not None for one in held)
 
     def conflicts(
         self,
         cards: Iterable[Card],
         *,
-        held: bool = True,
-        prepared: bool = True,
+        by_plugin: bool = True,
+        by_claim: bool = True,
         without: Collection[str] = (),
     ) -> Conflicts:
         """What is not to be handed out while these cards are present.
 
         Args:
             cards: all of them.
-            held: with what containers hold by the device plugin.
-            prepared: with what claims hold.
+            by_plugin: with what containers hold by the device plugin.
+            by_claim: with what claims hold.
             without: names of devices of which it does not matter that claims hold them.
         """
-        found = Conflicts(self.holds if held else {}, cards)
-        for uid, one in self.ending.items():
-            if prepared if one.by_claim else held:
-                found.add((POD, uid), Hold(footprints=one.footprints, by=one.by, since=one.since))
-        for claim in self.prepared.values() if prepared else ():
-            if hold := claim.hold(without):
-                found.add((CLAIM, claim.uid), hold)
+        found = Conflicts(cards)
+        if by_plugin:
+            found.unreadable = self.unreadable
+            for name, held in self.allocations.items():
+                found.add(name, held)
+        for uid, one in self.orphans.items():
+            if by_claim if one.by_claim else by_plugin:
+                held = Allocation(footprints=one.footprints, by=one.by, since=one.since)
+                found.add(PodHolder(uid), held)
+        for claim in self.prepared.values() if by_claim else ():
+            if kept := claim.allocation(without):
+                found.add(ClaimHolder(claim.uid), kept)
         return found
 
-    @property
-    def unsure(self) -> bool:
-        """Whether the record of what was handed out before cannot be read."""
-        return _UNKNOWN in self.holds
-
-    def holdings(
+    def usages(
         self, cards: Iterable[CardState], uses: Iterable[ClaimUse] = ()
-    ) -> tuple[Holding, ...]:
+    ) -> tuple[Usage, ...]:
         """The cores of present cards that containers hold, as pod-resources said last."""
         present = [(keys_of(state.card), state) for state in cards]
         found = []
-        for hold in self.holds.values():
-            if hold.missed is None and hold.containers:
-                best = _best(hold.footprints, present)
-                found += [Holding(*best, one) for one in hold.containers] if best else []
+        for held in self.allocations.values():
+            if held.first_absent is None and held.containers:
+                best = _best(held.footprints, present)
+                found += [Usage(*best, one) for one in held.containers] if best else []
         users: dict[tuple[str, str], list[ClaimUse]] = {}
         for use in uses:
             users.setdefault((use.claim_namespace, use.claim_name), []).append(use)
@@ -533,7 +564,7 @@ class Ledger:
             for device in claim.devices:
                 best = None if device.admin else _best([device.footprint], present)
                 if best:
-                    found += [Holding(*best, one) for one in _assigned(claim, device, named)]
+                    found += [Usage(*best, one) for one in _assigned(claim, device, named)]
         return tuple(sorted(found, key=lambda one: one.assignment))
 
 
@@ -572,65 +603,62 @@ def _assigned(
     ]
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A footprint that somebody holds. One is no other: it is found under each of its marks."""
-
-    name: Name
-    what: Footprint
-    by: Hold
-
-
 class Conflicts:
-    """The holds of a Ledger, arranged so that a device is compared with few of them."""
+    """The allocations of a Ledger, indexed so that a device is compared with few of them."""
 
-    def __init__(self, holds: Mapping[Name, Hold], cards: Iterable[Card]) -> None:
-        self._held: dict[tuple[Name, Footprint], _Held] = {}
-        self._by_mark: dict[str, dict[_Held, None]] = {}
-        """By each key and each node of what is held."""
-        self._anything: list[tuple[Name, Hold]] = []
-        """What nobody knows the cores of."""
+    def __init__(self, cards: Iterable[Card]) -> None:
+        """Nothing is held yet; `cards` are those that are present."""
+        self.unreadable: Allocation | None = None
+        """As `Ledger.unreadable`."""
+        self._allocations: dict[Holder, Allocation] = {}
+        self._by_mark: dict[str, dict[tuple[Holder, Footprint], None]] = {}
+        """What is held by each key and each node of it; sets that keep their order."""
+        self._unidentified: dict[Holder, Allocation] = {}
+        """What may be any cores."""
         self._cards: dict[str, set[int]] = {}
         """Which of the cards say each key."""
         for number, card in enumerate(cards):
             for key in keys_of(card):
                 self._cards.setdefault(key, set()).add(number)
-        for name, hold in holds.items():
-            self.add(name, hold)
 
-    def add(self, name: Name, hold: Hold) -> None:
-        """Takes one more hold into account, or again one that is known."""
-        if not hold.footprints:
-            self._anything.append((name, hold))
-        for what in hold.footprints:
-            if known := self._held.get((name, what)):
-                known.by = hold
-                continue
-            held = self._held[name, what] = _Held(name, what, hold)
+    def add(self, holder: Holder, held: Allocation) -> None:
+        """Takes one more allocation into account, or a known one as it is now."""
+        self._allocations[holder] = held
+        if not held.footprints:
+            self._unidentified[holder] = held
+        for what in held.footprints:
             for mark in (*what.keys, *what.nodes):
-                self._by_mark.setdefault(mark, {})[held] = None
+                self._by_mark.setdefault(mark, {})[holder, what] = None
 
-    def against(self, itself: Name, device: Device, pods: Collection[str] = ()) -> str | None:
-        """Why `device` must not be handed out; None: no other holder has any of it.
+    def against(
+        self, holder: Holder | None, device: Device, pods: Collection[str] = ()
+    ) -> str | None:
+        """Why `device` must not be given to this holder; None: no other one has any of it.
 
-        What is held under the name `itself` is no conflict: the kubelet knows of that holder. Nor
-        is what a Pod keeps, as `Ledger.ending` has it, that is given the device: `pods`, by UID.
+        What the holder has itself is no conflict: the kubelet knows of that. Nor is what orphaned
+        Pods keep that are given the device: `pods`, by UID.
         """
-        own = {itself, *((POD, uid) for uid in pods)}
-        for name, hold in self._anything:
-            if name == _UNKNOWN:
-                return f"{hold.holder} may hold its cores"
-            if name not in own:
-                return f"{hold.holder} holds {name[1]} of {name[0]}, and no card here has that ID"
+        if self.unreadable:
+            return f"{self.unreadable.holder} may hold its cores"
+        own = {holder, *map(PodHolder, pods)}
+        for other, held in self._unidentified.items():
+            if other not in own:
+                if not isinstance(other, DeviceName):
+                    return f"{held.holder} may hold its cores"
+                name = f"{other.device} of {other.resource}"
+                return f"{held.holder} holds {name}, and no card here has that ID"
         wanted = footprint(device)
-        near: dict[_Held, None] = {}  # each of them once: most have many marks
+        near: dict[tuple[Holder, Footprint], None] = {}  # each of them once: most have many marks
         for mark in (*sorted(wanted.keys), *sorted(wanted.nodes)):
             near |= self._by_mark.get(mark, {})
-        for held in near:
-            name = held.name
-            if name not in own and (what := self._shared(wanted, held.what)) is not None:
-                known_as = "" if name[0] in (CLAIM, POD) else f" as {name[1]} of {name[0]}"
-                return f"{held.by.holder} still holds {what}{known_as}"
+        for other, what in near:
+            if other not in own and (shared := self._shared(wanted, what)) is not None:
+                known_as = (
+                    f" as {other.device} of {other.resource}"
+                    if isinstance(other, DeviceName)
+                    else ""
+                )
+                return f"{self._allocations[other].holder} still holds {shared}{known_as}"
         return None
 
     def _shared(self, wanted: Footprint, held: Footprint) -> str | None:

@@ -152,7 +152,7 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
 
 
 def _unhealthy(card: CardState, state: AgentState) -> Note:
-    users = dict.fromkeys(_pod(holding.assignment) for holding in state.holdings_of(card))
+    users = dict.fromkeys(_pod(holding.assignment) for holding in state.usages_of(card))
     used = f"; in use by {', '.join(users)}" if users else ""
     found = advice(card.health.cause)
     remedy = found.remedy

@@ -17,7 +17,7 @@ from typing import Literal
 
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.ledger import Assignment, Holding, PreparedClaim, card_of, footprints_of
+from npu_agent.core.ledger import Assignment, PreparedClaim, Usage, card_of, footprints_of
 from npu_agent.core.offer import Device, Resource, names
 from npu_agent.core.places import Place, Wish
 from npu_agent.core.pool import PoolDevice
@@ -180,7 +180,7 @@ class AgentState:
     monotonic: float
     """`now` by the clock of all other times."""
     snapshot: Snapshot
-    holdings: tuple[Holding, ...] = ()
+    usages: tuple[Usage, ...] = ()
     """Who holds which cores of present cards, as the ledger has it."""
     assignments: tuple[Assignment, ...] = ()
     """As the kubelet reports them: of any resource of the node."""
@@ -233,7 +233,7 @@ class AgentState:
     def gone(self) -> tuple[Assignment, ...]:
         """The assignments of our resources, and of prepared claims, whose card is gone."""
         ours = {one.session.resource for one in self.resources}
-        present = {one.assignment for one in self.holdings}
+        present = {one.assignment for one in self.usages}
         by_plugin = (one for one in self.assignments if one.resource in ours and one not in present)
         by_claim = (
             Assignment(claim.namespace, pod, "", driver.name, device.device, claim.name)
@@ -263,15 +263,15 @@ class AgentState:
         return one.device
 
     @cached_property
-    def _holdings_by_card(self) -> Mapping[str, tuple[Holding, ...]]:
-        found: dict[str, list[Holding]] = {}
-        for one in sorted(self.holdings, key=lambda one: one.cores):
+    def _usages_by_card(self) -> Mapping[str, tuple[Usage, ...]]:
+        found: dict[str, list[Usage]] = {}
+        for one in sorted(self.usages, key=lambda one: one.cores):
             found.setdefault(one.card_id, []).append(one)
-        return {card: tuple(holdings) for card, holdings in found.items()}
+        return {card: tuple(usages) for card, usages in found.items()}
 
-    def holdings_of(self, card: CardState) -> tuple[Holding, ...]:
+    def usages_of(self, card: CardState) -> tuple[Usage, ...]:
         """Who holds which cores of the card, sorted by cores."""
-        return self._holdings_by_card.get(card.id, ())
+        return self._usages_by_card.get(card.id, ())
 
     def is_disabled(self, card: CardState) -> bool:
         """Whether the config keeps the card out of service."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Assignment, Ledger, footprints_of
+from npu_agent.core.ledger import Assignment, DeviceName, Ledger, footprints_of
 from npu_agent.core.offer import Device, Resource
 from npu_agent.core.pool import devices_by_name
 from npu_agent.core.trouble import TroubleKind, kind_of
@@ -177,12 +177,12 @@ async def expected(here: Situation, resource: str, devices: tuple[Device, ...]) 
     cards = {device.card for device in devices}
     by_plugin = [one for one in assignments if not one.claim]
     conflicts = (
-        Ledger().answered(by_plugin, 0.0, cards=cards, resources=[resource]).conflicts(cards)
+        Ledger().with_answer(by_plugin, 0.0, cards=cards, resources=[resource]).conflicts(cards)
     )
     free = [
         device
         for device in devices
-        if device.healthy and conflicts.against((resource, device.id), device) is None
+        if device.healthy and conflicts.against(DeviceName(resource, device.id), device) is None
     ]
     named = devices_by_name((await here.see_or(snapshot, Snapshot())).cards)
     claimed = {named[one.device][0] for one in assignments if one.claim and one.device in named}

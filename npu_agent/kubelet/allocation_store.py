@@ -18,16 +18,17 @@ from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, CardState, HealthState, Snapshot
 from npu_agent.core.ledger import (
-    CLAIM,
     HOLDER_ENDS,
+    Allocation,
+    ClaimHolder,
     Conflicts,
-    Ending,
-    Hold,
-    Holding,
+    DeviceName,
+    Holder,
     Ledger,
-    Name,
+    OrphanedPod,
     PreparedClaim,
-    Sliced,
+    PublishedCard,
+    Usage,
     footprint,
     keys_of,
 )
@@ -67,7 +68,7 @@ class AllocationStore:
     """The ledger, for whoever hands out cores.
 
     `states` is the ledger after each change, and `prepared` of it the claims that are prepared, by
-    UID; `holdings` is who holds which cores, for people and metrics.
+    UID; `usages` is who holds which cores, for people and metrics.
     """
 
     def __init__(
@@ -96,15 +97,21 @@ class AllocationStore:
         self.prepared: Feed[Mapping[str, PreparedClaim]] = self.states.map(
             lambda ledger: ledger.prepared
         )
-        self.holds: Feed[Mapping[Name, Hold]] = self.states.map(lambda ledger: ledger.holds)
+        self.allocations: Feed[Mapping[DeviceName, Allocation]] = self.states.map(
+            lambda ledger: ledger.allocations
+        )
         """What containers hold by the device plugin."""
-        self.ending: Feed[Mapping[str, Ending]] = self.states.map(lambda ledger: ledger.ending)
+        self.orphans: Feed[Mapping[str, OrphanedPod]] = self.states.map(
+            lambda ledger: ledger.orphans
+        )
         """The Pods that still have devices although the kubelet no longer lists them, by UID."""
-        self.sliced: Feed[Mapping[str, Sliced]] = self.states.map(lambda ledger: ledger.sliced)
+        self.published: Feed[Mapping[str, PublishedCard]] = self.states.map(
+            lambda ledger: ledger.published
+        )
         """The cards that a ResourceSlice may have, by ID."""
         self.asked: Feed[bool] = Feed(False)
         """Whether the kubelet was asked who holds what; it may not have said."""
-        self.holdings: Feed[tuple[Holding, ...]] = Feed(())
+        self.usages: Feed[tuple[Usage, ...]] = Feed(())
         self.unrecorded: Feed[frozenset[str]] = Feed(frozenset())
         """The drivers of claims that containers use and no record has: nobody knows which cores
         these have, until `rebuilt`."""
@@ -153,7 +160,7 @@ class AllocationStore:
     @property
     def unchecked(self) -> bool:
         """Whether claims may be in use that are not in the record of an agent before this one."""
-        return self._unchecked or self._ledger.unsure
+        return self._unchecked or self._ledger.unreadable is not None
 
     def rebuilt(self) -> None:
         """Called when all claims that are in use are known."""
@@ -220,8 +227,8 @@ class AllocationStore:
         ledger, answer = self._ledger, self._pod_resources.holdings.value
         return self._owner and not (
             self._writing.reason  # the record is tried again with each answer
-            or ledger.doubtful
-            or ledger.holds
+            or ledger.pending_release
+            or ledger.allocations
             or ledger.prepared
             or answer.assignments  # another plugin may have our cards too
             or answer.claim_uses
@@ -239,25 +246,25 @@ class AllocationStore:
             self._answered_at = answer.asked_at
             if self._away:  # it may have been restarted
                 self._away = False
-                self.states.publish(self._ledger.doubted(self._clock() + _RESTART))
-            ending = self._ledger.ending
+                self.states.publish(self._ledger.with_grace_period(self._clock() + _RESTART))
+            ending = self._ledger.orphans
             self.states.publish(
-                self._ledger.answered(
+                self._ledger.with_answer(
                     answer.assignments,
                     answer.asked_at,
                     cards=cards,
                     resources=self._resources,
                     pods=answer.pods,
-                    living=answer.living,
+                    running=answer.living,
                 )
             )
             self._log_ending(ending)
-            if self._ledger.doubtful:
+            if self._ledger.pending_release:
                 self._pod_resources.ask_soon()
         self._conflicts = conflicts = self._ledger.conflicts(cards)
         self.unrecorded.publish(self._unrecorded(answer.claim_uses))
         self.asked.publish(bool(answer.asked_at))
-        self.holdings.publish(self._ledger.holdings(self._snapshots.value.cards, answer.claim_uses))
+        self.usages.publish(self._ledger.usages(self._snapshots.value.cards, answer.claim_uses))
         return conflicts
 
     def _unrecorded(self, uses: Iterable[ClaimUse]) -> frozenset[str]:
@@ -269,7 +276,7 @@ class AllocationStore:
     def offering(self, devices: Mapping[str, Iterable[Device]]) -> None:
         """Notes what the device plugin is about to offer, by resource; `save` it before."""
         if self._owner:
-            self.states.publish(self._ledger.offering(devices, self._snapshots.value.cards))
+            self.states.publish(self._ledger.with_offer(devices, self._snapshots.value.cards))
 
     def held_by_containers(self, pool: Collection[str]) -> Callable[[Device], str | None]:
         """Why a device must not be allocated to a claim although the scheduler takes it for free.
@@ -278,7 +285,7 @@ class AllocationStore:
         these are the names, does not have now: cards are no longer cut, or called otherwise.
         """
         conflicts = self._ledger.conflicts(self._cards(), without=pool)
-        return lambda device: conflicts.against(("", ""), device)
+        return lambda device: conflicts.against(None, device)
 
     async def grant_when_free(self, resource: str, devices: Sequence[Device]) -> None:
         """As `grant`, once the Pods that had the devices before have ended, if that is soon.
@@ -290,33 +297,37 @@ class AllocationStore:
             RefusalError: as `grant`.
         """
         noted = await self._pod_resources.pods.noted() if self._pod_resources.pods else {}
-        self.states.publish(self._ledger.noted(noted))  # the kubelet forgets now who has ended
+        self.states.publish(self._ledger.with_pods(noted))  # the kubelet forgets now who has ended
         holds = []
         for device in devices:
-            name = (resource, device.id)
+            name = DeviceName(resource, device.id)
             # The record, and with it who had this device before, may have been lost.
-            lost = Hold(footprints=(footprint(device),), since=0.0, pod_uids=noted.get(name, _NONE))
-            holds.append(self._ledger.holds.get(name, lost))
-        await self._outlive(holds)
+            lost = Allocation(
+                footprints=(footprint(device),), since=0.0, pod_uids=noted.get(name, _NONE)
+            )
+            holds.append(self._ledger.allocations.get(name, lost))
+        await self._mark_orphaned(holds)
         now = asyncio.get_running_loop().time
         until = now() + HOLDER_ENDS
-        while self._outlived(devices) and now() < until:
+        while self._orphans_have(devices) and now() < until:
             self._pod_resources.ask()
             await asyncio.sleep(_LOOK_AGAIN)
             self.update()
         self.grant(resource, devices)
 
-    def _outlived(self, devices: Iterable[Device]) -> bool:
+    def _orphans_have(self, devices: Iterable[Device]) -> bool:
         """Whether a Pod that the kubelet no longer lists still has one of these devices."""
-        ending = replace(self._ledger, holds={}, prepared={}).conflicts(self._cards())
-        return any(ending.against(("", ""), device) for device in devices)
+        orphans = Ledger(orphans=self._ledger.orphans).conflicts(self._cards())
+        return any(orphans.against(None, device) for device in devices)
 
-    async def _outlive(self, holds: Collection[Hold], *, by_claim: bool = False) -> None:
+    async def _mark_orphaned(
+        self, holds: Collection[Allocation], *, by_claim: bool = False
+    ) -> None:
         """Notes which Pods of these live on although what they hold is free for the kubelet."""
         if living := await self.living(_NONE.union(*(hold.pod_uids for hold in holds))):
             now, ledger = self._clock(), self._ledger
             for hold in holds:
-                ledger = ledger.outlived(living & hold.pod_uids, hold, now, by_claim=by_claim)
+                ledger = ledger.with_orphans(living & hold.pod_uids, hold, now, by_claim=by_claim)
             self._live_on(ledger)
 
     async def living(self, uids: Collection[str]) -> frozenset[str]:
@@ -326,13 +337,13 @@ class AllocationStore:
 
     def _live_on(self, ledger: Ledger) -> None:
         """Takes over a ledger in which Pods live on that the kubelet has forgotten."""
-        before = self._ledger.ending
+        before = self._ledger.orphans
         self._change(ledger)
         self._log_ending(before)
         self._pod_resources.ask_soon()
 
-    def _log_ending(self, before: Mapping[str, Ending]) -> None:
-        now = self._ledger.ending
+    def _log_ending(self, before: Mapping[str, OrphanedPod]) -> None:
+        now = self._ledger.orphans
         for uid in now.keys() - before.keys():
             log.warning(
                 "nobody gets these cores until the containers that run on them have ended",
@@ -344,7 +355,7 @@ class AllocationStore:
 
     def _suspects(self, answer: Holdings) -> frozenset[str]:
         listed = {one.name for one in answer.assignments}
-        return self._ledger.suspects(listed, answer.pods)
+        return self._ledger.orphan_candidates(listed, answer.pods)
 
     def grant(self, resource: str, devices: Sequence[Device]) -> None:
         """Notes that a container is given these devices; called before it is.
@@ -358,7 +369,7 @@ class AllocationStore:
         if self.unrecorded.value:
             raise RefusalError(Refusal.UNFIT, UNRECORDED)
         for device in devices:
-            self._check((resource, device.id), device)
+            self._check(DeviceName(resource, device.id), device)
             for state in self._snapshots.value.cards:
                 # It may have failed while its last Pod was waited for.
                 if state.id == device.card_id and state.health.state is HealthState.UNHEALTHY:
@@ -366,16 +377,16 @@ class AllocationStore:
                         Refusal.UNFIT,
                         f"device {device.id!r} ({device.name}) is unhealthy: {state.health.reason}",
                     )
-            if self._ledger.in_slices(device.card_id, device.card):
+            if self._ledger.is_published(device.card_id, device.card):
                 raise RefusalError(
                     Refusal.UNFIT,
                     f"device {device.id!r} ({device.name}) has moved to DRA (allocation.api): its "
                     "card is offered to claims, and the kubelet did not know that yet",
                 )
-        self.states.publish(self._ledger.granted(resource, devices, self._clock()))
+        self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
         for device in devices:
-            name = (resource, device.id)
-            self._known_conflicts().add(name, self._ledger.holds[name])
+            name = DeviceName(resource, device.id)
+            self._known_conflicts().add(name, self._ledger.allocations[name])
         self._pod_resources.ask_soon()
 
     async def replacing(self, claim: PreparedClaim) -> None:
@@ -383,7 +394,7 @@ class AllocationStore:
         before = self._ledger.prepared.get(claim.uid)
         if before and before != claim:
             living = await self.living(before.pod_uids)
-            ledger = self._ledger.replacing(claim, living, self._clock())
+            ledger = self._ledger.before_replacing(claim, living, self._clock())
             if ledger is not self._ledger:
                 self._live_on(ledger)
 
@@ -404,19 +415,19 @@ class AllocationStore:
                 raise RefusalError(Refusal.UNFIT, self.why_not_owned)
             # A Pod that lives on with what these Pods have too was a Pod of this claim.
             shared = same_pods and before and footprint(device) in before.footprints
-            pods = self._ledger.ending if shared else claim.pod_uids
-            self._check((CLAIM, claim.uid), device, pods)
+            pods = self._ledger.orphans if shared else claim.pod_uids
+            self._check(ClaimHolder(claim.uid), device, pods)
         conflicts = self._conflicts if before is None else None
         self._change(self._ledger.with_claim(claim))
-        if conflicts and (hold := claim.hold()):  # one more: the rest is as it was
-            conflicts.add((CLAIM, claim.uid), hold)
+        if conflicts and (held := claim.allocation()):  # one more: the rest is as it was
+            conflicts.add(ClaimHolder(claim.uid), held)
             self._conflicts = conflicts
 
     async def outlive(self, uid: str) -> None:
         """Notes which Pods of a claim live on although it is about to be unprepared."""
         claim = self._ledger.prepared.get(uid)
-        if claim and (hold := claim.hold()):
-            await self._outlive([hold], by_claim=True)
+        if claim and (held := claim.allocation()):
+            await self._mark_orphaned([held], by_claim=True)
 
     def unprepare(self, uid: str) -> None:
         """Notes that no Pod uses a claim any more; one that is unknown is none."""
@@ -427,16 +438,16 @@ class AllocationStore:
 
         To be called in the moment of the decision, and `saved` before they are published.
         """
-        return self.states.publish(self._ledger.slicing(driver, cards))
+        return self.states.publish(self._ledger.with_published(driver, cards))
 
     def unsliced(self, ids: Collection[str]) -> None:
         """Notes that the API server has confirmed the slices without these cards."""
-        self.states.publish(self._ledger.unsliced(ids))
+        self.states.publish(self._ledger.without_published(ids))
 
     def kubelet_lost(self) -> None:
         """Called when the kubelet dropped our devices: it may have been restarted."""
         self._pod_resources.ask_soon()
-        self.states.publish(self._ledger.doubted(self._clock() + _RESTART))
+        self.states.publish(self._ledger.with_grace_period(self._clock() + _RESTART))
 
     def close(self) -> None:
         """From now on the node is not this agent's: nothing is granted, prepared or written.
@@ -458,14 +469,14 @@ class AllocationStore:
         answer = await self._answer(_LAST_ANSWER)
         async with self._saving:  # which would write it again
             self.close()
-            holds, ours = self._ledger.holds, self._resources
+            holds, ours = self._ledger.allocations, self._resources
             # What is held may also have the name of a resource that is not served any more.
             held = any(one.name in holds or one.resource in ours for one in answer.assignments)
             starting = any(hold.kept_until > now for hold in holds.values())
             unsure = answer.error or answer.asked_at < now
             ledger = self._ledger
             # The slices stay for the next agent, which has to know of them.
-            kept = ledger.prepared or ledger.sliced or answer.living
+            kept = ledger.prepared or ledger.published or answer.living
             if held or starting or kept or unsure:
                 return False
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
@@ -517,9 +528,9 @@ class AllocationStore:
     def _ledger(self) -> Ledger:
         return self.states.value
 
-    def _check(self, itself: Name, device: Device, pods: Collection[str] = ()) -> None:
+    def _check(self, holder: Holder, device: Device, pods: Collection[str] = ()) -> None:
         """Raises RefusalError if the device is not free for this holder, or its Pods, by UID."""
-        kind, reason = Refusal.HELD, self._known_conflicts().against(itself, device, pods)
+        kind, reason = Refusal.HELD, self._known_conflicts().against(holder, device, pods)
         card = device.card
         if not any(
             card.key == here.key and keys_of(card) == keys_of(here) for here in self._cards()

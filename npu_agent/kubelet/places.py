@@ -17,7 +17,7 @@ from typing import Any
 from npu_agent.backoff import Backoff
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, CardState, Snapshot
-from npu_agent.core.ledger import Ledger, Name, keys_of
+from npu_agent.core.ledger import DeviceName, Ledger, keys_of
 from npu_agent.core.offer import Device, cut, names
 from npu_agent.core.places import Place, Situation, Wish, Wishes, moves_to, place, turns
 from npu_agent.feed import Feed, changes_of
@@ -46,7 +46,7 @@ class Listing:
 
     keys: frozenset[str]
     """Of the card: see `keys_of`."""
-    names: frozenset[Name]
+    names: frozenset[DeviceName]
     """Of its devices."""
 
 
@@ -97,7 +97,7 @@ class Places:
     @property
     def feeds(self) -> tuple[Feed[Any], ...]:
         """What to follow beside hardware and ledger for the answers of `now`."""
-        return self.wishes, self.listed, self._store.sliced
+        return self.wishes, self.listed, self._store.published
 
     def now(self) -> Mapping[str, Place]:
         """Where each card is to be offered, by its ID; holds until the next await."""
@@ -114,11 +114,11 @@ class Places:
     def listing(self, lists: Mapping[str, Collection[Device]]) -> None:
         """Notes what the device plugin is about to list, by resource: what `now` allows."""
         self._lists.publish(lists)
-        found: dict[str, tuple[frozenset[str], set[Name]]] = {}
+        found: dict[str, tuple[frozenset[str], set[DeviceName]]] = {}
         for resource, devices in lists.items():
             for device in devices:
                 _, ids = found.setdefault(device.card_id, (keys_of(device.card), set()))
-                ids.add((resource, device.id))
+                ids.add(DeviceName(resource, device.id))
         known = dict(self.listed.value)
         for id_, (keys, ids) in found.items():
             before = known.get(id_)
@@ -231,22 +231,22 @@ class Places:
 
     def _find(self, wishes: Wishes, snapshot: Snapshot, ledger: Ledger) -> dict[str, Situation]:
         cards = snapshot.cards
-        if not (ledger.sliced or ledger.prepared) and set(wishes.families.values()) <= {
+        if not (ledger.published or ledger.prepared) and set(wishes.families.values()) <= {
             Wish.PLUGIN
         }:  # a node without DRA: what the device plugin asks before each list costs nothing
             return {state.id: Situation(wish=_wish(wishes, state)) for state in cards}
         present = [state.card for state in cards]
-        containers = ledger.conflicts(present, prepared=False)
-        claims = ledger.conflicts(present, held=False)
+        containers = ledger.conflicts(present, by_claim=False)
+        claims = ledger.conflicts(present, by_plugin=False)
         found = {}
         for state in cards:
             (whole,) = cut(state, state.card.core_count)
             found[state.id] = Situation(
                 wish=_wish(wishes, state),
                 listed=self._is_listed(state.id, state.card),
-                sliced=ledger.in_slices(state.id, state.card),
-                by_container=containers.against(("", ""), whole) is not None,
-                by_claim=claims.against(("", ""), whole) is not None,
+                sliced=ledger.is_published(state.id, state.card),
+                by_container=containers.against(None, whole) is not None,
+                by_claim=claims.against(None, whole) is not None,
             )
         return found
 

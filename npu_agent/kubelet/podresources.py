@@ -17,7 +17,7 @@ from pathlib import Path
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.core.claim import ClaimUse
-from npu_agent.core.ledger import SETTLED, Assignment, Name
+from npu_agent.core.ledger import SETTLED, Assignment, DeviceName
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode as decoder
 from npu_agent.kubelet.pods import Pods
@@ -62,7 +62,7 @@ class Holdings:
     """As the kubelet said last."""
     claim_uses: tuple[ClaimUse, ...] = ()
     """As the kubelet said last; sorted, each one once."""
-    pods: Mapping[Name, frozenset[str]] = field(default_factory=dict)
+    pods: Mapping[DeviceName, frozenset[str]] = field(default_factory=dict)
     """The UIDs of the Pods that have each device, as the kubelet has noted them."""
     living: frozenset[str] = frozenset()
     """Those of the `PodResources.suspects` whose containers run."""

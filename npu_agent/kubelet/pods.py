@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from npu_agent import files, text
-from npu_agent.core.ledger import Name
+from npu_agent.core.ledger import DeviceName
 from npu_agent.logs import logger
 from npu_agent.threads import DaemonThread
 
@@ -67,7 +67,7 @@ class Pods:
         self._troubles: set[str] = set()
         """What was logged."""
 
-    async def noted(self) -> Mapping[Name, frozenset[str]]:
+    async def noted(self) -> Mapping[DeviceName, frozenset[str]]:
         """The UIDs of the Pods that have each device, as the kubelet has noted them last.
 
         It notes them when it hands out devices; a Pod that has ended stays until then. Empty where
@@ -104,16 +104,16 @@ class Pods:
             self._troubles.add(trouble)
             log.warning(what, reason=trouble)
 
-    def _noted(self) -> dict[Name, frozenset[str]]:
+    def _noted(self) -> dict[DeviceName, frozenset[str]]:
         content = files.content(self._checkpoint, _LARGEST, follow=False)
         if content is None:  # nobody was given anything yet
             return {}
-        found: dict[Name, frozenset[str]] = {}
+        found: dict[DeviceName, frozenset[str]] = {}
         try:
             for entry in json.loads(content)["Data"]["PodDeviceEntries"] or ():
                 for devices in (entry["DeviceIDs"] or {}).values():
                     for device in devices or ():
-                        name = (str(entry["ResourceName"]), str(device))
+                        name = DeviceName(str(entry["ResourceName"]), str(device))
                         found[name] = found.get(name, frozenset()) | {str(entry["PodUID"])}
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError("this is no list of devices as kubelets write it") from error

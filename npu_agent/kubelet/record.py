@@ -15,13 +15,14 @@ from npu_agent import files, typedjson
 from npu_agent.core.claim import is_uid, placeholder_uid
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.ledger import (
-    Ending,
+    Allocation,
+    DeviceName,
     Footprint,
-    Hold,
     Ledger,
+    OrphanedPod,
     PreparedClaim,
     PreparedDevice,
-    Sliced,
+    PublishedCard,
 )
 
 RECORD = ".npu-agent.ledger.json"
@@ -31,6 +32,9 @@ OLD_RECORD = ".npu-agent.shapes.json"
 
 _LARGEST = 16 << 20
 """Bytes that are read of it: it has some 600 for each device."""
+
+_UNREADABLE = DeviceName("", "")
+"""In place of a device: the record before could not be read, as `Ledger.unreadable` has it."""
 
 _Key = Annotated[str, msgspec.Meta(pattern=":")]
 _Core = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
@@ -58,8 +62,8 @@ class _Device(msgspec.Struct):
     footprints: list[_Footprint]
     pod_uids: list[str] = msgspec.field(name="podUIDs", default_factory=list)
 
-    def hold(self) -> Hold:
-        return Hold(
+    def value(self) -> Allocation:
+        return Allocation(
             footprints=tuple(one.value() for one in self.footprints),
             since=0.0,
             pod_uids=frozenset(self.pod_uids),
@@ -114,9 +118,9 @@ class _Ending(msgspec.Struct, rename="camel"):
     by_claim: bool
     footprints: list[_Footprint]
 
-    def value(self) -> Ending:
+    def value(self) -> OrphanedPod:
         footprints = tuple(one.value() for one in self.footprints)
-        return Ending(footprints=footprints, by=self.by, by_claim=self.by_claim, since=0.0)
+        return OrphanedPod(footprints=footprints, by=self.by, by_claim=self.by_claim, since=0.0)
 
 
 class _Sliced(msgspec.Struct):
@@ -136,12 +140,14 @@ class _Record(msgspec.Struct):
 
 def encode(ledger: Ledger) -> bytes:
     """The record of a ledger; the same bytes for what is the same to the next agent."""
-    holds = ledger.for_the_next().holds
+    allocations = dict(ledger.for_successor().allocations)
+    if ledger.unreadable:
+        allocations[_UNREADABLE] = ledger.unreadable
     record = _Record(
         version=2,
         devices=[
-            _Device(resource, id_, list(map(_Footprint.of, hold.footprints)), sorted(hold.pod_uids))
-            for (resource, id_), hold in sorted(holds.items())
+            _Device(*name, list(map(_Footprint.of, held.footprints)), sorted(held.pod_uids))
+            for name, held in sorted(allocations.items())
         ],
         cards={id_: sorted(keys) for id_, keys in ledger.cards.items()},
         claims=[
@@ -164,9 +170,11 @@ def encode(ledger: Ledger) -> bytes:
         ],
         ending={
             uid: _Ending(one.by, one.by_claim, list(map(_Footprint.of, one.footprints)))
-            for uid, one in ledger.ending.items()
+            for uid, one in ledger.orphans.items()
         },
-        slices={id_: _Sliced(one.driver, sorted(one.keys)) for id_, one in ledger.sliced.items()},
+        slices={
+            id_: _Sliced(one.driver, sorted(one.keys)) for id_, one in ledger.published.items()
+        },
     )
     return msgspec.json.encode(record, order="deterministic") + b"\n"
 
@@ -178,18 +186,23 @@ def recovered(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
     try:
         before = _decoded(record)
     except ValueError:
-        return ledger.after_unknown(now)
-    return ledger.recovered(before, now)
+        return ledger.with_unreadable_record(now)
+    return ledger.with_predecessor(before, now)
 
 
 def _decoded(record: bytes) -> Ledger:
     found = typedjson.decode(record, _Record)
+    allocations = {DeviceName(one.resource, one.device): one.value() for one in found.devices}
+    unreadable = allocations.pop(_UNREADABLE, None)
     return Ledger(
-        holds={(one.resource, one.device): one.hold() for one in found.devices},
+        allocations=allocations,
+        unreadable=unreadable,
         prepared={one.uid: one.value() for one in found.claims},
-        ending={uid: one.value() for uid, one in found.ending.items()},
+        orphans={uid: one.value() for uid, one in found.ending.items()},
         cards={id_: frozenset(keys) for id_, keys in found.cards.items()},
-        sliced={id_: Sliced(one.driver, frozenset(one.keys)) for id_, one in found.slices.items()},
+        published={
+            id_: PublishedCard(one.driver, frozenset(one.keys)) for id_, one in found.slices.items()
+        },
     )
 
 

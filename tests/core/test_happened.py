@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from npu_agent.core import happened
 from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Reading, Snapshot
-from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import Happening
 from tests.outputs.deviceplugin.helpers import state
@@ -116,9 +116,9 @@ def test_labels() -> None:
     assert reported(happened.to_labels(None, None)) == []
 
 
-def holds(card: CardState, pod: str, core: int) -> Holding:
+def holds(card: CardState, pod: str, core: int) -> Usage:
     who = Assignment("ml", pod, "main", "npu", card.id)
-    return Holding(card.id, CoreRange(core, core), who)
+    return Usage(card.id, CoreRange(core, core), who)
 
 
 def test_who_is_given_a_card_and_releases_one() -> None:

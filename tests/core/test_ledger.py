@@ -16,10 +16,11 @@ from npu_agent.core.ledger import (
     UNSEEN,
     Assignment,
     Conflicts,
-    Holding,
+    DeviceName,
     Ledger,
     PreparedClaim,
     PreparedDevice,
+    Usage,
     footprint,
     footprints_of,
 )
@@ -54,20 +55,23 @@ def pod(device: str, name: str = "train", resource: str = NPU) -> Assignment:
 
 
 def answered(ledger: Ledger, *held: Assignment, at: float, cards: Iterable[Card] = ()) -> Ledger:
-    return ledger.answered(held, at, cards=cards, resources=[NPU])
+    return ledger.with_answer(held, at, cards=cards, resources=[NPU])
 
 
 def against(ledger: Ledger, *cards: Card, cores: int | None = None) -> dict[str, str | None]:
     """What speaks against each device of these cards."""
     conflicts = ledger.conflicts(cards)
-    return {one.id: conflicts.against((NPU, one.id), one) for one in offered(*cards, cores=cores)}
+    return {
+        one.id: conflicts.against(DeviceName(NPU, one.id), one)
+        for one in offered(*cards, cores=cores)
+    }
 
 
 def held(*cards: Card, by: str, cores: int | None = None) -> Ledger:
     """A ledger of an agent that granted one device, which a Pod holds."""
     devices = offered(*cards, cores=cores)
-    ledger = Ledger().offering({NPU: devices}, map(state, cards))
-    ledger = ledger.granted(NPU, [one for one in devices if one.id == by], 0.0)
+    ledger = Ledger().with_offer({NPU: devices}, map(state, cards))
+    ledger = ledger.with_grant(NPU, [one for one in devices if one.id == by], 0.0)
     return answered(ledger, pod(by), at=10.0, cards=cards)
 
 
@@ -104,14 +108,14 @@ def test_what_is_held_is_compared_once_however_often_it_was_granted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, *others = devices = offered(A, cores=1)
-    ledger = Ledger().granted(NPU, devices, 0.0)
+    ledger = Ledger().with_grant(NPU, devices, 0.0)
     conflicts = ledger.conflicts([A])
     for _ in range(100):
-        for name, hold in ledger.holds.items():
+        for name, hold in ledger.allocations.items():
             conflicts.add(name, hold)
     compared: list[Any] = []
     monkeypatch.setattr(Conflicts, "_shared", lambda *those: compared.append(those))
-    assert conflicts.against((NPU, first.id), first) is None
+    assert conflicts.against(DeviceName(NPU, first.id), first) is None
     assert len(compared) == len(others)
 
 
@@ -128,20 +132,20 @@ def test_a_second_card_with_the_uuid_of_a_held_one_is_not_free() -> None:
     conflicts = held(A, by="U0").conflicts([A, newcomer])
     (resource,) = resources(NPU, None)
     devices = advertise(snapshot(state(A, "U0"), state(newcomer, "S1")), resource)
-    assert [conflicts.against((NPU, one.id), one) for one in devices] == [
+    assert [conflicts.against(DeviceName(NPU, one.id), one) for one in devices] == [
         None,  # U0 itself: the kubelet does not give it away twice
         "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu",
     ]
     # Had the known card lost its ID to the newcomer, it would not be free either.
     fallen_back = advertise(snapshot(state(A, "S0"), state(newcomer, "S1")), resource)
-    assert all(conflicts.against((NPU, one.id), one) for one in fallen_back)
+    assert all(conflicts.against(DeviceName(NPU, one.id), one) for one in fallen_back)
 
 
 def test_cores_beside_held_ones_are_not_free_once_another_card_says_the_same() -> None:
     newcomer = card(1, uuid="U0", serial="S1", pci_bus_id="0000:02:00.0")
     conflicts = held(A, by="U0_cores_0", cores=1).conflicts([A, newcomer])
     other = offered(A, cores=1)[1]
-    assert conflicts.against((NPU, other.id), other) == (
+    assert conflicts.against(DeviceName(NPU, other.id), other) == (
         "Pod team/train still holds /dev/npu0_mgmt as U0_cores_0 of beta.furiosa.ai/npu"
     )
 
@@ -150,7 +154,7 @@ def test_cores_beside_held_ones_are_not_free_once_another_card_says_the_same() -
 def test_a_held_card_is_known_by_whatever_is_left_of_its_identity(lost: str) -> None:
     """Over a restart, too: `device_uuid` may not be readable then."""
     before = held(A, by="U0")
-    after = Ledger().recovered(before, 100.0)
+    after = Ledger().with_predecessor(before, 100.0)
     identity: dict[str, Any] = {
         "uuid": "U0",
         "serial": "S0",
@@ -159,7 +163,9 @@ def test_a_held_card_is_known_by_whatever_is_left_of_its_identity(lost: str) -> 
     }
     changed = card(4, **identity)  # and it has another number
     for ledger in (before, answered(after, pod("U0"), at=101.0, cards=[changed])):
-        reason = ledger.conflicts([changed]).against(("other/name", "U0"), offered(changed)[0])
+        reason = ledger.conflicts([changed]).against(
+            DeviceName("other/name", "U0"), offered(changed)[0]
+        )
         assert reason == "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu"
 
 
@@ -204,7 +210,7 @@ def test_devices_of_other_plugins_do_not_matter() -> None:
 
 
 def test_a_grant_is_held_until_two_answers_lack_it() -> None:
-    ledger = Ledger().offering({NPU: offered(A)}, [state(A)]).granted(NPU, offered(A), 100.0)
+    ledger = Ledger().with_offer({NPU: offered(A)}, [state(A)]).with_grant(NPU, offered(A), 100.0)
 
     def free() -> bool:
         return not any(against(ledger, A, cores=1).values())
@@ -213,12 +219,12 @@ def test_a_grant_is_held_until_two_answers_lack_it() -> None:
     assert not free()
     ledger = answered(ledger, pod("U0"), at=102.0, cards=[A])
     ledger = answered(ledger, at=110.0, cards=[A])
-    assert ledger.doubtful
+    assert ledger.pending_release
     ledger = answered(ledger, at=110.0 + SETTLED / 2, cards=[A])
     assert not free()
     ledger = answered(ledger, at=110.0 + SETTLED, cards=[A])
     assert free()
-    assert not ledger.doubtful
+    assert not ledger.pending_release
 
 
 def test_an_answer_that_contradicts_itself_ends_nothing() -> None:
@@ -231,17 +237,17 @@ def test_an_answer_that_contradicts_itself_ends_nothing() -> None:
 
 def test_a_grant_that_is_never_shown_is_held_for_a_while() -> None:
     """The kubelet does not list init containers."""
-    ledger = Ledger().granted(NPU, offered(A), 100.0)
+    ledger = Ledger().with_grant(NPU, offered(A), 100.0)
     for at in (102.0, 104.0, 100.0 + UNSEEN - 1):
         ledger = answered(ledger, at=at, cards=[A])
     assert all(against(ledger, A, cores=1).values())
     ledger = answered(ledger, at=100.0 + UNSEEN, cards=[A])
     ledger = answered(ledger, at=100.0 + UNSEEN + SETTLED, cards=[A])
-    assert not ledger.holds
+    assert not ledger.allocations
 
 
 def test_an_answer_from_before_a_grant_names_the_holder_before() -> None:
-    ledger = held(A, by="U0").granted(NPU, offered(A), 100.0)
+    ledger = held(A, by="U0").with_grant(NPU, offered(A), 100.0)
     ledger = answered(ledger, pod("U0", "the one before"), at=99.0, cards=[A])
     assert against(ledger, A, cores=1)["U0_cores_0"] == (
         "a container that starts still holds its cores as U0 of beta.furiosa.ai/npu"
@@ -249,19 +255,19 @@ def test_an_answer_from_before_a_grant_names_the_holder_before() -> None:
 
 
 def test_a_kubelet_that_has_just_started_ends_nothing() -> None:
-    ledger = held(A, by="U0").doubted(50.0)
+    ledger = held(A, by="U0").with_grace_period(50.0)
     for at in (30.0, 40.0, 49.0):
         ledger = answered(ledger, at=at, cards=[A])
     assert all(against(ledger, A, cores=1).values())
     for at in (50.0, 55.0):
         ledger = answered(ledger, at=at, cards=[A])
-    assert not ledger.holds
+    assert not ledger.allocations
 
 
 def test_after_a_restart_all_that_was_offered_may_be_held() -> None:
     """A SIGKILL may come between an Allocate and anything that could have been noted of it."""
-    before = Ledger().offering({NPU: offered(A)}, [state(A)])
-    ledger = Ledger().recovered(before, 100.0)
+    before = Ledger().with_offer({NPU: offered(A)}, [state(A)])
+    ledger = Ledger().with_predecessor(before, 100.0)
     for at in (98.0, 99.0):  # asked for before the start: they say nothing of the last grants
         ledger = answered(ledger, at=at, cards=[A])
     ledger = answered(ledger, at=100.0, cards=[A])
@@ -270,54 +276,52 @@ def test_after_a_restart_all_that_was_offered_may_be_held() -> None:
         "a container from before the agent's start still holds its cores as U0 of "
         "beta.furiosa.ai/npu"
     )
-    assert not answered(ledger, at=101.0, cards=[A]).holds
+    assert not answered(ledger, at=101.0, cards=[A]).allocations
 
 
 def test_what_was_held_is_known_over_two_restarts() -> None:
     """The first of the two agents never offered what the one before it had granted."""
     record = held(A, by="U0")
     for _ in range(2):
-        ledger = Ledger().recovered(record, 100.0)
-        record = ledger.offering({NPU: offered(B)}, [state(B)])
-    assert all(against(Ledger().recovered(record, 200.0), A, cores=1).values())
+        ledger = Ledger().with_predecessor(record, 100.0)
+        record = ledger.with_offer({NPU: offered(B)}, [state(B)])
+    assert all(against(Ledger().with_predecessor(record, 200.0), A, cores=1).values())
 
 
 def test_a_card_keeps_its_id_over_a_restart() -> None:
-    record = Ledger().offering({NPU: offered(A)}, [state(A)])
-    assert Ledger().recovered(record, 0.0).cards == {
+    record = Ledger().with_offer({NPU: offered(A)}, [state(A)])
+    assert Ledger().with_predecessor(record, 0.0).cards == {
         "U0": {"uuid:U0", "serial:S0", "pci:0000:01:00.0"}
     }
 
 
 def test_cards_in_slices_are_known_over_a_restart() -> None:
-    before = Ledger().slicing("npu.example.com", map(state, (A, B)))
-    after = Ledger().recovered(before, 0.0)
-    assert after.sliced == before.sliced
-    assert after.in_slices("U0", A)
+    before = Ledger().with_published("npu.example.com", map(state, (A, B)))
+    after = Ledger().with_predecessor(before, 0.0)
+    assert after.published == before.published
+    assert after.is_published("U0", A)
     # Under another ID it is the same card; and another card is not.
-    assert after.in_slices("S0", card(0, serial="S0"))
-    assert not after.in_slices("U2", card(2, uuid="U2", serial="S2"))
-    left = after.unsliced({"U0"})
-    assert not left.in_slices("U0", A)
-    assert left.in_slices("U1", B)
-    assert Ledger().recovered(left.unsliced({"U1"}), 0.0).sliced == {}
+    assert after.is_published("S0", card(0, serial="S0"))
+    assert not after.is_published("U2", card(2, uuid="U2", serial="S2"))
+    left = after.without_published({"U0"})
+    assert not left.is_published("U0", A)
+    assert left.is_published("U1", B)
+    assert Ledger().with_predecessor(left.without_published({"U1"}), 0.0).published == {}
 
 
 def test_a_card_in_a_slice_is_known_by_all_that_it_ever_said() -> None:
-    ledger = Ledger().slicing("npu.example.com", [state(card(0, uuid="U0"), "U0")])
-    ledger = ledger.slicing("npu.example.com", [state(card(0, serial="S0"), "U0")])
-    assert ledger.in_slices("x", card(0, uuid="U0"))
-    assert ledger.in_slices("x", card(0, serial="S0"))
-    assert ledger.slicing("npu.example.com", [state(card(0, serial="S0"), "U0")]) is ledger
+    ledger = Ledger().with_published("npu.example.com", [state(card(0, uuid="U0"), "U0")])
+    ledger = ledger.with_published("npu.example.com", [state(card(0, serial="S0"), "U0")])
+    assert ledger.is_published("x", card(0, uuid="U0"))
+    assert ledger.is_published("x", card(0, serial="S0"))
+    assert ledger.with_published("npu.example.com", [state(card(0, serial="S0"), "U0")]) is ledger
 
 
 def test_holdings_name_the_card_and_its_cores() -> None:
     ledger = held(A, B, by="U0_cores_1", cores=1)
-    assert ledger.holdings(map(state, (A, B))) == (
-        Holding("U0", CoreRange(1, 1), pod("U0_cores_1")),
-    )
-    assert ledger.holdings([state(B)]) == ()
-    assert answered(ledger, at=20.0, cards=[A, B]).holdings(map(state, (A, B))) == ()
+    assert ledger.usages(map(state, (A, B))) == (Usage("U0", CoreRange(1, 1), pod("U0_cores_1")),)
+    assert ledger.usages([state(B)]) == ()
+    assert answered(ledger, at=20.0, cards=[A, B]).usages(map(state, (A, B))) == ()
 
 
 def claim(*devices: PreparedDevice) -> PreparedClaim:
@@ -347,7 +351,7 @@ def used(container: str, *devices: str) -> list[ClaimUse]:
 
 def holders(ledger: Ledger, *uses: ClaimUse) -> set[tuple[str, str]]:
     """Each held card with the container that has it."""
-    found = ledger.holdings(map(state, (A, B)), uses)
+    found = ledger.usages(map(state, (A, B)), uses)
     return {(one.card_id, one.assignment.container) for one in found}
 
 
@@ -356,7 +360,7 @@ def test_an_administrator_is_no_holder() -> None:
     ledger = Ledger().with_claim(claim(prepared("a", mine), prepared("b", watched, admin=True)))
     assert holders(ledger, *used("main", mine.id, watched.id)) == {("U0", "main")}
     assert against(ledger, B) == {"U1": None}
-    assert Ledger().recovered(ledger, 0.0).prepared == ledger.prepared
+    assert Ledger().with_predecessor(ledger, 0.0).prepared == ledger.prepared
 
 
 def test_which_container_has_a_device_of_a_claim() -> None:
@@ -372,16 +376,16 @@ def test_which_container_has_a_device_of_a_claim() -> None:
     assert holders(several) == {("U0", ""), ("U1", "")}
 
 
-def again(before: Device, after: Device, *pods: str, living: Collection[str] = ("a",)) -> Ledger:
+def again(before: Device, after: Device, *pods: str, running: Collection[str] = ("a",)) -> Ledger:
     """A claim that was prepared for the Pod ``a``, and is again for these Pods."""
     first = replace(claim(prepared("r", before)), pod_uids=("a",))
     then = replace(claim(prepared("r", after)), pod_uids=pods)
-    return Ledger().with_claim(first).replacing(then, living, 1.0).with_claim(then)
+    return Ledger().with_claim(first).before_replacing(then, running, 1.0).with_claim(then)
 
 
 def left(ledger: Ledger, device: Device, *pods: str) -> str | None:
     """Why another claim, or that of these Pods, does not get a device once ours is unprepared."""
-    return ledger.without_claim("uid-c").conflicts([A, B]).against(("", ""), device, pods)
+    return ledger.without_claim("uid-c").conflicts([A, B]).against(None, device, pods)
 
 
 KEEPS = "(ResourceClaim team/c; not listed by the kubelet, but its containers run)"
@@ -392,10 +396,10 @@ def test_a_claim_that_is_allocated_anew_leaves_its_card_to_the_pods_that_live_on
     ledger = again(one, other, "b")
     assert left(ledger, one) == f"Pod team/train {KEEPS} still holds its cores"
     assert left(ledger, other) is None
-    assert left(again(one, other, "b", living=()), one) is None
+    assert left(again(one, other, "b", running=()), one) is None
     # Nor are they forgotten when it is prepared a third time.
     third = replace(claim(prepared("r", one)), pod_uids=("c",))
-    assert left(ledger.replacing(third, ["a", "b"], 2.0).with_claim(third), one)
+    assert left(ledger.before_replacing(third, ["a", "b"], 2.0).with_claim(third), one)
 
 
 def test_a_claim_that_is_prepared_for_another_pod_knows_the_one_before() -> None:
@@ -403,7 +407,7 @@ def test_a_claim_that_is_prepared_for_another_pod_knows_the_one_before() -> None
     ledger = again(one, one, "b")
     assert ledger.prepared["uid-c"].pod_uids == ("b",)
     assert left(ledger, one) == f"Pod team/train {KEEPS} still holds its cores"
-    ledger = ledger.answered([], 2.0, cards=[A], resources=[NPU])
+    ledger = ledger.with_answer([], 2.0, cards=[A], resources=[NPU])
     assert left(ledger, one) is None
 
 
@@ -414,26 +418,26 @@ def test_a_pod_does_not_keep_a_card_from_itself() -> None:
     ledger = again(one, renumbered, "a")
     assert left(ledger, one, "b")
     assert left(ledger, renumbered, "a") is None
-    assert again(one, one, "a").ending == {}
+    assert again(one, one, "a").orphans == {}
 
 
 def test_a_claim_that_is_prepared_again_and_again_notes_the_same_once() -> None:
     one, other = offered(A, B)
     ledger = again(one, other, "b")
     back = ledger.with_claim(replace(claim(prepared("r", one)), pod_uids=("a",)))
-    assert back.replacing(ledger.prepared["uid-c"], ["a"], 2.0) is back
+    assert back.before_replacing(ledger.prepared["uid-c"], ["a"], 2.0) is back
 
 
 def test_a_pod_that_is_listed_for_another_device_keeps_what_it_had_by_a_claim() -> None:
     one, other = offered(A, B)
     nic = pod("eth0", resource="example.com/nic")
-    ledger = again(one, other, "b").answered(
+    ledger = again(one, other, "b").with_answer(
         [nic],
         2.0,
         cards=[A, B],
         resources=[NPU],
         pods={nic.name: frozenset({"a"})},
-        living=["a"],
+        running=["a"],
     )
     assert left(ledger, one) == f"Pod team/train {KEEPS} still holds its cores"
 
@@ -442,18 +446,18 @@ def test_what_was_prepared_since_counts_and_not_an_older_record() -> None:
     one, other = offered(A, B)
     record = Ledger().with_claim(claim(prepared("r", one)))
     since = Ledger().with_claim(claim(prepared("r", other)))
-    assert since.recovered(record, 0.0).prepared == since.prepared
+    assert since.with_predecessor(record, 0.0).prepared == since.prepared
 
 
 UID = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
 STILL = "Pod team/train (not listed by the kubelet, but its containers run) still holds its cores"
 
 
-def noted(ledger: Ledger, *held: Assignment, at: float, living: Iterable[str] = (UID,)) -> Ledger:
+def noted(ledger: Ledger, *held: Assignment, at: float, running: Iterable[str] = (UID,)) -> Ledger:
     """As `answered`; the kubelet has noted `UID` for U0, and these Pods live."""
-    pods = {(NPU, "U0"): frozenset({UID})}
-    return ledger.answered(
-        held, at, cards=[A], resources=[NPU], pods=pods, living=frozenset(living)
+    pods = {DeviceName(NPU, "U0"): frozenset({UID})}
+    return ledger.with_answer(
+        held, at, cards=[A], resources=[NPU], pods=pods, running=frozenset(running)
     )
 
 
@@ -470,22 +474,22 @@ def test_a_pod_that_was_deleted_by_force_has_time_to_end() -> None:
     ledger = noted(noted(Ledger(), pod("U0"), at=1.0), at=5.0)
     for at in (7.0, 5.0 + HOLDER_ENDS - 0.1):
         ledger = noted(ledger, at=at)
-        assert ledger.doubtful
+        assert ledger.pending_release
         assert against(ledger, A) == {"U0": None}
         assert set(against(ledger, A, cores=1).values()) != {None}
-    assert noted(ledger, at=at, living=()) == Ledger()
-    assert noted(ledger, pod("U0"), at=at).holds[NPU, "U0"].missed is None
+    assert noted(ledger, at=at, running=()) == Ledger()
+    assert noted(ledger, pod("U0"), at=at).allocations[DeviceName(NPU, "U0")].first_absent is None
 
 
 def test_a_pod_that_is_no_longer_listed_and_lives_keeps_its_cores() -> None:
     ledger = outlived()
-    assert ledger.holds == {}
-    assert ledger.doubtful
+    assert ledger.allocations == {}
+    assert ledger.pending_release
     assert against(ledger, A) == {"U0": STILL}
     for at in (16.0, 100.0):
         ledger = noted(ledger, at=at)
         assert against(ledger, A) == {"U0": STILL}
-    ledger = noted(ledger, at=101.0, living=())
+    ledger = noted(ledger, at=101.0, running=())
     assert ledger == Ledger()
 
 
@@ -496,75 +500,88 @@ def test_it_keeps_them_in_whatever_shape_and_under_whatever_name() -> None:
 def test_a_pod_that_has_ended_keeps_nothing() -> None:
     ledger = noted(Ledger(), pod("U0"), at=1.0)
     for at in (5.0, 7.0):
-        ledger = noted(ledger, at=at, living=())
+        ledger = noted(ledger, at=at, running=())
     assert ledger == Ledger()
 
 
 def test_a_pod_that_is_listed_again_is_an_ordinary_holder() -> None:
     ledger = noted(outlived(), pod("U0"), at=16.0)
-    assert ledger.ending == {}
-    assert ledger.holds[NPU, "U0"].holder == "Pod team/train"
+    assert ledger.orphans == {}
+    assert ledger.allocations[DeviceName(NPU, "U0")].holder == "Pod team/train"
 
 
 def test_of_whom_it_matters_whether_they_live() -> None:
-    ledger, now = noted(Ledger(), pod("U0"), at=1.0), {(NPU, "U0"): frozenset({"another"})}
-    assert ledger.suspects([(NPU, "U0")], now) == frozenset()
-    assert ledger.suspects([], {}) == {UID}
-    assert ledger.suspects([], now) == {UID, "another"}
-    assert outlived().suspects([(NPU, "U0")], {}) == {UID}
+    ledger, now = (
+        noted(Ledger(), pod("U0"), at=1.0),
+        {DeviceName(NPU, "U0"): frozenset({"another"})},
+    )
+    assert ledger.orphan_candidates([DeviceName(NPU, "U0")], now) == frozenset()
+    assert ledger.orphan_candidates([], {}) == {UID}
+    assert ledger.orphan_candidates([], now) == {UID, "another"}
+    assert outlived().orphan_candidates([DeviceName(NPU, "U0")], {}) == {UID}
 
 
 def test_the_pods_before_are_known_although_the_kubelet_has_noted_the_next_one() -> None:
     ledger = noted(Ledger(), pod("U0"), at=1.0)
     for at, held in ((2.0, [pod("U0")]), (5.0, []), (5.0 + HOLDER_ENDS, [])):
-        ledger = ledger.answered(held, at, cards=[A], resources=[NPU], living={UID})
+        ledger = ledger.with_answer(held, at, cards=[A], resources=[NPU], running={UID})
     assert against(ledger, A) == {"U0": STILL}
 
 
 def test_an_answer_from_before_ends_nothing() -> None:
-    hold = outlived().ending[UID]
+    hold = outlived().orphans[UID]
     assert hold.since == 15.0
-    ledger = noted(outlived(), at=14.9, living=())
+    ledger = noted(outlived(), at=14.9, running=())
     assert against(ledger, A) == {"U0": STILL}
 
 
 def test_a_pod_has_all_that_it_had() -> None:
-    holds = answered(Ledger(), pod("U0"), pod("U1"), at=1.0, cards=[A, B]).holds
-    both = Ledger().outlived([UID], holds[NPU, "U0"], 2.0).outlived([UID], holds[NPU, "U1"], 3.0)
+    holds = answered(Ledger(), pod("U0"), pod("U1"), at=1.0, cards=[A, B]).allocations
+    both = (
+        Ledger()
+        .with_orphans([UID], holds[DeviceName(NPU, "U0")], 2.0)
+        .with_orphans([UID], holds[DeviceName(NPU, "U1")], 3.0)
+    )
     assert against(both, A, B) == {"U0": STILL, "U1": STILL}
 
 
 def test_they_are_kept_over_restarts_until_an_answer_says_otherwise() -> None:
-    ledger = Ledger().recovered(outlived(), 50.0)
+    ledger = Ledger().with_predecessor(outlived(), 50.0)
     assert against(ledger, A) == {"U0": STILL}
-    assert against(noted(ledger, at=49.0, living=()), A) == {"U0": STILL}
-    assert against(noted(ledger, at=51.0, living=()), A) == {"U0": None}
+    assert against(noted(ledger, at=49.0, running=()), A) == {"U0": STILL}
+    assert against(noted(ledger, at=51.0, running=()), A) == {"U0": None}
 
 
 def test_by_which_api_a_pod_was_given_them() -> None:
-    (hold,) = answered(Ledger(), pod("U0"), at=1.0, cards=[A]).holds.values()
+    (hold,) = answered(Ledger(), pod("U0"), at=1.0, cards=[A]).allocations.values()
     (whole,) = offered(A)
     for by_claim in (False, True):
-        ledger = Ledger().outlived([UID], hold, 1.0, by_claim=by_claim)
-        ledger = Ledger().recovered(ledger, 2.0)
-        by_container = ledger.conflicts([A], prepared=False).against(("", ""), whole)
-        claimed = ledger.conflicts([A], held=False).against(("", ""), whole)
+        ledger = Ledger().with_orphans([UID], hold, 1.0, by_claim=by_claim)
+        ledger = Ledger().with_predecessor(ledger, 2.0)
+        by_container = ledger.conflicts([A], by_claim=False).against(DeviceName("", ""), whole)
+        claimed = ledger.conflicts([A], by_plugin=False).against(DeviceName("", ""), whole)
         assert (claimed is not None, by_container is not None) == (by_claim, not by_claim)
 
 
 def test_who_has_a_device_is_kept_over_restarts() -> None:
     """The kubelet may have forgotten it when the next agent asks."""
-    ledger = Ledger().recovered(noted(Ledger(), pod("U0"), at=1.0), 2.0)
-    assert ledger.holds[NPU, "U0"].pod_uids == {UID}
-    ledger = Ledger().recovered(noted(Ledger(), pod("U0"), at=1.0), 2.0).recovered(Ledger(), 3.0)
+    ledger = Ledger().with_predecessor(noted(Ledger(), pod("U0"), at=1.0), 2.0)
+    assert ledger.allocations[DeviceName(NPU, "U0")].pod_uids == {UID}
+    ledger = (
+        Ledger()
+        .with_predecessor(noted(Ledger(), pod("U0"), at=1.0), 2.0)
+        .with_predecessor(Ledger(), 3.0)
+    )
     for at in (4.0, 4.0 + HOLDER_ENDS):
-        ledger = ledger.answered([], at, cards=[A], resources=[NPU], living={UID})
+        ledger = ledger.with_answer([], at, cards=[A], resources=[NPU], running={UID})
     assert "not listed by the kubelet, but its containers run" in str(against(ledger, A)["U0"])
 
 
 def test_what_the_kubelet_has_noted_is_added_to_what_is_known() -> None:
     ledger = noted(Ledger(), pod("U0"), at=1.0)
-    assert ledger.noted({(NPU, "U0"): frozenset({UID})}) is ledger
-    assert ledger.noted({(NPU, "U1"): frozenset({UID})}) is ledger
-    two = ledger.noted({(NPU, "U0"): frozenset({"next"})}).holds[NPU, "U0"]
+    assert ledger.with_pods({DeviceName(NPU, "U0"): frozenset({UID})}) is ledger
+    assert ledger.with_pods({DeviceName(NPU, "U1"): frozenset({UID})}) is ledger
+    two = ledger.with_pods({DeviceName(NPU, "U0"): frozenset({"next"})}).allocations[
+        DeviceName(NPU, "U0")
+    ]
     assert two.pod_uids == {UID, "next"}

@@ -15,16 +15,16 @@ def test_who_holds_which_cores_of_which_card() -> None:
     card, other = state(), state(index=1)
     pods = (held(card, "b", CoreRange(1, 1)), held(card, "a", CoreRange(0, 0)))
     found = Scene(cards=(card, other), holdings=Holdings(assignments=pods)).state()
-    holders = [(one.assignment.pod, str(one.cores)) for one in found.holdings_of(card)]
+    holders = [(one.assignment.pod, str(one.cores)) for one in found.usages_of(card)]
     assert holders == [("a", "0"), ("b", "1")]
-    assert found.holdings_of(other) == ()
+    assert found.usages_of(other) == ()
     assert found.gone == ()
 
 
 def test_devices_of_others_are_none_of_our_business() -> None:
     other = Assignment("default", "gpu-pod", "main", "example.com/gpu", "GPU-1")
     found = Scene(cards=(state(),), holdings=Holdings(assignments=(other,))).state()
-    assert (found.holdings, found.gone) == ((), ())
+    assert (found.usages, found.gone) == ((), ())
 
 
 def test_a_holder_of_a_card_that_is_gone() -> None:
@@ -38,7 +38,7 @@ def test_the_ledger_decides_what_an_id_means() -> None:
     whole = Assignment("default", "yolo", "main", RESOURCE, "WBY_cores_0")
     part = Assignment("default", "more", "main", RESOURCE, "WBY_cores_0_cores_1")
     found = Scene(cards=(card,), holdings=Holdings(assignments=(whole, part))).state()
-    assert {one.assignment.pod: one.cores for one in found.holdings_of(card)} == {
+    assert {one.assignment.pod: one.cores for one in found.usages_of(card)} == {
         "yolo": CoreRange(0, 1),
         "more": CoreRange(1, 1),
     }

@@ -31,7 +31,7 @@ from npu_agent.config.load import parse as parse_config
 from npu_agent.config.show import show
 from npu_agent.core.claim import ClaimRef, claim_of
 from npu_agent.core.hardware import CardState, Health, HealthState
-from npu_agent.core.ledger import Ledger
+from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import cut, device_id
 from npu_agent.core.vendor import NotServedError
 from npu_agent.doctor import host, kubelet
@@ -347,11 +347,11 @@ def _ledger_record(data: bytes) -> None:
     here = [each.card for each in _CARDS]
     conflicts = ledger.conflicts(here)
     for device in (*devices(*_CARDS), *(part for each in _CARDS for part in cut(each, 1))):
-        conflicts.against(("beta.furiosa.ai/npu", device.id), device)
-        ledger.in_slices(device.card_id, device.card)
-    ledger.holdings(_CARDS, ())
-    again = ledger.answered((), 2.0, cards=here, resources=["beta.furiosa.ai/npu"])
-    record = encode(again.slicing("npu.furiosa.ai", _CARDS))
+        conflicts.against(DeviceName("beta.furiosa.ai/npu", device.id), device)
+        ledger.is_published(device.card_id, device.card)
+    ledger.usages(_CARDS, ())
+    again = ledger.with_answer((), 2.0, cards=here, resources=["beta.furiosa.ai/npu"])
+    record = encode(again.with_published("npu.furiosa.ai", _CARDS))
     assert encode(recovered(Ledger(), record, 3.0)) == record
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Health, HealthState
-from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, footprint
+from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, DeviceName, footprint
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
@@ -27,15 +27,15 @@ async def test_only_an_answer_ends_a_hold(tmp_path: Path) -> None:
     room.now += UNSEEN
     for _ in range(3):
         room.says(error="no answer within 5 s")
-    assert room.store.states.value.holds.keys() == {(NPU, "WARBOY-0")}
+    assert room.store.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
     room.now += 30.0
     for _ in range(3):
         room.says()  # it may have been restarted, and not know its Pods yet
-    assert room.store.states.value.holds.keys() == {(NPU, "WARBOY-0")}
+    assert room.store.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
     room.now += 30.0
     for _ in range(2):
         room.says()
-    assert room.store.states.value.holds == {}
+    assert room.store.states.value.allocations == {}
 
 
 async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler(
@@ -89,7 +89,7 @@ async def outlived(directory: Path) -> Room:
     """A Pod has WARBOY-0, and the kubelet takes it for free while its containers run."""
     room = Room(directory)
     await room.owned()
-    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
+    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     room.says("WARBOY-0")
     room.kubelet.node.alive = {"old"}
     return room
@@ -113,14 +113,14 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
     whole, other = devices(*room.cards)
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
     await until(lambda: room.kubelet.asked > 1)
-    assert room.store.ending.value["old"].by == f"Pod team/train {STILL}"
+    assert room.store.orphans.value["old"].by == f"Pod team/train {STILL}"
     await room.store.grant_when_free(NPU, [other])
     room.says()
     assert not granting.done()
     room.kubelet.node.alive = set()
     room.says()
     await granting
-    assert room.store.states.value.ending == {}
+    assert room.store.states.value.orphans == {}
     assert [record.message for record in caplog.records] == [
         "nobody gets these cores until the containers that run on them have ended",
         "these containers have ended, or are listed again",
@@ -131,7 +131,7 @@ async def test_a_card_that_fails_while_its_grant_waits_is_not_handed_out(tmp_pat
     room = await outlived(tmp_path)
     whole, _ = devices(*room.cards)
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
-    await until(lambda: room.store.ending.value)
+    await until(lambda: room.store.orphans.value)
     failed = Health(state=HealthState.UNHEALTHY, reason="the card does not answer", since=0.0)
     room.have(replace(room.cards[0], health=failed), room.cards[1])
     room.kubelet.node.alive = set()
@@ -142,12 +142,12 @@ async def test_a_card_that_fails_while_its_grant_waits_is_not_handed_out(tmp_pat
 
 async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
-    room.kubelet.node.notes |= {(NPU, "WARBOY-1"): frozenset({"gone"})}
+    room.kubelet.node.notes |= {DeviceName(NPU, "WARBOY-1"): frozenset({"gone"})}
     room.says("WARBOY-0", "WARBOY-1")
     whole, other = devices(*room.cards)
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole, other]))
-    await until(lambda: room.store.ending.value)
-    assert room.store.ending.value["old"].footprints == (footprint(whole),)
+    await until(lambda: room.store.orphans.value)
+    assert room.store.orphans.value["old"].footprints == (footprint(whole),)
     await room.store.grant_when_free(NPU, [other])
     granting.cancel()
 
@@ -169,11 +169,11 @@ async def test_a_pod_is_known_before_the_kubelet_lists_it(tmp_path: Path) -> Non
     await room.owned()
     whole = devices(*room.cards)[0]
     await room.store.grant_when_free(NPU, [whole])
-    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
+    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     room.kubelet.node.alive = {"old"}
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
     await until(lambda: room.kubelet.asked > 1)
-    assert room.store.ending.value["old"].by == f"the Pod with the UID old {STILL}"
+    assert room.store.orphans.value["old"].by == f"the Pod with the UID old {STILL}"
     granting.cancel()
 
 
@@ -182,7 +182,7 @@ async def test_the_same_pod_may_be_given_its_device_again(tmp_path: Path) -> Non
     room = Room(tmp_path)
     await room.owned()
     whole = devices(*room.cards)[0]
-    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"new"})}
+    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"new"})}
     for _ in range(2):
         await room.store.grant_when_free(NPU, [whole])
 
@@ -194,8 +194,8 @@ async def test_nobody_ends_without_news_while_a_deleted_pod_lives(
     for _ in range(3):
         room.now += HOLDER_ENDS
         room.says()
-    assert room.store.states.value.holds == {}
-    assert list(room.store.ending.value) == ["old"]
+    assert room.store.states.value.allocations == {}
+    assert list(room.store.orphans.value) == ["old"]
     assert room.kubelet.asked_soon
     assert not room.store.no_news()
     assert await ends(room, monkeypatch) is False  # the record stays for the next agent
@@ -205,7 +205,7 @@ async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path:
     """The agent ends before a second answer that lacks it."""
     room = await outlived(tmp_path)
     room.says()
-    assert room.store.states.value.holds.keys() == {(NPU, "WARBOY-0")}
+    assert room.store.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
     ending = asyncio.create_task(room.store.end())
     await until(lambda: room.kubelet.asked > 1)
     room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
@@ -219,7 +219,7 @@ async def test_the_record_stays_while_a_claim_is_prepared(
     room = Room(tmp_path)
     await room.owned()
     room.store.prepare(claim("c"), ())
-    assert not room.store.states.value.sliced
+    assert not room.store.states.value.published
     assert await ends(room, monkeypatch) is False
 
 
@@ -237,19 +237,19 @@ async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path:
     await room.owned()
     whole, other = devices(*room.cards)
     await room.store.grant_when_free(NPU, [whole])
-    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
+    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     await room.store.grant_when_free(NPU, [other])
     room.kubelet.node.notes, room.kubelet.node.alive = {}, {"old"}
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
-    await until(lambda: room.store.ending.value)
+    await until(lambda: room.store.orphans.value)
     granting.cancel()
 
 
 async def test_without_a_record_the_kubelets_notes_are_enough(tmp_path: Path) -> None:
     room = Room(tmp_path)
     await room.owned()
-    room.kubelet.node.notes = {(NPU, "WARBOY-0"): frozenset({"old"})}
+    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     room.kubelet.node.alive = {"old"}
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [devices(*room.cards)[0]]))
-    await until(lambda: room.store.ending.value)
+    await until(lambda: room.store.orphans.value)
     granting.cancel()

@@ -12,7 +12,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from npu_agent.core.claim import ClaimUse
-from npu_agent.core.ledger import Assignment, Name
+from npu_agent.core.ledger import Assignment, DeviceName
 from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.podresources import (
@@ -437,9 +437,9 @@ class Seen(Pods):
         self.reads = 0
         self.asked: list[frozenset[str]] = []
 
-    async def noted(self) -> Mapping[Name, frozenset[str]]:
+    async def noted(self) -> Mapping[DeviceName, frozenset[str]]:
         self.reads += 1
-        return {("beta.furiosa.ai/npu", "U0"): frozenset({f"pod-{self.reads}"})}
+        return {DeviceName("beta.furiosa.ai/npu", "U0"): frozenset({f"pod-{self.reads}"})}
 
     async def living(self, uids: Collection[str]) -> frozenset[str]:
         self.asked.append(frozenset(uids))

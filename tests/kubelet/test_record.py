@@ -10,13 +10,14 @@ import pytest
 
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.ledger import (
-    Ending,
+    Allocation,
+    DeviceName,
     Footprint,
-    Hold,
     Ledger,
+    OrphanedPod,
     PreparedClaim,
     PreparedDevice,
-    Sliced,
+    PublishedCard,
 )
 from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, left_behind, recovered
 
@@ -26,8 +27,10 @@ KEYS = frozenset({"uuid:U0", "serial:S0"})
 WHOLE = Footprint(KEYS, CoreRange(0, 1), frozenset({"npu0pe0", "npu0_mgmt"}))
 PREPARED = PreparedDevice(request="npu", pool="node", device="npu-u0", footprint=WHOLE)
 LEDGER = Ledger(
-    offered={(NPU, "U0"): WHOLE},
-    holds={(NPU, "U1"): Hold(footprints=(WHOLE,), since=1.0, pod_uids=frozenset({UID}))},
+    offered={DeviceName(NPU, "U0"): WHOLE},
+    allocations={
+        DeviceName(NPU, "U1"): Allocation(footprints=(WHOLE,), since=1.0, pod_uids=frozenset({UID}))
+    },
     prepared={
         UID: PreparedClaim(
             driver="npu.furiosa.ai",
@@ -40,9 +43,9 @@ LEDGER = Ledger(
             devices=(PREPARED,),
         )
     },
-    ending={UID: Ending(footprints=(WHOLE,), by="Pod team/old", by_claim=True, since=9.0)},
+    orphans={UID: OrphanedPod(footprints=(WHOLE,), by="Pod team/old", by_claim=True, since=9.0)},
     cards={"U0": KEYS},
-    sliced={"U0": Sliced("npu.furiosa.ai", KEYS)},
+    published={"U0": PublishedCard("npu.furiosa.ai", KEYS)},
 )
 _FOOTPRINT = {"keys": sorted(KEYS), "cores": [0, 1], "nodes": ["npu0_mgmt", "npu0pe0"]}
 WRITTEN: dict[str, Any] = {
@@ -83,8 +86,8 @@ def read(record: dict[str, Any]) -> Ledger:
 
 
 def test_what_version_0_9_wrote_is_read_and_written() -> None:
-    assert read(WRITTEN) == Ledger().recovered(LEDGER, 5.0)
-    assert read(json.loads(encode(LEDGER))) == Ledger().recovered(LEDGER, 5.0)
+    assert read(WRITTEN) == Ledger().with_predecessor(LEDGER, 5.0)
+    assert read(json.loads(encode(LEDGER))) == Ledger().with_predecessor(LEDGER, 5.0)
     assert encode(read(WRITTEN)) == encode(LEDGER)
 
 
@@ -95,8 +98,8 @@ def test_what_older_versions_wrote_is_read() -> None:
     for device in record["devices"]:
         del device["podUIDs"]
     found = read(record)
-    assert found.holds.keys() == {(NPU, "U0"), (NPU, "U1")}
-    assert not found.unsure
+    assert found.allocations.keys() == {DeviceName(NPU, "U0"), DeviceName(NPU, "U1")}
+    assert not found.unreadable
 
 
 def test_no_record_means_that_nothing_was_handed_out() -> None:
@@ -129,10 +132,10 @@ def _cores(*cores: float) -> bytes:
 )
 def test_a_record_that_cannot_be_read_means_that_anything_may_be_held(damaged: bytes) -> None:
     found = recovered(Ledger(), damaged, 100.0)
-    assert found.unsure
+    assert found.unreadable
     for at in (100.0, 101.0):
-        found = found.answered((), at, cards=(), resources=[NPU])
-    assert not found.unsure
+        found = found.with_answer((), at, cards=(), resources=[NPU])
+    assert not found.unreadable
 
 
 @pytest.mark.parametrize("name", [RECORD, OLD_RECORD])

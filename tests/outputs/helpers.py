@@ -11,12 +11,12 @@ from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import (
     Assignment,
+    DeviceName,
     Footprint,
-    Holding,
     Ledger,
-    Name,
     PreparedClaim,
     PreparedDevice,
+    Usage,
     keys_of,
 )
 from npu_agent.feed import Feed
@@ -67,11 +67,11 @@ class LivingPods(Pods):
 
     def __init__(self) -> None:
         super().__init__(Path("/nowhere"), Path("/nowhere"))
-        self.notes: dict[Name, frozenset[str]] = {}
+        self.notes: dict[DeviceName, frozenset[str]] = {}
         """The UIDs of the Pods that have each device, as the kubelet noted them last."""
         self.alive: set[str] = set()
 
-    async def noted(self) -> Mapping[Name, frozenset[str]]:
+    async def noted(self) -> Mapping[DeviceName, frozenset[str]]:
         await asyncio.sleep(0)
         return dict(self.notes)
 
@@ -101,13 +101,13 @@ def holdings(
     *assignments: Assignment,
     claims: Iterable[PreparedClaim] = (),
     uses: Iterable[ClaimUse] = (),
-) -> tuple[Holding, ...]:
+) -> tuple[Usage, ...]:
     """What the cards' holders hold once the kubelet has reported these, and prepared claims."""
     cards = [state.card for state in snapshot.cards]
-    ledger = Ledger().answered(assignments, 1.0, cards=cards, resources={RESOURCE})
+    ledger = Ledger().with_answer(assignments, 1.0, cards=cards, resources={RESOURCE})
     for claim in claims:
         ledger = ledger.with_claim(claim)
-    return ledger.holdings(snapshot.cards, uses)
+    return ledger.usages(snapshot.cards, uses)
 
 
 def claim(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent.core.hardware import Snapshot
+from npu_agent.core.ledger import DeviceName
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.core.places import Place
 from npu_agent.feed import Feed, changes_of
@@ -77,7 +78,7 @@ class Publisher:
         self._pod_resources = pod_resources
         self._store = store
         self._places = places
-        self._missing: set[tuple[str, str]] = set()
+        self._missing: set[DeviceName] = set()
         self._specs = cdi.SpecDirectory(cdi_root)
         self._ends = False
         """Whether the agent is about to end: no spec is written any more."""
@@ -169,7 +170,10 @@ class Publisher:
         return {
             resource: tuple(
                 replace(device, healthy=False, reason=reason)
-                if (reason := unrecorded or conflicts.against((resource, device.id), device))
+                if (
+                    reason := unrecorded
+                    or conflicts.against(DeviceName(resource, device.id), device)
+                )
                 else device
                 for device in devices
             )
@@ -209,20 +213,22 @@ class Publisher:
 
     def _report_missing(self, lists: Mapping[str, Devices]) -> None:
         """Logs devices that vanished from under a running Pod, and their return."""
-        here = {one.assignment.name for one in self._store.holdings.value}
-        here |= {(name, device.id) for name, devices in lists.items() for device in devices}
+        here = {one.assignment.name for one in self._store.usages.value}
+        here |= {
+            DeviceName(name, device.id) for name, devices in lists.items() for device in devices
+        }
         gone = {
-            name: hold
-            for name, hold in self._store.states.value.holds.items()
-            if hold.containers and name[0] in lists and name not in here
+            name: held
+            for name, held in self._store.states.value.allocations.items()
+            if held.containers and name.resource in lists and name not in here
         }
         for name in sorted(gone.keys() - self._missing):
             pod = gone[name].holder.removeprefix("Pod ")
             log.warning(
-                "a running Pod holds a device that is no longer listed", pod=pod, device=name[1]
+                "a running Pod holds a device that is no longer listed", pod=pod, device=name.device
             )
         for name in sorted(self._missing - gone.keys()):
-            log.info("the device is listed again, or its Pod has ended", device=name[1])
+            log.info("the device is listed again, or its Pod has ended", device=name.device)
         self._missing = set(gone)
 
     async def _write_specs(self, lists: Mapping[str, Devices]) -> bool:
@@ -270,7 +276,7 @@ class Publisher:
         """
         if self._pod_resources.holdings.value.error is not None:
             return None
-        return {device for _, device in self._store.states.value.holds}
+        return {device for _, device in self._store.states.value.allocations}
 
     async def _left_behind(self) -> dict[str, bytes]:
         """The specs of an agent before this one, by file name: its Pods may still run.

@@ -215,7 +215,7 @@ class Driver:
 
     def _sliced(self) -> set[str]:
         """The IDs of the cards that our slices may have."""
-        sliced = self._store.sliced.value
+        sliced = self._store.published.value
         return {id_ for id_, one in sliced.items() if one.driver == self._dra.driver}
 
     async def run(self) -> None:
@@ -261,7 +261,7 @@ class Driver:
 
     async def _until_it_serves(self) -> None:
         async for _ in changes_of(
-            *(self._wanted, self._store.prepared, self._store.sliced, self._store.unrecorded)
+            *(self._wanted, self._store.prepared, self._store.published, self._store.unrecorded)
         ):
             if not self.needed:
                 self._standing.becomes(SessionPhase.NO_CARDS)
@@ -282,7 +282,7 @@ class Driver:
         store, seen = self._store, None
         async for _ in changes_of(
             *(self._snapshots, self._wanted, self._uncounted, self._untainted),
-            *(store.holds, store.prepared, store.ending, store.asked, store.unrecorded),
+            *(store.allocations, store.prepared, store.orphans, store.asked, store.unrecorded),
             *(*self._places.feeds, self._again),
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
@@ -315,7 +315,7 @@ class Driver:
         Returns whether there are any that the disk does not know. The answer holds until the next
         await.
         """
-        places, before = self._places.now(), self._store.sliced.value
+        places, before = self._places.now(), self._store.published.value
         self._store.slicing(
             self._dra.driver,
             (
@@ -324,7 +324,7 @@ class Driver:
                 if state.card.family in self._vendor_families and places[state.id].sliced
             ),
         )
-        now = self._store.sliced.value
+        now = self._store.published.value
         fresh = {id_ for id_, one in now.items() if one != before.get(id_)}
         self._unsaved = (self._unsaved | fresh) & now.keys()
         return bool(self._unsaved)
@@ -392,7 +392,7 @@ class Driver:
     async def _confirm(self) -> None:
         """Notes which cards have left the slices, some seconds after the API server said so."""
         since: dict[str, float] = {}
-        async for _ in changes_of(self.slices.in_place, self.offered, self._store.sliced):
+        async for _ in changes_of(self.slices.in_place, self.offered, self._store.published):
             while leaving := self._leaving():
                 left, now = leaving if self._in_place() else set(), time.monotonic()
                 since = {id_: since.get(id_, now) for id_ in leaving if id_ in since or id_ in left}

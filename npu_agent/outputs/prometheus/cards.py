@@ -23,7 +23,7 @@ from npu_agent.core.hardware import (
     SensorKind,
     Snapshot,
 )
-from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
 from npu_agent.outputs.prometheus.text import Definition, Labels, Samples, clean, finite
 
@@ -39,7 +39,7 @@ class Shown:
     """Of a series about the whole card."""
     cores: tuple[tuple[CoreReading, Labels], ...]
     """The readings of its cores, each with the labels of a series about that core."""
-    holdings: tuple[Holding, ...]
+    holdings: tuple[Usage, ...]
     """Who holds which of its cores."""
 
 
@@ -48,7 +48,7 @@ Definitions = tuple[Definition[Cards], ...]
 
 
 def shown(
-    snapshot: Snapshot, holdings: Iterable[Holding], *, hostname: str, pod_labels: bool
+    snapshot: Snapshot, holdings: Iterable[Usage], *, hostname: str, pod_labels: bool
 ) -> Cards:
     """The cards with the labels of their series.
 
@@ -58,7 +58,7 @@ def shown(
         hostname: the Node's name, for the label.
         pod_labels: whether series name the container that alone holds what they are about.
     """
-    by_card: dict[str, list[Holding]] = {}
+    by_card: dict[str, list[Usage]] = {}
     for holding in holdings:
         by_card.setdefault(holding.card_id, []).append(holding)
     return tuple(
@@ -81,9 +81,7 @@ def recent(snapshot: Snapshot, since: float) -> Snapshot:
     return replace(snapshot, cards=tuple(cards))
 
 
-def _shown(
-    state: CardState, hostname: str, holdings: tuple[Holding, ...], pod_labels: bool
-) -> Shown:
+def _shown(state: CardState, hostname: str, holdings: tuple[Usage, ...], pod_labels: bool) -> Shown:
     readings = state.reading.cores if state.reading else ()
     numbers = tuple(core.core for core in readings)
     identity, of_card, *of_cores = _labels(
@@ -100,7 +98,7 @@ def _shown(
 
 @lru_cache(32)
 def _labels(
-    card: Card, hostname: str, holdings: tuple[Holding, ...], cores: tuple[int, ...]
+    card: Card, hostname: str, holdings: tuple[Usage, ...], cores: tuple[int, ...]
 ) -> tuple[Labels, ...]:
     """The labels that say what the card is, those of the card, and those of each core.
 
@@ -122,7 +120,7 @@ def _labels(
     return (identity, identity.plus(core=str(card.all_cores), **_alone(holdings)), *of_cores)
 
 
-def _alone(holdings: Iterable[Holding]) -> dict[str, str | None]:
+def _alone(holdings: Iterable[Usage]) -> dict[str, str | None]:
     """The labels of the container that has all of these, if it is one; else none."""
     holders = [_holder(one.assignment) for one in holdings]
     return holders[0] if holders and all(one == holders[0] for one in holders) else {}

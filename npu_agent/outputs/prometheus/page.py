@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Holding
+from npu_agent.core.ledger import Usage
 from npu_agent.core.state import AgentState, stale_after
 from npu_agent.core.vocabulary import MetricSchema
 from npu_agent.feed import Feed
@@ -45,7 +45,7 @@ class Page:
         self,
         *,
         snapshots: Feed[Snapshot],
-        holdings: Feed[tuple[Holding, ...]],
+        holdings: Feed[tuple[Usage, ...]],
         settings: Feed[Settings],
         hostname: str,
         state: Callable[[], AgentState],

@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_agent.core import happened
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Holding
+from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionStatus
 from npu_agent.core.timeline import Happening, Subject, Timeline
 from npu_agent.feed import Feed, changes_of
@@ -30,7 +30,7 @@ class Chronicle:
         configs: Feed[ConfigState],
         sessions: Sequence[Feed[SessionStatus]],
         drivers: Sequence[Feed[SessionStatus]],
-        holdings: Feed[tuple[Holding, ...]],
+        holdings: Feed[tuple[Usage, ...]],
         labels: Feed[LabelState] | None,
         clock: Callable[[], float] = time.monotonic,
         settle: float = _SETTLE,

@@ -101,7 +101,7 @@ def _sum(state: AgentState) -> str:
     cards, limit = state.snapshot.cards, state.max_temperature
     if not cards:
         return ""
-    in_use = sum(bool(state.holdings_of(card)) for card in cards)
+    in_use = sum(bool(state.usages_of(card)) for card in cards)
     fence = "" if limit is None else f", taken out of service above {limit:g}{m.NBSP}°C"
     return f"<small>{len(cards)} installed, {in_use} in use{fence}</small>"
 
@@ -243,7 +243,7 @@ def _assignments(state: AgentState) -> str:
             ),
         )
         for card in state.snapshot.cards
-        for number, holding in enumerate(state.holdings_of(card))
+        for number, holding in enumerate(state.usages_of(card))
     ]
     held += [
         (gone, f"gone: {m.text(state.name_of_gone(gone))} {tiles.PILLS[HealthState.UNHEALTHY]}")

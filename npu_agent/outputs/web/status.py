@@ -182,7 +182,7 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
                 holding.assignment,
                 cores=None if holding.cores == card.all_cores else str(holding.cores),
             )
-            for holding in agent.holdings_of(state)
+            for holding in agent.usages_of(state)
         ],
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from npu_agent.core.advice import plain_reason
 from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState
-from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.places import Wish
 from npu_agent.core.problems import is_hot, rising
 from npu_agent.core.state import AgentState, is_fenced
@@ -95,7 +95,7 @@ def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> 
     )
     hot = ' class="hot"' if is_hot(card, state) else ' class="dim"' if stale else ""
     load = 0.0 if math.isnan(now.load) or stale else min(100.0, max(0.0, now.load))
-    holdings = state.holdings_of(card)
+    holdings = state.usages_of(card)
     who = m.text(holdings[0].assignment.pod) if holdings else "free"
     if len(holdings) > 1:
         who += f" +{len(holdings) - 1}"
@@ -142,7 +142,7 @@ def _all_of(card: CardState, state: AgentState, track: Track) -> str:
         + _why(card.health, state)
         + _figures(card, state, track)
         + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
-        + _users(card, state.holdings_of(card))
+        + _users(card, state.usages_of(card))
         + _traits(card, anchor)
     )
 
@@ -250,7 +250,7 @@ def _loads(cores: Sequence[CoreReading], *, stale: bool) -> str:
     )
 
 
-def _users(card: CardState, holdings: Sequence[Holding]) -> str:
+def _users(card: CardState, holdings: Sequence[Usage]) -> str:
     if not holdings:
         return '<ul class="users"><li class="dim">not in use</li></ul>'
     items = "".join(
@@ -262,7 +262,7 @@ def _users(card: CardState, holdings: Sequence[Holding]) -> str:
     return f'<ul class="users" aria-label="In use by">{items}</ul>'
 
 
-def cut(holding: Holding, card: CardState) -> str:
+def cut(holding: Usage, card: CardState) -> str:
     """Which of the card's cores."""
     if holding.cores == card.card.all_cores:
         return "all cores"

@@ -28,7 +28,14 @@ from hypothesis.stateful import (
 
 from npu_agent.core.grant import RefusalError, requested
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot, identify
-from npu_agent.core.ledger import Assignment, Ledger, PreparedClaim, PreparedDevice, footprint
+from npu_agent.core.ledger import (
+    Assignment,
+    DeviceName,
+    Ledger,
+    PreparedClaim,
+    PreparedDevice,
+    footprint,
+)
 from npu_agent.core.offer import Device, cut
 from npu_agent.core.places import Wish, Wishes
 from npu_agent.feed import Feed
@@ -114,7 +121,7 @@ class Node(LivingPods):
     def note(self) -> None:
         """The kubelet does when it hands out a device, and at no other time."""
         self.notes = {
-            name: frozenset({one.assignment.pod})
+            DeviceName(*name): frozenset({one.assignment.pod})
             for name, one in self.machine.containers.items()
             if name[0] != CLAIM
         }
@@ -361,7 +368,7 @@ class Machine(RuleBasedStateMachine):
         if killed:
             self.own(self.start(self.agent.name, None))
         elif not lost:
-            store.unsliced(store.sliced.value.keys() - pool)
+            store.unsliced(store.published.value.keys() - pool)
 
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
@@ -584,7 +591,7 @@ class Machine(RuleBasedStateMachine):
         for each in self.agent.publisher.devices.values():
             for device in each.value:
                 assert not (device.healthy and device.card_id in self.slices), device
-        assert self.slices <= self.agent.store.sliced.value.keys()
+        assert self.slices <= self.agent.store.published.value.keys()
 
     @invariant()
     def no_core_and_no_node_twice(self) -> None:

@@ -259,7 +259,7 @@ def record(wanted: Wanted) -> bytes:
     """What an agent has left that offered this, and granted none of it as far as it is known."""
     cards = Snapshot((state(),), complete=True)
     offered = {one.name: advertise(cards, one) for one in wanted.resources}
-    return encode(Ledger().offering(offered, cards.cards))
+    return encode(Ledger().with_offer(offered, cards.cards))
 
 
 async def test_a_new_owner_asks_before_it_offers(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ async def test_a_prepared_claim_is_served_although_its_card_is_gone(
         here.store.prepare(claim("c", *here.snapshots.value.cards), ())
         here.wanted.publish(Wanted(families=frozenset()))
         here.snapshots.publish(Snapshot((), complete=True))
-        await until(lambda: not here.store.sliced.value)
+        await until(lambda: not here.store.published.value)
         assert here.driver.needed
         here.store.unprepare("uid-c")
         await here.phase(SessionPhase.NO_CARDS)

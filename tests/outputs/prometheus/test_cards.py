@@ -17,7 +17,7 @@ from npu_agent.core.hardware import (
     SensorKind,
     Snapshot,
 )
-from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
 from npu_agent.outputs.prometheus import cards
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
@@ -181,7 +181,7 @@ def test_whole_card_names_its_holder_everywhere() -> None:
 
 
 def test_a_holder_by_a_claim_has_no_container() -> None:
-    holding = Holding(FULL.id, FULL.card.all_cores, replace(held("npu0"), container=""))
+    holding = Usage(FULL.id, FULL.card.all_cores, replace(held("npu0"), container=""))
     (shown,) = cards.shown(snapshot(FULL), (holding,), hostname="node-1", pod_labels=True)
     assert shown.labels.text.endswith('namespace="ml",pod="train-0"')
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from npu_agent.core.hardware import CoreRange, Snapshot
-from npu_agent.core.ledger import Holding
+from npu_agent.core.ledger import Usage
 from npu_agent.core.state import AgentState, stale_after
 from npu_agent.feed import Feed
 from npu_agent.outputs.prometheus import cards, process
@@ -29,7 +29,7 @@ from tests.outputs.prometheus.helpers import (
 )
 
 SETTINGS = Settings(schemas=(SCHEMAS["0.8"],), pod_labels=True, interval=5.0)
-NPU0 = Holding("rngd-0", CoreRange(0, 7), held("rngd-0"))
+NPU0 = Usage("rngd-0", CoreRange(0, 7), held("rngd-0"))
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Room:
     """A page and all that it follows."""
 
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(Snapshot()))
-    holdings: Feed[tuple[Holding, ...]] = field(default_factory=lambda: Feed(()))
+    holdings: Feed[tuple[Usage, ...]] = field(default_factory=lambda: Feed(()))
     settings: Feed[Settings] = field(default_factory=lambda: Feed(SETTINGS))
     own: Callable[[], AgentState] = own
     keep: float = 0.0

@@ -167,7 +167,7 @@ class Scene:
             now=time.time() + self.jump,
             monotonic=time.monotonic(),
             snapshot=self.snapshot,
-            holdings=holdings(
+            usages=holdings(
                 self.snapshot,
                 *self.holdings.assignments,
                 claims=[claim for driver in self.dra for claim in driver.claims],

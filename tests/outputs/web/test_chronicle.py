@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Holding
+from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed
 from npu_agent.outputs.web.chronicle import Chronicle
@@ -28,7 +28,7 @@ class Node:
     driver: Feed[SessionStatus] = field(
         default_factory=lambda: Feed(replace(SESSION, resource="dra"))
     )
-    holdings: Feed[tuple[Holding, ...]] = field(default_factory=lambda: Feed(()))
+    holdings: Feed[tuple[Usage, ...]] = field(default_factory=lambda: Feed(()))
     labels: Feed[LabelState] = field(default_factory=lambda: Feed(LabelState(output="api")))
     now: float = 1_000.0
 

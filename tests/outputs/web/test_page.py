@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from npu_agent.core.hardware import CoreRange, CoreReading, Oddity
-from npu_agent.core.ledger import Assignment, Holding
+from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.places import Wish
 from npu_agent.core.state import LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Happening, Timeline
@@ -136,7 +136,7 @@ def test_what_is_too_hot_stands_out() -> None:
 def test_who_holds_a_card_by_a_claim() -> None:
     card = read(state())
     holder = Assignment("ml", "train-0", "", "npu.furiosa.ai", "npu0", claim="two-cards")
-    found = replace(Scene(cards=(card,)).state(), holdings=(Holding(card.id, ALL, holder),))
+    found = replace(Scene(cards=(card,)).state(), usages=(Usage(card.id, ALL, holder),))
     text = Document(page(found, lambda _: NOTHING)).text
     assert "all cores ml / train-0" in text
     assert "train-0 npu0 , all cores npu.furiosa.ai, claim two-cards" in text
