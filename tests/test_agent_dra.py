@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -34,8 +35,8 @@ from npu_agent.inventory import prober
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.record import RECORD
+from npu_agent.outputs.dra import claims
 from npu_agent.outputs.dra import driver as driver_module
-from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.simulator.apiserver import (
@@ -112,7 +113,7 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
         manager = StandInPluginManager(directory, interval=0.01)
         async with served(cluster.answer) as url:
             monkeypatch.setenv("KUBECONFIG", str(kubeconfig(directory, url)))
-            monkeypatch.setitem(Claims.__init__.__kwdefaults__ or {}, "patience", 1.0)
+            monkeypatch.setattr(claims, "Timing", partial(claims.Timing, holder_ends=1.0))
             await kubelet.start()
             await manager.start()
             yield Room(Node(directory / "host", plugins, kubelet), cluster, manager)
@@ -640,7 +641,7 @@ async def test_a_second_agent_waits_for_the_first(room: Room) -> None:
     ("where", "method"),
     [
         ("slices", "_plan"),
-        ("claims", "sweep"),
+        ("claims", "collect_garbage"),
         ("_store", "held_by_containers"),
         ("slices", "ask_now"),
     ],

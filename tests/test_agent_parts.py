@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from npu_agent import simulator
 from npu_agent.config.schema import DraConfig
 from npu_agent.core.problems import notes
-from npu_agent.outputs.dra import publisher
-from npu_agent.outputs.dra.claims import Claims
+from npu_agent.outputs.dra import claims, publisher
 from npu_agent.simulator.apiserver import COUNTERS, drops
 from npu_agent.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER, pools
@@ -22,10 +23,7 @@ __all__ = ["room"]  # the fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for holders: they stay. Nor between two rounds of writes."""
     monkeypatch.setattr(publisher, "_GAP_LONGEST", publisher._GAP_FIRST)
-    defaults = Claims.__init__.__kwdefaults__
-    assert defaults
-    assert "patience" in defaults
-    monkeypatch.setitem(defaults, "patience", 0.0)
+    monkeypatch.setattr(claims, "Timing", partial(claims.Timing, holder_ends=0.0))
 
 
 CARD = f"npu-{simulator.card('rngd', 0).uuid.lower()}"

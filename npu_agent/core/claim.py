@@ -1,29 +1,20 @@
 """A ResourceClaim as the driver needs it: what the API server and the kubelet say of it. Pure.
 
-The format is that of ``ResourceClaim`` in resource.k8s.io/v1 (k8s.io/api/resource/v1, types.go).
+`npu_agent.kube.resourceclaims.claim_of` reads one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-_UID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+UID = r"[A-Za-z0-9._-]{1,128}"
 """Part of the name of the claim's CDI spec, and of its devices' there."""
-_REQUEST = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-"""As the API server takes one; part of the name of a CDI device too."""
 
 
 def is_uid(text: str) -> bool:
     """Whether this can be a claim's UID."""
-    return _UID.fullmatch(text) is not None
-
-
-def placeholder_uid(namespace: str, name: str) -> str:
-    """In place of the UID of a claim whose UID is not known."""
-    return f"{namespace}/{name}"
+    return re.fullmatch(UID, text) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,90 +130,3 @@ class ClaimUse:
     prepared yet."""
     pool: str
     device: str
-
-
-def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
-    """A ResourceClaim as the API server answers it.
-
-    Raises:
-        ValueError: it lacks something, or has it in another form; the message says what.
-    """
-    answer = _mapping(answer, "the claim")
-    meta = _mapping(answer.get("metadata"), "metadata")
-    status = _mapping(answer.get("status") or {}, "status")
-    allocation = status.get("allocation")
-    devices = _mapping(
-        _mapping(allocation or {}, "status.allocation").get("devices") or {},
-        "status.allocation.devices",
-    )
-    results = []
-    for each in _list(devices.get("results"), "status.allocation.devices.results"):
-        one = _mapping(each, "status.allocation.devices.results")
-        if one.get("driver") == driver:
-            results.append(
-                Result(
-                    request=_request(one),
-                    pool=_text(one, "pool"),
-                    device=_text(one, "device"),
-                    admin=one.get("adminAccess") is True,
-                    tolerated=frozenset(
-                        str(_mapping(each, "tolerations").get("key") or "")
-                        for each in _list(one.get("tolerations"), "tolerations")
-                    ),
-                )
-            )
-    parameters = []
-    for each in _list(devices.get("config"), "status.allocation.devices.config"):
-        one = _mapping(each, "status.allocation.devices.config")
-        if _mapping(one.get("opaque") or {}, "opaque").get("driver") == driver:
-            requests = tuple(_word(r, "requests") for r in _list(one.get("requests"), "requests"))
-            parameters.append(
-                Parameters(from_class=one.get("source") == "FromClass", requests=requests)
-            )
-    consumers = [
-        _mapping(each, "status.reservedFor")
-        for each in _list(status.get("reservedFor"), "status.reservedFor")
-    ]
-    return Claim(
-        namespace=_text(meta, "namespace"),
-        name=_text(meta, "name"),
-        uid=_text(meta, "uid"),
-        allocated=allocation is not None,
-        results=tuple(results),
-        parameters=tuple(parameters),
-        reserved_for=tuple(_text(each, "name") for each in consumers),
-        pod_uids=tuple(_text(each, "uid") for each in consumers if each.get("resource") == "pods"),
-    )
-
-
-def _request(result: Mapping[str, Any]) -> str:
-    """The request of a result, without the alternative that was chosen of a prioritized list."""
-    base = _text(result, "request").partition("/")[0]
-    if not _REQUEST.fullmatch(base):
-        raise ValueError("request is not a name of a request")
-    return base
-
-
-def _mapping(value: object, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{what} is no object")  # noqa: TRY004 (one error for whatever is wrong)
-    return value
-
-
-def _list(value: object, what: str) -> Sequence[Any]:
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ValueError(f"{what} is no list")  # noqa: TRY004
-    return value
-
-
-def _text(of: Mapping[str, Any], key: str) -> str:
-    return _word(of.get(key), key)
-
-
-def _word(value: object, what: str) -> str:
-    """A text that can be shown, and encoded: JSON can have half a character."""
-    if not isinstance(value, str) or not value.isprintable() or not value:
-        raise ValueError(f"{what} is missing, or no text")
-    return value

@@ -2,18 +2,122 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import msgspec
+
+from npu_agent import typedjson
+from npu_agent.core.claim import UID, Claim, Parameters, Result
 from npu_agent.kube.client import Api, Request, path
 from npu_agent.kube.errors import Attempt
 
 _GROUP = path("apis", "resource.k8s.io", "v1")
 
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")]
+"""Of an object, a pool or a device: it is part of messages."""
+_Uid = Annotated[str, msgspec.Meta(pattern=rf"^{UID}\Z")]
+_Request = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(/.*)?\Z")]
+"""A name, and after a slash the alternative that a prioritized list chose. The name is part of that
+of a CDI device."""
+
+
+class _Toleration(msgspec.Struct):
+    key: str | None = None
+
+
+class _Result(msgspec.Struct, rename="camel"):
+    request: _Request
+    driver: _Name
+    pool: _Name
+    device: _Name
+    admin_access: bool | None = None
+    tolerations: list[_Toleration] | None = None
+
+
+class _Opaque(msgspec.Struct):
+    driver: str
+
+
+class _Config(msgspec.Struct):
+    source: str = ""
+    requests: list[_Request] | None = None
+    opaque: _Opaque | None = None
+
+
+class _Devices(msgspec.Struct):
+    results: list[_Result] | None = None
+    config: list[_Config] | None = None
+
+
+class _Allocation(msgspec.Struct):
+    devices: _Devices | None = None
+
+
+class _Consumer(msgspec.Struct):
+    name: _Name
+    uid: _Uid
+    resource: str = ""
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: list[_Consumer] | None = None
+
+
+class _Metadata(msgspec.Struct):
+    namespace: _Name
+    name: _Name
+    uid: _Uid
+
+
+class _ResourceClaim(msgspec.Struct):
+    """Format: ``ResourceClaim`` of k8s.io/api/resource/v1, types.go."""
+
+    metadata: _Metadata
+    status: _Status | None = None
+
+
+def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
+    """A ResourceClaim as the API server answers it; of its devices, those of this driver.
+
+    Raises:
+        InvalidJsonError: it lacks something, or has it in another form.
+    """
+    found = typedjson.convert(answer, _ResourceClaim)
+    status = found.status or _Status()
+    devices = (status.allocation and status.allocation.devices) or _Devices()
+    consumers = status.reserved_for or ()
+    return Claim(
+        namespace=found.metadata.namespace,
+        name=found.metadata.name,
+        uid=found.metadata.uid,
+        allocated=status.allocation is not None,
+        results=tuple(
+            Result(
+                request=one.request.partition("/")[0],
+                pool=one.pool,
+                device=one.device,
+                admin=bool(one.admin_access),
+                tolerated=frozenset(each.key or "" for each in one.tolerations or ()),
+            )
+            for one in devices.results or ()
+            if one.driver == driver
+        ),
+        parameters=tuple(
+            Parameters(from_class=one.source == "FromClass", requests=tuple(one.requests or ()))
+            for one in devices.config or ()
+            if one.opaque and one.opaque.driver == driver
+        ),
+        reserved_for=tuple(one.name for one in consumers),
+        pod_uids=tuple(one.uid for one in consumers if one.resource == "pods"),
+    )
+
 
 async def get(
     api: Api, namespace: str, name: str, *, deadline: float | None = None
 ) -> dict[str, Any]:
-    """A claim as the API server has it; `npu_agent.core.claim.claim_of` reads it.
+    """A claim as the API server has it; `claim_of` reads it.
 
     Up to eight at the same time, and beside all other calls: the kubelet asks for the claims of
     several Pods at the same time, and waits for the answer.

@@ -50,8 +50,6 @@ _READING = 5.0
 """Seconds to wait for the record on disk."""
 _ANSWER = 11.0
 """Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
-_LOOK = 2.0
-"""Seconds of it while a Pod waits."""
 _LOOK_AGAIN = 0.1
 """Seconds between two checks whether the Pod that had a device before has ended."""
 _LAST_ANSWER = 0.2
@@ -177,13 +175,13 @@ class AllocationStore:
         answer = self._pod_resources.holdings.value
         return None if answer.error or not answer.asked_at else answer.claim_uses
 
-    async def containers_of(self, namespace: str, claim: str) -> list[set[str]]:
+    async def containers_of(self, namespace: str, claim: str, deadline: float) -> list[set[str]]:
         """For each Pod that names a claim, which of its containers do; as pod-resources says now.
 
-        Empty if it does not say that within 2 s.
+        Empty if it does not say that within `deadline` seconds.
         """
         pods: dict[str, set[str]] = {}
-        for use in (await self._answer(_LOOK)).claim_uses:
+        for use in (await self._answer(deadline)).claim_uses:
             if (use.claim_namespace, use.claim_name) == (namespace, claim):
                 pods.setdefault(use.pod, set()).add(use.container)
         return list(pods.values())

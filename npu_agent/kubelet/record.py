@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from npu_agent import files, typedjson
-from npu_agent.core.claim import is_uid, placeholder_uid
+from npu_agent.core.claim import is_uid
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.ledger import (
     Allocation,
@@ -90,7 +90,7 @@ class _Claim(msgspec.Struct, kw_only=True):
 
     def value(self) -> PreparedClaim:
         # It becomes part of a path.
-        if not is_uid(self.uid) and self.uid != placeholder_uid(self.namespace, self.name):
+        if not is_uid(self.uid):
             raise ValueError(f"a claim with the UID {self.uid!r}")
         return PreparedClaim(
             driver=self.driver,
@@ -197,7 +197,10 @@ def _decoded(record: bytes) -> Ledger:
     return Ledger(
         allocations=allocations,
         unreadable=unreadable,
-        prepared={one.uid: one.value() for one in found.claims},
+        # Earlier versions had a claim whose UID was unknown by its name: it is recovered again.
+        prepared={
+            one.uid: one.value() for one in found.claims if one.uid != f"{one.namespace}/{one.name}"
+        },
         orphans={uid: one.value() for uid, one in found.ending.items()},
         cards={id_: frozenset(keys) for id_, keys in found.cards.items()},
         published={

@@ -23,6 +23,7 @@ from npu_agent.core.grant import Grant, grant
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.offer import Device, cut, names
 from npu_agent.logs import Reporter, logger
+from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
@@ -38,6 +39,8 @@ ALL = "all"
 _VERSION = "0.5.0"
 """The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_LISTING = 5.0
+"""Seconds to wait for the list of specs."""
 _LARGEST = 4 << 20
 """Bytes that are read of a spec: it has some 1,500 for each device."""
 
@@ -57,6 +60,17 @@ class SpecDirectory:
     def error(self) -> str | None:
         """Why `sync` could not write all of them; None: it could."""
         return self._writing.reason
+
+    async def list(self, pattern: str) -> set[str]:
+        """The names of the files that match a glob pattern.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        found = await DaemonThread("npu-cdi").call(
+            lambda: [*self.path.glob(pattern)], deadline=_LISTING
+        )
+        return {path.name for path in found}
 
     async def read(self, name: str) -> bytes:
         """The content of a file.

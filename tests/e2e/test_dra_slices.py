@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from npu_agent.core.claim import Claim, claim_of
+from npu_agent.core.claim import Claim
 from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import TAINTS, SlicesState
@@ -449,7 +449,9 @@ async def test_the_scheduler_allocates_what_is_published(cluster: Cluster, tmp_p
         assert await resourceclaims.served(world.api)
 
         async def claim_of_pod(name: str) -> Claim:
-            return claim_of(await resourceclaims.get(world.api, "default", name), DRIVER)
+            return resourceclaims.claim_of(
+                await resourceclaims.get(world.api, "default", name), DRIVER
+            )
 
         async def allocated(name: str) -> bool:
             found = await claim_of_pod(name)
@@ -480,7 +482,7 @@ async def test_many_claims_are_got_at_the_same_time(cluster: Cluster, tmp_path: 
         started = time.monotonic()
         found = await asyncio.gather(*(resourceclaims.get(api, "default", "c") for _ in range(100)))
         print(f"100 claims are got in {(time.monotonic() - started) * 1000:.0f} ms")
-        assert {claim_of(each, DRIVER).name for each in found} == {"c"}
+        assert {resourceclaims.claim_of(each, DRIVER).name for each in found} == {"c"}
         await asyncio.to_thread(cluster.kubectl, "delete", "resourceclaim", "c")
 
 

@@ -29,7 +29,7 @@ from npu_agent import simulator
 from npu_agent.config import ConfigError
 from npu_agent.config.load import parse as parse_config
 from npu_agent.config.show import show
-from npu_agent.core.claim import ClaimRef, claim_of
+from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import CardState, Health, HealthState
 from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import cut, device_id
@@ -37,7 +37,7 @@ from npu_agent.core.vendor import NotServedError
 from npu_agent.doctor import host, kubelet
 from npu_agent.doctor.check import Unseen
 from npu_agent.feed import Feed
-from npu_agent.kube import client, errors, resourceslices, reviews
+from npu_agent.kube import client, errors, resourceclaims, resourceslices, reviews
 from npu_agent.kube.credentials import CredentialsError, checked
 from npu_agent.kube.errors import ApiError, Attempt
 from npu_agent.kube.node import node_meta
@@ -412,7 +412,7 @@ def _node(data: bytes) -> None:
 
 
 def _claim(data: bytes) -> None:
-    found = claim_of(_answer(data, "ResourceClaim"), "npu.furiosa.ai")
+    found = resourceclaims.claim_of(_answer(data, "ResourceClaim"), "npu.furiosa.ai")
     for one in found.results:
         assert all(isinstance(text, str) and text for text in (one.request, one.pool, one.device))
     hash(found)

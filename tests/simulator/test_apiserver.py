@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from npu_agent.core.claim import claim_of
 from npu_agent.kube import Api, ApiError, Kind, node, resourceclaims, resourceslices
 from npu_agent.kube.credentials import Credentials
 from npu_agent.outputs.dra.support import support
@@ -58,7 +57,7 @@ async def test_a_claim_has_what_it_was_allocated_until_it_is_deleted(
     server: StandInApiServer, api: Api
 ) -> None:
     ref = server.allocate(DRIVER, "train", ["npu-0", "npu-1"], pod="train-0")
-    claim = claim_of(await resourceclaims.get(api, ref.namespace, "train"), DRIVER)
+    claim = resourceclaims.claim_of(await resourceclaims.get(api, ref.namespace, "train"), DRIVER)
     assert (claim.uid, claim.allocated, claim.reserved_for) == (ref.uid, True, ("train-0",))
     assert [(one.pool, one.device) for one in claim.results] == [(NODE, "npu-0"), (NODE, "npu-1")]
     server.forget(ref)

@@ -12,20 +12,13 @@ import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
-from npu_agent import files, text
-from npu_agent.core.claim import (
-    Claim,
-    ClaimRef,
-    ClaimUse,
-    PreparedResult,
-    Result,
-    claim_of,
-    placeholder_uid,
-)
+from npu_agent import text
+from npu_agent.core.claim import Claim, ClaimRef, ClaimUse, PreparedResult, Result
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Grant, Refusal, RefusalError, grant
 from npu_agent.core.ledger import PreparedClaim, PreparedDevice, footprint
@@ -33,10 +26,10 @@ from npu_agent.core.offer import Device
 from npu_agent.core.pool import DraNames, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kubelet.allocation_store import AllocationStore
-from npu_agent.logs import logger
+from npu_agent.kube.resourceclaims import claim_of
+from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
+from npu_agent.logs import Reporter, logger
 from npu_agent.outputs import cdi
-from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
@@ -44,123 +37,118 @@ T = TypeVar("T")
 Fetch = Callable[[str, str], Awaitable[Mapping[str, Any]]]
 """Gets a ResourceClaim by namespace and name; raises ApiError."""
 
-_READY = 15.0
-"""Seconds to wait for the cards, and for the kubelet to say who holds them, after the start."""
-_HOLDER_ENDS = 35.0
-"""Seconds from the call for which a holder of a device is waited for. The scheduler takes the
-device of a Pod that was deleted by force for free, while its containers may run for all of their
-terminationGracePeriodSeconds, 30 by default. A kubelet that is refused comes back at its
-syncFrequency, after 60 to 90 s, and does not wait for an answer for longer than 45 s."""
-_LISTING = 5.0
-"""Seconds to wait for the list of CDI specs."""
-_AT_ONCE = 8
+_CONCURRENT_READS = 8
 """Claims that are read from the API server at the same time."""
-_REMEMBERED = 4096
-"""Claims of which it is remembered that they were unprepared."""
 _EXTENDED = re.compile(r"(container-\d+)-request-\d+")
 """Requests of a claim that the scheduler made for a Pod with extended resources; group 1 is the
 container (k8s.io/kubernetes, extendeddynamicresources.go)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A claim that is to be prepared."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of a prepare, in seconds; the kubelet waits 45 s for its answer."""
 
-    claim: Claim
-    joined: bool
-    """As `PreparedClaim.joined`."""
+    ready: float = 15.0
+    """For the cards to be known after the start, and who holds them."""
+    holder_ends: float = 35.0
+    """From the call, for a holder of a device to end. The scheduler takes the device of a Pod that
+    was deleted by force for free, while its containers may run for all of their
+    terminationGracePeriodSeconds, 30 by default. A kubelet that is refused comes back at its
+    syncFrequency, after 60 to 90 s."""
+    containers: float = 2.0
+    """For the kubelet to say which containers have a claim of several requests."""
 
 
-_Outcome = tuple[PreparedResult, ...] | Exception
-"""What a claim's containers are given, or why it cannot be prepared."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPool:
+    """The devices of this node, as claims name them."""
+
+    dra: DraNames
+    """The vendor's names."""
+    name: str
+    """The pool's."""
+    devices: Feed[tuple[PoolDevice, ...] | None]
+    """All of them, offered or not; None as long as they are not known."""
+    refusal: Callable[[Device], RefusalError | None] = lambda _: None
+    """Why a device that nothing holds is not for claims any more; None: it is."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call to prepare claims, as long as anything of it is under way."""
+
+    began: float
+    unprepared: set[str] = field(default_factory=set)
+    """The UIDs of claims that were unprepared since."""
 
 
 class Claims:
-    """Prepares claims for Pods of this node, one change at a time."""
+    """Prepares claims for Pods of this node, one change at a time; `counts` counts them."""
 
     def __init__(
         self,
         *,
         fetch: Fetch,
-        dra: DraNames,
-        pool: str,
-        devices: Feed[tuple[PoolDevice, ...] | None],
+        pool: LocalPool,
         store: AllocationStore,
         cdi_root: Path,
-        counts: DraCounts,
-        patience: float = _HOLDER_ENDS,
-        moved: Callable[[Device], RefusalError | None] = lambda _: None,
+        timing: Timing | None = None,
     ) -> None:
         """Nothing is written yet.
 
         Args:
             fetch: reads a claim.
-            dra: the vendor's names.
-            pool: the name of this node's pool.
-            devices: all devices of this node, offered or not; None as long as that is not known.
+            pool: this node's devices.
             store: the ledger.
             cdi_root: where container runtimes read CDI specs.
-            counts: where to count what is done.
-            patience: seconds to wait for whoever still holds a device.
-            moved: why a device that nobody holds is not for claims any more; None: it is.
+            timing: all times.
         """
+        self.counts = DraCounts()
         self._fetch = fetch
-        self._dra = dra
         self._pool = pool
-        self._devices = devices
+        self._dra = pool.dra
         self._store = store
-        self._cdi_root = cdi_root
-        self._counts = counts
-        self._patience = patience
-        self._moved = moved
+        self._specs = cdi.SpecDirectory(cdi_root)
+        self._timing = timing or Timing()
         self._changing = asyncio.Lock()
-        self._reading = asyncio.Semaphore(_AT_ONCE)
+        self._reading = asyncio.Semaphore(_CONCURRENT_READS)
         self._changes: set[asyncio.Task[Any]] = set()
         """Under way."""
+        self._calls: WeakSet[_Call] = WeakSet()
+        self._unprepared: set[str] = set()
+        """The UIDs of claims that were unprepared while others may have to be recovered."""
         self._orphans: set[str] = set()
-        """Claims that the last sweep found to be gone and unused, by UID."""
-        self._troubles: dict[str, str] = {}
-        """Why specs could not be put right the last time, by UID, or "" for all of them."""
-        self._unprepared: dict[str, float] = {}
-        """When claims that the kubelet had unprepared, and not prepared since, were: by UID and by
-        `placeholder_uid`, the latest ones."""
+        """The UIDs of claims that the last `collect_garbage` found to be gone and unused."""
+        self._recovering = Reporter(log, "a claim that is in use and in no record cannot be read")
+        self._syncing = Reporter(log, "CDI specs of claims cannot be put right")
 
     async def prepare(
         self, refs: Sequence[ClaimRef]
     ) -> dict[str, tuple[PreparedResult, ...] | str]:
-        """The devices of each claim, or why it cannot be prepared, by UID.
-
-        All of them are written to the ledger's record together: a Pod waits for its slowest claim.
-        """
-        began, uids = time.monotonic(), [ref.uid for ref in refs]
-        outcomes: dict[str, _Outcome] = {}
-        try:
-            found = dict(zip(uids, await asyncio.gather(*map(self._wanted, refs)), strict=True))
-            wanted = [one for one in found.values() if isinstance(one, _Wanted)]
-            outcomes |= {uid: one for uid, one in found.items() if isinstance(one, Exception)}
-            outcomes |= await self._granted(wanted, began)
-        finally:
-            for uid in uids:
-                self._counts.prepared(_result(outcomes.get(uid)), time.monotonic() - began)
-        return {ref.uid: _answer(ref, outcomes[ref.uid]) for ref in refs}
+        """The devices of each claim, or why it cannot be prepared, by UID."""
+        call = _Call(time.monotonic())
+        self._calls.add(call)
+        outcomes = await asyncio.gather(*(self._outcome(ref, call) for ref in refs))
+        return {ref.uid: outcome for ref, outcome in zip(refs, outcomes, strict=True)}
 
     async def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, str | None]:
         """Ends the claims; the Pod stays Terminating for as long as that fails.
 
         So it needs no card, no API server and no claim. What cannot be removed from the disk is
-        logged and tried again by `tidy`. Only an agent that does not own the node refuses: the one
-        that does would take the claims for prepared.
+        logged and tried again by `sync_specs`. Only an agent that does not own the node refuses:
+        the one that does would take the claims for prepared.
         """
         if not await self._whole(self._end_all(refs)):
             return dict.fromkeys((ref.uid for ref in refs), self._store.why_not_owned)
-        self._counts.unprepares["unprepared"] += len(refs)
+        self.counts.unprepares["unprepared"] += len(refs)
         return dict.fromkeys((ref.uid for ref in refs), None)
 
-    async def rebuild(self) -> None:
+    async def recover(self) -> None:
         """Finds the claims that containers use and that the record lacks.
 
         It may be lost, or an older one that was put back. To be called before anything is prepared.
-        What the API server does not report of a claim is taken from pod-resources.
+        Which claim it is the API server has to say, and which devices pod-resources: until both
+        have answered, `AllocationStore.unrecorded` keeps anything from being handed out.
         """
         in_use = self._store.claim_uses()
         if not self._store.unchecked or in_use is None:
@@ -169,39 +157,70 @@ class Claims:
         for use in in_use:
             if use.driver == self._dra.driver:
                 uses.setdefault((use.claim_namespace, use.claim_name), []).append(use)
-        uses = {claim: of_claim for claim, of_claim in uses.items() if self._lacks(of_claim)}
-        try:
-            if uses:
-                await self._ready()  # else the cores that they have are not known
-        except RefusalError:
-            return
         for (namespace, name), of_claim in uses.items():
-            found = await self._rebuilt(namespace, name, of_claim)
-            if found is None:
+            if not self._lacks(of_claim):
+                continue
+            try:
+                await self._ready()  # else the cores that it has are not known
+                claim = await self._read(namespace, name)
+            except (RefusalError, ApiError, ValueError) as error:
+                self._recovering.failed(f"{namespace}/{name}: {error}")
                 return  # it is tried again
             async with self._changing:
-                known = self._store.prepared.value.get(found.uid)
-                if found == known or found.uid in self._unprepared or not self._lacks(of_claim):
-                    continue  # that came after the answer of pod-resources
+                known = self._store.prepared.value.get(claim.uid)
+                devices = {one.device for one in known.devices} if known else set()
+                # A kubelet lists the devices of a claim's earlier allocations too.
+                is_known = known and devices.issuperset(one.device for one in claim.results)
+                if is_known or claim.uid in self._unprepared or not self._lacks(of_claim):
+                    continue
+                found = self._recovered(claim, of_claim)
                 log.warning(
                     "found a claim that is in use and in no record",
                     claim=f"{namespace}/{name}",
                     devices=",".join(one.device for one in found.devices),
                 )
-                await self._store.replacing(found)
-                self._store.prepare(found, ())
-                with contextlib.suppress(OSError):
-                    await self._store.saved()
+                await self._record(found)
+        self._recovering.works()
+        self._unprepared.clear()
         self._store.rebuilt()
 
     def _lacks(self, uses: Iterable[ClaimUse]) -> bool:
         """Whether any of these uses is by a claim that is not prepared, or for another device."""
         return not all(map(self._store.states.value.has_claim, uses))
 
-    async def sweep(self) -> None:
+    def _recovered(self, claim: Claim, uses: Iterable[ClaimUse]) -> PreparedClaim:
+        """A claim as it must have been prepared."""
+        used, here = {use.device for use in uses}, self._devices()
+        requests = {result.device: result.request for result in claim.results}
+        return PreparedClaim(
+            driver=self._dra.driver,
+            uid=claim.uid,
+            namespace=claim.namespace,
+            name=claim.name,
+            pods=tuple(sorted({use.pod for use in uses})),
+            pod_uids=claim.pod_uids,
+            devices=tuple(
+                PreparedDevice(
+                    request=requests.get(device, ""),
+                    pool=self._pool.name,
+                    device=device,
+                    footprint=footprint(here[device]),
+                )
+                for device in sorted(used & here.keys())
+            ),
+        )
+
+    async def _record(self, claim: PreparedClaim) -> None:
+        """Takes over what is known of a claim whose Pods run. Called with the lock."""
+        await self._store.replacing(claim)
+        self._store.prepare(claim, ())
+        with contextlib.suppress(OSError):  # logged; it is tried again
+            await self._store.saved()
+
+    async def collect_garbage(self) -> None:
         """Drops claims that no longer exist, or have lost their devices, and that no Pod uses.
 
-        An API server that does not answer ends nothing, and it takes two sweeps to end a claim: a
+        An API server that does not answer ends nothing, and it takes two calls to end a claim: a
         Pod that was deleted by force is in no list while its containers end.
         """
         orphans, self._orphans = self._orphans, set()
@@ -220,7 +239,7 @@ class Claims:
                     with contextlib.suppress(OSError):
                         await self._store.saved()
 
-    async def learn(self) -> None:
+    async def refresh_consumers(self) -> None:
         """Finds the Pods that came to use a claim after it was prepared.
 
         The kubelet does not have it prepared for them again.
@@ -230,72 +249,50 @@ class Claims:
             if using.issubset(claim.pods) and claim.pod_uids:
                 continue
             try:
-                found = claim_of(await self._fetch(claim.namespace, claim.name), self._dra.driver)
+                found = await self._read(claim.namespace, claim.name)
             except (ApiError, ValueError):
                 continue  # it is tried again
             async with self._changing:
-                now = self._store.prepared.value.get(found.uid)
-                if now is not None:
+                if now := self._store.prepared.value.get(found.uid):
                     pods, uids = found.reserved_for or now.pods, found.pod_uids or now.pod_uids
-                    now = replace(now, pods=pods, pod_uids=uids)
-                    await self._store.replacing(now)  # Pods that are not reserved any more
-                    self._store.prepare(now, ())
-                    with contextlib.suppress(OSError):
-                        await self._store.saved()
+                    await self._record(replace(now, pods=pods, pod_uids=uids))
 
-    async def tidy(self) -> None:
-        """Removes specs of claims that are not prepared, and writes those that somebody removed.
+    async def sync_specs(self) -> None:
+        """Removes specs of claims that are not prepared; writes those that are missing or changed.
 
         A container that is started again needs the spec of its claim, and the kubelet does not have
         the claim prepared for that. So nothing is removed as long as it is not sure which claims
         are prepared.
         """
-        prepared = self._store.prepared.value
-        nameless = any(
-            uid == placeholder_uid(one.namespace, one.name) for uid, one in prepared.items()
-        )
-        if nameless or self._store.unchecked:
+        if self._store.unchecked or self._pool.devices.value is None:
             return
-        troubles: dict[str, str] = {}
+        troubles = []
         try:
             async with self._changing:
-                await self._remove_specs()
-            for uid in prepared if self._devices.value is not None else ():
-                try:
-                    async with self._changing:
-                        await self._write_again(uid)
-                except RefusalError as error:
-                    troubles[uid] = str(error)
+                prepared = self._store.prepared.value
+                kept = set(map(self._spec_name, prepared))
+                for name in await self._specs.list(self._spec_name("*")) - kept:
+                    await self._specs.write(name, None)
+                for uid, known in prepared.items():
+                    if not all(one.request for one in known.devices):
+                        continue  # recovered, and it is not known what is whose
+                    try:
+                        await self._specs.write(self._spec_name(uid), self._spec_as_before(known))
+                    except RefusalError as error:
+                        troubles.append(str(error))
         except OSError as error:
-            troubles[""] = f"{self._cdi_root}: {text.reason(error)}"
-        for key, reason in troubles.items():
-            if self._troubles.get(key) != reason:
-                log.error("CDI specs of claims cannot be put right", reason=reason)
-        self._troubles = troubles
+            troubles = [f"{self._specs.path}: {text.reason(error)}"]
+        if troubles:
+            self._syncing.failed("; ".join(troubles))
+        else:
+            self._syncing.works()
 
-    async def _remove_specs(self) -> None:
-        """Removes the specs of claims that are not prepared. Called with the lock.
-
-        Raises:
-            OSError: the specs cannot be listed, or removed.
-        """
-        pattern = cdi.claim_file(self._dra.claim_kind, "*")
-        there = await DaemonThread("npu-cdi").call(
-            lambda: set(self._cdi_root.glob(pattern)), deadline=_LISTING
-        )
-        for path in there - {self._spec_of(uid) for uid in self._store.prepared.value}:
-            await files.replace(path, None)
-
-    async def _write_again(self, uid: str) -> None:
-        """Writes the spec of a claim if it is not as its Pods were given it. Called with the lock.
+    def _spec_as_before(self, known: PreparedClaim) -> bytes:
+        """The spec that the Pods of a claim were given.
 
         Raises:
             RefusalError: its cards are no longer here, or no longer have the same nodes.
-            OSError: it cannot be written.
         """
-        known = self._store.prepared.value.get(uid)
-        if known is None or not all(one.request for one in known.devices):
-            return  # it has ended meanwhile; or it was rebuilt, and nobody knows what is whose
         claim = _as_before(known)
         found = [(result, self._device(claim, result)) for result in claim.results]
         now = _prepared(claim, found, self._dra.driver, joined=known.joined)
@@ -303,18 +300,54 @@ class Claims:
             raise RefusalError(
                 Refusal.UNFIT, f"{claim} was given other device nodes than its cards have now"
             )
-        spec = cdi.claim_spec(self._dra.claim_kind, uid, _grants(found, joined=known.joined))
-        if await files.replace(self._spec_of(uid), spec):
-            log.warning("a CDI spec was missing or changed: written again", claim=claim)
+        return cdi.claim_spec(self._dra.claim_kind, known.uid, _grants(found, joined=known.joined))
 
-    async def _wanted(self, ref: ClaimRef) -> _Wanted | Exception:
-        """The claim that the kubelet means, or why it cannot be prepared."""
+    async def _outcome(self, ref: ClaimRef, call: _Call) -> tuple[PreparedResult, ...] | str:
+        """What the kubelet is answered for a claim."""
+        result = "failed"
         try:
-            await self._ready()
-            claim = await self._read(ref)
-            return _Wanted(claim, await self._joined(claim))
-        except (RefusalError, ApiError, OSError) as error:
-            return error
+            prepared = await self._prepare(ref, call)
+        except RefusalError as error:
+            result = "refused"
+            return str(error)
+        except ApiError as error:
+            return f"{ref} cannot be read: {error}"
+        except OSError as error:
+            return f"{ref} cannot be prepared: {text.reason(error)}"
+        else:
+            result = "prepared"
+            return prepared
+        finally:
+            self.counts.prepared(result, time.monotonic() - call.began)
+
+    async def _prepare(self, ref: ClaimRef, call: _Call) -> tuple[PreparedResult, ...]:
+        """Prepares a claim; where one of its devices is held, that may end soon.
+
+        It is tried again after each change of the ledger. No other call waits meanwhile.
+
+        Raises:
+            ApiError: it cannot be read.
+            RefusalError: it is not to be prepared.
+            OSError: the disk cannot be written; then all is as it was before.
+        """
+        await self._ready()
+        if self._store.unrecorded.value:
+            await self.recover()
+        claim = await self._checked(ref)
+        joined = await self._joined(claim)
+        while True:
+            changed = self._store.states.changed  # before it is tried: no change is missed
+            try:
+                return await self._whole(self._grant(claim, call, joined=joined))
+            except RefusalError as error:
+                if error.kind is not Refusal.HELD:
+                    raise
+                self._store.ask()
+                try:
+                    async with asyncio.timeout_at(call.began + self._timing.holder_ends):
+                        await changed.wait()
+                except TimeoutError:
+                    raise error from None
 
     async def _ready(self) -> None:
         """Waits until the cards are known, and what was handed out before.
@@ -323,8 +356,8 @@ class Claims:
             RefusalError: that takes too long.
         """
         try:
-            async with asyncio.timeout(_READY):
-                await self._devices.until(lambda devices: devices is not None)
+            async with asyncio.timeout(self._timing.ready):
+                await self._pool.devices.until(lambda devices: devices is not None)
         except TimeoutError:
             raise RefusalError(
                 Refusal.UNFIT,
@@ -332,7 +365,17 @@ class Claims:
                 "it has just started; the kubelet tries again",
             ) from None
 
-    async def _read(self, ref: ClaimRef) -> Claim:
+    async def _read(self, namespace: str, name: str) -> Claim:
+        """A claim as the API server has it.
+
+        Raises:
+            ApiError: it cannot be read.
+            ValueError: it is not as it should be.
+        """
+        async with self._reading:
+            return claim_of(await self._fetch(namespace, name), self._dra.driver)
+
+    async def _checked(self, ref: ClaimRef) -> Claim:
         """The claim that the kubelet means.
 
         Raises:
@@ -341,9 +384,7 @@ class Claims:
         """
         known = self._store.prepared.value.get(ref.uid)
         try:
-            async with self._reading:
-                answer = await self._fetch(ref.namespace, ref.name)
-            claim = claim_of(answer, self._dra.driver)
+            claim = await self._read(ref.namespace, ref.name)
         except ApiError as error:
             if known is None or error.kind is Kind.NOT_FOUND:
                 raise
@@ -388,112 +429,59 @@ class Claims:
         requests = {result.request for result in claim.results}
         if len(requests) == 1 or all(map(_EXTENDED.fullmatch, requests)):
             return True  # and `_container` tells those of extended resources apart
-        containers = await self._store.containers_of(claim.namespace, claim.name)
+        containers = await self._store.containers_of(
+            claim.namespace, claim.name, self._timing.containers
+        )
         if not containers:
             known = self._store.prepared.value.get(claim.uid)
             return known is not None and known.joined
         return all(len(of_pod) == 1 for of_pod in containers)
 
-    async def _granted(self, wanted: Sequence[_Wanted], began: float) -> dict[str, _Outcome]:
-        """As `_grant`; a claim one of whose devices is held is tried again, if that ends soon.
-
-        It is tried after each change of the ledger. No other call waits meanwhile.
-        """
-        until = began + self._patience
-        outcomes: dict[str, _Outcome] = {}
-        while True:
-            changed = self._store.states.changed  # before it is tried: no change is missed
-            outcomes |= await self._whole(self._grant(wanted, began))
-            wanted = [one for one in wanted if _is_held(outcomes[one.claim.uid])]
-            if not wanted:
-                return outcomes
-            self._store.ask()
-            try:
-                async with asyncio.timeout_at(until):
-                    await changed.wait()
-            except TimeoutError:
-                return outcomes
-
-    async def _grant(self, wanted: Iterable[_Wanted], began: float) -> dict[str, _Outcome]:
-        """Prepares claims that were read after `began`; returns what becomes of each, by UID.
-
-        What cannot be written is as it was before.
-        """
-        outcomes: dict[str, _Outcome] = {}
-        noted: dict[str, PreparedClaim | None] = {}
+    async def _grant(
+        self, claim: Claim, call: _Call, *, joined: bool
+    ) -> tuple[PreparedResult, ...]:
+        """As `_prepare`, of a claim that was read in `call`; `joined` as `PreparedClaim.joined`."""
         async with self._changing:
-            for one in wanted:
-                uid, before = one.claim.uid, self._before(one.claim)
-                try:
-                    found = self._checked(one.claim, began, again=before is not None)
-                    prepared = _prepared(one.claim, found, self._dra.driver, joined=one.joined)
-                    await self._store.replacing(prepared)
-                    own = [device for result, device in found if not result.admin]
-                    self._store.prepare(prepared, own)
-                    noted[uid] = before
-                    grants = _grants(found, joined=one.joined)
-                    spec = cdi.claim_spec(self._dra.claim_kind, uid, grants)
-                    await files.replace(self._spec_of(uid), spec)
-                    outcomes[uid] = self._results(one.claim)
-                except (RefusalError, OSError) as error:
-                    outcomes[uid] = error
-                    if uid in noted:
-                        await self._undo(uid, noted.pop(uid))
+            if claim.uid in call.unprepared:
+                raise RefusalError(
+                    Refusal.UNFIT, f"{claim} was unprepared meanwhile: its Pod has ended"
+                )
+            before = self._store.prepared.value.get(claim.uid)
+            found = [(result, self._device(claim, result)) for result in claim.results]
+            if before is None:  # else its Pods may have that already
+                if self._store.unrecorded.value:
+                    raise RefusalError(Refusal.UNFIT, UNRECORDED)
+                for result, device in found:
+                    self._check_use(result, device)
+            _check_overlap(claim, found)
+            prepared = _prepared(claim, found, self._dra.driver, joined=joined)
+            await self._store.replacing(prepared)
+            self._store.prepare(prepared, [device for one, device in found if not one.admin])
             try:
-                if noted:
-                    await self._store.saved()
-            except OSError as error:
-                outcomes |= dict.fromkeys(noted, error)
-                for uid, before in noted.items():
-                    await self._undo(uid, before)
-            else:
-                for claim in [one.claim for one in wanted if one.claim.uid in noted]:
-                    self._unprepared.pop(claim.uid, None)
-                    self._unprepared.pop(placeholder_uid(claim.namespace, claim.name), None)
-        return outcomes
-
-    def _checked(self, claim: Claim, began: float, *, again: bool) -> list[tuple[Result, Device]]:
-        """What a claim is allocated; `again`: its Pods may have that already.
-
-        Raises:
-            RefusalError: it has ended, or one of its devices is not to be used.
-        """
-        if began <= self._unprepared.get(claim.uid, 0.0):
-            raise RefusalError(
-                Refusal.UNFIT, f"{claim} was unprepared meanwhile: its Pod has ended"
+                spec = cdi.claim_spec(
+                    self._dra.claim_kind, claim.uid, _grants(found, joined=joined)
+                )
+                await self._specs.write(self._spec_name(claim.uid), spec)
+                await self._store.saved()
+            except OSError:
+                if before:  # its Pods still run
+                    self._store.prepare(before, ())
+                else:
+                    await self._end(claim.uid)
+                raise
+            return tuple(
+                PreparedResult(
+                    requests=(one.request,),
+                    pool=one.pool,
+                    device=one.device,
+                    cdi_ids=(cdi.claim_name(self._dra.claim_kind, claim.uid, one.request),),
+                )
+                for one in claim.results
             )
-        found = [(result, self._device(claim, result)) for result in claim.results]
-        if not again:
-            for result, device in found:
-                self._check_use(result, device)
-        _check_overlap(claim, found)
-        return found
 
-    async def _undo(self, uid: str, before: PreparedClaim | None) -> None:
-        """Takes back what could not be written."""
-        if before is not None:  # its Pods still run
-            self._store.prepare(before, ())
-        else:
-            await self._end(uid)
-
-    def _results(self, claim: Claim) -> tuple[PreparedResult, ...]:
-        return tuple(
-            PreparedResult(
-                requests=(result.request,),
-                pool=result.pool,
-                device=result.device,
-                cdi_ids=(cdi.claim_name(self._dra.claim_kind, claim.uid, result.request),),
-            )
-            for result in claim.results
-        )
-
-    def _before(self, claim: Claim) -> PreparedClaim | None:
-        """The claim as it is prepared already; one that was rebuilt without its UID gets it."""
-        nameless = self._store.prepared.value.get(placeholder_uid(claim.namespace, claim.name))
-        if nameless is not None:
-            self._store.unprepare(nameless.uid)
-            self._store.prepare(replace(nameless, uid=claim.uid), ())
-        return self._store.prepared.value.get(claim.uid)
+    def _devices(self) -> dict[str, Device]:
+        """This node's devices by their names."""
+        return {one.name: one.device for one in self._pool.devices.value or ()}
 
     def _device(self, claim: Claim, result: Result) -> Device:
         """What a result of an allocation stands for.
@@ -501,15 +489,14 @@ class Claims:
         Raises:
             RefusalError: it is none of this node's devices.
         """
-        if result.pool != self._pool:
+        if result.pool != self._pool.name:
             raise RefusalError(
                 Refusal.UNKNOWN,
                 f"{claim} has the device {result.device} of the pool {result.pool}, and this "
-                f"node's pool is {self._pool}",
+                f"node's pool is {self._pool.name}",
             )
-        for one in self._devices.value or ():
-            if one.name == result.device:
-                return one.device
+        if found := self._devices().get(result.device):
+            return found
         raise RefusalError(
             Refusal.UNKNOWN,
             f"{claim} has the device {result.device}, which this node does not have (any more): "
@@ -527,8 +514,8 @@ class Claims:
         named = f"{result.device} ({device.name})"
         if not device.healthy and not result.tolerates(f"{self._dra.driver}/unhealthy"):
             raise RefusalError(Refusal.UNFIT, f"device {named} is unhealthy: {device.reason}")
-        if moved := self._moved(device):
-            raise RefusalError(moved.kind, f"device {named} is not for claims: {moved}")
+        if refusal := self._pool.refusal(device):
+            raise RefusalError(refusal.kind, f"device {named} is not for claims: {refusal}")
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
         """Makes a change to its end, even if the kubelet, or the agent, gives up waiting for it."""
@@ -539,62 +526,21 @@ class Claims:
 
     async def _end_all(self, refs: Sequence[ClaimRef]) -> bool:
         """Returns whether the next agent will know of it, if there is one."""
+        uids = {ref.uid for ref in refs}
         async with self._changing:
             if not self._store.owned:
                 return False
-            for ref in refs:
-                nameless = placeholder_uid(ref.namespace, ref.name)
-                self._store.unprepare(nameless)
-                await self._end(ref.uid)
-                self._note_unprepared(ref.uid, nameless)
+            for uid in uids:
+                await self._end(uid)
+            for call in self._calls:
+                call.unprepared |= uids
+            if self._store.unchecked:
+                self._unprepared |= uids
             try:
                 await self._store.saved()
             except OSError:  # logged; it is tried again
                 return self._store.owned
             return True
-
-    async def _rebuilt(
-        self, namespace: str, name: str, uses: Iterable[ClaimUse]
-    ) -> PreparedClaim | None:
-        """A claim as it must have been prepared; None: that cannot be found out now."""
-        used = {use.device for use in uses}
-        requests: dict[str, str] = {}
-        uid, uids = placeholder_uid(namespace, name), tuple[str, ...]()
-        try:
-            claim = claim_of(await self._fetch(namespace, name), self._dra.driver)
-            known = self._store.prepared.value.get(claim.uid)
-            allocated = {result.device: result.request for result in claim.results}
-            if used <= allocated.keys():
-                uid, uids, requests = claim.uid, claim.pod_uids, allocated
-            elif known and allocated.keys() <= {one.device for one in known.devices}:
-                # A kubelet lists the devices of a claim's earlier allocations too.
-                return known
-        except (ApiError, ValueError) as error:
-            log.warning("a claim in use cannot be read", claim=f"{namespace}/{name}", reason=error)
-            again = isinstance(error, ApiError) and error.kind is not Kind.NOT_FOUND
-            if again and any(
-                (one.namespace, one.name) == (namespace, name)
-                for one in self._store.prepared.value.values()
-            ):
-                return None
-        here = {one.name: one.device for one in self._devices.value or ()}
-        return PreparedClaim(
-            driver=self._dra.driver,
-            uid=uid,
-            namespace=namespace,
-            name=name,
-            pods=tuple(sorted({use.pod for use in uses})),
-            pod_uids=uids,
-            devices=tuple(
-                PreparedDevice(
-                    request=requests.get(device, ""),
-                    pool=self._pool,
-                    device=device,
-                    footprint=footprint(here[device]),
-                )
-                for device in sorted(used & here.keys())
-            ),
-        )
 
     async def _end(self, uid: str) -> None:
         """Forgets a claim and removes its spec; the record is still to be saved.
@@ -604,28 +550,22 @@ class Claims:
         await self._store.outlive(uid)
         self._store.unprepare(uid)
         try:
-            await files.replace(self._spec_of(uid), None)
+            await self._specs.write(self._spec_name(uid), None)
         except OSError as error:
             log.error("the CDI spec of a claim cannot be removed", uid=uid, error=error)
-
-    def _note_unprepared(self, *uids: str) -> None:
-        for uid in uids:
-            self._unprepared.pop(uid, None)
-            self._unprepared[uid] = time.monotonic()
-        while len(self._unprepared) > _REMEMBERED:
-            del self._unprepared[next(iter(self._unprepared))]
 
     async def _gone(self, claim: PreparedClaim) -> bool:
         """Whether the API server says that this claim no longer exists, or lost its devices."""
         try:
-            answer = await self._fetch(claim.namespace, claim.name)
-            found = claim_of(answer, self._dra.driver)
-            held = {one.device for one in claim.devices}
-            return found.uid != claim.uid or not held <= {one.device for one in found.results}
+            found = await self._read(claim.namespace, claim.name)
         except ApiError as error:
             return error.kind is Kind.NOT_FOUND
         except ValueError:
             return False
+        allocated = {one.device for one in found.results}
+        return found.uid != claim.uid or not allocated.issuperset(
+            one.device for one in claim.devices
+        )
 
     def _used(self, claim: PreparedClaim) -> bool:
         """Whether pod-resources names a container that uses this claim, or does not answer.
@@ -637,30 +577,9 @@ class Claims:
             _is_of(use, claim) and (not devices or use.device in devices) for use in uses
         )
 
-    def _spec_of(self, uid: str) -> Path:
-        return self._cdi_root / cdi.claim_file(self._dra.claim_kind, uid)
-
-
-def _is_held(outcome: _Outcome) -> bool:
-    return isinstance(outcome, RefusalError) and outcome.kind is Refusal.HELD
-
-
-def _result(outcome: _Outcome | None) -> str:
-    """Of `counts.PREPARES`; None: the kubelet did not wait for it."""
-    if isinstance(outcome, RefusalError):
-        return "refused"
-    return "prepared" if isinstance(outcome, tuple) else "failed"
-
-
-def _answer(ref: ClaimRef, outcome: _Outcome) -> tuple[PreparedResult, ...] | str:
-    """What the kubelet is answered."""
-    if isinstance(outcome, tuple):
-        return outcome
-    if isinstance(outcome, ApiError):
-        return f"{ref} cannot be read: {outcome}"
-    if isinstance(outcome, OSError):
-        return f"{ref} cannot be prepared: {text.reason(outcome)}"
-    return str(outcome)
+    def _spec_name(self, uid: str) -> str:
+        """The file name of a claim's spec."""
+        return cdi.claim_file(self._dra.claim_kind, uid)
 
 
 def _is_of(use: ClaimUse, claim: PreparedClaim) -> bool:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.claim import ClaimRef
-from npu_agent.core.counts import DraCounts
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.places import Place
@@ -34,7 +33,7 @@ from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.registration import Standing
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
-from npu_agent.outputs.dra.claims import Claims
+from npu_agent.outputs.dra.claims import Claims, LocalPool
 from npu_agent.outputs.dra.endpoint import Endpoint, instance_of, sweep_all
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared
@@ -127,7 +126,6 @@ class Driver:
             api: for claims and slices.
             cdi_root: where container runtimes read CDI specs.
         """
-        self.counts = DraCounts()
         self._standing = Standing(dra.driver)
         self.status = self._standing.status
         self.offered: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
@@ -159,14 +157,11 @@ class Driver:
         pool_name = node_name or ""
         self.claims = Claims(
             fetch=lambda namespace, name: resourceclaims.get(api, namespace, name),
-            dra=dra,
-            pool=pool_name,
-            devices=self._known,
+            pool=LocalPool(dra=dra, name=pool_name, devices=self._known, refusal=places.refusal),
             store=store,
             cdi_root=cdi_root,
-            counts=self.counts,
-            moved=places.refusal,
         )
+        self.counts = self.claims.counts
         self.slices = SlicePublisher(
             api=api, node_name=pool_name, driver=dra.driver, devices=self.offered
         )
@@ -236,7 +231,7 @@ class Driver:
                         await self._store.renew()
                         with contextlib.suppress(OSError):  # then new cards stay out of slices
                             await self._store.saved()
-                        await self.claims.rebuild()  # before anything is swept or prepared
+                        await self.claims.recover()  # before anything is swept or prepared
                         self._ours.publish(True)
                         async with self._publishing():
                             while still_ours() and self._serves:
@@ -436,7 +431,7 @@ class Driver:
         """Publishes the pool and sweeps claims while the context is open."""
         tasks = [
             asyncio.create_task(self.slices.run()),
-            asyncio.create_task(self._sweep_claims()),
+            asyncio.create_task(self._collect_garbage()),
             asyncio.create_task(self._keep_specs()),
             asyncio.create_task(self._confirm()),
         ]
@@ -447,16 +442,16 @@ class Driver:
             self._beside = [task for task in self._beside if task not in tasks]
             await _ended(tasks)
 
-    async def _sweep_claims(self) -> None:
+    async def _collect_garbage(self) -> None:
         while True:
-            await self.claims.sweep()
+            await self.claims.collect_garbage()
             await asyncio.sleep(_SWEEP_EVERY)
 
     async def _keep_specs(self) -> None:
         while True:
-            await self.claims.rebuild()  # if the kubelet had not said before what is in use
-            await self.claims.learn()
-            await self.claims.tidy()
+            await self.claims.recover()  # if the kubelet had not said before what is in use
+            await self.claims.refresh_consumers()
+            await self.claims.sync_specs()
             await asyncio.sleep(cdi.LOOK_EVERY)
 
     async def _register(self) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent.core.claim import ClaimRef, ClaimUse
-from npu_agent.core.counts import DraCounts
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import Description, DraNames, PoolDevice, pool
@@ -18,7 +17,7 @@ from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import left_behind, recovered
-from npu_agent.outputs.dra.claims import Claims
+from npu_agent.outputs.dra.claims import Claims, LocalPool, Timing
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import Kubelet
 
@@ -51,14 +50,13 @@ class Room:
         self.api: dict[tuple[str, str], Mapping[str, Any] | ApiError] = {}
         self.cdi_root = directory / "cdi"
         self.now = 1000.0
-        self.patience = 0.0
+        self.timing = Timing(holder_ends=0.0, containers=0.01)
         self.start()
 
     def start(self) -> None:
         self.snapshots: Feed[Snapshot] = Feed(Snapshot(self.cards, complete=True))
         self.kubelet = Kubelet()
         self.devices: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
-        self.counts = DraCounts()
         self.store = AllocationStore(
             snapshots=self.snapshots,
             pod_resources=self.kubelet,
@@ -70,13 +68,10 @@ class Room:
         )
         self.claims = Claims(
             fetch=self.fetch,
-            dra=DRA,
-            pool=NODE,
-            devices=self.devices,
+            pool=LocalPool(dra=DRA, name=NODE, devices=self.devices),
             store=self.store,
             cdi_root=self.cdi_root,
-            counts=self.counts,
-            patience=self.patience,
+            timing=self.timing,
         )
 
     def clock(self) -> float:
@@ -150,7 +145,7 @@ class Room:
             await asyncio.sleep(0.001)
         await renewing
         self.known()
-        await self.claims.rebuild()
+        await self.claims.recover()
 
     async def restarted(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:
         """The agent was killed and another one has started."""

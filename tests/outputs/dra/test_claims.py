@@ -23,6 +23,7 @@ from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.record import RECORD, recovered
+from npu_agent.outputs.dra.claims import Timing
 from tests.outputs.deviceplugin.helpers import devices, state
 from tests.outputs.dra.room import NPU, Room, ref, result
 from tests.until import until
@@ -30,12 +31,6 @@ from tests.until import until
 ZERO, ONE = "npu-warboy-0", "npu-warboy-1"
 SPEC = "furiosa.ai-claim-uid-c.json"
 HELD = "Pod team/pod-c (ResourceClaim team/c) still holds its cores"
-
-
-@pytest.fixture(autouse=True)
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kubelet that does not say how containers use a claim is not waited for."""
-    monkeypatch.setattr("npu_agent.kubelet.allocation_store._LOOK", 0.01)
 
 
 def answer(*found: tuple[str, str], uid: str = "uid-c") -> tuple[PreparedResult, ...]:
@@ -90,7 +85,7 @@ async def test_a_claim_is_prepared(tmp_path: Path) -> None:
     assert [(one["uid"], one["devices"][0]["device"]) for one in record["claims"]] == [
         ("uid-c", ZERO)
     ]
-    assert room.counts.prepares == {"prepared": 1, "refused": 0, "failed": 0}
+    assert room.claims.counts.prepares == {"prepared": 1, "refused": 0, "failed": 0}
 
 
 async def test_again_is_the_same(tmp_path: Path) -> None:
@@ -130,12 +125,12 @@ async def test_a_spec_that_somebody_removed_or_changed_is_written_again(
     before = (room.cdi_root / SPEC).read_bytes()
     harm(room.cdi_root / SPEC)
     del room.api["team", "c"]  # the API server is not needed
-    await room.claims.tidy()
+    await room.claims.sync_specs()
     assert (room.cdi_root / SPEC).read_bytes() == before
-    await room.claims.tidy()
+    await room.claims.sync_specs()
     assert caplog.text.count("written again") == 1
     await room.unprepared()
-    await room.claims.tidy()
+    await room.claims.sync_specs()
     assert room.specs() == []
 
 
@@ -145,11 +140,11 @@ async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(tmp_path: 
     unsure = recovered(replace(room.store.states.value, prepared={}), b"", room.clock())
     room.store.states.publish(unsure)
     room.store.rebuilt()
-    await room.claims.tidy()
+    await room.claims.sync_specs()
     assert room.specs() == [SPEC]
     for _ in range(2):
         room.says()
-    await room.claims.tidy()
+    await room.claims.sync_specs()
     assert room.specs() == []
 
 
@@ -159,7 +154,7 @@ async def test_a_claim_that_ends_meanwhile_gets_no_spec(tmp_path: Path) -> None:
     async with room.claims._changing:
         ending = asyncio.create_task(room.unprepared())
         await asyncio.sleep(0)
-        tidying = asyncio.create_task(room.claims.tidy())
+        tidying = asyncio.create_task(room.claims.sync_specs())
         for _ in range(5):
             await asyncio.sleep(0)
     await ending
@@ -174,10 +169,9 @@ async def test_a_spec_of_a_card_that_left_is_reported_once(
     room = await holding(tmp_path)
     (room.cdi_root / SPEC).unlink()
     room.have()
-    await room.claims.tidy()
-    await room.claims.tidy()
+    await room.claims.sync_specs()
+    await room.claims.sync_specs()
     assert caplog.text.count("cannot be put right") == 1
-    assert "ResourceClaim team/c has the device" in room.claims._troubles["uid-c"]
     assert room.store.prepared.value.keys() == {"uid-c"}
 
 
@@ -188,7 +182,7 @@ async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(
     before = room.store.prepared.value
     (room.cdi_root / SPEC).unlink()
     room.have(state(index=5, id_=room.cards[0].id))
-    await room.claims.tidy()
+    await room.claims.sync_specs()
     assert room.specs() == []
     assert room.store.prepared.value == before  # the old nodes are still held
 
@@ -199,7 +193,7 @@ async def test_another_claim_of_its_name_does_not_keep_one_that_is_gone(tmp_path
     room.claim("c", result(ZERO), uid="new")
     for _ in range(2):
         room.says(uses=[("c", "")], driver="")
-        await room.claims.sweep()
+        await room.claims.collect_garbage()
     assert room.store.prepared.value == {}
 
 
@@ -293,79 +287,89 @@ async def test_what_another_agent_unprepared_while_it_had_the_node_stays_so(tmp_
     assert (tmp_path / RECORD).read_bytes() == written
 
 
-@pytest.mark.parametrize("record", [None, b"", b"{"])
+@pytest.mark.parametrize("record", [None, b""])
 async def test_claims_are_found_however_late_the_kubelet_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes | None
+    tmp_path: Path, record: bytes | None
 ) -> None:
-    monkeypatch.setattr("npu_agent.kubelet.allocation_store._ANSWER", 0.01)
     room = await holding(tmp_path)
     (tmp_path / RECORD).unlink()
     if record is not None:
         (tmp_path / RECORD).write_bytes(record)
     room.start()
+    renewing = asyncio.create_task(room.store.renew())
+    await until(lambda: room.kubelet.asked)
     room.says(error="its socket is missing")
-    await room.store.renew()
+    await renewing
     room.known()
-    await room.claims.rebuild()
+    await room.claims.recover()
     for _ in range(3):
         room.says(uses=[("c", ZERO)])
     assert room.store.unrecorded.value == {"npu.furiosa.ai"}
-    await room.claims.tidy()
+    await room.claims.sync_specs()
     with pytest.raises(RefusalError, match="not in the agent's record"):
         room.store.grant(NPU, devices(room.cards[0]))
     assert room.specs() == [SPEC]
-    await room.claims.rebuild()
+    await room.claims.recover()
     assert room.store.prepared.value.keys() == {"uid-c"}
     assert room.store.unrecorded.value == frozenset()
-    await room.claims.tidy()
-    assert room.specs() == [SPEC]
 
 
-@pytest.mark.parametrize("readable", [True, False])
-async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, readable: bool
-) -> None:
-    """The record is lost, and the kubelet said late that the claim was in use."""
-    monkeypatch.setattr("npu_agent.kubelet.allocation_store._ANSWER", 0.01)
+async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(tmp_path: Path) -> None:
+    """The record is lost, and the kubelet lists the claim for a moment yet."""
     room = await holding(tmp_path)
     (tmp_path / RECORD).unlink()
-    if not readable:
-        room.api.clear()
     room.start()
-    room.says(error="its socket is missing")
-    await room.store.renew()
-    room.known()
+    renewing = asyncio.create_task(room.store.renew())
+    await until(lambda: room.kubelet.asked)
     room.says(uses=[("c", ZERO)])
+    await renewing
+    room.known()
     await room.unprepared()
-    await room.claims.rebuild()
+    await room.claims.recover()
     assert room.store.prepared.value == {}
     assert not room.store.unchecked
+
+
+@pytest.mark.parametrize("record", ["lost", "older"])
+@pytest.mark.parametrize("error", [Kind.UNREACHABLE, Kind.NOT_FOUND])
+async def test_nothing_is_handed_out_until_the_api_server_says_which_claim_is_in_use(
+    tmp_path: Path, record: str, error: Kind
+) -> None:
+    """By neither API."""
+    room = await holding(tmp_path)
+    first = await room.prepared()
+    in_use = ZERO
+    if record == "lost":
+        (tmp_path / RECORD).unlink()
+    else:
+        in_use = ONE  # the record is that of an allocation before
+    claim, room.api["team", "c"] = room.api["team", "c"], ApiError("no", kind=error)
+    await room.restarted(uses=[("c", in_use)])
+    room.claim("d", result(ZERO))
+    room.claim("e", result(ONE))
+    for name in ("d", "e"):
+        assert "not in the agent's record" in await room.prepared(name)
+    with pytest.raises(RefusalError, match="not in the agent's record"):
+        room.store.grant(NPU, [plain(room, 1)])
+    room.api["team", "c"] = claim
+    assert await room.prepared("c") == first  # the kubelet asks again
+    assert HELD in await room.prepared("d")
+    assert room.store.unrecorded.value == frozenset()
 
 
 async def test_a_claim_that_is_deallocated_is_dropped_though_it_exists(tmp_path: Path) -> None:
     """That it was unprepared may be lost with a disk that was full."""
     room = await holding(tmp_path)
     room.claim("c", allocation=None, reservedFor=[])
-    await room.claims.sweep()
+    await room.claims.collect_garbage()
     assert room.store.prepared.value.keys() == {"uid-c"}
     room.says(uses=[("c", ZERO)])
-    await room.claims.sweep()
+    await room.claims.collect_garbage()
     assert room.store.prepared.value.keys() == {"uid-c"}
     room.says()
-    await room.claims.sweep()
-    await room.claims.sweep()
+    await room.claims.collect_garbage()
+    await room.claims.collect_garbage()
     assert room.store.prepared.value == {}
-
-
-async def test_claims_of_others_are_no_reason_to_wait(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    renewing = asyncio.create_task(room.store.renew())
-    await until(lambda: room.kubelet.asked)
-    room.says(uses=[("c", ZERO)])
-    await renewing
-    assert room.store.unrecorded.value == {"npu.furiosa.ai"}
-    room.says(uses=[("c", "gpu-0")], driver="gpu.example.com")
-    assert room.store.unrecorded.value == frozenset()
 
 
 async def test_after_a_reboot_that_renumbers_the_card_has_other_nodes(tmp_path: Path) -> None:
@@ -435,8 +439,9 @@ async def test_a_container_with_all_requests_has_the_variables_of_all(
     containers: list[tuple[str, str]],
     joined: bool,
 ) -> None:
-    monkeypatch.setattr("npu_agent.kubelet.allocation_store._LOOK", 0.2)
     room = Room(tmp_path)
+    room.timing = Timing(containers=0.2)
+    room.start()
     await room.owned()
     room.claim("c", result(ZERO, "a"), result(ONE, "b"))
     uses = [ClaimUse("team", pod, name, "team", "c", "", "", "") for pod, name in containers]
@@ -485,7 +490,7 @@ async def test_a_claim_that_vanished(tmp_path: Path) -> None:
     room = Room(tmp_path)
     await room.owned()
     assert await room.prepared() == "ResourceClaim team/c cannot be read: c not found"
-    assert room.counts.prepares["failed"] == 1
+    assert room.claims.counts.prepares["failed"] == 1
 
 
 async def test_another_claim_of_that_name(tmp_path: Path) -> None:
@@ -504,7 +509,7 @@ async def test_another_claim_of_that_name(tmp_path: Path) -> None:
         ({"allocation": None}, "is not allocated"),
         ({"reservedFor": []}, "is reserved for no Pod"),
         ({"allocation": {"devices": {"results": [{"driver": "npu.furiosa.ai"}]}}}, "request is"),
-        ({"allocation": {"devices": "npu0"}}, "is no object"),
+        ({"allocation": {"devices": "npu0"}}, "status.allocation.devices: expected object"),
     ],
 )
 async def test_what_cannot_be_prepared(tmp_path: Path, status: dict[str, Any], reason: str) -> None:
@@ -663,7 +668,7 @@ async def test_what_another_claim_holds_is_refused_until_that_one_ends(tmp_path:
     room.claim("d", result(ZERO))
     await room.prepared("c")
     assert await room.prepared("d") == f"device 'WARBOY-0' (npu0) is not free: {HELD}"
-    assert room.counts.prepares["refused"] == 1
+    assert room.claims.counts.prepares["refused"] == 1
     del room.api["team", "c"]
     await room.unprepared("c")
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
@@ -693,7 +698,7 @@ async def test_what_a_container_holds_by_the_device_plugin_is_refused(tmp_path: 
 def patient(tmp_path: Path) -> Room:
     """Claims that wait for as long as it takes."""
     room = Room(tmp_path)
-    room.patience = 600.0
+    room.timing = Timing(holder_ends=600.0)
     room.start()
     return room
 
@@ -717,7 +722,7 @@ async def test_a_claim_waits_for_the_one_that_holds_its_device(patient: Room) ->
     assert not preparing.done()
     await patient.unprepared("c")
     assert await preparing == answer(("npu", ZERO), uid="uid-d")
-    assert patient.counts.prepares == {"prepared": 3, "refused": 0, "failed": 0}
+    assert patient.claims.counts.prepares == {"prepared": 3, "refused": 0, "failed": 0}
 
 
 async def test_a_claim_waits_for_a_container_that_has_no_claim(patient: Room) -> None:
@@ -789,7 +794,7 @@ async def test_a_claim_does_not_wait_for_what_no_holder_changes(patient: Room) -
 
 
 async def test_a_claim_waits_no_longer_than_it_may(patient: Room) -> None:
-    patient.patience = 0.05
+    patient.timing = Timing(holder_ends=0.05)
     patient.start()
     await patient.owned()
     patient.claim("c", result(ZERO))
@@ -866,7 +871,7 @@ async def test_unprepare_needs_nothing(tmp_path: Path) -> None:
     await room.unprepared("never heard of it")
     assert room.specs() == []
     assert json.loads((tmp_path / RECORD).read_bytes())["claims"] == []
-    assert room.counts.unprepares["unprepared"] == 2
+    assert room.claims.counts.unprepares["unprepared"] == 2
 
 
 async def test_a_prepare_that_comes_after_its_unprepare(tmp_path: Path) -> None:
@@ -915,32 +920,6 @@ async def test_two_claims_for_one_device_at_the_same_time(tmp_path: Path) -> Non
         room.claim(name, result(ZERO))
     found = await room.claims.prepare([ref(name) for name in names])
     assert sum(not isinstance(one, str) for one in found.values()) == 1
-
-
-async def test_a_thousand_claims_in_one_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are written to the record together."""
-    room = Room(tmp_path)
-    await room.owned()
-    refs = [ref(f"c{number}") for number in range(1000)]
-    for one in refs:
-        room.claim(one.name, result(ZERO, adminAccess=True))
-    write, records = files.replace, list[bytes | None]()
-
-    async def replace(path: Path, content: bytes | None, **how: Any) -> bool:
-        if path.name == RECORD:
-            records.append(content)
-        return path.name != RECORD or await write(path, content, **how)
-
-    monkeypatch.setattr(files, "replace", replace)
-    found = await room.claims.prepare(refs)
-    assert found.keys() == {one.uid for one in refs}
-    assert not any(isinstance(one, str) for one in found.values())
-    (record,) = records
-    assert len(json.loads(record or b"")["claims"]) == 1000
-    assert len(await room.claims.unprepare(refs)) == 1000
-    assert len(records) == 2
 
 
 @pytest.mark.parametrize("what", ["cdi", "record"])
@@ -1087,15 +1066,16 @@ async def test_unprepare_on_a_disk_that_cannot_be_written(
         await room.unprepared()
         assert room.store.prepared.value == {}
     assert room.specs() == [SPEC]
-    await room.claims.tidy()
+    await room.claims.sync_specs()
     assert room.specs() == []
 
 
 async def test_before_it_is_known_who_holds_what_nothing_is_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("npu_agent.outputs.dra.claims._READY", 0.01)
     room = Room(tmp_path)
+    room.timing = Timing(ready=0.01)
+    room.start()
     room.claim("c", result(ZERO))
     assert "does not know yet which cards this node has" in await room.prepared()
 
@@ -1103,9 +1083,9 @@ async def test_before_it_is_known_who_holds_what_nothing_is_prepared(
 async def test_a_claim_that_is_gone_and_unused_is_dropped(tmp_path: Path) -> None:
     room = await holding(tmp_path)
     del room.api["team", "c"]
-    await room.claims.sweep()
+    await room.claims.collect_garbage()
     assert room.store.prepared.value  # a Pod that was deleted by force may still end
-    await room.claims.sweep()
+    await room.claims.collect_garbage()
     assert room.store.prepared.value == {}
     assert room.specs() == []
 
@@ -1114,9 +1094,9 @@ async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(tmp_path: 
     room = await holding(tmp_path)
     del room.api["team", "c"]
     room.says(uses=[("c", ZERO)])
-    await room.claims.sweep()
+    await room.claims.collect_garbage()
     room.says()
-    await room.claims.sweep()
+    await room.claims.collect_garbage()
     assert room.store.prepared.value.keys() == {"uid-c"}
     fetch = room.fetch
 
@@ -1125,15 +1105,15 @@ async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(tmp_path: 
         return await fetch(namespace, name)
 
     room.claims._fetch = meanwhile
-    await room.claims.sweep()
+    await room.claims.collect_garbage()
     assert room.store.prepared.value.keys() == {"uid-c"}
 
 
 async def test_another_claim_of_its_name_keeps_none_alive(tmp_path: Path) -> None:
     room = await holding(tmp_path)
     room.claim("c", result(ONE), uid="new")
-    await room.claims.sweep()
-    await room.claims.sweep()
+    await room.claims.collect_garbage()
+    await room.claims.collect_garbage()
     assert room.store.prepared.value == {}
 
 
@@ -1148,7 +1128,7 @@ async def test_a_claim_that_may_be_used_is_kept(tmp_path: Path, why: str) -> Non
         uses=[("c", ZERO)] if why == "used" else (), error="gone" if why == "silent" else None
     )
     for _ in range(3):
-        await room.claims.sweep()
+        await room.claims.collect_garbage()
     assert room.store.prepared.value.keys() == {"uid-c"}
     assert room.specs() == [SPEC]
 
@@ -1183,29 +1163,11 @@ async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Pa
         await room.store.saved()
         assert (tmp_path / RECORD).exists()
     room.known()
-    await room.claims.rebuild()
+    await room.claims.recover()
     assert room.store.prepared.value.keys() == {"uid-c"}
     await room.unprepared("c")
-    await room.claims.rebuild()  # the kubelet may list it for a moment yet
+    await room.claims.recover()  # the kubelet may list it for a moment yet
     assert room.store.prepared.value == {}
-
-
-async def test_a_lost_record_is_rebuilt_without_the_api_server(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.claim("c", result(ZERO))
-    first = await room.prepared()
-    (tmp_path / RECORD).unlink()
-    unreachable = ApiError("unreachable", kind=Kind.UNREACHABLE)
-    claim, room.api["team", "c"] = room.api["team", "c"], unreachable
-    await room.restarted(uses=[("c", ZERO)])
-    room.claim("d", result(ZERO))
-    assert HELD in await room.prepared("d")
-    room.api["team", "c"] = claim
-    assert await room.prepared("c") == first  # the kubelet asks again; it is the same claim
-    assert room.store.prepared.value.keys() == {"uid-c"}
-    await room.unprepared("c")
-    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 
 
 async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
@@ -1231,15 +1193,6 @@ async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
     assert room.store.prepared.value.keys() == {"uid-c"}
 
 
-async def test_a_claim_rebuilt_without_its_uid_ends_by_its_name(tmp_path: Path) -> None:
-    room = await holding(tmp_path)
-    (tmp_path / RECORD).unlink()
-    room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
-    await room.restarted(uses=[("c", ZERO)])
-    await room.unprepared("c")
-    assert room.store.prepared.value == {}
-
-
 async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path) -> None:
     room = Room(tmp_path)
     await room.owned()
@@ -1250,7 +1203,7 @@ async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path) -> None:
         room.says(uses=[("c", ZERO)], driver="gpu.example.com")
         await asyncio.sleep(0.001)
     room.known()
-    await room.claims.rebuild()
+    await room.claims.recover()
     assert room.store.prepared.value == {}
 
 
@@ -1293,25 +1246,6 @@ async def test_devices_of_an_earlier_allocation_are_no_reason_to_doubt_the_recor
     assert not room.store.unchecked
 
 
-async def test_a_record_in_doubt_waits_for_the_api_server(tmp_path: Path) -> None:
-    room = await holding(tmp_path)
-    claim, before = room.api["team", "c"], room.store.prepared.value
-    room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
-    uses = [("c", ZERO), ("c", ONE)]
-    await room.restarted(uses=uses)
-    assert room.store.prepared.value == before
-    room.says(uses=uses)
-    with pytest.raises(RefusalError, match="not in the agent's record"):
-        room.store.grant(NPU, [plain(room, 1)])
-    room.api["team", "c"] = claim
-    await room.claims.rebuild()
-    room.store.grant(NPU, [plain(room, 1)])
-    await room.restarted(uses=uses)
-    del room.api["team", "c"]  # it will never be known
-    await room.restarted(uses=uses)
-    assert not room.store.unchecked
-
-
 async def test_a_claim_that_the_kubelet_lists_until_it_unprepares_it(tmp_path: Path) -> None:
     """The agent ended before it had answered that it was unprepared."""
     room = await holding(tmp_path)
@@ -1320,25 +1254,6 @@ async def test_a_claim_that_the_kubelet_lists_until_it_unprepares_it(tmp_path: P
     assert room.store.prepared.value.keys() == {"uid-c"}
     await room.unprepared()  # it is asked again
     assert room.store.prepared.value == {}
-
-
-@pytest.mark.parametrize("uid", ["x/../../../outside", "", "a b"])
-async def test_a_record_with_a_uid_that_is_none_is_not_used_as_a_path(
-    tmp_path: Path, uid: str
-) -> None:
-    room = await holding(tmp_path)
-    record = json.loads((tmp_path / RECORD).read_bytes())
-    record["claims"][0]["uid"] = uid
-    (tmp_path / RECORD).write_text(json.dumps(record))
-    room.start()
-    assert room.store.states.value.unreadable
-    await room.owned(uses=[("c", ZERO)])
-    before = {*tmp_path.rglob("*"), *tmp_path.parent.glob("*")}
-    for _ in range(3):
-        room.says(uses=[("c", ZERO)])
-        await room.claims.tidy()
-    assert {*tmp_path.rglob("*"), *tmp_path.parent.glob("*")} == before
-    assert room.store.prepared.value.keys() == {"uid-c"}
 
 
 @pytest.fixture
@@ -1369,7 +1284,7 @@ async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
     await until((tmp_path / RECORD).exists)
     assert json.loads((tmp_path / RECORD).read_bytes())["claims"]
     assert room.specs() == [SPEC]
-    assert room.counts.prepares == {"prepared": 0, "refused": 0, "failed": 1}
+    assert room.claims.counts.prepares == {"prepared": 0, "refused": 0, "failed": 1}
     await room.unprepared("c")
     assert room.specs() == []
     assert room.store.prepared.value == {}
@@ -1407,22 +1322,6 @@ async def test_an_agent_that_ends_leaves_claims_to_the_next_one(tmp_path: Path) 
     assert await room.prepared("d") == answer(("npu", ONE), uid="uid-d")
 
 
-async def test_specs_are_kept_as_long_as_the_record_is_lost(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    room.cdi_root.mkdir(exist_ok=True)
-    spec = room.cdi_root / "furiosa.ai-claim-uid-of-a-claim-in-use.json"
-    spec.write_text("{}")
-    renewing = asyncio.create_task(room.store.renew())
-    while not renewing.done():
-        room.says()
-        await asyncio.sleep(0.001)
-    await room.claims.tidy()
-    assert spec.exists()
-    await room.claims.rebuild()
-    await room.claims.tidy()
-    assert not spec.exists()
-
-
 async def test_what_another_agent_unprepared_meanwhile_is_not_prepared(tmp_path: Path) -> None:
     """In a rolling update the next agent starts, and waits, before the present one ends."""
     room = Room(tmp_path)
@@ -1447,7 +1346,7 @@ async def test_a_lost_record_is_rebuilt_once_the_cards_are_known(tmp_path: Path)
         room.says(uses=[("c", ZERO)])
         await asyncio.sleep(0.001)
     room.claim("c", result(ZERO))
-    rebuilding = asyncio.create_task(room.claims.rebuild())
+    rebuilding = asyncio.create_task(room.claims.recover())
     for _ in range(20):  # as far as it goes
         await asyncio.sleep(0)
     assert room.store.prepared.value == {}
@@ -1529,15 +1428,15 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path) -> None
     room = await holding(tmp_path)
     both = [{"resource": "pods", "name": f"pod-{name}", "uid": name} for name in ("c", "later")]
     room.claim("c", result(ZERO), reservedFor=both)
-    await room.claims.learn()
+    await room.claims.refresh_consumers()
     (known,) = room.store.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c",), ("pod-c",))
     use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
     room.kubelet.holdings.publish(Holdings(asked_at=room.now, claim_uses=(use,)))
     room.api["team", "c"] = ApiError("busy", kind=Kind.UNREACHABLE)
-    await room.claims.learn()
+    await room.claims.refresh_consumers()
     room.claim("c", result(ZERO), reservedFor=both)
-    await room.claims.learn()
+    await room.claims.refresh_consumers()
     (known,) = room.store.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c", "pod-later"), ("c", "later"))
     assert json.loads((tmp_path / RECORD).read_bytes())["claims"][0]["podUIDs"][-1] == "later"
@@ -1555,7 +1454,7 @@ async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_l
     room.claim("c", result(ZERO), reservedFor=later)
     use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
     room.kubelet.holdings.publish(Holdings(asked_at=room.now, claim_uses=(use,)))
-    await room.claims.learn()
+    await room.claims.refresh_consumers()
     assert room.store.prepared.value["uid-c"].pod_uids == ("later",)
     assert list(room.store.orphans.value) == ["pod-c"]
     # What the kubelet has prepared again for the later one is its own.
@@ -1638,6 +1537,6 @@ async def test_the_pods_of_a_claim_that_an_older_agent_prepared_are_found(tmp_pa
     del record["claims"][0]["podUIDs"]
     (tmp_path / RECORD).write_text(json.dumps(record))
     await room.restarted(uses=[("c", ZERO)])
-    await room.claims.learn()
+    await room.claims.refresh_consumers()
     (known,) = room.store.prepared.value.values()
     assert known.pod_uids == ("pod-c",)
