@@ -6,8 +6,6 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Protocol
 
 from npu_agent.text import closest
@@ -81,12 +79,10 @@ class Family:
 
 @lru_cache(1)
 def families() -> Mapping[str, Family]:
-    """Those of all vendors: each folder beside this module is a vendor's and has `FAMILIES`."""
-    import npu_agent.simulator as here
+    """Those of all vendors, each of which has a folder here."""
+    from npu_agent.simulator import furiosa
 
-    folders = [one.name for one in iter_modules(here.__path__) if one.ispkg]
-    vendors = [import_module(f"{here.__name__}.{name}") for name in folders]
-    return {family.name: family for vendor in vendors for family in vendor.FAMILIES}
+    return {family.name: family for vendor in (furiosa,) for family in vendor.FAMILIES}
 
 
 def default_cards() -> str:

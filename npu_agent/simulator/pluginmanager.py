@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,21 +62,6 @@ class PrepareError(Exception):
     """Claims that are not prepared or not unprepared; the words are those of a Pod's event."""
 
 
-class _RefusedError(Exception):
-    """The driver cannot be registered; it has been notified why."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """What is known of a socket in the registry."""
-
-    again_at: float = 0.0
-    instance: Instance | None = None
-    channel: Channel | None = None
-    """To the services' socket."""
-    stream: asyncio.Task[None] | None = None
-
-
 class StandInPluginManager:
     """Looks after `plugins_registry` in a kubelet's root directory.
 
@@ -93,22 +77,20 @@ class StandInPluginManager:
         self._registry = root / "plugins_registry"
         self._known = tuple(known)
         self._interval = interval
-        self._entries: dict[Path, _Entry] = {}
+        self._channels: dict[Instance, Channel] = {}
+        """To the services of each registered instance."""
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Comes up, and registers whoever is there already."""
+        """Comes up, and registers the drivers that are there already."""
         self._registry.mkdir(parents=True, exist_ok=True)
         self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
         """Goes away: streams and connections are cut, and everything is forgotten."""
         if self._running:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+            await _end(self._running)
             self._running = None
-        for socket in list(self._entries):
-            await self._forget(socket)
 
     async def restart(self) -> None:
         """Stops and starts: each driver is asked and notified again."""
@@ -158,9 +140,9 @@ class StandInPluginManager:
     def _plugin(self, driver: str) -> tuple[Any, Channel]:
         """The messages and the connection of the newest instance."""
         for instance in reversed(self.instances.value):
-            channel = self._entries[instance.socket].channel
-            if instance.driver == driver and channel:
-                return (v1 if instance.service == "v1.DRAPlugin" else v1beta1), channel
+            if instance.driver == driver:
+                wire = v1 if instance.service == "v1.DRAPlugin" else v1beta1
+                return wire, self._channels[instance]
         raise PrepareError(f"prepare dynamic resources: DRA driver {driver} is not registered")
 
     async def _answer(self, method: str, call: Any, claims: Sequence[ClaimRef]) -> Any:
@@ -181,76 +163,62 @@ class StandInPluginManager:
         return response
 
     async def _run(self) -> None:
-        while True:
-            found = _sockets(self._registry)
-            for socket in self._entries.keys() - found:
-                await self._forget(socket)
-            for socket in sorted(found):
-                entry = self._entries.setdefault(socket, _Entry())
-                if entry.instance is None and time.monotonic() >= entry.again_at:
-                    await self._try(socket, entry)
-            await asyncio.sleep(self._interval)
-
-    async def _try(self, socket: Path, entry: _Entry) -> None:
+        tasks: dict[Path, asyncio.Task[None]] = {}
         try:
-            await apart(self._register(socket, entry))
-        except (*_LOST, TimeoutError, _RefusedError) as error:
-            self.failures.append(f"{type(error).__name__}: {error}")
-            entry.again_at = time.monotonic() + _RETRY
-            await self._drop(entry)
+            while True:
+                found = _sockets(self._registry)
+                for socket in tasks.keys() - found:
+                    await _end(tasks[socket])
+                    del tasks[socket]
+                for socket in sorted(found - tasks.keys()):
+                    tasks[socket] = asyncio.create_task(self._serve(socket))
+                await asyncio.sleep(self._interval)
+        finally:
+            await _end(*tasks.values())
 
-    async def _register(self, socket: Path, entry: _Entry) -> None:
-        async with UnixChannel(socket) as channel:
-            stub = pluginregistration.RegistrationStub(channel)
-            info = await stub.get_info(pluginregistration.InfoRequest(), timeout=_GET_INFO)
-            endpoint = info.endpoint or str(socket)
-            service = next((name for name in info.supported_versions if name in self._known), "")
-            refusal = ""
-            if info.type != "DRAPlugin" or not service.endswith(".DRAPlugin"):
-                refusal = f"none of services supported by the plugin {info.supported_versions}"
-            else:
-                self._open(
-                    entry,
-                    Instance(
-                        driver=info.name,
-                        socket=socket,
-                        endpoint=endpoint,
-                        services=tuple(info.supported_versions),
-                        service=service,
-                    ),
-                )
-            # The real one registers first, and undoes it if this call fails: so here too.
-            await stub.notify_registration_status(
-                pluginregistration.RegistrationStatus(
-                    plugin_registered=not refusal,
-                    error=f"RegisterPlugin error -- {refusal}" if refusal else "",
-                ),
-                timeout=_NOTIFY,
-            )
-            if refusal:
-                raise _RefusedError(refusal)
+    async def _serve(self, socket: Path) -> None:
+        """Keeps the driver of a registration socket registered until cancelled."""
+        while True:
+            try:
+                async with UnixChannel(socket) as channel:
+                    await self._register(socket, channel)
+            except (*_LOST, TimeoutError) as error:
+                self.failures.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(_RETRY)
 
-    def _open(self, entry: _Entry, instance: Instance) -> None:
-        entry.instance = instance
-        entry.channel = UnixChannel(Path(instance.endpoint))
-        self.instances.publish((*self.instances.value, instance))
-        entry.stream = asyncio.create_task(self._watch(instance, entry.channel))
-
-    async def _forget(self, socket: Path) -> None:
-        """The socket has gone: whoever registered with it is registered no more."""
-        await self._drop(self._entries[socket])
-        del self._entries[socket]  # not before: `stop` drops what a cancelled `_run` could not
-
-    async def _drop(self, entry: _Entry) -> None:
-        if entry.stream:
-            entry.stream.cancel()
-            await asyncio.gather(entry.stream, return_exceptions=True)
-        if entry.channel:
-            entry.channel.close()
-        self.instances.publish(
-            tuple(one for one in self.instances.value if one is not entry.instance)
+    async def _register(self, socket: Path, registration: Channel) -> None:
+        """Has a driver registered until cancelled; returns if it cannot be."""
+        stub = pluginregistration.RegistrationStub(registration)
+        info = await apart(stub.get_info(pluginregistration.InfoRequest(), timeout=_GET_INFO))
+        service = next((name for name in info.supported_versions if name in self._known), "")
+        if info.type != "DRAPlugin" or not service.endswith(".DRAPlugin"):
+            refusal = f"none of services supported by the plugin {info.supported_versions}"
+            self.failures.append(refusal)
+            error = f"RegisterPlugin error -- {refusal}"
+            status = pluginregistration.RegistrationStatus(plugin_registered=False, error=error)
+            await apart(stub.notify_registration_status(status, timeout=_NOTIFY))
+            return
+        instance = Instance(
+            driver=info.name,
+            socket=socket,
+            endpoint=info.endpoint or str(socket),
+            services=tuple(info.supported_versions),
+            service=service,
         )
-        entry.instance = entry.channel = entry.stream = None
+        channel = self._channels[instance] = UnixChannel(Path(instance.endpoint))
+        self.instances.publish((*self.instances.value, instance))
+        watching = asyncio.create_task(self._watch(instance, channel))
+        try:
+            # The real one registers first, and undoes it if this call fails: so here too.
+            status = pluginregistration.RegistrationStatus(plugin_registered=True)
+            await apart(stub.notify_registration_status(status, timeout=_NOTIFY))
+            registration.close()
+            await watching
+        finally:
+            await _end(watching)
+            channel.close()
+            del self._channels[instance]
+            self.instances.publish(tuple(one for one in self.instances.value if one != instance))
 
     async def _watch(self, instance: Instance, channel: Channel) -> None:
         """Keeps a driver's health stream open, as the real one does: again after each end."""
@@ -261,14 +229,11 @@ class StandInPluginManager:
                 pass
             finally:
                 # Those of the driver's other instances too, as the real one does.
-                self.health.publish(
-                    {
-                        key: reported
-                        for key, reported in self.health.value.items()
-                        if key[0] != instance.driver
-                    }
-                )
+                self.health.publish(self._others(instance.driver))
             await asyncio.sleep(_STREAM_AGAIN)
+
+    def _others(self, driver: str) -> Devices:
+        return {key: one for key, one in self.health.value.items() if key[0] != driver}
 
     async def _receive(self, instance: Instance, channel: Channel) -> None:
         async for message in self._messages(instance, channel):
@@ -280,8 +245,7 @@ class StandInPluginManager:
                 )
                 for one in message.devices
             }
-            others = {key: one for key, one in self.health.value.items() if key[0] != driver}
-            self.health.publish({**others, **reports})
+            self.health.publish({**self._others(driver), **reports})
 
     def _messages(self, instance: Instance, channel: Channel) -> AsyncIterator[Any]:
         newest = "v1.DRAResourceHealth"
@@ -292,6 +256,12 @@ class StandInPluginManager:
         return v1alpha1.DraResourceHealthStub(channel).node_watch_resources(
             v1alpha1.NodeWatchResourcesRequest()
         )
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _claims(wire: Any, claims: Sequence[ClaimRef]) -> list[Any]:

@@ -27,22 +27,32 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import IO, Any
+from typing import IO, Literal
+
+import msgspec
 
 from npu_agent import files
 from npu_agent.simulator.cards import CardSpec, default_cards, suggest
 from npu_agent.simulator.faults import FAULTS, SimulatedCard, find_fault, seen
 from npu_agent.simulator.picture import HOST, Content, Link, Picture, Special
-from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
+from npu_agent.simulator.telemetry import advance, fresh
 from npu_agent.text import reason
 
 STATE_DIR = files.SIMULATION
 
 _Cards = tuple[SimulatedCard, ...]
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is in state.json."""
+
+    cards: _Cards
+    plain_nodes: bool
+    version: Literal[1] = 1
 
 
 class SimulatorError(Exception):
@@ -61,13 +71,7 @@ def make(root: Path, specs: Sequence[CardSpec], *, plain_nodes: bool = False) ->
 
     Raises:
         SimulatorError: root is not ours, or cannot be written.
-        ValueError: two of the cards have the same number or PCI address.
     """
-    for what in ("name", "pci_bus_id"):
-        values = [getattr(spec, what) for spec in specs]
-        twice = sorted({value for value in values if values.count(value) > 1})
-        if twice:
-            raise ValueError(f"two cards have the same {what}: {', '.join(twice)}")
     with _errors_of(root):
         _refuse_foreign(root)
         _mkdir(root / STATE_DIR)
@@ -99,19 +103,23 @@ def apply_fault(root: Path, card: str, fault: str) -> None:
     found = find_fault(fault)
 
     def change(cards: _Cards) -> _Cards:
-        broken = _find(cards, card)
-        return tuple(found.give(one) if one is broken else one for one in cards)
+        known = [{one.spec.name, one.spec.pci_bus_id, one.spec.uuid} for one in cards]
+        if not any(card in each for each in known):
+            raise ValueError(f"no card {card!r}{suggest(card, [one.spec.name for one in cards])}")
+        return tuple(
+            found.give(one) if card in each else one for one, each in zip(cards, known, strict=True)
+        )
 
     _change(root, change)
 
 
 def tick(root: Path, dt: float = 1.0) -> None:
-    """Moves the readings of all cards on by `dt` seconds.
+    """Moves the readings of all cards on by `dt` seconds, and writes only those that changed.
 
     Raises:
         SimulatorError: root is no simulated tree, or cannot be written.
     """
-    _change(root, partial(_advanced, dt))
+    _change(root, lambda cards: tuple(_advanced(card, dt) for card in cards), repair=False)
 
 
 def cards(root: Path) -> tuple[SimulatedCard, ...]:
@@ -121,7 +129,7 @@ def cards(root: Path) -> tuple[SimulatedCard, ...]:
         SimulatorError: root is no simulated tree.
     """
     with _errors_of(root):
-        return _load(root)[0]
+        return _load(root).cards
 
 
 def living(root: Path) -> bool:
@@ -140,17 +148,11 @@ def living(root: Path) -> bool:
 
 
 class Simulation:
-    """Keeps a tree alive: readings move, faults that last go on.
-
-    Args:
-        root: a tree that `make` made.
-        interval: seconds between two steps.
-    """
+    """Keeps a tree alive: readings move each `interval` seconds, faults that last go on."""
 
     def __init__(self, root: Path, interval: float = 1.0) -> None:
         self._root = root
         self._interval = interval
-        self._repair = True
 
     async def run(self) -> None:
         """Goes on until it is cancelled.
@@ -165,37 +167,22 @@ class Simulation:
                 await asyncio.sleep(self._interval)
                 now = time.monotonic()
                 # On a thread: the demo runs the agent in the same event loop.
-                step = asyncio.create_task(asyncio.to_thread(self._step, now - last))
+                step = asyncio.create_task(asyncio.to_thread(tick, self._root, now - last))
                 try:
                     await asyncio.shield(step)
                 finally:
-                    # Whoever cancels may remove the tree next.
+                    # The tree may be removed once this is cancelled.
                     await asyncio.gather(step, return_exceptions=True)
                 last = now
 
-    def _step(self, dt: float) -> None:
-        _change(self._root, partial(_advanced, dt), repair=self._repair)
-        self._repair = False
 
-
-def _advanced(dt: float, cards: _Cards) -> _Cards:
-    return tuple(_advanced_card(card, dt) for card in cards)
-
-
-def _advanced_card(card: SimulatedCard, dt: float) -> SimulatedCard:
+def _advanced(card: SimulatedCard, dt: float) -> SimulatedCard:
     # Seeded by the card and its step: two runs move alike, and no generator has to be kept.
     rng = Random(f"{card.spec.family} {card.spec.name} {card.telemetry.ticks}")  # noqa: S311
     state = advance(card.telemetry, dt, rng)
     for name in card.faults:
         state = FAULTS[name].tick(state)
     return replace(card, telemetry=state)
-
-
-def _find(cards: _Cards, name: str) -> SimulatedCard:
-    for card in cards:
-        if name in (card.spec.name, card.spec.pci_bus_id, card.spec.uuid):
-            return card
-    raise ValueError(f"no card {name!r}{suggest(name, [card.spec.name for card in cards])}")
 
 
 def _change(
@@ -212,9 +199,9 @@ def _change(
     """
     with _locked(root):
         new = create and not _state(root).exists()
-        before, plain_before = ((), False) if new else _load(root)
-        after = change(before)
-        tree, wanted = _Tree(root, plain_nodes or plain_before), _picture(after)
+        state = _State((), plain_nodes) if new else _load(root)
+        before, after = state.cards, change(state.cards)
+        tree, wanted = _Tree(root, plain_nodes or state.plain_nodes), _picture(after)
         tree.refuse_taken(wanted)
         tree.save(after)
         known = {} if repair else _picture(before)
@@ -243,12 +230,7 @@ class _Tree:
 
     def save(self, cards: _Cards) -> None:
         """Writes the state."""
-        state = {
-            "version": 1,
-            "plain_nodes": self.plain_nodes,
-            "cards": [asdict(card) for card in cards],
-        }
-        self._replace(_state(self.root), json.dumps(state))
+        self._replace(_state(self.root), msgspec.json.encode(_State(cards, self.plain_nodes)))
 
     def made(self) -> set[str]:
         """The paths that we made."""
@@ -351,32 +333,17 @@ def _not_simulated(root: Path) -> SimulatorError:
     )
 
 
-def _load(root: Path) -> tuple[_Cards, bool]:
+def _load(root: Path) -> _State:
     path = _state(root)
     try:
-        text = path.read_text()
+        return msgspec.json.decode(path.read_bytes(), type=_State)
     except (FileNotFoundError, NotADirectoryError):
         raise _not_simulated(root) from None
-    try:
-        state = json.loads(text)
-        if state["version"] != 1:
-            raise ValueError(f"version {state['version']} instead of 1")  # noqa: TRY301
-        found = tuple(_card(entry) for entry in state["cards"])
-        return found, bool(state["plain_nodes"])
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise SimulatorError(
-            f"{path} cannot be understood ({error!r}); another version of npu-agent made it? "
+            f"{path} cannot be understood ({error}); another version of npu-agent made it? "
             f"Remove {root} and make it again"
         ) from error
-
-
-def _card(entry: dict[str, Any]) -> SimulatedCard:
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in entry["telemetry"].items()
-    }
-    faults = tuple(find_fault(name).name for name in entry["faults"])
-    return SimulatedCard(CardSpec(**entry["spec"]), CardTelemetry(**values), faults)
 
 
 def _refuse_foreign(root: Path) -> None:

@@ -46,15 +46,6 @@ def test_every_fault_is_seen_at_once_on_its_card_alone_and_ok_undoes_it(
 
 
 @both
-def test_dead(root: Path, index: int) -> None:
-    apply_fault(root, SPECS[index].name, "dead")
-    assert alive(root, index) == "0\n"
-    tick(root)
-    assert alive(root, index) == "0\n"
-    assert alive(root, 1 - index) == "1\n"
-
-
-@both
 def test_hot_is_above_95_degrees_and_load_stays(root: Path, index: int) -> None:
     before = cards(root)[index].telemetry
     apply_fault(root, SPECS[index].name, "hot")
@@ -123,40 +114,6 @@ def test_hang_blocks_a_reader_until_it_ends(root: Path, index: int, end: str) ->
         assert alive(root, index) == "1\n"
 
 
-def test_a_reader_that_waits_to_open_is_let_go(root: Path) -> None:
-    path = root / liveness(SPECS[0])
-    apply_fault(root, "npu0", "hang")
-    readers = [threading.Thread(target=path.read_bytes, daemon=True) for _ in range(8)]
-    for reader in readers:
-        reader.start()
-    apply_fault(root, "npu0", "ok")
-    for reader in readers:
-        reader.join(20)
-        assert not reader.is_alive()
-
-
-def test_garbage_is_binary_cut_off_and_huge(root: Path) -> None:
-    apply_fault(root, "npu0", "garbage")
-    directory = root / management(SPECS[0])
-
-    with pytest.raises(UnicodeDecodeError):
-        (directory / "alive").read_text()
-    assert (directory / "heartbeat").stat().st_size == 1 << 20
-    assert not (directory / "atr_error").read_text().endswith("\n")
-    assert (directory / "device_uuid").read_text() == f"{SPECS[0].uuid}\n"  # who it is, is known
-
-
-def test_unreadable_is_an_error_for_root_as_well(root: Path) -> None:
-    apply_fault(root, "npu0", "unreadable")
-
-    with pytest.raises(IsADirectoryError):
-        (root / liveness(SPECS[0])).read_text()
-    with pytest.raises(IsADirectoryError):
-        (root / hwmon(SPECS[0]) / "temp1_input").read_text()
-    with pytest.raises(IsADirectoryError):
-        (root / core(SPECS[0], "0") / "perf_regs").read_text()
-
-
 @both
 def test_gone_leaves_nothing_and_back_brings_all(root: Path, index: int) -> None:
     name = SPECS[index].name
@@ -170,20 +127,6 @@ def test_gone_leaves_nothing_and_back_brings_all(root: Path, index: int) -> None
 
     apply_fault(root, name, "back")
     assert listing(root) == before
-
-
-def test_on_a_card_that_is_gone_no_other_fault_shows(root: Path) -> None:
-    apply_fault(root, "npu0", "gone")
-    before = listing(root)
-    for fault in ("dead", "hang", "garbage", "hot", "no-node"):
-        apply_fault(root, "npu0", fault)
-        assert listing(root) == before
-
-
-def test_no_node(root: Path) -> None:
-    apply_fault(root, "npu0", "no-node")
-    assert not (root / "dev/npu0pe0").exists()
-    assert (root / "dev/npu0pe1").exists()
 
 
 def test_faults_add_up_and_ok_ends_them_all(root: Path) -> None:
@@ -206,19 +149,6 @@ def test_swap_is_another_card_in_the_same_place(root: Path) -> None:
     assert (directory / "busname").read_text() == SPECS[0].pci_bus_id
     tick(root)
     assert (directory / "device_uuid").read_text() == f"{cards(root)[0].spec.uuid}\n"
-
-
-def test_busy_and_idle_show_in_use(root: Path) -> None:
-    registers = root / core(SPECS[0], "0-1") / "perf_regs"
-    assert registers.read_text() == ""
-    apply_fault(root, "npu0", "busy")
-    assert "TaskExecutionTime: 0x" in registers.read_text()
-    assert int((root / hwmon(SPECS[0]) / "power1_average").read_text()) > 40_000_000
-    apply_fault(root, "npu0", "idle")
-    assert registers.read_text() == ""
-    assert cards(root)[0].telemetry.workload == "idle"
-    apply_fault(root, "npu0", "ok")
-    assert cards(root)[0].telemetry.workload == "auto"
 
 
 def test_busy_one_is_one_core_in_use_and_the_others_free(root: Path) -> None:
@@ -261,10 +191,3 @@ def test_unknown_names_are_refused_with_a_suggestion(root: Path) -> None:
         apply_fault(root, "npu0", "daed")
     with pytest.raises(ValueError, match=r"no card 'npu9'.*there are: npu0, npu1"):
         apply_fault(root, "npu9", "dead")
-
-
-def test_every_fault_has_a_line_that_says_what_it_does() -> None:
-    for fault in FAULTS.values():
-        assert fault.summary
-        assert "\n" not in fault.summary
-        assert len(fault.summary) < 72

@@ -3,8 +3,8 @@ from random import Random
 
 import pytest
 
-from npu_agent.simulator import CardSpec, CardTelemetry, advance, card, fresh
-from npu_agent.simulator.furiosa.driver import core, files, hwmon, liveness, management, nodes
+from npu_agent.simulator import CardTelemetry, advance, card, fresh
+from npu_agent.simulator.furiosa.driver import core, files, hwmon, management, nodes
 from npu_agent.simulator.telemetry import Workload, with_workload
 
 WARBOY, RNGD = card("warboy", 0), card("rngd", 1)
@@ -40,24 +40,6 @@ def test_nodes_of_an_rngd() -> None:
     assert {"dev/rngd/npu1mgmt", "dev/rngd/npu1ch7r", "dev/rngd/npu1pe4-7"} <= found
 
 
-@pytest.mark.parametrize(("spec", "name"), [(WARBOY, "alive"), (RNGD, "device_state")])
-def test_liveness_and_identity(spec: CardSpec, name: str) -> None:
-    seen = files(spec, fresh(spec.family))
-
-    assert liveness(spec) == f"{management(spec)}/{name}"
-    assert seen[liveness(spec)] == "1\n"
-    assert seen[f"{management(spec)}/device_uuid"] == f"{spec.uuid}\n"
-    assert seen[f"{management(spec)}/busname"] == spec.pci_bus_id
-
-
-def test_an_overridden_identity_may_be_empty_as_on_old_drivers() -> None:
-    spec = replace(WARBOY, uuid="", serial="", firmware_version="", dev="", revision="")
-    seen = files(spec, fresh("warboy"))
-
-    for name in ("device_uuid", "device_sn", "fw_version", "dev", "soc_rev"):
-        assert seen[f"{management(spec)}/{name}"] == ""
-
-
 def test_sensors_are_in_the_units_of_hwmon() -> None:
     state = replace(fresh("warboy"), load=(0.5, 0.7), temperature=(51.25, 60.5))
     seen = files(WARBOY, state)
@@ -80,22 +62,6 @@ def test_rngd_sensors_have_labels_and_the_peak_is_the_hottest_core() -> None:
     assert labels == ["PEAK\n", *(f"NPU_PE{n}\n" for n in range(8)), "AMBIENT\n"]
     assert seen[f"{hwmon(RNGD)}/temp1_input"] == "59000\n"  # PEAK
     assert seen[f"{hwmon(RNGD)}/temp5_input"] == "59000\n"  # NPU_PE3
-
-
-def test_perf_regs_are_empty_while_a_core_is_not_in_use() -> None:
-    seen = files(WARBOY, replace(fresh("warboy"), load=(0.5, 0.0)))
-
-    assert seen[f"{core(WARBOY, '0')}/perf_regs"] != ""
-    assert seen[f"{core(WARBOY, '1')}/perf_regs"] == ""
-    assert seen[f"{core(WARBOY, '0-1')}/perf_regs"] == ""
-
-
-def test_counters_of_a_fused_core_are_in_its_own_entry_and_the_single_ones_are_not_in_use() -> None:
-    seen = files(WARBOY, with_workload(fresh("warboy"), "busy"))
-
-    assert seen[f"{core(WARBOY, '0-1')}/perf_regs"] != ""
-    assert seen[f"{core(WARBOY, '0')}/perf_regs"] == ""
-    assert seen[f"{core(WARBOY, '1')}/perf_regs"] == ""
 
 
 @pytest.mark.parametrize(("workload", "pe"), [("single", "0"), ("busy", "0-1")])
