@@ -19,7 +19,7 @@ from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import advertise, resources
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 
@@ -141,7 +141,7 @@ async def crowded() -> AsyncIterator[Figure]:
         )
         for index in range(125)
     )
-    (resource,) = resources(RESOURCE, 1, core_counts=WORDS.core_counts)
+    (resource,) = resources(RESOURCE, 1, core_counts=REGISTRY.core_counts)
     encode.device_list(advertise(Snapshot(cards=cards, complete=True), resource))
     taken = []
     for turn in range(100):

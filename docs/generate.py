@@ -26,11 +26,11 @@ from runbook import FILE, runbook
 from npu_agent.config.schema import Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.core.advice import ADVICE
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 
-KEYS = tuple(keys_of(schema_of(WORDS)))
+KEYS = tuple(keys_of(schema_of(REGISTRY)))
 
 CONFIGURATION = Path(__file__).parent / "configuration.md"
 HARDWARE = Path(__file__).parent / "hardware.md"
@@ -100,7 +100,7 @@ def unproven() -> str:
                     metric.name
                     for schema in SCHEMAS.values()
                     for metric in schema.metrics
-                    if metric.quantity in one.quantities
+                    if metric.source in one.quantities
                 }
             )
             metrics = ", ".join(f"`{name}`" for name in names)

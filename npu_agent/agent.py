@@ -20,10 +20,10 @@ from npu_agent.backoff import ApiBackoff
 from npu_agent.config import Config, Effective, Poller, disabled_for, poller
 from npu_agent.config.resources import asks_for, offered_by, resources_of, wishes_of
 from npu_agent.core import health
+from npu_agent.core.api_mode import WantedApi, WantedApis
 from npu_agent.core.ledger import Ledger
-from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
-from npu_agent.core.vocabulary import Vocabulary, label_sets, metric_schemas
+from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
 from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
@@ -59,7 +59,7 @@ from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.shutdown import LONGEST, Shutdown
 from npu_agent.supervise import keep_running
 from npu_agent.ticks import set_within
-from npu_agent.vendors import CDI_KINDS, DRIVERS, VENDORS, VOCABULARIES, WORDS
+from npu_agent.vendors import CDI_KINDS, DRIVERS, REGISTRY, SPECS, VENDORS
 
 log = logger(__name__)
 
@@ -130,7 +130,7 @@ class Agent:
         config = effective.config
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
-        self.poller = Poller(config_file, WORDS, effective, timing.config)
+        self.poller = Poller(config_file, REGISTRY, effective, timing.config)
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
@@ -186,7 +186,7 @@ class Agent:
         output = output_of(method, api=self._api, node_name=node_name, host_root=host_root)
         self.labeller = output and Labeller(
             snapshots=self.inventory.hardware,
-            sets=configs.map(lambda config: label_sets(VOCABULARIES, config.labels.sets)),
+            sets=configs.map(lambda config: label_sets(SPECS, config.labels.sets)),
             resync=configs.map(lambda config: config.labels.resync),
             output=output,
             machine=partial(read_machine, host_root),
@@ -197,7 +197,7 @@ class Agent:
             if kubelet
             else HostCdi(
                 snapshots=self.inventory.hardware,
-                widths=WORDS.families,
+                widths=REGISTRY.families,
                 kinds=CDI_KINDS,
                 disabled=configs.map(lambda config: disabled_for(config, node_name)),
                 directory=host_root / cdi.HOST_DIRECTORY,
@@ -220,7 +220,7 @@ class Agent:
                 api=self._api,
                 cdi_root=host_root / cdi.DIRECTORY,
             )
-            for words in VOCABULARIES
+            for words in SPECS
             if words.dra and kubelet
         )
         self.events = Events(
@@ -482,7 +482,7 @@ class Agent:
             resource.name
             for resource in self._wanted.value.resources
             if self.publisher.devices[resource.name].value
-            or any(wishes.get(family) is Wish.PLUGIN for family, _ in resource.widths)
+            or any(wishes.get(family) is WantedApi.PLUGIN for family, _ in resource.widths)
         }
 
 
@@ -505,25 +505,25 @@ def _asks(node_name: str | None, config: Config) -> tuple[bool, bool]:
 
 
 def _wanted(node_name: str | None, kubelet: bool, config: Config) -> Wanted:
-    counts = WORDS.core_counts
+    counts = REGISTRY.core_counts
     found = resources_of(config, counts, counts if kubelet else ())
     return Wanted(found, disabled_for(config, node_name))
 
 
-def _wishes(node_name: str | None, config: Config, dra: _Dra) -> Wishes:
-    return Wishes(
+def _wishes(node_name: str | None, config: Config, dra: _Dra) -> WantedApis:
+    return WantedApis(
         families=wishes_of(
-            config, WORDS.families, node_name, auto=dra.available, possible=dra.impossible == ""
+            config, REGISTRY.families, node_name, auto=dra.available, possible=dra.impossible == ""
         ),
         disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),
     )
 
 
 def _wanted_by_claims(
-    node_name: str | None, words: Vocabulary, config: Config, dra: _Dra
+    node_name: str | None, words: VendorSpec, config: Config, dra: _Dra
 ) -> WantedByClaims:
     return WantedByClaims(
-        families=offered_by(config, words.families, Wish.DRA, node_name, auto=dra.available),
+        families=offered_by(config, words.families, WantedApi.DRA, node_name, auto=dra.available),
         by_index=config.dra.device_names == "index",
         partitions=config.dra.partitions,
         evict=config.health.evict,
@@ -533,7 +533,7 @@ def _wanted_by_claims(
 
 def _page_settings(config: Config) -> page.Settings:
     return page.Settings(
-        schemas=metric_schemas(VOCABULARIES, config.metrics.schema),
+        schemas=metric_schemas(SPECS, config.metrics.schema),
         pod_labels=config.metrics.pod_labels,
         interval=config.metrics.interval,
     )
@@ -582,7 +582,9 @@ async def run(
         node=node_name or "unknown (NODE_NAME is not set)",
         host_root=host_root,
         plugin_dir=config.plugin_dir,
-        resources=",".join(resource.name for resource in resources_of(config, WORDS.core_counts)),
+        resources=",".join(
+            resource.name for resource in resources_of(config, REGISTRY.core_counts)
+        ),
     )
     serviceaccount.trust_only_the_cluster()
     agent = Agent(

@@ -46,7 +46,7 @@ from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.simulator.kubelet import Plugin, StandInKubelet
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
 from tests.processes import Process, started
@@ -86,9 +86,9 @@ class Node:
             "metrics": MetricsConfig(listen="127.0.0.1:0"),
             "plugin_dir": str(self.plugins),
         }
-        effective = Effective(replace(default_config(WORDS), **{**settings, **config}), {})
+        effective = Effective(replace(default_config(REGISTRY), **{**settings, **config}), {})
         if config_file:
-            effective = load(config_file, WORDS)
+            effective = load(config_file, REGISTRY)
         agent = Agent(
             effective,
             host_root=self.root,
@@ -233,15 +233,15 @@ async def test_host_without_cards_registers_nothing_until_one_comes(node: Node) 
 def test_resources_of_a_config() -> None:
     spec = ResourceSpec(name="furiosa.ai/rngd", family="rngd")
     single = replace(
-        default_config(WORDS), default_pe="Single", resource_name="a.b/c", resources=(spec,)
+        default_config(REGISTRY), default_pe="Single", resource_name="a.b/c", resources=(spec,)
     )
-    assert [(r.name, r.widths) for r in resources_of(single, WORDS.core_counts)] == [
+    assert [(r.name, r.widths) for r in resources_of(single, REGISTRY.core_counts)] == [
         ("furiosa.ai/rngd", (("rngd", 1),)),
         ("a.b/c", (("warboy", 1),)),
     ]
-    assert [(r.name, r.widths) for r in resources_of(default_config(WORDS), WORDS.core_counts)] == [
-        (NPU, (("warboy", 2), ("rngd", 8)))
-    ]
+    assert [
+        (r.name, r.widths) for r in resources_of(default_config(REGISTRY), REGISTRY.core_counts)
+    ] == [(NPU, (("warboy", 2), ("rngd", 8)))]
 
 
 @pytest.mark.parametrize(
@@ -727,7 +727,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
 
 def test_health_follows_the_config() -> None:
     health = HealthConfig(interval=0.7, failures=5, recoveries=7, max_temperature=81.0)
-    config = replace(default_config(WORDS), health=health, interval=3.0)
+    config = replace(default_config(REGISTRY), health=health, interval=3.0)
     assert agent_module._watching(config) == watch.Settings(
         interval=3.0,
         health_interval=0.7,

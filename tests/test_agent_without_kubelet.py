@@ -19,7 +19,7 @@ from npu_agent.agent import Agent
 from npu_agent.cli import main
 from npu_agent.config import Effective, HealthConfig, MetricsConfig, default_config
 from npu_agent.outputs.cdi import SpecDirectory
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from tests.processes import started
 from tests.until import until, wait_until
 
@@ -55,7 +55,7 @@ async def test_the_agent_watches_writes_specs_and_serves_pages_and_nothing_else(
 ) -> None:
     plugins = tmp_path / "plugins"  # not there, and not made
     config = replace(
-        default_config(WORDS),
+        default_config(REGISTRY),
         plugin_dir=str(plugins),
         health=HealthConfig(interval=0.05),
         metrics=MetricsConfig(listen="127.0.0.1:0"),
@@ -90,7 +90,7 @@ async def test_specs_that_cannot_be_written_are_a_problem_and_the_agent_is_not_r
 ) -> None:
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc" / "cdi").write_text("in the way")
-    config = replace(default_config(WORDS), metrics=MetricsConfig(listen="127.0.0.1:0"))
+    config = replace(default_config(REGISTRY), metrics=MetricsConfig(listen="127.0.0.1:0"))
     agent = Agent(Effective(config, {}), host_root=root, node_name=None, kubelet=False)
     stop = asyncio.Event()
     running = asyncio.create_task(agent.run(stop))

@@ -21,7 +21,7 @@ from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1 as wire
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import DEADLINE, NOBODY, environment, ran, started
@@ -182,7 +182,7 @@ def test_config_show_says_where_each_value_comes_from(capsys: pytest.CaptureFixt
 def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = called(capsys, "config", "schema")
     assert code == 0
-    assert json.loads(out) == json.loads(json.dumps(config.json_schema(WORDS)))
+    assert json.loads(out) == json.loads(json.dumps(config.json_schema(REGISTRY)))
 
 
 def test_info_as_json_has_exactly_the_keys_of_the_contract(

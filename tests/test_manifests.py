@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from npu_agent.config import default_config
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.labels import SETS
 
 from .k8s.schemas import CUSTOM, NEWER, VERSIONS, check
@@ -237,7 +237,7 @@ def test_the_schedulers_policies_mean_the_same_pods_and_the_same_scheduler() -> 
 
     (fit,) = (plugin["args"] for plugin in profile["pluginConfig"])
     packed = {resource["name"] for resource in fit["scoringStrategy"]["resources"]}
-    assert default_config(WORDS).resource_name in packed
+    assert default_config(REGISTRY).resource_name in packed
     for name in packed:
         assert re.search(pattern, name), name
     # A cluster that moves to DRA packs as before.

@@ -16,7 +16,7 @@ from pathlib import Path
 from npu_agent import __version__
 from npu_agent.core.hardware import CardState, Cause, Snapshot
 from npu_agent.core.state import LabelState
-from npu_agent.core.timeline import Happening, Subject, Timeline, Tone
+from npu_agent.core.timeline import Subject, Timeline, TimelineEntry, Tone
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.history import History
@@ -98,7 +98,7 @@ def _timeline(*happened: tuple[float, Subject, Tone, str]) -> Timeline:
     """Each with how many seconds ago it was."""
     found = Timeline()
     for ago, subject, tone, text in happened:
-        one = Happening(subject=subject, tone=tone, text=text)
+        one = TimelineEntry(subject=subject, tone=tone, text=text)
         found = found.noted([one], time.monotonic() - ago)
     return found
 

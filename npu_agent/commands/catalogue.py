@@ -14,7 +14,7 @@ from pathlib import Path
 
 from npu_agent import __version__, config
 from npu_agent.commands.parser import Parser
-from npu_agent.vendors import VENDORS, WORDS
+from npu_agent.vendors import REGISTRY, VENDORS
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -61,7 +61,7 @@ Examples:
         *("-V", "--version"), action="version", version=version, help="show the version, and end"
     )
     _add_common(parser)
-    config.add_options(parser, WORDS, group="log")
+    config.add_options(parser, REGISTRY, group="log")
     groups = {"": _subcommands(parser)}
     for name in COMMANDS:
         group, _, word = name.rpartition(" ")
@@ -87,7 +87,7 @@ def add_arguments(name: str, parser: Parser) -> None:
     COMMANDS[name](parser)
     _add_common(parser)
     group = None if name in _CONFIGURED else "log"
-    config.add_options(parser, WORDS, group, hidden=name in ("labels", "doctor"))
+    config.add_options(parser, REGISTRY, group, hidden=name in ("labels", "doctor"))
 
 
 def _help(name: str) -> str:

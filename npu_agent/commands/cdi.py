@@ -16,7 +16,7 @@ from npu_agent.feed import Feed
 from npu_agent.inventory.inventory import Inventory, read_once
 from npu_agent.outputs.cdi import HOST_DIRECTORY, HostSpecs, SpecDirectory, host_specs
 from npu_agent.outputs.hostcdi import HostCdi
-from npu_agent.vendors import CDI_KINDS, WORDS
+from npu_agent.vendors import CDI_KINDS, REGISTRY
 
 
 def main(args: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
 async def _generate(args: argparse.Namespace) -> None:
     directory = host_root(args) / HOST_DIRECTORY
     snapshot = await read_once(vendors(args))
-    specs = host_specs(snapshot, WORDS.families, CDI_KINDS)
+    specs = host_specs(snapshot, REGISTRY.families, CDI_KINDS)
     for note in view.not_served(snapshot):
         print(f"npu-agent: {note}", file=sys.stderr)
     for one in specs.left_out:
@@ -88,7 +88,7 @@ async def _watch(args: argparse.Namespace) -> None:
     inventory = Inventory(vendors(args))
     cdi = HostCdi(
         snapshots=inventory.hardware,
-        widths=WORDS.families,
+        widths=REGISTRY.families,
         kinds=CDI_KINDS,
         disabled=Feed(frozenset()),
         directory=host_root(args) / HOST_DIRECTORY,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from npu_agent import config, logs
 from npu_agent.core.vendor import Vendor
-from npu_agent.vendors import VENDORS, WORDS
+from npu_agent.vendors import REGISTRY, VENDORS
 
 
 def host_root(args: argparse.Namespace) -> Path:
@@ -27,7 +27,7 @@ def effective(args: argparse.Namespace) -> config.Effective:
     Raises:
         ConfigError: see `npu_agent.config.from_args`.
     """
-    return config.from_args(args, WORDS)
+    return config.from_args(args, REGISTRY)
 
 
 def quiet(args: argparse.Namespace, level: str = "error") -> config.Config:

@@ -7,17 +7,17 @@ import json
 
 from npu_agent import config
 from npu_agent.commands.common import effective
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 
 def main(args: argparse.Namespace) -> int:
     """Does `args.action`."""
     match args.action:
         case "check":
-            config.load(args.file, WORDS)
+            config.load(args.file, REGISTRY)
             print(f"{args.file}: good")
         case "show":
             print(config.show(effective(args)), end="")
         case "schema":
-            print(json.dumps(config.json_schema(WORDS), indent=2))
+            print(json.dumps(config.json_schema(REGISTRY), indent=2))
     return 0

@@ -25,12 +25,12 @@ from npu_agent.commands.demo_claims import ClaimsNode, Step
 from npu_agent.config import load
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.offer import device_id
-from npu_agent.core.vocabulary import Fact, Quantity
+from npu_agent.core.vendor_spec import LabelSource, MetricSource
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
 from npu_agent.simulator.pluginmanager import PrepareError
 from npu_agent.text import reason
-from npu_agent.vendors import VENDORS, WORDS
+from npu_agent.vendors import REGISTRY, VENDORS
 
 _DEADLINE = 10.0
 """Seconds a step may take; each takes less than one."""
@@ -88,7 +88,7 @@ async def run(*, once: bool) -> int:
             f"the config is {file},\n"
             f"the agent's log is in {log}."
         )
-        agent = Agent(load(file, WORDS), host_root=root, node_name="demo-node", config_file=file)
+        agent = Agent(load(file, REGISTRY), host_root=root, node_name="demo-node", config_file=file)
         tour = Tour(root, file, specs, kubelet, agent)
         claims = ClaimsNode(directory / "dra", specs)
         async with contextlib.AsyncExitStack() as ends, asyncio.TaskGroup() as parts:
@@ -219,7 +219,7 @@ class Tour:
         return [
             f"the status page: http://{address}/",
             f"the metrics:     http://{address}/metrics",
-            *(f"among them:      {line}" for line in await self._metrics(Quantity.ALIVE)),
+            *(f"among them:      {line}" for line in await self._metrics(MetricSource.ALIVE)),
         ]
 
     async def _pod(self) -> list[str]:
@@ -228,7 +228,7 @@ class Tour:
             f"the Pod gets {self._named(given.ids)}",
             *(f"environment: {k}={v}" for k, v in sorted(given.environment.items())),
             f"device nodes: {' '.join(given.nodes)}",
-            *(f"/metrics: {line}" for line in await self._metrics(Quantity.ASSIGNED)),
+            *(f"/metrics: {line}" for line in await self._metrics(MetricSource.ASSIGNED)),
         ]
 
     async def _more_pods(self) -> list[str]:
@@ -241,7 +241,7 @@ class Tour:
             raise NotEnoughError("a third Pod got a card that is in use")
         card, (variable, _) = self._named(second.ids), VENDORS[0].profile.environment[0]
         # What pod-resources never listed may be a Pod that starts: it is held for a minute.
-        await self._metrics(Quantity.ASSIGNED, f'"{card}"')
+        await self._metrics(MetricSource.ASSIGNED, f'"{card}"')
         self._kubelet.release(self._resource, second.ids)
         return [
             f"the second Pod gets {card}: {variable}={second.environment[variable]}",
@@ -264,8 +264,10 @@ class Tour:
         ]
 
     async def _returns(self) -> list[str]:
-        labels = WORDS.label_sets[WORDS.label_set]
-        (count,) = (labels.prefix + one.key for one in labels.labels if one.fact is Fact.COUNT)
+        labels = REGISTRY.label_sets[REGISTRY.label_set]
+        (count,) = (
+            labels.prefix + one.key for one in labels.labels if one.source is LabelSource.COUNT
+        )
         await self._fault("back")
         plugin = await self._plugin(lambda p: len(p.healthy()) == 2)
         await self._labels(lambda found: found.get(count) == "2")
@@ -278,7 +280,7 @@ class Tour:
     async def _dies(self) -> list[str]:
         await self._fault("dead")
         dead = await self._plugin(lambda p: len(p.healthy()) == 1)
-        metrics = await self._metrics(Quantity.HEALTH, '"npu1"', 'state="unhealthy"', "} 1")
+        metrics = await self._metrics(MetricSource.HEALTH, '"npu1"', 'state="unhealthy"', "} 1")
         await self._fault("ok")
         well = await self._plugin(lambda p: len(p.healthy()) == 2)
         return [
@@ -330,12 +332,12 @@ class Tour:
                 return labels
             await asyncio.sleep(0.02)
 
-    async def _metrics(self, quantity: Quantity, *texts: str) -> list[str]:
+    async def _metrics(self, quantity: MetricSource, *texts: str) -> list[str]:
         """The lines of /metrics on `quantity` that have all `texts`, as soon as there are any."""
         from aiohttp import ClientSession, ClientTimeout
 
-        schema = WORDS.metric_schemas[WORDS.metric_schema]
-        (name,) = (metric.name for metric in schema.metrics if metric.quantity is quantity)
+        schema = REGISTRY.metric_schemas[REGISTRY.metric_schema]
+        (name,) = (metric.name for metric in schema.metrics if metric.source is quantity)
         url = f"http://{await self.address()}/metrics"
         async with ClientSession(timeout=ClientTimeout(total=_DEADLINE)) as session:
             while True:

@@ -25,7 +25,7 @@ from npu_agent.outputs import cdi
 from npu_agent.simulator.apiserver import Device, StandInApiServer, served
 from npu_agent.simulator.kubelet import StandInKubelet
 from npu_agent.simulator.pluginmanager import StandInPluginManager
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 _NODE = "claims-node"
 _PLUGINS = "device-plugins"
@@ -42,7 +42,7 @@ labels: {{output: none}}
 events: false
 dra: {{partitions: {partitions}}}
 """
-_WIDEST = max(WORDS.core_counts, key=WORDS.core_counts.__getitem__)
+_WIDEST = max(REGISTRY.core_counts, key=REGISTRY.core_counts.__getitem__)
 """The family whose cards have the most cores."""
 
 Step = tuple[str, Callable[[], Coroutine[Any, Any, Iterable[str]]]]
@@ -182,7 +182,7 @@ class ClaimsNode:
             f"with dra.partitions there are {len(slices)} ResourceSlices, {len(devices)} devices:",
             "each card in every width, with a counter for each core",
         ]
-        cores, taken = WORDS.core_counts[_WIDEST], set[str]()
+        cores, taken = REGISTRY.core_counts[_WIDEST], set[str]()
         for pod, width in (("half", cores // 2), ("quarter", cores // 4), ("core", 1)):
             device = self._first_fit(width, taken)
             claim = self._api_server.allocate(self._driver, pod, [device], pod=pod)
@@ -221,7 +221,7 @@ class ClaimsNode:
         # This agent is in no Pod, and a Pod's UID would make the paths of its sockets too long.
         os.environ.pop("POD_UID", None)
         here = Credentials(server=url, source="the demo")
-        config, api = load(file, WORDS), Api(credentials=here)
+        config, api = load(file, REGISTRY), Api(credentials=here)
         self._agent = Agent(
             config, host_root=self._root, node_name=_NODE, config_file=file, api=api
         )

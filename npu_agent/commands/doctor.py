@@ -13,7 +13,7 @@ from npu_agent.doctor import report
 from npu_agent.doctor.check import Verdict
 from npu_agent.doctor.examine import examine, no_node
 from npu_agent.doctor.situation import Situation, configuration, forgotten
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 NO_NODE = (
     "this host is no NPU node: no NPU, no driver for one, and no kubelet ({directory} is missing); "
@@ -24,7 +24,7 @@ NO_NODE = (
 
 def main(args: argparse.Namespace) -> int:
     """Exit code 1 if anything is wrong."""
-    wanted, good = configuration(args, WORDS)
+    wanted, good = configuration(args, REGISTRY)
     # The file's level is the agent's: here it would mix the probes' own log with the lines.
     asked = "config.log.level" in args
     logs.setup(wanted.log.level if asked else "error", wanted.log.format)

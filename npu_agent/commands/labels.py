@@ -11,7 +11,7 @@ from pathlib import Path
 
 from npu_agent.commands import CommandError, view
 from npu_agent.commands.common import host_root, quiet, vendors
-from npu_agent.core.vocabulary import LabelSet, label_sets
+from npu_agent.core.vendor_spec import LabelSet, label_sets
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api
 from npu_agent.outputs.labels import compute, output_of
@@ -20,7 +20,7 @@ from npu_agent.outputs.labels.labeller import MACHINE_DEADLINE, Output, Unavaila
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
-from npu_agent.vendors import VOCABULARIES
+from npu_agent.vendors import SPECS
 
 
 def main(args: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ async def _act(args: argparse.Namespace) -> int:
             else:
                 print(*cleared or ["nothing to clear"], sep="\n")
         else:
-            await _show_or_apply(args, output, label_sets(VOCABULARIES, wanted.sets))
+            await _show_or_apply(args, output, label_sets(SPECS, wanted.sets))
     except UnavailableError as error:
         raise CommandError(str(error)) from error
     finally:

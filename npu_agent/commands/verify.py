@@ -26,7 +26,7 @@ from npu_agent.doctor import report
 from npu_agent.doctor.check import Check, Verdict, ok
 from npu_agent.files import is_device
 from npu_agent.threads import DaemonThread
-from npu_agent.vendors import VENDORS, WORDS
+from npu_agent.vendors import REGISTRY, VENDORS
 
 _DEADLINE = 5.0
 """Seconds that a node may take to be opened. A good one takes microseconds."""
@@ -80,7 +80,7 @@ async def verify(
         checks += found
         most += len(named)
         for index in sorted({one.index for one in named}):
-            families = vendor.vocabulary.families
+            families = vendor.spec.families
             mine = [card for card in cards if card.family in families and card.index == index]
             if not mine:
                 checks.append(_wrong(f"npu{index}", "none of its nodes is in /dev", _NOT_GIVEN))
@@ -185,7 +185,7 @@ def _possible(card: Card) -> list[Device]:
     snapshot = Snapshot((CardState(id=card.name, card=whole, health=health),), complete=True)
     return [
         device
-        for width in WORDS.families[card.family]
+        for width in REGISTRY.families[card.family]
         for device in advertise(snapshot, Resource(name="", widths=((card.family, width),)))
     ]
 

@@ -203,7 +203,7 @@ def assignments_table(assignments: Sequence[Assignment]) -> Table:
 
 def not_served(snapshot: Snapshot) -> list[str]:
     """What is no card that is served, though it may be one that cannot be read; a line each."""
-    return [f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.odd]
+    return [f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.skipped]
 
 
 def labels_table(explained: Iterable[Explained]) -> Table:

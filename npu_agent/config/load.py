@@ -21,7 +21,7 @@ from npu_agent.text import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from npu_agent.core.vocabulary import Vocabulary
+    from npu_agent.core.vendor_spec import VendorSpec
 
 MAX_BYTES = 1 << 18
 """The largest file that is read: room for 5,000 disabled cards, and loaded in about a second."""
@@ -36,7 +36,7 @@ class Effective:
     """Of every key in `KEYS`: "default", "--interval" or "config.yaml:3"."""
 
 
-def load(path: Path, words: Vocabulary) -> Effective:
+def load(path: Path, words: VendorSpec) -> Effective:
     """The configuration in this file.
 
     Args:
@@ -91,7 +91,7 @@ def of_allowed_size(path: Path, data: bytes) -> bytes:
     return data
 
 
-def parse(data: bytes, source: str, words: Vocabulary) -> Effective:
+def parse(data: bytes, source: str, words: VendorSpec) -> Effective:
     """The configuration in this YAML text; the defaults if there is nothing in it.
 
     Args:
@@ -105,7 +105,7 @@ def parse(data: bytes, source: str, words: Vocabulary) -> Effective:
     return build(written_yaml(data, source), words)
 
 
-def build(written: Written, words: Vocabulary) -> Effective:
+def build(written: Written, words: VendorSpec) -> Effective:
     """The configuration that somebody wrote.
 
     Raises:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from npu_agent.core.vocabulary import Vocabulary
+    from npu_agent.core.vendor_spec import VendorSpec
 
 _DEST = "config."
 
 
 def add_options(
     parser: argparse.ArgumentParser,
-    words: Vocabulary,
+    words: VendorSpec,
     group: str | None = None,
     *,
     hidden: bool = False,
@@ -69,7 +69,7 @@ def _placeholder(key: Key) -> str:
     return f"{one},..." if key.many else one
 
 
-def from_args(args: argparse.Namespace, words: Vocabulary) -> Effective:
+def from_args(args: argparse.Namespace, words: VendorSpec) -> Effective:
     """The configuration that a command line asks for.
 
     Args:

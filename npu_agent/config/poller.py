@@ -15,7 +15,7 @@ from npu_agent.config.load import MAX_BYTES, Effective, of_allowed_size, parse, 
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import Config
 from npu_agent.core.state import ConfigState
-from npu_agent.core.vocabulary import Vocabulary
+from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.threads import DaemonThread
@@ -43,7 +43,7 @@ class Poller:
     """Publishes the config in force and the state of its file; a bad file leaves the config."""
 
     def __init__(
-        self, path: Path | None, words: Vocabulary, start: Effective, timing: Timing = Timing()
+        self, path: Path | None, words: VendorSpec, start: Effective, timing: Timing = Timing()
     ) -> None:
         """Starts with `start`; without a `path` there is nothing to follow."""
         self.configs: Feed[Config] = Feed(start.config)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Literal
 
 from npu_agent.config.schema import Config
+from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.offer import Resource, resources
-from npu_agent.core.places import Wish
 
 _CORES = {"Fusion": None, "Single": 1}
 """Cores of a device for each defaultPe; None is the whole card."""
@@ -44,7 +44,7 @@ def wishes_of(
     *,
     auto: bool | None,
     possible: bool,
-) -> dict[str, Wish]:
+) -> dict[str, WantedApi]:
     """By which API the config wants the cards of each family on this node.
 
     Args:
@@ -56,15 +56,18 @@ def wishes_of(
         possible: whether this node can do DRA; where it cannot, or nobody knows, `dra` leaves cards
             where they are.
     """
-    found = {"device-plugin": Wish.PLUGIN, "dra": Wish.DRA if possible else Wish.STAY}
-    found["auto"] = {True: found["dra"], False: Wish.PLUGIN, None: Wish.STAY}[auto]
+    found = {
+        "device-plugin": WantedApi.PLUGIN,
+        "dra": WantedApi.DRA if possible else WantedApi.STAY,
+    }
+    found["auto"] = {True: found["dra"], False: WantedApi.PLUGIN, None: WantedApi.STAY}[auto]
     return {family: found[word] for family, word in words_of(config, families, node_name).items()}
 
 
 def offered_by(
     config: Config,
     families: Collection[str],
-    wish: Wish,
+    wish: WantedApi,
     node_name: str | None,
     *,
     auto: bool | None,

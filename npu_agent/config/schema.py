@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from npu_agent.config.kinds import Kind, choice, flag, number, text
 from npu_agent.config.text import camel
-from npu_agent.core.vocabulary import LabelSet, MetricSchema, Vocabulary
+from npu_agent.core.vendor_spec import LabelSet, MetricSchema, VendorSpec
 
 # Patterns are written so that Python and JSON schema (ECMA 262) read them alike.
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -36,11 +36,11 @@ _RESOURCE = (
 
 def _key(
     default: object,
-    about: str | Callable[[Vocabulary], str],
-    kind: Kind | Callable[[Vocabulary], Kind] | None = None,
+    about: str | Callable[[VendorSpec], str],
+    kind: Kind | Callable[[VendorSpec], Kind] | None = None,
     *,
     live: bool,
-    vendors: Callable[[Vocabulary], object] | None = None,
+    vendors: Callable[[VendorSpec], object] | None = None,
 ) -> Any:
     """Declares a key.
 
@@ -67,7 +67,7 @@ def _address(must: str) -> Kind:
 
 
 @lru_cache(8)
-def _resource_name(words: Vocabulary) -> Kind:
+def _resource_name(words: VendorSpec) -> Kind:
     must = f"<domain>/<name> like {words.resource_name}, outside kubernetes.io"
     return text(must, _RESOURCE)
 
@@ -420,12 +420,12 @@ class Group:
 
 
 @lru_cache(8)
-def schema_of(words: Vocabulary) -> Group:
+def schema_of(words: VendorSpec) -> Group:
     """All keys, completed by what the vendors say."""
     return _group(Config, words)
 
 
-def default_config(words: Vocabulary) -> Config:
+def default_config(words: VendorSpec) -> Config:
     """The configuration in which nobody set anything."""
     found: Config = schema_of(words).default
     return found
@@ -448,7 +448,7 @@ def keys_of(group: Group) -> Iterator[Key]:
             yield key
 
 
-def _group(cls: type[Any], words: Vocabulary, above: tuple[str, ...] = ()) -> Group:
+def _group(cls: type[Any], words: VendorSpec, above: tuple[str, ...] = ()) -> Group:
     types, keys = get_type_hints(cls), {}
     for each in fields(cls):
         way, kind = (*above, each.name), types[each.name]
@@ -472,7 +472,7 @@ def _group(cls: type[Any], words: Vocabulary, above: tuple[str, ...] = ()) -> Gr
     return Group(cls=cls, keys=keys)
 
 
-_NOBODY = Vocabulary(
+_NOBODY = VendorSpec(
     families={},
     resource_name="",
     socket_name="",

@@ -11,7 +11,7 @@ from npu_agent.config.text import as_yaml
 
 if TYPE_CHECKING:
     from npu_agent.config.load import Effective
-    from npu_agent.core.vocabulary import Vocabulary
+    from npu_agent.core.vendor_spec import VendorSpec
 
 
 def show(effective: Effective) -> str:
@@ -36,7 +36,7 @@ def show(effective: Effective) -> str:
     )
 
 
-def json_schema(words: Vocabulary) -> dict[str, Any]:
+def json_schema(words: VendorSpec) -> dict[str, Any]:
     """The JSON schema (2020-12) of the configuration file."""
     root = schema_of(words)
     return {

@@ -12,7 +12,7 @@ from npu_agent.core.advice import plain_reason
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
-from npu_agent.core.timeline import Happening, Subject, Tone
+from npu_agent.core.timeline import Subject, TimelineEntry, Tone
 
 Errors = Mapping[str, tuple[str, tuple[tuple[str, int], ...]]]
 """By a card's ID, its name and error counters."""
@@ -26,7 +26,7 @@ def gone(before: Snapshot, after: Snapshot) -> tuple[CardState, ...]:
     return tuple(state for state in before.cards if state.id not in present)
 
 
-def to_cards(before: Snapshot, after: Snapshot) -> Iterator[Happening]:
+def to_cards(before: Snapshot, after: Snapshot) -> Iterator[TimelineEntry]:
     """What happened to cards. The first complete Snapshot adds none: they were there before."""
     if not after.complete:
         return
@@ -46,8 +46,8 @@ def to_cards(before: Snapshot, after: Snapshot) -> Iterator[Happening]:
             yield _of_card(state, "good", f"{name} recovered")
 
 
-def _of_card(state: CardState, tone: Tone, text: str) -> Happening:
-    return Happening(subject="card", tone=tone, text=text, card=state.id)
+def _of_card(state: CardState, tone: Tone, text: str) -> TimelineEntry:
+    return TimelineEntry(subject="card", tone=tone, text=text, card=state.id)
 
 
 def errors_of(snapshot: Snapshot) -> Errors:
@@ -59,7 +59,7 @@ def errors_of(snapshot: Snapshot) -> Errors:
     }
 
 
-def errors(before: Errors, after: Errors) -> Iterator[Happening]:
+def errors(before: Errors, after: Errors) -> Iterator[TimelineEntry]:
     """Which counters rose. A card that was not read before says nothing new."""
     for id_, (name, counters) in after.items():
         _, old = before.get(id_, ("", counters))
@@ -68,59 +68,59 @@ def errors(before: Errors, after: Errors) -> Iterator[Happening]:
         risen = [label for label, more in new.items() if more > 0]
         if risen:
             text = f"{name} counted new errors: {', '.join(risen)}"
-            yield Happening(subject="errors", tone="warn", text=text, card=id_)
+            yield TimelineEntry(subject="errors", tone="warn", text=text, card=id_)
 
 
-def to_config(before: ConfigState, after: ConfigState) -> Iterator[Happening]:
+def to_config(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:
     """What happened to the config file."""
     if after.generation != before.generation:
         text = "a new config is in force"
         if after.waiting:
             text += f"; a restart is needed for {', '.join(after.waiting)}"
-        yield Happening(subject="config", tone="good", text=text)
+        yield TimelineEntry(subject="config", tone="good", text=text)
     elif before.error is not None and after.error is None:
-        yield Happening(subject="config", tone="good", text="the config file is good again")
+        yield TimelineEntry(subject="config", tone="good", text="the config file is good again")
     if after.error is not None and after.error != before.error:
         first = after.error.partition("\n")[0]
         text = f"the config file was refused: {first}"
-        yield Happening(subject="config", tone="bad", text=text)
+        yield TimelineEntry(subject="config", tone="bad", text=text)
 
 
 def to_session(
     before: SessionStatus, after: SessionStatus, subject: Subject
-) -> Iterator[Happening]:
+) -> Iterator[TimelineEntry]:
     """What happened to a resource, or to a DRA driver, at the kubelet."""
     name = after.resource
     reason = f": {after.reason}" if after.reason else ""
     if after.registrations > before.registrations:
         again = " again" if before.registrations else ""
         text = f"the kubelet registered {name}{again}"
-        yield Happening(subject=subject, tone="good", text=text)
+        yield TimelineEntry(subject=subject, tone="good", text=text)
     elif after.phase is before.phase:
         return
     elif after.phase is SessionPhase.BLOCKED:
-        yield Happening(subject=subject, tone="bad", text=f"{name} cannot be served{reason}")
+        yield TimelineEntry(subject=subject, tone="bad", text=f"{name} cannot be served{reason}")
     elif after.phase is SessionPhase.STANDBY:
-        yield Happening(subject=subject, tone="plain", text=f"{name} is on standby{reason}")
+        yield TimelineEntry(subject=subject, tone="plain", text=f"{name} is on standby{reason}")
     elif before.phase is SessionPhase.REGISTERED and after.phase is SessionPhase.REGISTERING:
         text = f"the kubelet dropped {name}{reason}"
-        yield Happening(subject=subject, tone="warn", text=text)
+        yield TimelineEntry(subject=subject, tone="warn", text=text)
 
 
-def to_labels(before: LabelState | None, after: LabelState | None) -> Iterator[Happening]:
+def to_labels(before: LabelState | None, after: LabelState | None) -> Iterator[TimelineEntry]:
     """What happened to the Node's labels."""
     if before is None or after is None:
         return
     if after.error is not None and before.error is None:
         text = f"the Node's labels were not applied: {after.error}"
-        yield Happening(subject="labels", tone="warn", text=text)
+        yield TimelineEntry(subject="labels", tone="warn", text=text)
     elif after.applied_at != before.applied_at and after.in_place:
-        yield Happening(subject="labels", tone="good", text="the Node's labels were applied")
+        yield TimelineEntry(subject="labels", tone="good", text="the Node's labels were applied")
 
 
 def to_holdings(
     before: Collection[Usage], after: Collection[Usage], old: Snapshot, new: Snapshot
-) -> Iterator[Happening]:
+) -> Iterator[TimelineEntry]:
     """Who was given a card, and who no longer holds one.
 
     A holding is of a present card: what changes with a card that comes or goes is no news.
@@ -132,7 +132,7 @@ def to_holdings(
         for pod, card in sorted(changed):
             if card in names:
                 text = f"{pod} {what} {names[card]}"
-                yield Happening(subject="assignments", tone="plain", text=text, card=card)
+                yield TimelineEntry(subject="assignments", tone="plain", text=text, card=card)
 
 
 def _holders(holdings: Collection[Usage]) -> set[tuple[str, str]]:

@@ -254,7 +254,7 @@ class CardState:
 
 
 @dataclass(frozen=True, slots=True)
-class Oddity:
+class SkippedDevice:
     """Something that looked like a card and is not served, and why."""
 
     entry: str
@@ -272,7 +272,7 @@ class Snapshot:
 
     cards: tuple[CardState, ...] = ()
     """Sorted by number, then family."""
-    odd: tuple[Oddity, ...] = ()
+    skipped: tuple[SkippedDevice, ...] = ()
     complete: bool = False
     """False until every card found by the first scan has been read or has missed its deadline."""
 

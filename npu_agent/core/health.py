@@ -57,11 +57,11 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """A card's health and the probes that speak against it."""
+class HealthTracker:
+    """A card's health, and what the probes of late say against it."""
 
     health: Health
-    against: int = 0
+    streak: int = 0
     """Probes in a row that contradict the present state."""
     dead: bool = False
     """Whether the driver's last word was that the card does not work."""
@@ -79,8 +79,8 @@ _STATE = {
 _CAUSE = {Outcome.DEAD: Cause.DEAD, Outcome.HOT: Cause.HOT}
 
 
-def begin(verdict: Verdict, now: float) -> Course:
-    """The course after the first probe: believed, as there is nothing to weigh it against.
+def begin(verdict: Verdict, now: float) -> HealthTracker:
+    """The tracker after the first probe: believed, as there is nothing to weigh it against.
 
     So a card that is dead when the agent starts is never offered, not even for a moment.
     """
@@ -90,7 +90,7 @@ def begin(verdict: Verdict, now: float) -> Course:
         since=now,
         cause=_CAUSE.get(verdict.outcome, verdict.cause),
     )
-    return Course(
+    return HealthTracker(
         health=health,
         dead=verdict.outcome is Outcome.DEAD,
         hot=verdict.outcome is Outcome.HOT,
@@ -98,7 +98,7 @@ def begin(verdict: Verdict, now: float) -> Course:
 
 
 def with_heat(
-    verdict: Verdict, temperature: float | None, course: Course | None, policy: Policy
+    verdict: Verdict, temperature: float | None, tracker: HealthTracker | None, policy: Policy
 ) -> Verdict:
     """The verdict with the card's temperature (°C, None if unknown) in mind.
 
@@ -108,31 +108,31 @@ def with_heat(
     limit = policy.max_temperature
     if limit is None or temperature is None or _STATE[verdict.outcome] is HealthState.UNHEALTHY:
         return verdict
-    if course is not None and course.hot:
+    if tracker is not None and tracker.hot:
         limit -= _COOL_DOWN
     if temperature <= limit:
         return verdict
     return Verdict(Outcome.HOT, f"{temperature:g} °C, above {limit:g} °C")
 
 
-def step(course: Course, verdict: Verdict, policy: Policy, now: float) -> Course:
-    """The course after one more probe at `now` (seconds of `time.monotonic`)."""
-    fenced = course.health.state is HealthState.UNHEALTHY
+def step(tracker: HealthTracker, verdict: Verdict, policy: Policy, now: float) -> HealthTracker:
+    """The tracker after one more probe at `now` (seconds of `time.monotonic`)."""
+    fenced = tracker.health.state is HealthState.UNHEALTHY
     bad = _STATE[verdict.outcome] is HealthState.UNHEALTHY
-    dead = course.dead
+    dead = tracker.dead
     if verdict.outcome in (Outcome.GOOD, Outcome.DEAD):
         dead = verdict.outcome is Outcome.DEAD
     if verdict.outcome is Outcome.SILENT and dead:
-        against = course.against
+        streak = tracker.streak
     elif bad == fenced:
-        against = 0
+        streak = 0
     else:
-        against = course.against + 1
-        if against >= (policy.recoveries if fenced else policy.failures):
+        streak = tracker.streak + 1
+        if streak >= (policy.recoveries if fenced else policy.failures):
             return replace(begin(verdict, now), dead=dead)
-    hot = fenced and (course.hot or verdict.outcome is Outcome.HOT)
-    course = replace(course, against=against, dead=dead, hot=hot)
-    if fenced or bad or _STATE[verdict.outcome] is course.health.state:
-        return course
+    hot = fenced and (tracker.hot or verdict.outcome is Outcome.HOT)
+    tracker = replace(tracker, streak=streak, dead=dead, hot=hot)
+    if fenced or bad or _STATE[verdict.outcome] is tracker.health.state:
+        return tracker
     # Of the two states that are not fenced, the latest probe decides.
-    return replace(course, health=begin(verdict, now).health)
+    return replace(tracker, health=begin(verdict, now).health)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from npu_agent.core.advice import COOLING, UNREADABLE, advice, plain_reason
+from npu_agent.core.api_mode import ApiMode, WantedApi
 from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
-from npu_agent.core.places import Place, Wish
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.trouble import Trouble, TroubleKind
 
@@ -95,7 +95,7 @@ def _unserved_claims(driver: DraState) -> Trouble | None:
 def _has_cards(name: str, state: AgentState) -> bool:
     """Computed from the hardware: a session gets its cards a moment after they were found."""
     return any(
-        state.places.get(device.card_id, Place.PLUGIN).listed
+        state.places.get(device.card_id, ApiMode.PLUGIN).listed
         for resource in state.wanted
         if resource.name == name
         for device in advertise(state.snapshot, resource, state.disabled)
@@ -255,7 +255,7 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
         yield Note(subject="cdi", text=text, runbook="log-lines")
-    for odd in state.snapshot.odd:
+    for odd in state.snapshot.skipped:
         if odd.unread:
             yield Note(
                 subject="hardware",
@@ -337,11 +337,11 @@ def notes(state: AgentState) -> Iterator[Note]:
             yield Note(subject="resource", text=_standby(one.session))
 
 
-def _moving(moving: Mapping[str, Wish], state: AgentState) -> str:
+def _moving(moving: Mapping[str, WantedApi], state: AgentState) -> str:
     """``npu0, npu3 move to DRA when their Pods have ended``."""
     to = [
         f"{', '.join(cards)} to {title}"
-        for wish, title in ((Wish.DRA, "DRA"), (Wish.PLUGIN, "the device plugin"))
+        for wish, title in ((WantedApi.DRA, "DRA"), (WantedApi.PLUGIN, "the device plugin"))
         if (
             cards := [
                 card.card.name for card in state.snapshot.cards if moving.get(card.id) is wish

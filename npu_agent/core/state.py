@@ -15,11 +15,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
+from npu_agent.core.api_mode import ApiMode, WantedApi
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, PreparedClaim, Usage, card_of, footprints_of
 from npu_agent.core.offer import Device, Resource, names
-from npu_agent.core.places import Place, Wish
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trouble import Trouble
@@ -193,9 +193,9 @@ class AgentState:
     """The DRA drivers that have something to serve."""
     wanted: tuple[Resource, ...] = ()
     """The resources that the config in force asks for."""
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, ApiMode] = field(default_factory=dict)
     """Where each card is offered, by its ID; one that is not named: by the device plugin."""
-    moving: Mapping[str, Wish] = field(default_factory=dict)
+    moving: Mapping[str, WantedApi] = field(default_factory=dict)
     """By ID, the cards on their way from one API to the other, and to which."""
     disabled: frozenset[str] = frozenset()
     """Names of the cards that the config keeps out of service here, as `advertise` takes them."""

@@ -27,7 +27,7 @@ Tone = Literal["good", "bad", "warn", "plain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class TimelineEntry:
     """Something that happened, once or again and again."""
 
     subject: Subject
@@ -57,12 +57,12 @@ class GoneCard:
 class Timeline:
     """What happened, and which cards are gone. Every method returns a new value."""
 
-    _by_subject: Mapping[Subject, tuple[Happening, ...]] = field(default_factory=dict)
+    _by_subject: Mapping[Subject, tuple[TimelineEntry, ...]] = field(default_factory=dict)
     """The latest comes last."""
     gone: tuple[GoneCard, ...] = ()
     """The one that left last comes first."""
 
-    def noted(self, happened: Iterable[Happening], now: float) -> Timeline:
+    def noted(self, happened: Iterable[TimelineEntry], now: float) -> Timeline:
         """After all this has happened at `now`. What happens again is counted."""
         found = dict(self._by_subject)
         for one in happened:
@@ -86,14 +86,14 @@ class Timeline:
         )
         return _around(now, self._by_subject, tuple(kept)[:GONE])
 
-    def entries(self, now: float) -> tuple[Happening, ...]:
+    def entries(self, now: float) -> tuple[TimelineEntry, ...]:
         """What happened within `SPAN`, the latest first."""
         found = (one for each in self._by_subject.values() for one in each if now - one.at < SPAN)
         return tuple(sorted(found, key=lambda one: -one.at))
 
 
 def _around(
-    now: float, happened: Mapping[Subject, tuple[Happening, ...]], gone: Iterable[GoneCard]
+    now: float, happened: Mapping[Subject, tuple[TimelineEntry, ...]], gone: Iterable[GoneCard]
 ) -> Timeline:
     return Timeline(
         {
@@ -104,5 +104,5 @@ def _around(
     )
 
 
-def _same(old: Happening, new: Happening) -> bool:
+def _same(old: TimelineEntry, new: TimelineEntry) -> bool:
     return (old.text, old.card, old.tone) == (new.text, new.card, new.tone)

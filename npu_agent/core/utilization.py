@@ -94,7 +94,7 @@ class Tally:
         return 0.0 if self.free else None
 
 
-class Meter:
+class UtilizationTracker:
     """Follows the cores of one card from reading to reading. Times are of `time.monotonic`."""
 
     def __init__(self, *, wraps: bool) -> None:

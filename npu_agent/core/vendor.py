@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from npu_agent.core.hardware import Card, CoreReading, Reading
-    from npu_agent.core.vocabulary import Vocabulary
+    from npu_agent.core.vendor_spec import VendorSpec
 
 
 OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -104,7 +104,7 @@ class Profile:
 class Vendor(Protocol):
     """The cards of one vendor on one host."""
 
-    vocabulary: ClassVar[Vocabulary]
+    spec: ClassVar[VendorSpec]
     """Its families, and what config files, labels and metrics call things."""
     profile: ClassVar[Profile]
     """What shows from outside that its cards are there."""

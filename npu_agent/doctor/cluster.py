@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from npu_agent.core.offer import Resource
-from npu_agent.core.vocabulary import label_sets
+from npu_agent.core.vendor_spec import label_sets
 from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, unused, wrong
 from npu_agent.doctor.host import (
     by_device_plugin,
@@ -315,7 +315,7 @@ async def _labels(here: Situation) -> Finding:
     seen = await here.see(snapshot)
     if doubt := compute.unsure(seen):
         return unknown(doubt)
-    sets = label_sets([vendor.vocabulary for vendor in here.vendors], config.sets)
+    sets = label_sets([vendor.spec for vendor in here.vendors], config.sets)
     apply = here.command("labels apply", *here.options)
     unnamed = Machine(vendor=None, name=None)
     right = compute.labels(seen, await here.see_or(machine, unnamed), sets)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from npu_agent.config import disabled_for
 from npu_agent.config.resources import asks_for, offered_by, resources_of
-from npu_agent.core.hardware import Card, CardState, Oddity, Snapshot
+from npu_agent.core.api_mode import WantedApi
+from npu_agent.core.hardware import Card, CardState, SkippedDevice, Snapshot
 from npu_agent.core.hardware import HealthState as Health
 from npu_agent.core.offer import Device, Resource, advertise, names
-from npu_agent.core.places import Wish
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.core.vendor import Driver
-from npu_agent.core.vocabulary import merged
+from npu_agent.core.vendor_spec import merged
 from npu_agent.doctor.check import DRIVER_LOG, Finding, Lines, Unseen, note, ok, unused, wrong
 from npu_agent.doctor.probe import DEADLINE, directory, probe, unseen
 from npu_agent.doctor.situation import Situation
@@ -46,7 +46,7 @@ async def lines(here: Situation) -> Lines:
     found = await here.see(snapshot)
     for state in found.cards:
         yield f"card {state.card.name}", _card(here, state)
-    for odd in found.odd:
+    for odd in found.skipped:
         yield f"odd {Path(odd.entry).name}", _oddity(odd)
 
 
@@ -225,7 +225,7 @@ def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
             yield f"/dev/{node} ({error.strerror})"
 
 
-def _oddity(odd: Oddity) -> Finding:
+def _oddity(odd: SkippedDevice) -> Finding:
     if odd.unread:
         return wrong(
             f"{odd.entry}: {odd.reason}",
@@ -240,7 +240,7 @@ def _oddity(odd: Oddity) -> Finding:
 
 def doubtful(seen: Snapshot) -> bool:
     """Whether there may be cards that could not be read."""
-    return any(odd.unread for odd in seen.odd)
+    return any(odd.unread for odd in seen.skipped)
 
 
 async def dra_support(here: Situation) -> Support:
@@ -281,8 +281,8 @@ async def by_device_plugin(here: Situation) -> tuple[Resource, ...]:
     if asks_for(here.config, "auto", here.node_name):
         found = await here.see_or(dra_support, None)
         available = found.available if found else None
-    counts = merged([vendor.vocabulary for vendor in here.vendors]).core_counts
-    families = offered_by(here.config, counts, Wish.PLUGIN, here.node_name, auto=available)
+    counts = merged([vendor.spec for vendor in here.vendors]).core_counts
+    families = offered_by(here.config, counts, WantedApi.PLUGIN, here.node_name, auto=available)
     return tuple(one for one in resources_of(here.config, counts, families) if one.widths)
 
 

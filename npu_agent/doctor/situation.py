@@ -14,7 +14,7 @@ from npu_agent.config import Config, ConfigError, default_config, from_args
 from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import Resource
 from npu_agent.core.vendor import Vendor
-from npu_agent.core.vocabulary import Vocabulary, merged
+from npu_agent.core.vendor_spec import VendorSpec, merged
 from npu_agent.doctor.check import CONFIGURATION, Check, Unseen, Verdict
 from npu_agent.kube.serviceaccount import DIRECTORY
 
@@ -80,13 +80,13 @@ class Situation:
     def resources(self) -> tuple[Resource, ...]:
         """What the configuration offers."""
         return resources_of(
-            self.config, merged([vendor.vocabulary for vendor in self.vendors]).core_counts
+            self.config, merged([vendor.spec for vendor in self.vendors]).core_counts
         )
 
     @property
     def drivers(self) -> tuple[str, ...]:
         """The names of the vendors' DRA drivers."""
-        words = (vendor.vocabulary for vendor in self.vendors)
+        words = (vendor.spec for vendor in self.vendors)
         return tuple(each.dra.driver for each in words if each.dra)
 
     # --- commands for people: those of kubectl and Helm are typed where they work on the cluster
@@ -181,7 +181,7 @@ async def _within(probing: Awaitable[T]) -> T:
         raise Unseen(f"no answer within {_LONGEST:g} s") from None
 
 
-def configuration(args: argparse.Namespace, words: Vocabulary) -> tuple[Config, Check]:
+def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, Check]:
     """The configuration to check by, and the line on it.
 
     Of a file that is refused, what is good in it.

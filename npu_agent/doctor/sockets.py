@@ -186,7 +186,7 @@ async def _other_plugins(here: Situation) -> Finding:
     """Whether another device plugin serves this node, and may be one for the same cards."""
     others = [each for each in await here.see(sockets) if each.plugin]
     # A plugin may name its socket after its resource, a.b/npu: npu.sock.
-    families = (family for vendor in here.vendors for family in vendor.vocabulary.families)
+    families = (family for vendor in here.vendors for family in vendor.spec.families)
     words = (here.config.socket_name, *_plugin_words(here), *families)
     rivals = [each for each in others if any(word in each.name for word in words)]
     if rivals:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from npu_agent import text
 from npu_agent.backoff import Backoff
 from npu_agent.core import health
-from npu_agent.core.hardware import Card, Cause, CoreReading, Health, Oddity, Reading
+from npu_agent.core.hardware import Card, Cause, CoreReading, Health, Reading, SkippedDevice
 from npu_agent.core.health import Outcome, Verdict
-from npu_agent.core.utilization import LONGEST_PAUSE, Meter
+from npu_agent.core.utilization import LONGEST_PAUSE, UtilizationTracker
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Vendor
 from npu_agent.logs import logger
 from npu_agent.ticks import until_tick
@@ -43,7 +43,7 @@ class View:
     card: Card | None = None
     health: Health | None = None
     reading: Reading | None = None
-    odd: Oddity | None = None
+    skipped: SkippedDevice | None = None
     probed: bool = False
     """Whether it has answered, or missed its deadline."""
 
@@ -150,10 +150,12 @@ class CardWatch:
         self._forget()
 
     def _forget(self) -> None:
-        self._course: health.Course | None = None
+        self._health: health.HealthTracker | None = None
         self._known: Card | None = None  # read at this very entry, not at one before it
         self._proposed: Card | None = None
-        self._meter = Meter(wraps=self.entry is not None and self.entry.counters_wrap)
+        self._utilization = UtilizationTracker(
+            wraps=self.entry is not None and self.entry.counters_wrap
+        )
         self.hurry()
 
     def hurry(self) -> None:
@@ -184,13 +186,13 @@ class CardWatch:
             identify=self._known is None or (probe and now >= self._identify_at),
             probe=probe,
             read=read,
-            count=not read and (not probe or self._meter.due(now, settings.health_interval)),
+            count=not read and (not probe or self._utilization.due(now, settings.health_interval)),
         )
 
     def _plan(self, now: float) -> None:
         self.due = self._probe_at
         # Where the next probe is far away, counters are read in between.
-        if self._meter.counts and self._probe_at - now > LONGEST_PAUSE:
+        if self._utilization.counts and self._probe_at - now > LONGEST_PAUSE:
             self.due = now + until_tick(LONGEST_PAUSE, 0)
 
     def expected(self, asked: Questions) -> Answers | None:
@@ -225,7 +227,7 @@ class CardWatch:
         elif asked.probe:
             self._judge(before, answers, settings, now)
         if answers.cores is not None:
-            self._meter.add(answers.cores, answers.at)
+            self._utilization.add(answers.cores, answers.at)
 
     def missed(self, late: str, settings: Settings) -> None:
         """Takes note that the answers are overdue, as of one more probe that failed.
@@ -262,19 +264,19 @@ class CardWatch:
         before = self._known
         self._known, self._proposed = _agreed(before, self._proposed, found)
         if before is None or not before.same_as(self._known):
-            self._course, self._meter = None, Meter(wraps=entry.counters_wrap)
+            self._health, self._utilization = None, UtilizationTracker(wraps=entry.counters_wrap)
             self.view, self._read_at = replace(self.view, reading=None), 0.0
         self._identify_at = 0.0 if self._proposed else again_at
 
     def _judge(self, before: Card, answers: Answers, settings: Settings, now: float) -> None:
         """Steps the card's health by a probe, and shows it with its latest reading."""
-        card, course = self._known or before, self._course
+        card, health_before = self._known or before, self._health
         if answers.probe and not answers.probe.nodes <= card.nodes:  # udev was still at work
             card = self._known = replace(card, nodes=card.nodes | answers.probe.nodes)
         self._step(_verdict(card, answers), settings, now)
         if answers.reading and card.same_as(before):
             self._measure(answers.reading, settings)
-        quiet = course == self._course and card == before and not answers.failures
+        quiet = health_before == self._health and card == before and not answers.failures
         no_heat = settings.policy.max_temperature is None
         self._settled = replace(answers, card=None, reading=None, cores=None, at=0.0)
         if not quiet or not no_heat or answers.not_served:
@@ -284,22 +286,22 @@ class CardWatch:
         # Where heat is a reason, it is read as often as everything else.
         often = settings.policy.max_temperature is not None
         held = settings.telemetry_interval if often else 0.0
-        cores = self._meter.measured(reading.cores, reading.at, held=held)
+        cores = self._utilization.measured(reading.cores, reading.at, held=held)
         self.view = replace(self.view, reading=replace(reading, cores=cores))
         pause = settings.telemetry_interval - settings.health_interval / 2
         self._read_at = reading.at + (0.0 if often else pause)  # in time for the probe due then
         self._plan(reading.at)
 
     def _step(self, verdict: Verdict, settings: Settings, now: float) -> None:
-        before, reading = self._course, self.view.reading
+        before, reading = self._health, self.view.reading
         if before is None:
-            self._course = health.begin(verdict, now)
+            self._health = health.begin(verdict, now)
         else:
             heat = reading.temperature() if reading else None
             verdict = health.with_heat(verdict, heat, before, settings.policy)
-            self._course = health.step(before, verdict, settings.policy, now)
-        self.view = View(self._known, self._course.health, reading, probed=True)
-        if before is None or before.health != self._course.health:
+            self._health = health.step(before, verdict, settings.policy, now)
+        self.view = View(self._known, self._health.health, reading, probed=True)
+        if before is None or before.health != self._health.health:
             self._read_at = 0.0  # readings and health should agree
 
 
@@ -326,8 +328,8 @@ def _not_served(entry: Entry, why: str, answers: Answers | None = None) -> View:
     """An entry of which no card is known."""
     refused = answers is not None and answers.refused
     sample = entry.family if answers is not None and answers.sample else None
-    odd = Oddity(entry.path, why, unread=not refused, sample_of=sample)
-    return View(odd=odd, probed=True)
+    odd = SkippedDevice(entry.path, why, unread=not refused, sample_of=sample)
+    return View(skipped=odd, probed=True)
 
 
 def _agreed(known: Card | None, proposed: Card | None, found: Card) -> tuple[Card, Card | None]:

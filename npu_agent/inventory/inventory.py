@@ -14,7 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npu_agent import text
-from npu_agent.core.hardware import CardState, HealthState, Oddity, Snapshot, identify, remember
+from npu_agent.core.hardware import (
+    CardState,
+    HealthState,
+    SkippedDevice,
+    Snapshot,
+    identify,
+    remember,
+)
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
 from npu_agent.inventory.card import Answers, CardWatch, Questions, Settings, View, ask
@@ -213,10 +220,10 @@ class Inventory:
             return  # outputs see the whole picture first, not a list that grows card by card
         self._shown = views, trouble
         ordered = [views[key] for key in sorted(views, key=lambda key: (key[1], key[0]))]
-        odd = [view.odd for view in ordered if view.odd]
+        odd = [view.skipped for view in ordered if view.skipped]
         if trouble:
             why = f"cannot be searched for cards: {trouble}"
-            odd.append(Oddity(self._place, why, unread=True))
+            odd.append(SkippedDevice(self._place, why, unread=True))
         cards = tuple(view.card for view in ordered if view.card)
         if cards == tuple(state.card for state in before.cards):
             ids = tuple(state.id for state in before.cards)
@@ -229,7 +236,7 @@ class Inventory:
                 for id_, view in zip(ids, (v for v in ordered if v.card), strict=True)
                 if view.card and view.health
             ),
-            odd=tuple(odd),
+            skipped=tuple(odd),
             complete=True,
         )
         if self.snapshots.publish(after):
@@ -286,8 +293,8 @@ def _log_changes(before: Snapshot, after: Snapshot) -> None:
             was = previous.health.state.value
             what = f"card {state.health.state.value}"
             report(what, card=name, id=id_, reason=state.health.reason, was=was)
-    known_odd = set(before.odd)
-    for odd in after.odd:
+    known_odd = set(before.skipped)
+    for odd in after.skipped:
         if odd not in known_odd:
             log.warning("not served", entry=odd.entry, reason=odd.reason)
     if not after.cards and (before.cards or not before.complete):

@@ -1,6 +1,6 @@
 """Where each card of this node is offered: the one answer for the device plugin and for DRA.
 
-Start reading at `Places.now`; the decision itself is `npu_agent.core.places`. Both outputs ask it
+Start reading at `Places.now`; the decision itself is `npu_agent.core.api_mode`. Both outputs ask it
 immediately before they publish, and note what they publish in the same moment, so that no card can
 be taken by both. What it needs to know of acknowledgements it asks the kubelet and the API server.
 """
@@ -15,11 +15,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npu_agent.backoff import Backoff
+from npu_agent.core.api_mode import (
+    ApiMode,
+    CardUse,
+    WantedApi,
+    WantedApis,
+    api_mode,
+    moves_to,
+    sends_elsewhere,
+)
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, CardState, Snapshot
 from npu_agent.core.ledger import DeviceName, Ledger, keys_of
 from npu_agent.core.offer import Device, cut, names
-from npu_agent.core.places import Place, Situation, Wish, Wishes, moves_to, place, turns
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.logs import logger
@@ -61,7 +69,7 @@ class Places:
         self,
         *,
         snapshots: Feed[Snapshot],
-        wanted: Feed[Wishes],
+        wanted: Feed[WantedApis],
         store: AllocationStore,
         offered: Offered = _unknown,
         allocatable: Allocatable = _unknown,
@@ -77,7 +85,7 @@ class Places:
             allocatable: see `Allocatable`.
             clock: in seconds.
         """
-        self.wishes: Feed[Wishes] = Feed(wanted.value)
+        self.wishes: Feed[WantedApis] = Feed(wanted.value)
         """What is followed of `wanted`: the same, but not at any speed."""
         self.listed: Feed[Mapping[str, Listing]] = Feed({})
         """By ID, the cards that the kubelet may be able to hand out. Those that an agent before
@@ -92,21 +100,21 @@ class Places:
         """What the device plugin lists now."""
         self._seen: tuple[object, ...] = ()
         """The values of the feeds that the present situations were found from."""
-        self._found: Mapping[str, Situation] = {}
+        self._found: Mapping[str, CardUse] = {}
 
     @property
     def feeds(self) -> tuple[Feed[Any], ...]:
         """What to follow beside hardware and ledger for the answers of `now`."""
         return self.wishes, self.listed, self._store.published
 
-    def now(self) -> Mapping[str, Place]:
+    def now(self) -> Mapping[str, ApiMode]:
         """Where each card is to be offered, by its ID; holds until the next await."""
-        return {id_: place(situation) for id_, situation in self._situations().items()}
+        return {id_: api_mode(situation) for id_, situation in self._situations().items()}
 
-    def moving(self) -> Mapping[str, Wish]:
+    def moving(self) -> Mapping[str, WantedApi]:
         """The cards that are on their way, by ID, and to which API."""
         found = {
-            id_: moves_to(situation.wish, place(situation))
+            id_: moves_to(situation.wanted, api_mode(situation))
             for id_, situation in self._situations().items()
         }
         return {id_: to for id_, to in found.items() if to}
@@ -132,9 +140,12 @@ class Places:
     def refusal(self, device: Device) -> RefusalError | None:
         """Why a claim is not given this device, although nobody holds it; None: it may be."""
         place = self.now().get(device.card_id)
-        if not self._is_listed(device.card_id, device.card) or place is Place.WITHHELD:
+        if (
+            not self._is_listed(device.card_id, device.card)
+            or place is ApiMode.DRAINING_FROM_PLUGIN
+        ):
             return None  # the ledger names who holds it
-        if self.moving().get(device.card_id) is Wish.DRA:
+        if self.moving().get(device.card_id) is WantedApi.DRA:
             return RefusalError(
                 Refusal.HELD,
                 "its card is still listed by the device plugin, and is on its way to DRA: this "
@@ -155,7 +166,7 @@ class Places:
     async def _follow(self) -> None:
         pause, turned = Backoff(first=_TURN_FIRST, longest=_TURN_LONGEST), None
         async for wanted in self._wanted.watch():
-            if turns(self.wishes.value, wanted):
+            if sends_elsewhere(self.wishes.value, wanted):
                 self.wishes.publish(replace(self.wishes.value, disabled=wanted.disabled))
                 if turned is not None and self._clock() - turned < _CALM:
                     wait = pause.next()
@@ -165,7 +176,7 @@ class Places:
                     pause.reset()
                 turned = self._clock()
             now = self._wanted.value
-            if turns(self.wishes.value, now):
+            if sends_elsewhere(self.wishes.value, now):
                 log.info("cards move to the other API", to=_ends(now))
             self.wishes.publish(now)
 
@@ -179,7 +190,7 @@ class Places:
 
     def _leaving(self) -> dict[str, Listing]:
         """The cards that were listed and are no longer, if that keeps any from its slice."""
-        if Wish.DRA not in self.wishes.value.families.values():
+        if WantedApi.DRA not in self.wishes.value.families.values():
             return {}
         listed_now = {device.card_id for each in self._lists.value.values() for device in each}
         return {id_: one for id_, one in self.listed.value.items() if id_ not in listed_now}
@@ -219,7 +230,7 @@ class Places:
         keys = keys_of(card)
         return id_ in listed or any(keys & one.keys for one in listed.values())
 
-    def _situations(self) -> Mapping[str, Situation]:
+    def _situations(self) -> Mapping[str, CardUse]:
         """By ID, each card's; found once for all who ask after a change."""
         wishes, snapshot = self.wishes.value, self._snapshots.value
         ledger = self._store.states.value
@@ -229,33 +240,33 @@ class Places:
             self._seen, self._found = seen, self._find(wishes, snapshot, ledger)
         return self._found
 
-    def _find(self, wishes: Wishes, snapshot: Snapshot, ledger: Ledger) -> dict[str, Situation]:
+    def _find(self, wishes: WantedApis, snapshot: Snapshot, ledger: Ledger) -> dict[str, CardUse]:
         cards = snapshot.cards
         if not (ledger.published or ledger.prepared) and set(wishes.families.values()) <= {
-            Wish.PLUGIN
+            WantedApi.PLUGIN
         }:  # a node without DRA: what the device plugin asks before each list costs nothing
-            return {state.id: Situation(wish=_wish(wishes, state)) for state in cards}
+            return {state.id: CardUse(wanted=_wish(wishes, state)) for state in cards}
         present = [state.card for state in cards]
         containers = ledger.conflicts(present, by_claim=False)
         claims = ledger.conflicts(present, by_plugin=False)
         found = {}
         for state in cards:
             (whole,) = cut(state, state.card.core_count)
-            found[state.id] = Situation(
-                wish=_wish(wishes, state),
+            found[state.id] = CardUse(
+                wanted=_wish(wishes, state),
                 listed=self._is_listed(state.id, state.card),
-                sliced=ledger.is_published(state.id, state.card),
+                published=ledger.is_published(state.id, state.card),
                 by_container=containers.against(None, whole) is not None,
                 by_claim=claims.against(None, whole) is not None,
             )
         return found
 
 
-def _wish(wishes: Wishes, state: CardState) -> Wish:
+def _wish(wishes: WantedApis, state: CardState) -> WantedApi:
     if wishes.disabled and not wishes.disabled.isdisjoint(names(state)):
-        return Wish.NEITHER
-    return wishes.families.get(state.card.family, Wish.PLUGIN)
+        return WantedApi.NEITHER
+    return wishes.families.get(state.card.family, WantedApi.PLUGIN)
 
 
-def _ends(wishes: Wishes) -> str:
+def _ends(wishes: WantedApis) -> str:
     return ",".join(f"{family}:{wish.value}" for family, wish in sorted(wishes.families.items()))

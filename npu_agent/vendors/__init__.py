@@ -6,7 +6,7 @@ docs/add-a-vendor.md leads through a new one.
 from __future__ import annotations
 
 from npu_agent.core.vendor import Vendor
-from npu_agent.core.vocabulary import merged
+from npu_agent.core.vendor_spec import merged
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 
 VENDORS: tuple[type[Vendor], ...] = (
@@ -14,10 +14,10 @@ VENDORS: tuple[type[Vendor], ...] = (
 )  # fmt: skip
 """Every vendor; the first one's defaults are the product's."""
 
-VOCABULARIES = tuple(vendor.vocabulary for vendor in VENDORS)
-WORDS = merged(VOCABULARIES)
+SPECS = tuple(vendor.spec for vendor in VENDORS)
+REGISTRY = merged(SPECS)
 """What all of them call things: what the config is checked against."""
-DRIVERS = tuple(words.dra.driver for words in VOCABULARIES if words.dra)
+DRIVERS = tuple(words.dra.driver for words in SPECS if words.dra)
 """The DRA drivers of all of them."""
 CDI_KINDS = tuple(kind for vendor in VENDORS for kind in vendor.profile.cdi_kinds)
 """The kinds of CDI devices of all of them."""

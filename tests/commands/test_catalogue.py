@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent import cli, config
 from npu_agent.commands.catalogue import COMMANDS, GROUPS, parse
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_a_command_has_a_module_and_its_examples_are_right(
         args = parse(example.split())
         assert args.command == name
         if not hasattr(args, "config_file"):
-            config.from_args(args, WORDS)
+            config.from_args(args, REGISTRY)
 
 
 @pytest.mark.parametrize("name", ["info", "allocations", "labels", "doctor", "verify", "version"])

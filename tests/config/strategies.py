@@ -19,7 +19,7 @@ from npu_agent.config import (
     ResourceSpec,
     TlsConfig,
 )
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 # A whole configuration takes some milliseconds to draw; the keys are independent of each other.
 FEW = settings(max_examples=25, deadline=None)
@@ -46,7 +46,7 @@ NODES = st.builds(
 
 @st.composite
 def resources(draw: st.DrawFn) -> tuple[ResourceSpec, ...]:
-    shapes = [(family, width) for family, widths in WORDS.families.items() for width in widths]
+    shapes = [(family, width) for family, widths in REGISTRY.families.items() for width in widths]
     chosen = draw(st.lists(st.sampled_from(shapes), unique_by=itemgetter(0), max_size=2))
     names = draw(st.lists(RESOURCE, unique=True, min_size=len(chosen), max_size=len(chosen)))
     return tuple(

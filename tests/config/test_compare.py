@@ -20,7 +20,7 @@ from npu_agent.config import (
     parse,
 )
 from npu_agent.config.compare import in_force
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 from .strategies import CONFIGS, FEW
 
@@ -81,7 +81,7 @@ def test_each_key_alone(key: Key) -> None:
     name = key.name
     beside = CERTIFICATE if name.startswith(("metrics.tls", "metrics.auth")) else {}
     old, new = written(beside), written({**beside, name: OTHER[name]})
-    [change] = changes(parse(old, "f", WORDS).config, parse(new, "f", WORDS).config)
+    [change] = changes(parse(old, "f", REGISTRY).config, parse(new, "f", REGISTRY).config)
     assert change.key == name
     assert str(change).startswith(f"{name}: ")
     assert str(change).endswith(f" -> {OTHER[name]}")

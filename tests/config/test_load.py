@@ -27,20 +27,20 @@ from npu_agent.config import (
     read,
 )
 from npu_agent.config.load import MAX_BYTES
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def config_of(text: str) -> Config:
-    return parse(text.encode(), "config.yaml", WORDS).config
+    return parse(text.encode(), "config.yaml", REGISTRY).config
 
 
 def error_of(text: str | bytes) -> ConfigError:
     data = text.encode() if isinstance(text, str) else text
     with pytest.raises(ConfigError) as caught:
-        parse(data, "config.yaml", WORDS)
+        parse(data, "config.yaml", REGISTRY)
     return caught.value
 
 
@@ -127,7 +127,7 @@ def test_integers_become_floats() -> None:
     ],
 )
 def test_nothing_is_the_defaults(text: str) -> None:
-    assert config_of(text) == default_config(WORDS)
+    assert config_of(text) == default_config(REGISTRY)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_after_twenty_problems_it_stops() -> None:
 
 
 def test_origins() -> None:
-    effective = parse(b"events: false\nhealth:\n  failures: 3\nlabels:\n", "f.yaml", WORDS)
+    effective = parse(b"events: false\nhealth:\n  failures: 3\nlabels:\n", "f.yaml", REGISTRY)
     set_by_file = {k: v for k, v in effective.origins.items() if v != "default"}
     assert set_by_file == {"events": "f.yaml:1", "health.failures": "f.yaml:3"}
 
@@ -286,15 +286,15 @@ def test_origins() -> None:
 
 def refusal_of(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(path, WORDS)
+        load(path, REGISTRY)
     return str(caught.value).replace(str(path), "FILE")
 
 
 def test_load(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("events: false\n")
-    effective = load(path, WORDS)
-    assert effective.config == replace(default_config(WORDS), events=False)
+    effective = load(path, REGISTRY)
+    assert effective.config == replace(default_config(REGISTRY), events=False)
     assert effective.origins["events"] == f"{path}:1"
 
 
@@ -385,7 +385,7 @@ LINES = st.sampled_from(
 
 def only_config_errors(data: bytes) -> None:
     try:
-        effective = parse(data, "config.yaml", WORDS)
+        effective = parse(data, "config.yaml", REGISTRY)
     except ConfigError as error:
         assert error.problems  # noqa: PT017
         lines = data.decode("utf-8", "replace").splitlines() or [""]
@@ -457,7 +457,7 @@ def test_the_largest_files_end() -> None:
 )
 def test_what_is_good_in_a_file_that_is_refused(text: str, good: dict[str, Any] | None) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse(text.encode(), "FILE", WORDS)
-    defaults = default_config(WORDS)
+        parse(text.encode(), "FILE", REGISTRY)
+    defaults = default_config(REGISTRY)
     expected = None if good is None else replace(defaults, **good)
     assert refused.value.good == expected

@@ -25,7 +25,7 @@ from npu_agent.config import (
 )
 from npu_agent.config.schema import keys_of, schema_of
 from npu_agent.config.text import as_yaml
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 from .strategies import CONFIGS, FEW
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(allow_abbrev=False)
-    add_options(made, WORDS)
+    add_options(made, REGISTRY)
     return made
 
 
 def effective_of(*args: str) -> Effective:
-    return from_args(parser().parse_args(args), WORDS)
+    return from_args(parser().parse_args(args), REGISTRY)
 
 
 def error_of(*args: str) -> str:
@@ -51,7 +51,7 @@ def error_of(*args: str) -> str:
 
 def test_no_option_is_the_defaults() -> None:
     effective = effective_of()
-    assert effective.config == default_config(WORDS)
+    assert effective.config == default_config(REGISTRY)
     assert effective.origins == {key.name: "default" for key in KEYS}
 
 
@@ -60,7 +60,7 @@ def test_an_option_of_a_group_within_a_group() -> None:
         "--metrics-tls-cert-file", "/c", "--metrics-tls-key-file", "/k", "--metrics-interval", "2"
     )
     assert effective.config.metrics == replace(
-        default_config(WORDS).metrics,
+        default_config(REGISTRY).metrics,
         interval=2.0,
         tls=TlsConfig(cert_file="/c", key_file="/k"),
     )
@@ -73,7 +73,7 @@ def test_an_option_of_a_group_within_a_group() -> None:
 def test_values_and_origins() -> None:
     effective = effective_of("--interval", "5", "--health-failures=4", "--disabled-devices", "a, b")
     assert effective.config == replace(
-        default_config(WORDS),
+        default_config(REGISTRY),
         interval=5.0,
         health=HealthConfig(failures=4),
         disabled_devices=(DisabledDevice(dev_name="a"), DisabledDevice(dev_name="b")),
@@ -190,7 +190,7 @@ def test_each_option_is_refused_beside_a_file(key: Key, tmp_path: Path) -> None:
 def test_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("interval: 5\n")
-    assert effective_of("--config-file", str(path)) == parse(b"interval: 5\n", str(path), WORDS)
+    assert effective_of("--config-file", str(path)) == parse(b"interval: 5\n", str(path), REGISTRY)
     path.write_text("resources: [{name: a/b, family: warboy, coresPerDevice: 4}]\n")
     assert error_of("--config-file", str(path)) == (
         f"{path}:1: resources[0].coresPerDevice: "
@@ -200,9 +200,9 @@ def test_config_file(tmp_path: Path) -> None:
 
 def test_one_group_alone() -> None:
     made = argparse.ArgumentParser()
-    add_options(made, WORDS, "log")
+    add_options(made, REGISTRY, "log")
     args = made.parse_args(["--log-level", "debug"])
-    assert from_args(args, WORDS).config.log.level == "debug"
+    assert from_args(args, REGISTRY).config.log.level == "debug"
     help_text = made.format_help()
     assert "--log-format" in help_text
     assert "--interval" not in help_text
@@ -211,17 +211,17 @@ def test_one_group_alone() -> None:
 
 def test_options_before_and_after_a_command_join() -> None:
     made = argparse.ArgumentParser()
-    add_options(made, WORDS, "log")
-    add_options(made.add_subparsers().add_parser("run"), WORDS)
+    add_options(made, REGISTRY, "log")
+    add_options(made.add_subparsers().add_parser("run"), REGISTRY)
     args = made.parse_args(["--log-level", "debug", "run", "--interval", "3"])
-    effective = from_args(args, WORDS)
+    effective = from_args(args, REGISTRY)
     assert effective.config.log.level == "debug"
     assert effective.config.interval == 3.0
 
 
 def test_help_says_meaning_and_default() -> None:
     text = " ".join(parser().format_help().split())
-    for key in keys_of(schema_of(WORDS)):
+    for key in keys_of(schema_of(REGISTRY)):
         assert f"{key.option} " in text
         assert key.description in text
     assert "--interval SECONDS Seconds between two readings" in text

@@ -17,7 +17,7 @@ from npu_agent.config import (
 )
 from npu_agent.config.kinds import Kind, number
 from npu_agent.config.schema import keys_of, schema_of
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 
 def test_keys_and_options_as_the_specification_names_them() -> None:
@@ -58,7 +58,7 @@ def test_keys_and_options_as_the_specification_names_them() -> None:
 
 
 def test_defaults() -> None:
-    assert {key.name: key.default for key in keys_of(schema_of(WORDS))} == {
+    assert {key.name: key.default for key in keys_of(schema_of(REGISTRY))} == {
         "defaultPe": "Fusion",
         "interval": 10.0,
         "disabledDevices": (),
@@ -92,7 +92,9 @@ def test_defaults() -> None:
         "log.level": "info",
         "log.format": "text",
     }
-    assert all(key.value(default_config(WORDS)) == key.default for key in keys_of(schema_of(WORDS)))
+    assert all(
+        key.value(default_config(REGISTRY)) == key.default for key in keys_of(schema_of(REGISTRY))
+    )
 
 
 def test_keys_that_wait_for_a_restart() -> None:
@@ -130,8 +132,8 @@ def test_a_new_key_is_one_entry() -> None:
             None, "Seconds until it is drained.", number(float, 1, 9, "seconds")
         )
 
-    keys = schema._group(NewConfig, WORDS).keys
-    assert set(keys) - set(schema_of(WORDS).keys) == {"drainAfter"}
+    keys = schema._group(NewConfig, REGISTRY).keys
+    assert set(keys) - set(schema_of(REGISTRY).keys) == {"drainAfter"}
     key = keys["drainAfter"]
     assert (key.option, key.live, key.optional) == ("--drain-after", False, True)
     assert (key.of.must, key.of.placeholder) == ("a number (seconds)", "SECONDS")

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 
 from npu_agent.config import KEYS, Config, ConfigError, Effective, json_schema, parse, show
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 from .strategies import CONFIGS, FEW
 from .test_load import FULL
@@ -24,7 +24,7 @@ metrics: {schema: 2025}
 health: {maxTemperature: 95}
 """
     assert (
-        show(parse(text.encode(), "c.yaml", WORDS))
+        show(parse(text.encode(), "c.yaml", REGISTRY))
         == """\
 defaultPe: Fusion                           # default
 interval: 2.5                               # c.yaml:1
@@ -74,7 +74,7 @@ log:
 @given(CONFIGS)
 def test_what_is_shown_says_the_same(config: Config) -> None:
     text = show(Effective(config, {key.name: "config.yaml:1" for key in KEYS}))
-    assert parse(text.encode(), "shown", WORDS).config == config
+    assert parse(text.encode(), "shown", REGISTRY).config == config
 
 
 def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
@@ -126,7 +126,7 @@ def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
 
 
 def valid(value: Any) -> bool:
-    schema = json.loads(json.dumps(json_schema(WORDS)))
+    schema = json.loads(json.dumps(json_schema(REGISTRY)))
     return fits(value, schema, schema)
 
 
@@ -183,7 +183,7 @@ def test_schema_takes_null_where_the_loader_does() -> None:
     for name in sorted(names | groups):
         file = _in_a_file(name, None)
         try:
-            parse(yaml.safe_dump(file).encode(), "x", WORDS)
+            parse(yaml.safe_dump(file).encode(), "x", REGISTRY)
         except ConfigError:
             assert not valid(file), name
         else:
@@ -191,12 +191,12 @@ def test_schema_takes_null_where_the_loader_does() -> None:
             assert valid(file), name
     assert groups | {"disabledDevices", "labels.sets", "health.maxTemperature"} <= taken
     assert "interval" not in taken
-    assert parse(b"# interval: 5\n---\n", "x", WORDS).config == parse(b"", "x", WORDS).config
+    assert parse(b"# interval: 5\n---\n", "x", REGISTRY).config == parse(b"", "x", REGISTRY).config
     assert valid(None)
 
 
 def test_schema_describes_every_key() -> None:
-    schema = json_schema(WORDS)
+    schema = json_schema(REGISTRY)
     for group in schema["$defs"].values():
         assert group["additionalProperties"] is False
         assert "\n" not in group["description"]
@@ -206,5 +206,5 @@ def test_schema_describes_every_key() -> None:
 
 
 def test_full_file_is_shown_and_read_again() -> None:
-    effective = parse(FULL.encode(), "config.yaml", WORDS)
-    assert parse(show(effective).encode(), "shown", WORDS).config == effective.config
+    effective = parse(FULL.encode(), "config.yaml", REGISTRY)
+    assert parse(show(effective).encode(), "shown", REGISTRY).config == effective.config

@@ -6,7 +6,7 @@ from npu_agent.core import happened
 from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Reading, Snapshot
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
-from npu_agent.core.timeline import Happening
+from npu_agent.core.timeline import TimelineEntry
 from tests.outputs.deviceplugin.helpers import state
 
 
@@ -16,7 +16,7 @@ def seen(*cards: CardState) -> Snapshot:
 
 def reported(found: object) -> list[tuple[str, str]]:
     assert isinstance(found, (list, tuple)) or hasattr(found, "__iter__")
-    return [(one.tone, one.text) for one in found if isinstance(one, Happening)]
+    return [(one.tone, one.text) for one in found if isinstance(one, TimelineEntry)]
 
 
 def dead(card: CardState) -> CardState:

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from npu_agent.core import health
 from npu_agent.core.hardware import HealthState
-from npu_agent.core.health import Course, Outcome, Policy, Verdict, begin, step
+from npu_agent.core.health import HealthTracker, Outcome, Policy, Verdict, begin, step
 
 LETTERS = {"g": Outcome.GOOD, "d": Outcome.DEAD, "b": Outcome.BAD, "s": Outcome.SILENT}
 STATES = {"H": HealthState.HEALTHY, "U": HealthState.UNHEALTHY, "?": HealthState.UNKNOWN}
 
 
-def courses(looks: str, policy: Policy) -> list[Course]:
+def courses(looks: str, policy: Policy) -> list[HealthTracker]:
     """The course after each of some looks; the time is their number."""
     verdicts = [Verdict(LETTERS[letter], f"{letter}{at}") for at, letter in enumerate(looks)]
     found = [begin(verdicts[0], 0.0)]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Oddity
+from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, SkippedDevice
 from npu_agent.core.problems import HOT, VERY_HOT, Note, is_hot, notes, problems, unready
 from npu_agent.core.state import LabelState, SessionPhase, SlicesState, TlsState
-from npu_agent.core.timeline import Happening, Timeline
+from npu_agent.core.timeline import Timeline, TimelineEntry
 from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
@@ -149,7 +149,10 @@ def test_each_trouble_of_the_agent_is_one_problem() -> None:
     )
     scene.holdings = Holdings(error="the socket is missing")
     scene.labels = LabelState(output="api", labels={"a": "b"}, error="403: give the role patch")
-    scene.odd = (Oddity("/sys/x", "Permission denied", unread=True), Oddity("/sys/y", "FPGA"))
+    scene.skipped = (
+        SkippedDevice("/sys/x", "Permission denied", unread=True),
+        SkippedDevice("/sys/y", "FPGA"),
+    )
     assert texts(scene) == [
         "beta.furiosa.ai/npu: registering again: kubelet.sock is missing",
         "the config file is refused, the last good one stays in force: c.yaml:1:1: bad",
@@ -292,7 +295,7 @@ def test_every_problem_has_a_remedy_or_says_it_itself() -> None:
         cards=(fenced(state(), "dead", 1), read(state(index=1), age=600)),
         phase=SessionPhase.REGISTERING,
         reason="kubelet.sock is missing",
-        odd=(Oddity("/sys/x", "Permission denied", unread=True),),
+        skipped=(SkippedDevice("/sys/x", "Permission denied", unread=True),),
         holdings=Holdings(assignments=(held(state(index=9), "lost"),), error="no socket"),
         labels=LabelState(output="api", labels={"a": "b"}, error="403: give the role patch"),
         dra=(driver(phase=SessionPhase.BLOCKED, reason="why"),),
@@ -344,7 +347,7 @@ def counted(ago: float | None) -> Scene:
     card = replace(card, reading=replace(card.reading, errors=errors))
     scene = Scene(cards=(card,))
     if ago is not None:
-        one = Happening(subject="errors", tone="warn", text="", card=card.id)
+        one = TimelineEntry(subject="errors", tone="warn", text="", card=card.id)
         scene.timeline = Timeline().noted([one], scene.state().monotonic - ago)
     return scene
 

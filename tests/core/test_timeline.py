@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from npu_agent.core.timeline import GONE, MOST, SPAN, Happening, Subject, Timeline
+from npu_agent.core.timeline import GONE, MOST, SPAN, Subject, Timeline, TimelineEntry
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import read
 
 
-def one(text: str, subject: Subject = "card", card: str | None = None) -> Happening:
-    return Happening(subject=subject, tone="bad", text=text, card=card)
+def one(text: str, subject: Subject = "card", card: str | None = None) -> TimelineEntry:
+    return TimelineEntry(subject=subject, tone="bad", text=text, card=card)
 
 
 def texts(timeline: Timeline, now: float) -> list[str]:

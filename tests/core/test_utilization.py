@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CoreRange, CoreReading
-from npu_agent.core.utilization import LONGEST_PAUSE, Meter, Tally, interval
+from npu_agent.core.utilization import LONGEST_PAUSE, Tally, UtilizationTracker, interval
 
 WRAP = 1 << 32
 SINGLE, FUSED = CoreRange(0, 0), CoreRange(0, 1)
@@ -171,7 +171,7 @@ def test_a_damaged_look_breaks_the_row_and_no_more() -> None:
     assert tally(*looks).utilization() == 75
 
 
-# The meter of a card.
+# The tracker of a card.
 
 
 def test_a_meter_tells_each_core_apart_and_begins_anew_with_each_reading() -> None:
@@ -182,61 +182,61 @@ def test_a_meter_tells_each_core_apart_and_begins_anew_with_each_reading() -> No
             found.append(CoreReading(core=1, cycles=one * 4, task_cycles=one, source=source))
         return tuple(found)
 
-    meter = Meter(wraps=True)
-    assert [core.utilization for core in meter.measured(cores(1, 1), 0.0)] == [None, None]
-    meter.add(cores(2, 2), 1.0)
-    told = meter.measured(cores(3, 3), 2.0)
+    tracker = UtilizationTracker(wraps=True)
+    assert [core.utilization for core in tracker.measured(cores(1, 1), 0.0)] == [None, None]
+    tracker.add(cores(2, 2), 1.0)
+    told = tracker.measured(cores(3, 3), 2.0)
     assert [core.utilization for core in told] == [50, 25]
     assert [(core.cycles, core.task_cycles) for core in told] == [(6, 3), (12, 3)]
     # A core that is not told of for a while is not counted across that time.
-    assert [core.utilization for core in meter.measured(cores(4, None), 3.0)] == [50]
-    assert [core.utilization for core in meter.measured(cores(5, 4), 4.0)] == [50, None]
-    assert meter.measured((), 5.0) == ()
+    assert [core.utilization for core in tracker.measured(cores(4, None), 3.0)] == [50]
+    assert [core.utilization for core in tracker.measured(cores(5, 4), 4.0)] == [50, None]
+    assert tracker.measured((), 5.0) == ()
 
 
 @given(st.lists(st.floats(0.05, LONGEST_PAUSE), min_size=1, max_size=50))
 def test_no_more_than_the_longest_pause_is_between_two_looks(pauses: list[float]) -> None:
-    meter, now, at = Meter(wraps=True), 100.0, 100.0
-    meter.add((look(1, 1),), now)
+    tracker, now, at = UtilizationTracker(wraps=True), 100.0, 100.0
+    tracker.add((look(1, 1),), now)
     for pause in pauses:
-        if meter.due(now, pause):
-            meter.add((look(1, 1),), now)
+        if tracker.due(now, pause):
+            tracker.add((look(1, 1),), now)
             at = now
         now += pause
         assert now - at <= LONGEST_PAUSE + 1e-9
 
 
 def test_free_cores_are_looked_at_less_often_than_they_are_read_by_default() -> None:
-    meter = Meter(wraps=True)
-    meter.add((FREE,), 100.0)
-    assert not any(meter.due(100.0 + half / 2, 0.5) for half in range(11))
-    assert meter.due(106.0, 0.5)
+    tracker = UtilizationTracker(wraps=True)
+    tracker.add((FREE,), 100.0)
+    assert not any(tracker.due(100.0 + half / 2, 0.5) for half in range(11))
+    assert tracker.due(106.0, 0.5)
 
 
 def test_counters_that_do_not_wrap_are_never_due() -> None:
-    meter = Meter(wraps=False)
-    meter.add((look(1, 1),), 0.0)
-    assert not meter.due(100.0, 100.0)
-    assert not meter.counts
+    tracker = UtilizationTracker(wraps=False)
+    tracker.add((look(1, 1),), 0.0)
+    assert not tracker.due(100.0, 100.0)
+    assert not tracker.counts
 
 
 def test_a_meter_knows_whether_there_is_anything_to_follow() -> None:
-    meter = Meter(wraps=True)
-    assert not meter.counts
-    meter.add((FREE,), 0.0)
-    assert not meter.counts
-    meter.add((look(1, 1),), 0.0)
-    assert meter.counts
+    tracker = UtilizationTracker(wraps=True)
+    assert not tracker.counts
+    tracker.add((FREE,), 0.0)
+    assert not tracker.counts
+    tracker.add((look(1, 1),), 0.0)
+    assert tracker.counts
 
 
 def test_a_core_is_as_busy_as_it_was_while_its_card_has_not_counted_on() -> None:
     """As it is read every half second with health.maxTemperature, and counts every second."""
-    meter = Meter(wraps=False)
+    tracker = UtilizationTracker(wraps=False)
 
     def reading(cycles: int | None, now: float) -> float | None:
         task = None if cycles is None else cycles // 4
         sample = CoreReading(core=0, cycles=cycles, task_cycles=task, source=CoreRange(0, 0))
-        return meter.measured((sample,), now, held=3.0)[0].utilization
+        return tracker.measured((sample,), now, held=3.0)[0].utilization
 
     assert [reading(4000, 0.0), reading(8000, 1.0)] == [None, 25]
     assert [reading(8000, 1.5), reading(8000, 2.0), reading(8000, 4.0)] == [25, 25, 25]

@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent import config
 from npu_agent.commands.catalogue import parse
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 from .pages import Page, pages
 
@@ -66,4 +66,4 @@ def test_the_real_parser_takes_it(page: str, text: str) -> None:
         except SystemExit:
             pytest.fail(f"{page}: npu-agent {variant} is not a command")
         if not hasattr(args, "config_file"):
-            config.from_args(args, WORDS)
+            config.from_args(args, REGISTRY)

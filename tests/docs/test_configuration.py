@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent.config import KEYS, SOCKET_SUFFIX, ConfigError, parse
 from npu_agent.files import SOCKET_PATH_MAX
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 from .pages import ROOT
 
@@ -37,7 +37,7 @@ def test_examples_are_good() -> None:
     examples = re.findall(r"^```yaml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(examples) == 3
     for text in examples:
-        parse(text.encode(), "example", WORDS)
+        parse(text.encode(), "example", REGISTRY)
 
 
 def test_errors_are_real() -> None:
@@ -57,7 +57,7 @@ resources:
 - {name: rngd, family: rngd}
 """
     with pytest.raises(ConfigError) as caught:
-        parse(text.encode(), "config.yaml", WORDS)
+        parse(text.encode(), "config.yaml", REGISTRY)
     assert f"```\n{caught.value}\n```" in PAGE
 
 

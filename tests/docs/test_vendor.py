@@ -27,7 +27,7 @@ from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.config import parse
 from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 BOTH = {"beta.furiosa.ai/npu": 2, "acme.example/anvil": 2}
 CONFIG = """
@@ -59,7 +59,7 @@ async def main(directory, method):
     (directory / "plugins").mkdir()
     kubelet = StandInKubelet(directory / "plugins", directory / "pod-resources")
     await kubelet.start()
-    config = parse(CONFIG.format(directory=directory, method=method).encode(), "config", WORDS)
+    config = parse(CONFIG.format(directory=directory, method=method).encode(), "config", REGISTRY)
     agent = Agent(config, host_root=root, node_name="node")
     stop = asyncio.Event()
     running = asyncio.create_task(agent.run(stop))

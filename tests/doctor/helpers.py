@@ -31,7 +31,7 @@ from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.labels import SETS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.kube.helpers import kubeconfig, serving
@@ -289,7 +289,7 @@ async def good_node(
         simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
         (root / "sys/fs/cgroup").mkdir(parents=True)
         snapshot = await read_once([Furiosa(root)])
-        (resource,) = resources_of(default_config(WORDS), WORDS.core_counts)
+        (resource,) = resources_of(default_config(REGISTRY), REGISTRY.core_counts)
         ids = [device.id for device in advertise(snapshot, resource)]
         registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
         write_checkpoint(directory, registered)
@@ -310,7 +310,7 @@ async def good_node(
                         root=root,
                         situation=Situation(
                             config=replace(
-                                default_config(WORDS),
+                                default_config(REGISTRY),
                                 plugin_dir=str(directory),
                                 metrics=MetricsConfig(
                                     listen=f"127.0.0.1:{pages.number}",

@@ -29,7 +29,7 @@ from npu_agent.config import (
     TlsConfig,
     default_config,
 )
-from npu_agent.core.hardware import Oddity
+from npu_agent.core.hardware import SkippedDevice
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.doctor import cluster, host, kubelet, places, privileges, probe, serving, sockets
@@ -49,7 +49,7 @@ from npu_agent.outputs.labels import nfd
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
 from tests.kube.helpers import hangs
@@ -60,7 +60,7 @@ from tests.outputs.web.helpers import Scene, listening
 
 DIRECTORY = Directory(path=Path("/plugins"), owner="uid 0, gid 0, mode 0750")
 POD = Situation(
-    config=default_config(WORDS),
+    config=default_config(REGISTRY),
     host_root=Path("/host"),
     vendors=(Furiosa(Path("/host")),),
     node_name="n1",
@@ -173,7 +173,7 @@ async def test_a_directory_that_this_configuration_writes(
     name: str, bad: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(
-        default_config(WORDS),
+        default_config(REGISTRY),
         allocation=AllocationConfig(method="cdi"),
         labels=LabelsConfig(output="nfd"),
     )
@@ -207,7 +207,7 @@ def test_a_directory_as_it_is(tmp_path: Path) -> None:
 
 
 async def test_a_socket_path_that_is_too_long() -> None:
-    long = replace(POD, config=replace(default_config(WORDS), plugin_dir="/" + "x" * 100))
+    long = replace(POD, config=replace(default_config(REGISTRY), plugin_dir="/" + "x" * 100))
     lines = await told(sockets.lines, long)
     assert lines["socket path"].state is Verdict.WRONG
     assert "shorten pluginDir or socketName by 20" in lines["socket path"].remedy
@@ -367,7 +367,7 @@ async def test_a_connection_that_is_not_answered_is_somebodys() -> None:
 
 
 async def test_port_0_is_always_free() -> None:
-    config = replace(default_config(WORDS), metrics=MetricsConfig(listen=":0"))
+    config = replace(default_config(REGISTRY), metrics=MetricsConfig(listen=":0"))
     lines = {
         check.name: check for check in await checks("", serving.lines(replace(POD, config=config)))
     }
@@ -664,13 +664,13 @@ async def owned(
     unread: bool = False,
 ) -> Check:
     """The line on the resource of one Warboy."""
-    odd = (Oddity("/sys/x", "hangs", unread=True),) if unread else ()
+    odd = (SkippedDevice("/sys/x", "hangs", unread=True),) if unread else ()
     lines = await told(
         kubelet.lines,
         POD,
         {
             kubelet.registered: {name: frozenset(ids) for name, ids in registered.items()},
-            host.snapshot: replace(snapshot(state()), odd=odd),
+            host.snapshot: replace(snapshot(state()), skipped=odd),
             **facts,
         },
     )
@@ -702,11 +702,11 @@ async def test_nothing_registered_is_a_fault_only_while_an_agent_runs() -> None:
 
 async def test_fewer_allocatable_may_be_for_a_card_that_cannot_be_read() -> None:
     node = {"status": {"allocatable": {RESOURCE: "2"}}}
-    unread = (Oddity("/sys/x", "hangs", unread=True),)
+    unread = (SkippedDevice("/sys/x", "hangs", unread=True),)
     for odd, expected in ((unread, Verdict.UNKNOWN), ((), Verdict.WRONG)):
         facts = {
             cluster.answers: cluster.Answers(known_as="", allowed=None, node=node),
-            host.snapshot: replace(snapshot(state()), odd=odd),
+            host.snapshot: replace(snapshot(state()), skipped=odd),
         }
         line = (await told(cluster.lines, POD, facts))[f"allocatable {RESOURCE}"]
         assert line.state is expected
@@ -784,7 +784,7 @@ async def test_a_device_that_a_pod_holds_and_that_has_gone() -> None:
 
 async def test_a_device_that_a_pod_holds_may_be_of_a_card_that_cannot_be_read() -> None:
     held = (Assignment("ns", "job-1", "c", RESOURCE, "GONE"),)
-    unread = replace(snapshot(state()), odd=(Oddity("/sys/x", "hangs", unread=True),))
+    unread = replace(snapshot(state()), skipped=(SkippedDevice("/sys/x", "hangs", unread=True),))
     for seen in (unread, Unseen("no")):
         lines = await told(kubelet.lines, POD, {kubelet.held: held, host.snapshot: seen})
         assert lines["pod-resources"].detail == "answers: 1 of our devices are held by Pods"

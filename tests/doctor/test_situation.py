@@ -13,17 +13,17 @@ from npu_agent.config import Config, ConfigError, default_config
 from npu_agent.doctor import situation as where
 from npu_agent.doctor.check import Check, Verdict
 from npu_agent.doctor.situation import Situation, configuration, forgotten
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 
 def parsed(*arguments: str | Path) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    config.add_options(parser, WORDS)
+    config.add_options(parser, REGISTRY)
     return parser.parse_args([str(argument) for argument in arguments])
 
 
 def given(*arguments: str | Path) -> tuple[Config, Check]:
-    return configuration(parsed(*arguments), WORDS)
+    return configuration(parsed(*arguments), REGISTRY)
 
 
 def line(detail: str) -> Check:
@@ -42,7 +42,7 @@ def test_options_and_defaults() -> None:
     found, check = given("--socket-name", "x", "--interval", "5")
     assert found.socket_name == "x"
     assert check == line("no file; --interval, --socket-name and the defaults")
-    assert given() == (default_config(WORDS), line("no file; the defaults"))
+    assert given() == (default_config(REGISTRY), line("no file; the defaults"))
 
 
 def test_of_a_bad_file_what_is_good_in_it(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_of_what_is_no_configuration_nothing(tmp_path: Path, content: bytes | No
     if content is not None:
         file.write_bytes(content)
     found, check = given("--config-file", file)
-    assert found == default_config(WORDS)
+    assert found == default_config(REGISTRY)
     assert check.state is Verdict.WRONG
     assert str(file) in check.detail
     assert "the defaults" in check.remedy
@@ -90,7 +90,7 @@ def test_wrong_use_is_no_line(wrong: tuple[str, ...]) -> None:
 def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     situation = Situation(
-        config=default_config(WORDS),
+        config=default_config(REGISTRY),
         host_root=Path("/"),
         vendors=(),
         node_name=None,
@@ -114,7 +114,7 @@ def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
 def test_commands_are_for_how_the_agent_was_installed() -> None:
     """No command takes the defaults of k8s/ over image and config of an installation."""
     pod = Situation(
-        config=default_config(WORDS),
+        config=default_config(REGISTRY),
         host_root=Path("/host"),
         vendors=(),
         node_name="n1",
@@ -153,9 +153,9 @@ def test_a_pod_knows_its_namespace_and_release(
 ) -> None:
     monkeypatch.setattr(where, "DIRECTORY", tmp_path)
     monkeypatch.delenv("HELM_RELEASE", raising=False)
-    here = Situation.here(default_config(WORDS), Path("/"), ())
+    here = Situation.here(default_config(REGISTRY), Path("/"), ())
     assert (here.namespace, here.helm_release) == ("kube-system", "")
     (tmp_path / "namespace").write_text("npu-system")
     monkeypatch.setenv("HELM_RELEASE", "mine")
-    here = Situation.here(default_config(WORDS), Path("/"), ())
+    here = Situation.here(default_config(REGISTRY), Path("/"), ())
     assert (here.namespace, here.helm_release) == ("npu-system", "mine")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-WORDS = (
+REGISTRY = (
     b"",
     b"\0",
     b"\n",
@@ -92,7 +92,7 @@ def _end(chance: Random, data: bytearray, _: Sequence[bytes]) -> None:
 
 
 def _word(chance: Random, data: bytearray, _: Sequence[bytes]) -> None:
-    data[_place(chance, data)] = chance.choice(WORDS)
+    data[_place(chance, data)] = chance.choice(REGISTRY)
 
 
 def _again(chance: Random, data: bytearray, _: Sequence[bytes]) -> None:

@@ -50,10 +50,10 @@ from npu_agent.outputs.labels import compute, nfd
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.web import negotiate
 from npu_agent.outputs.web.authorization import Authorizer
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa import parse
+from npu_agent.vendors.furiosa.spec import SPEC
 from npu_agent.vendors.furiosa.sysfs import Furiosa
-from npu_agent.vendors.furiosa.vocabulary import VOCABULARY
 from tests.outputs.deviceplugin.helpers import devices, snapshot, state
 from tests.outputs.dra.cards import card, pool_of
 
@@ -174,8 +174,8 @@ def _sysfs_card(data: bytes) -> None:
             file.write_bytes(before)
 
 
-_SCHEMAS = (VOCABULARY.metric_schemas["0.8"],)
-_SETS = tuple(VOCABULARY.label_sets.values())
+_SCHEMAS = (SPEC.metric_schemas["0.8"],)
+_SETS = tuple(SPEC.label_sets.values())
 
 
 def _sysfs_shown(found: Any, reading: Any) -> None:
@@ -215,8 +215,8 @@ def _pci_id(data: bytes) -> None:
 
 
 def _config(data: bytes) -> None:
-    found = parse_config(data, "config.yaml", WORDS)
-    again = parse_config(show(found).encode(), "config.yaml", WORDS)
+    found = parse_config(data, "config.yaml", REGISTRY)
+    again = parse_config(show(found).encode(), "config.yaml", REGISTRY)
     assert again.config == found.config
 
 

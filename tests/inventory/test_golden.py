@@ -206,7 +206,7 @@ def test_hosts_look_as_in_their_golden_files(
 
 def _picture(snapshot: Snapshot) -> str:
     lines = [line for state in snapshot.cards for line in _card(state)]
-    lines += [f"odd {odd.entry}: {odd.reason}" for odd in snapshot.odd]
+    lines += [f"odd {odd.entry}: {odd.reason}" for odd in snapshot.skipped]
     return "\n".join(("# snapshot", *lines, f"complete: {snapshot.complete}", ""))
 
 

@@ -332,14 +332,14 @@ async def test_a_card_that_hangs_from_the_first_look_hides_nothing(
     async with watching(root) as watched:
         first = watched.record.all[0]
         assert names(first) == ("npu1",)
-        assert [odd.reason for odd in first.odd] == ["no answer within 0.5 s"]
+        assert [odd.reason for odd in first.skipped] == ["no answer within 0.5 s"]
         await watched.looks(10)
         # It is asked again and again, and that is neither published nor logged again and again.
-        assert {s.odd for s in watched.record.all} == {first.odd}
+        assert {s.skipped for s in watched.record.all} == {first.skipped}
         assert sum("not served" in record.message for record in caplog.records) == 1
         release(entry / "platform_type", "FuriosaAI\n")
         await watched.names("npu0", "npu1")
-        assert watched.record.value.odd == ()
+        assert watched.record.value.skipped == ()
 
 
 def release(pipe: Path, content: str) -> None:
@@ -638,15 +638,15 @@ async def test_a_search_that_fails_takes_no_card_away(
     host = Blind(root)
     async with watching(root, host) as watched:
         host.blind = True
-        blind = await watched.until(lambda s: s.odd != ())
+        blind = await watched.until(lambda s: s.skipped != ())
         assert names(blind) == ("npu0", "npu1")
-        assert blind.odd[0].reason == (
+        assert blind.skipped[0].reason == (
             "cannot be searched for cards: /sys/class/npu_mgmt: Permission denied"
         )
         watched.fault("npu0", "dead")
         await watched.card("npu0", UNHEALTHY)
         host.blind = False
-        await watched.until(lambda s: s.odd == ())
+        await watched.until(lambda s: s.skipped == ())
     assert "the search for cards works again" in caplog.messages
 
 
@@ -663,11 +663,11 @@ async def test_a_search_that_hangs_takes_no_card_away(root: Path) -> None:
     async with watching(root, host) as watched:
         await watched.until(lambda s: len(s.cards) == 2)
         host.go_on.clear()
-        stuck = await watched.until(lambda s: s.odd != ())
+        stuck = await watched.until(lambda s: s.skipped != ())
         assert names(stuck) == ("npu0", "npu1")
-        assert stuck.odd[0].reason == "cannot be searched for cards: no answer within 0.5 s"
+        assert stuck.skipped[0].reason == "cannot be searched for cards: no answer within 0.5 s"
         host.go_on.set()
-        await watched.until(lambda s: s.odd == () and len(s.cards) == 2)
+        await watched.until(lambda s: s.skipped == () and len(s.cards) == 2)
 
 
 # What cores do.
@@ -882,14 +882,14 @@ class Faulty(Furiosa):
 async def test_a_bug_that_one_card_brings_out_hides_no_other(root: Path) -> None:
     host = Faulty(root)
     async with watching(root, host) as watched:
-        shown = await watched.until(lambda s: s.odd != ())
-        assert shown.odd[0].reason == "internal error: ZeroDivisionError('a bug')"
+        shown = await watched.until(lambda s: s.skipped != ())
+        assert shown.skipped[0].reason == "internal error: ZeroDivisionError('a bug')"
         await until(lambda: watched.restarts["watch of npu0"])
         watched.fault("npu1", "dead")
         await watched.card("npu1", UNHEALTHY)
         host.broken = False
         await watched.card("npu0", HEALTHY)
-        await watched.until(lambda s: s.odd == () and len(s.cards) == 2)
+        await watched.until(lambda s: s.skipped == () and len(s.cards) == 2)
 
 
 async def test_an_inventory_that_is_started_again_watches_again_and_does_not_flicker(
@@ -1064,7 +1064,7 @@ async def test_a_hung_card_that_goes_and_returns_has_one_thread(root: Path, tmp_
         await watched.names("npu1")
         await until(lambda: threads() == [*ONE, "npu-warboy-0"])  # it still hangs
         away.rename(entry)
-        await watched.until(lambda s: s.odd != ())
+        await watched.until(lambda s: s.skipped != ())
         await until(lambda: threads() == [*ONE, "npu-warboy-0"])
         release(entry / "alive", "1\n")
         await watched.card("npu0", HEALTHY)
@@ -1133,7 +1133,7 @@ async def test_threads_that_the_system_refuses_take_no_card_away(
             await until(lambda: any("gives us no thread" in line for line in caplog.messages))
             assert names(watched.record.value) == ("npu0", "npu1")
         await watched.card("npu1", UNHEALTHY)  # there are threads again
-        assert watched.record.value.odd == ()
+        assert watched.record.value.skipped == ()
 
 
 async def test_what_is_counted_of_a_card_ends_with_it(root: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from npu_agent import config
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 from .tools import K8S, kustomize
 
@@ -66,7 +66,7 @@ def _with_config(schema: dict[str, Any]) -> str:
     alerts = [one["alert"] for one in rule["spec"]["groups"][0]["rules"] if "alert" in one]
     values = schema["properties"]["prometheusRule"]["properties"]
     values["disabled"]["items"]["enum"] = alerts
-    schema["$defs"] = _for_helm(config.json_schema(WORDS)["$defs"])
+    schema["$defs"] = _for_helm(config.json_schema(REGISTRY)["$defs"])
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

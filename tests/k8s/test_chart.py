@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from npu_agent import __version__, config
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 from .conftest import Overlay
 from .schemas import VERSIONS, check
@@ -162,7 +162,7 @@ def test_the_config_is_the_agents(tmp_path: Path) -> None:
     (text,) = (t["data"]["config.yaml"] for t in made if t["kind"] == "ConfigMap")
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    config.load(file, WORDS)
+    config.load(file, REGISTRY)
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())["config"]
     assert yaml.safe_load(text) == defaults | given
 

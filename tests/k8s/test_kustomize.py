@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from npu_agent import config
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 
 from .conftest import Overlay
 from .manifests import generated
@@ -157,7 +157,7 @@ def test_the_config_of_dra_is_the_bases_with_the_api(overlay: Overlay, tmp_path:
     assert yaml.safe_load(config_of(["dra"])) == wanted
     file = tmp_path / "config.yaml"
     file.write_text(config_of(["dra"]))
-    assert config.load(file, WORDS).config.allocation.api == "auto"
+    assert config.load(file, REGISTRY).config.allocation.api == "auto"
 
 
 def test_a_config_of_the_overlay_replaces_that_of_dra(overlay: Overlay) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from npu_agent.core.api_mode import ApiMode, WantedApi, WantedApis
 from npu_agent.core.grant import Refusal
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import advertise
-from npu_agent.core.places import Place, Wish, Wishes
 from npu_agent.feed import Feed
 from npu_agent.kubelet import places as module
 from npu_agent.kubelet.allocation_store import AllocationStore
@@ -29,15 +29,15 @@ NPU = "beta.furiosa.ai/npu"
 CARDS = (state(index=0), state(index=1))
 
 
-def wishes(wish: Wish) -> Wishes:
-    return Wishes(families={"warboy": wish})
+def wishes(wish: WantedApi) -> WantedApis:
+    return WantedApis(families={"warboy": wish})
 
 
 @dataclass
 class Room:
     """Two cards, and what kubelet and API server say of them."""
 
-    wanted: Feed[Wishes] = field(default_factory=lambda: Feed(wishes(Wish.PLUGIN)))
+    wanted: Feed[WantedApis] = field(default_factory=lambda: Feed(wishes(WantedApi.PLUGIN)))
     offered: Mapping[str, frozenset[str]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     asked: int = 0
@@ -69,7 +69,7 @@ class Room:
     async def _allocatable(self) -> Mapping[str, int]:
         return self.counts
 
-    def where(self) -> list[Place]:
+    def where(self) -> list[ApiMode]:
         return list(self.places.now().values())
 
 
@@ -96,12 +96,12 @@ async def test_a_list_that_comes_after_the_config_is_noticed(
 ) -> None:
     async with running(monkeypatch) as room:
         room.places.listing({NPU: room.devices})
-        room.wanted.publish(wishes(Wish.DRA))
+        room.wanted.publish(wishes(WantedApi.DRA))
         await turns_of_the_loop()  # it is found that nothing leaves yet
-        assert room.where() == [Place.NOWHERE] * 2
+        assert room.where() == [ApiMode.NOWHERE] * 2
         assert room.asked == 0
         room.places.listing({NPU: ()})
-        await until(lambda: room.where() == [Place.SLICE] * 2)
+        await until(lambda: room.where() == [ApiMode.DRA] * 2)
 
 
 async def test_each_card_has_left_when_nobody_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,18 +109,18 @@ async def test_each_card_has_left_when_nobody_counts_it(monkeypatch: pytest.Monk
     async with running(monkeypatch) as room:
         room.offered, room.counts = {NPU: frozenset({one, other})}, {NPU: 2}
         room.places.listing({NPU: room.devices})
-        room.wanted.publish(wishes(Wish.DRA))
+        room.wanted.publish(wishes(WantedApi.DRA))
         room.places.listing({NPU: ()})
         await until(lambda: room.asked > 2)
-        assert room.where() == [Place.NOWHERE] * 2
+        assert room.where() == [ApiMode.NOWHERE] * 2
         room.offered = {NPU: frozenset({other})}
         asked = room.asked
         await until(lambda: room.asked > asked + 2)
-        assert room.where() == [Place.NOWHERE] * 2  # the scheduler would send Pods
+        assert room.where() == [ApiMode.NOWHERE] * 2  # the scheduler would send Pods
         room.counts = {}
-        await until(lambda: room.where() == [Place.SLICE, Place.NOWHERE])
+        await until(lambda: room.where() == [ApiMode.DRA, ApiMode.NOWHERE])
         room.offered = {}
-        await until(lambda: room.where() == [Place.SLICE] * 2)
+        await until(lambda: room.where() == [ApiMode.DRA] * 2)
 
 
 async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits(
@@ -129,9 +129,9 @@ async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits(
     """The record could not be read: until it was clear who holds what, the card was listed."""
     device = Room().devices[0]
     async with running(monkeypatch) as room:
-        room.wanted.publish(wishes(Wish.DRA))
+        room.wanted.publish(wishes(WantedApi.DRA))
         room.store.states.publish(recovered(Ledger(), b"{", 0.0))
-        await until(lambda: room.where() == [Place.WITHHELD] * 2)
+        await until(lambda: room.where() == [ApiMode.DRAINING_FROM_PLUGIN] * 2)
         room.places.listing({NPU: room.devices})
         assert room.places.refusal(device) is None  # the ledger has a reason
         room.store.states.publish(Ledger())
@@ -140,11 +140,11 @@ async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits(
         assert refused.kind is Refusal.HELD
         assert "on its way to DRA" in str(refused)
         room.places.listing({NPU: ()})
-        await until(lambda: room.where() == [Place.SLICE] * 2)
+        await until(lambda: room.where() == [ApiMode.DRA] * 2)
         assert room.places.refusal(device) is None
-        room.wanted.publish(wishes(Wish.PLUGIN))
+        room.wanted.publish(wishes(WantedApi.PLUGIN))
         room.places.listing({NPU: room.devices})
-        await until(lambda: followed(room, Wish.PLUGIN))
+        await until(lambda: followed(room, WantedApi.PLUGIN))
         refused = room.places.refusal(device)
         assert refused
         assert refused.kind is Refusal.UNFIT
@@ -155,11 +155,11 @@ async def test_a_card_that_is_listed_again_has_not_left(monkeypatch: pytest.Monk
     async with running(monkeypatch) as room:
         room.places.listing({NPU: room.devices})
         room.offered = {NPU: frozenset(device.id for device in room.devices)}
-        room.wanted.publish(wishes(Wish.DRA))
+        room.wanted.publish(wishes(WantedApi.DRA))
         room.places.listing({NPU: ()})
         await until(lambda: room.asked)
-        room.wanted.publish(wishes(Wish.PLUGIN))
-        await first(room.places.wishes, lambda now: now == wishes(Wish.PLUGIN))
+        room.wanted.publish(wishes(WantedApi.PLUGIN))
+        await first(room.places.wishes, lambda now: now == wishes(WantedApi.PLUGIN))
         room.places.listing({NPU: room.devices})
         room.offered = {}
         await turns_of_the_loop()
@@ -169,24 +169,24 @@ async def test_a_card_that_is_listed_again_has_not_left(monkeypatch: pytest.Monk
 async def test_disabled_cards_do_not_wait_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TURN_FIRST", 600.0)
     async with running(monkeypatch) as room:
-        room.wanted.publish(wishes(Wish.DRA))
-        await first(room.places.wishes, lambda now: now == wishes(Wish.DRA))
+        room.wanted.publish(wishes(WantedApi.DRA))
+        await first(room.places.wishes, lambda now: now == wishes(WantedApi.DRA))
         disabled = frozenset({CARDS[0].id.lower()})
-        room.wanted.publish(Wishes(families={"warboy": Wish.PLUGIN}, disabled=disabled))
+        room.wanted.publish(WantedApis(families={"warboy": WantedApi.PLUGIN}, disabled=disabled))
         await first(room.places.wishes, lambda now: now.disabled == disabled)
-        assert room.where() == [Place.NOWHERE, Place.SLICE]
+        assert room.where() == [ApiMode.NOWHERE, ApiMode.DRA]
 
 
-def followed(room: Room, wish: Wish) -> bool:
+def followed(room: Room, wish: WantedApi) -> bool:
     return room.places.wishes.value == wishes(wish)
 
 
 async def test_turns_are_followed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TURN_FIRST", 0.01)
     monkeypatch.setattr(module, "_TURN_LONGEST", 0.02)
-    for last in (Wish.DRA, Wish.PLUGIN):
+    for last in (WantedApi.DRA, WantedApi.PLUGIN):
         async with running(monkeypatch) as room:
-            for wish in (Wish.DRA, Wish.PLUGIN, Wish.DRA, Wish.PLUGIN, last):
+            for wish in (WantedApi.DRA, WantedApi.PLUGIN, WantedApi.DRA, WantedApi.PLUGIN, last):
                 room.wanted.publish(wishes(wish))
                 await turns_of_the_loop()
             await until(partial(followed, room, last))

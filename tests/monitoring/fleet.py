@@ -28,7 +28,7 @@ from npu_agent.config import (
 )
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from tests.monitoring.helpers import manifest, write_rules
 from tests.until import until
 
@@ -106,7 +106,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
     kubelet = StandInKubelet(plugins, directory / "pod-resources")
     await kubelet.start()
     config = replace(
-        default_config(WORDS),
+        default_config(REGISTRY),
         plugin_dir=str(plugins),
         health=HealthConfig(interval=0.1),
         labels=LabelsConfig(output="nfd"),

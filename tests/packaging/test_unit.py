@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent import config
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from tests.kube.helpers import Authority
 from tests.packaging import host as on
 from tests.packaging.conftest import PROJECT
@@ -53,7 +53,7 @@ def test_it_gives_little_away(unit: Path) -> None:
 
 
 def test_example_config_is_good_and_where_the_unit_looks_for_it() -> None:
-    config.load(PROJECT / "packaging" / "npu-agent.yaml", WORDS)
+    config.load(PROJECT / "packaging" / "npu-agent.yaml", REGISTRY)
     assert "--config-file=/etc/npu-agent/npu-agent.yaml" in UNIT.read_text()
 
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from npu_agent.core.api_mode import ApiMode
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import DeviceName
 from npu_agent.core.offer import Device, Resource, advertise
-from npu_agent.core.places import Place
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
 from npu_agent.kubelet.places import Places
@@ -188,9 +188,9 @@ class Publisher:
 
         def placed(device: Device) -> Iterator[Device]:
             match places.get(device.card_id):
-                case Place.PLUGIN:
+                case ApiMode.PLUGIN:
                     yield device
-                case Place.WITHHELD:
+                case ApiMode.DRAINING_FROM_PLUGIN:
                     reason = "its card moves to DRA when its Pods have ended"
                     yield replace(device, healthy=False, reason=reason)
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent.backoff import Backoff
+from npu_agent.core.api_mode import ApiMode
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import PreparedClaim
-from npu_agent.core.places import Place
 from npu_agent.core.pool import DraNames, Effect, PoolDevice, Taint, pool
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed, changes_of
@@ -316,7 +316,7 @@ class Driver:
             (
                 state
                 for state in self._snapshots.value.cards
-                if state.card.family in self._vendor_families and places[state.id].sliced
+                if state.card.family in self._vendor_families and places[state.id].published
             ),
         )
         now = self._store.published.value
@@ -357,7 +357,7 @@ class Driver:
         """The devices whose cards are to be in slices."""
         places, wanted = self._places.now(), self._wanted.value
         cut = wanted.partitions and not self._uncounted.value
-        here = {id_ for id_, place in places.items() if place.sliced} - self._unsaved
+        here = {id_ for id_, place in places.items() if place.published} - self._unsaved
         # The scheduler counts the cores of claims for devices that it sees, and of no others.
         seen = {
             one.name
@@ -378,7 +378,7 @@ class Driver:
         leaving = Taint(key=f"{self._dra.driver}/moving", effect=Effect.NO_SCHEDULE)
         return tuple(
             replace(one, taints=(*one.taints, leaving))
-            if places[one.device.card_id] is Place.LEAVING
+            if places[one.device.card_id] is ApiMode.DRAINING_FROM_DRA
             else one
             for one in devices
             if one.device.card_id in here
@@ -399,7 +399,7 @@ class Driver:
     def _leaving(self) -> set[str]:
         """The cards that are not to be in slices any more."""
         stay = {one.device.card_id for one in self.offered.value or ()}
-        stay |= {id_ for id_, place in self._places.now().items() if place.sliced}
+        stay |= {id_ for id_, place in self._places.now().items() if place.published}
         return self._sliced() - stay
 
     def _in_place(self) -> bool:

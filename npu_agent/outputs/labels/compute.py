@@ -1,7 +1,7 @@
 """What the labels say: a Snapshot and the machine's name in, keys and values out.
 
-Which labels there are is the vendor's (`npu_agent.core.vocabulary.LabelSet`). Each value is made of
-what one or more cards say: see `value` and `_joined`.
+Which labels there are is the vendor's (`npu_agent.core.vendor_spec.LabelSet`). Each value is made
+of what one or more cards say: see `value` and `_joined`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from npu_agent.core.hardware import Card, Snapshot
-from npu_agent.core.vocabulary import Fact, Label, LabelSet
+from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
 from npu_agent.text import natural, quoted
 
 LONGEST = 63
@@ -74,7 +74,7 @@ def explained(
         served = _served(snapshot, set_)
         for label in set_.labels:
             key = set_.prefix + label.key
-            found[key] = _joined(key, tuple(_SAYS[label.fact](label, served, machine)))
+            found[key] = _joined(key, tuple(_SAYS[label.source](label, served, machine)))
     return tuple(found[key] for key in sorted(found))
 
 
@@ -92,7 +92,7 @@ def _served(snapshot: Snapshot, set_: LabelSet) -> Snapshot:
     return replace(
         snapshot,
         cards=tuple(state for state in snapshot.cards if state.card.family in set_.families),
-        odd=tuple(odd for odd in snapshot.odd if odd.sample_of in set_.families),
+        skipped=tuple(odd for odd in snapshot.skipped if odd.sample_of in set_.families),
     )
 
 
@@ -102,7 +102,7 @@ def unsure(snapshot: Snapshot) -> str | None:
     What is on the Node is then better than what would be computed: a card that hangs while the
     agent starts is not gone.
     """
-    unread = [f"{odd.entry}: {odd.reason}" for odd in snapshot.odd if odd.unread]
+    unread = [f"{odd.entry}: {odd.reason}" for odd in snapshot.skipped if odd.unread]
     return f"what may be a card cannot be read: {'; '.join(unread)}" if unread else None
 
 
@@ -156,7 +156,7 @@ def _of_cards(text: Callable[[Card], str]) -> _Says:
         for state in snapshot.cards:
             said = text(state.card)
             yield _Said(state.card.name, label.named(said), said)
-        for odd in snapshot.odd:
+        for odd in snapshot.skipped:
             if label.sample is not None and odd.sample_of is not None:
                 said = f"{odd.sample_of}, an FPGA sample"
                 yield _Said(odd.entry, label.sample(odd.sample_of), said)
@@ -202,12 +202,12 @@ def _count(_label: Label, snapshot: Snapshot, _machine: Machine) -> Iterable[_Sa
 _Says = Callable[[Label, Snapshot, Machine], Iterable[_Said]]
 """Who says what for a label: nobody where there is no card."""
 
-_SAYS: dict[Fact, _Says] = {
-    Fact.COUNT: _count,
-    Fact.FAMILY: _of_cards(lambda card: card.family),
-    Fact.PRODUCT: _of_cards(lambda card: card.product),
-    Fact.DRIVER: _of_versions("driver", lambda card: card.driver_version),
-    Fact.FIRMWARE: _of_versions("firmware", lambda card: card.firmware_version),
-    Fact.MACHINE_VENDOR: _of_machine(VENDOR_FILE, lambda machine: machine.vendor),
-    Fact.MACHINE_NAME: _of_machine(NAME_FILE, lambda machine: machine.name),
+_SAYS: dict[LabelSource, _Says] = {
+    LabelSource.COUNT: _count,
+    LabelSource.FAMILY: _of_cards(lambda card: card.family),
+    LabelSource.PRODUCT: _of_cards(lambda card: card.product),
+    LabelSource.DRIVER: _of_versions("driver", lambda card: card.driver_version),
+    LabelSource.FIRMWARE: _of_versions("firmware", lambda card: card.firmware_version),
+    LabelSource.MACHINE_VENDOR: _of_machine(VENDOR_FILE, lambda machine: machine.vendor),
+    LabelSource.MACHINE_NAME: _of_machine(NAME_FILE, lambda machine: machine.name),
 }

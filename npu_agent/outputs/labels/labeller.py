@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from npu_agent.backoff import ApiBackoff
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.state import LabelState
-from npu_agent.core.vocabulary import LabelSet
+from npu_agent.core.vendor_spec import LabelSet
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.labels import compute

@@ -2,7 +2,7 @@
 
 Start reading at `shown` and `definitions`.
 
-Names and units are those of each card's vendor (`npu_agent.core.vocabulary.MetricSchema`); labels
+Names and units are those of each card's vendor (`npu_agent.core.vendor_spec.MetricSchema`); labels
 are the same for all. All families are gauges, also those that a vendor calls ``_total``.
 """
 
@@ -24,7 +24,7 @@ from npu_agent.core.hardware import (
     Snapshot,
 )
 from npu_agent.core.ledger import Assignment, Usage
-from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
+from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
 from npu_agent.outputs.prometheus.text import Definition, Labels, Samples, clean, finite
 
 
@@ -227,19 +227,19 @@ def _assigned(cards: Cards) -> Samples:
             yield card.identity.plus(core=str(holding.cores), **holder), 1
 
 
-_SAMPLES: dict[Quantity, Callable[[Cards], Samples]] = {
-    Quantity.ALIVE: _of_card(lambda reading: reading.alive),
-    Quantity.UPTIME: _of_card(lambda reading: reading.uptime),
-    Quantity.ERRORS: _errors,
-    Quantity.UTILIZATION: _of_core(lambda core: core.utilization),
-    Quantity.FREQUENCY: _of_core(lambda core: core.frequency),
-    Quantity.DRAM_TOTAL: _of_core(lambda core: core.dram_total),
-    Quantity.DRAM_USED: _of_core(lambda core: core.dram_used),
-    Quantity.CYCLES: _of_core(lambda core: core.cycles),
-    Quantity.TASK_CYCLES: _of_core(lambda core: core.task_cycles),
-    Quantity.INFO: _info,
-    Quantity.HEALTH: _health,
-    Quantity.ASSIGNED: _assigned,
+_SAMPLES: dict[MetricSource, Callable[[Cards], Samples]] = {
+    MetricSource.ALIVE: _of_card(lambda reading: reading.alive),
+    MetricSource.UPTIME: _of_card(lambda reading: reading.uptime),
+    MetricSource.ERRORS: _errors,
+    MetricSource.UTILIZATION: _of_core(lambda core: core.utilization),
+    MetricSource.FREQUENCY: _of_core(lambda core: core.frequency),
+    MetricSource.DRAM_TOTAL: _of_core(lambda core: core.dram_total),
+    MetricSource.DRAM_USED: _of_core(lambda core: core.dram_used),
+    MetricSource.CYCLES: _of_core(lambda core: core.cycles),
+    MetricSource.TASK_CYCLES: _of_core(lambda core: core.task_cycles),
+    MetricSource.INFO: _info,
+    MetricSource.HEALTH: _health,
+    MetricSource.ASSIGNED: _assigned,
 }
 
 
@@ -272,4 +272,4 @@ def _of_vendors(uses: tuple[tuple[MetricSchema, MetricName], ...], cards: Cards)
 def _samples(schema: MetricSchema, metric: MetricName) -> Callable[[Cards], Samples]:
     if metric.sensors is not None:
         return partial(_sensors, metric.sensors, metric.per_unit, schema.renamed)
-    return _SAMPLES[metric.quantity]
+    return _SAMPLES[metric.source]

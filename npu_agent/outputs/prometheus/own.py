@@ -9,8 +9,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping
 
+from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.counts import Counts, Histogram
-from npu_agent.core.places import Wish
 from npu_agent.core.state import AgentState, DraState, SessionPhase
 from npu_agent.outputs.prometheus.text import NONE, Definition, Labels, Samples
 
@@ -99,7 +99,7 @@ def _one(value: Callable[[AgentState], float | Histogram]) -> Callable[[AgentSta
 
 
 def _moving(state: AgentState) -> Samples:
-    for to in (Wish.DRA, Wish.PLUGIN) if state.dra else ():
+    for to in (WantedApi.DRA, WantedApi.PLUGIN) if state.dra else ():
         count = sum(wish is to for wish in state.moving.values())
         yield Labels(to=to.value), count
 

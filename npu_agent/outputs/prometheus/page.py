@@ -12,7 +12,7 @@ from typing import TypeVar
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import AgentState, stale_after
-from npu_agent.core.vocabulary import MetricSchema
+from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own, process

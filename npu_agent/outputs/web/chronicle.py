@@ -10,7 +10,7 @@ from npu_agent.core import happened
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionStatus
-from npu_agent.core.timeline import Happening, Subject, Timeline
+from npu_agent.core.timeline import Subject, Timeline, TimelineEntry
 from npu_agent.feed import Feed, changes_of
 
 _SETTLE = 10.0
@@ -53,7 +53,9 @@ class Chronicle:
     async def run(self) -> None:
         """Follows them until cancelled."""
         started = self._clock()
-        first = Happening(subject="agent", tone="plain", text=f"npu-agent {self._version} started")
+        first = TimelineEntry(
+            subject="agent", tone="plain", text=f"npu-agent {self._version} started"
+        )
         self.timeline = self.timeline.noted([first], started)
         hardware, errors, holdings = Snapshot(), self._errors.value, self._holdings.value
         config, labels = self._configs.value, self._labels.value if self._labels else None

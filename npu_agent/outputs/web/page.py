@@ -22,7 +22,7 @@ from npu_agent.core.state import (
     SlicesState,
     is_fenced,
 )
-from npu_agent.core.timeline import SPAN, Happening
+from npu_agent.core.timeline import SPAN, TimelineEntry
 from npu_agent.outputs.web import markup as m
 from npu_agent.outputs.web import tiles
 
@@ -201,7 +201,7 @@ def _timeline(state: AgentState) -> str:
     )
 
 
-def _happening(one: Happening, state: AgentState) -> str:
+def _happening(one: TimelineEntry, state: AgentState) -> str:
     times = ""
     if one.count > 1:
         first = m.clock(state.wall(one.first), state.now)
@@ -212,7 +212,7 @@ def _happening(one: Happening, state: AgentState) -> str:
     )
 
 
-def _strip(found: Sequence[Happening], now: float) -> str:
+def _strip(found: Sequence[TimelineEntry], now: float) -> str:
     """A day from left to right, a mark for each minute in which something happened."""
     marks = dict.fromkeys(
         (tone, int(1440 * (1 - (now - at) / SPAN)))
@@ -407,9 +407,11 @@ def _labels(state: AgentState) -> str:
 
 
 def _odd(state: AgentState) -> str:
-    if not state.snapshot.odd:
+    if not state.snapshot.skipped:
         return ""
-    rows = [(f"<code>{m.text(odd.entry)}</code>", m.text(odd.reason)) for odd in state.snapshot.odd]
+    rows = [
+        (f"<code>{m.text(odd.entry)}</code>", m.text(odd.reason)) for odd in state.snapshot.skipped
+    ]
     return (
         '<section id="not-served" aria-labelledby="not-served-title">'
         '<h2 id="not-served-title">Found and not served</h2>'

@@ -67,7 +67,9 @@ def as_json(state: AgentState) -> dict[str, Any]:
             {**asdict(one), "at": iso(state.wall(one.at)), "first": iso(state.wall(one.first))}
             for one in state.timeline.entries(state.monotonic)
         ],
-        "not_served": [{"entry": odd.entry, "reason": odd.reason} for odd in state.snapshot.odd],
+        "not_served": [
+            {"entry": odd.entry, "reason": odd.reason} for odd in state.snapshot.skipped
+        ],
         "assignments": {
             "missing": [_holder(gone, cores=None) for gone in state.gone],
             "error": state.assignments_error,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from npu_agent.core.advice import plain_reason
+from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState
 from npu_agent.core.ledger import Assignment, Usage
-from npu_agent.core.places import Wish
 from npu_agent.core.problems import is_hot, rising
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.core.timeline import GoneCard
@@ -133,7 +133,7 @@ def _all_of(card: CardState, state: AgentState, track: Track) -> str:
     anchor = anchor_of(card)
     more = m.pill("warn", "hot") if is_hot(card, state) else ""
     more += m.pill("plain", "disabled", "off") if state.is_disabled(card) else ""
-    if api := _APIS.get(state.moving.get(card.id, Wish.STAY)):
+    if api := _APIS.get(state.moving.get(card.id, WantedApi.STAY)):
         more += m.pill("plain", f"moves to {api}", "wait")
     return (
         f'<header><h3 id="{anchor}-t">{m.text(card.card.name)}'
@@ -147,7 +147,7 @@ def _all_of(card: CardState, state: AgentState, track: Track) -> str:
     )
 
 
-_APIS = {Wish.DRA: "DRA", Wish.PLUGIN: "the device plugin"}
+_APIS = {WantedApi.DRA: "DRA", WantedApi.PLUGIN: "the device plugin"}
 
 
 def _gone(one: GoneCard, state: AgentState) -> str:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.hardware import Access, Card
-from npu_agent.core.vocabulary import Quantity
+from npu_agent.core.vendor_spec import MetricSource
 
 VENDOR = "furiosa"
 CDI_KIND = "furiosa.ai/npu"
@@ -30,7 +30,7 @@ class Unproven:
     """What is public about it: for people, as Markdown."""
     guessed: str
     """How it is read all the same, likewise."""
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[MetricSource, ...]
     """What is wrong or absent if the guess is wrong."""
 
 

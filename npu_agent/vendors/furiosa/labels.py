@@ -5,7 +5,7 @@ Each generation is the one of a software release; nodes may carry several.
 
 from __future__ import annotations
 
-from npu_agent.core.vocabulary import Fact, Label, LabelSet
+from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 
@@ -14,12 +14,15 @@ def _old_name(family: str) -> str:
     return "renegade" if family == "rngd" else family
 
 
-def _version(what: str, fact: Fact, **parts: str) -> tuple[Label, ...]:
+def _version(what: str, fact: LabelSource, **parts: str) -> tuple[Label, ...]:
     """Labels for the parts of a version: the whole, its three numbers, and `parts` by their key."""
     parts = {part: part for part in ("major", "minor", "patch")} | parts
     return (
-        Label(key=f"{what}.version", fact=fact),
-        *(Label(key=f"{what}.version.{key}", fact=fact, part=part) for key, part in parts.items()),
+        Label(key=f"{what}.version", source=fact),
+        *(
+            Label(key=f"{what}.version.{key}", source=fact, part=part)
+            for key, part in parts.items()
+        ),
     )
 
 
@@ -29,10 +32,10 @@ SETS: dict[str, LabelSet] = {
         families=FAMILIES.keys(),
         prefix="alpha.furiosa.ai/",
         labels=(
-            Label(key="npu.family", fact=Fact.FAMILY, named=_old_name, sample=_old_name),
+            Label(key="npu.family", source=LabelSource.FAMILY, named=_old_name, sample=_old_name),
             Label(
                 key="npu.hwtype",
-                fact=Fact.FAMILY,
+                source=LabelSource.FAMILY,
                 named=lambda _: "haps",
                 sample=lambda _: "u250",
             ),
@@ -43,13 +46,13 @@ SETS: dict[str, LabelSet] = {
         families=FAMILIES.keys(),
         prefix="beta.furiosa.ai/",
         labels=(
-            Label(key="npu.count", fact=Fact.COUNT),
-            Label(key="npu.product", fact=Fact.PRODUCT),
-            Label(key="npu.family", fact=Fact.FAMILY, named=_old_name),
-            Label(key="machine.vendor", fact=Fact.MACHINE_VENDOR),
-            Label(key="machine.name", fact=Fact.MACHINE_NAME),
-            *_version("driver", Fact.DRIVER),
-            Label(key="driver.reference", fact=Fact.DRIVER, part="commit"),
+            Label(key="npu.count", source=LabelSource.COUNT),
+            Label(key="npu.product", source=LabelSource.PRODUCT),
+            Label(key="npu.family", source=LabelSource.FAMILY, named=_old_name),
+            Label(key="machine.vendor", source=LabelSource.MACHINE_VENDOR),
+            Label(key="machine.name", source=LabelSource.MACHINE_NAME),
+            *_version("driver", LabelSource.DRIVER),
+            Label(key="driver.reference", source=LabelSource.DRIVER, part="commit"),
         ),
     ),
     "current": LabelSet(
@@ -57,11 +60,11 @@ SETS: dict[str, LabelSet] = {
         families=FAMILIES.keys(),
         prefix="furiosa.ai/",
         labels=(
-            Label(key="npu.count", fact=Fact.COUNT),
-            Label(key="npu.family", fact=Fact.FAMILY),
-            Label(key="npu.product", fact=Fact.PRODUCT),
-            *_version("driver", Fact.DRIVER, metadata="commit", prerelease="prerelease"),
-            *_version("firmware", Fact.FIRMWARE, metadata="commit", prerelease="prerelease"),
+            Label(key="npu.count", source=LabelSource.COUNT),
+            Label(key="npu.family", source=LabelSource.FAMILY),
+            Label(key="npu.product", source=LabelSource.PRODUCT),
+            *_version("driver", LabelSource.DRIVER, metadata="commit", prerelease="prerelease"),
+            *_version("firmware", LabelSource.FIRMWARE, metadata="commit", prerelease="prerelease"),
         ),
     ),
 }

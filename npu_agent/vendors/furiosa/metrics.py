@@ -6,15 +6,15 @@ They share names with other units, and so are never served together.
 from __future__ import annotations
 
 from npu_agent.core.hardware import SensorKind
-from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
+from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 
-def _metric(name: str, quantity: Quantity, text: str) -> MetricName:
+def _metric(name: str, quantity: MetricSource, text: str) -> MetricName:
     return MetricName(
         name=f"furiosa_npu_{name}",
         help=text,
-        quantity=quantity,
+        source=quantity,
         unproven=tuple(
             family.name
             for family in FAMILIES.values()
@@ -28,16 +28,16 @@ def _sensors(what: str, unit: str, kind: SensorKind, per_unit: int = 1) -> Metri
     return MetricName(
         name=f"furiosa_npu_hw_{what}",
         help=f"The {what} in {unit}, by sensor (label).",
-        quantity=Quantity.SENSORS,
+        source=MetricSource.SENSORS,
         sensors=kind,
         per_unit=per_unit,
     )
 
 
 _BEFORE_SENSORS = (
-    _metric("alive", Quantity.ALIVE, "Whether the driver says that the card works: 1 or 0."),
-    _metric("uptime", Quantity.UPTIME, "Seconds since the firmware of the card started."),
-    _metric("error", Quantity.ERRORS, "Errors that the driver has counted, by kind (label)."),
+    _metric("alive", MetricSource.ALIVE, "Whether the driver says that the card works: 1 or 0."),
+    _metric("uptime", MetricSource.UPTIME, "Seconds since the firmware of the card started."),
+    _metric("error", MetricSource.ERRORS, "Errors that the driver has counted, by kind (label)."),
 )
 _ELECTRIC = (
     _sensors("voltage", "mV (thousandths of 1 V)", SensorKind.VOLTAGE),
@@ -46,33 +46,35 @@ _ELECTRIC = (
 _AFTER_SENSORS = (
     _metric(
         "core_utilization",
-        Quantity.UTILIZATION,
+        MetricSource.UTILIZATION,
         "Per cent of the core's cycles spent on tasks between the last two readings.",
     ),
-    _metric("core_frequency", Quantity.FREQUENCY, "The clock of the core in MHz."),
+    _metric("core_frequency", MetricSource.FREQUENCY, "The clock of the core in MHz."),
     _metric(
         "dram_total",
-        Quantity.DRAM_TOTAL,
+        MetricSource.DRAM_TOTAL,
         "Bytes of the card's memory that the user of the core may take.",
     ),
     _metric(
         "dram_usage",
-        Quantity.DRAM_USED,
+        MetricSource.DRAM_USED,
         "Bytes of the card's memory that the user of the core has taken.",
     ),
-    _metric("total_cycle_count", Quantity.CYCLES, "Cycles that the core has counted so far."),
+    _metric("total_cycle_count", MetricSource.CYCLES, "Cycles that the core has counted so far."),
     _metric(
         "task_execution_cycle",
-        Quantity.TASK_CYCLES,
+        MetricSource.TASK_CYCLES,
         "Cycles that the core has spent on tasks so far.",
     ),
-    _metric("info", Quantity.INFO, "What the card is, in its labels; always 1."),
+    _metric("info", MetricSource.INFO, "What the card is, in its labels; always 1."),
     _metric(
         "health",
-        Quantity.HEALTH,
+        MetricSource.HEALTH,
         "The health of the card: 1 for the state that it is in, 0 for the others.",
     ),
-    _metric("assigned", Quantity.ASSIGNED, "The container that holds cores of the card; always 1."),
+    _metric(
+        "assigned", MetricSource.ASSIGNED, "The container that holds cores of the card; always 1."
+    ),
 )
 """What both generations have, before and after the sensors."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from npu_agent.core.hardware import CoreRange
-from npu_agent.core.vocabulary import Quantity
+from npu_agent.core.vendor_spec import MetricSource
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.family import Family, Unproven
 
@@ -64,21 +64,21 @@ FAMILY = Family(
             known="it has eight lines; `0` in each of them in the vendor's test data",
             guessed="a line is the clock of the core of that number, in MHz, "
             "with or without a name: `pe0 (MHz): 1000`",
-            quantities=(Quantity.FREQUENCY,),
+            quantities=(MetricSource.FREQUENCY,),
         ),
         Unproven(
             file="metrics",
             known="it is there for each core, with `CycleCount` and `TaskCycleCount`, in hex",
             guessed="lines as in `perf_regs`: `CycleCount: 0x1a2b`; 64 bits; "
             "counted for free cores, too, and in the entries of fused cores",
-            quantities=(Quantity.UTILIZATION, Quantity.CYCLES, Quantity.TASK_CYCLES),
+            quantities=(MetricSource.UTILIZATION, MetricSource.CYCLES, MetricSource.TASK_CYCLES),
         ),
         Unproven(
             file="alloc_status",
             known="it is empty while the core is free, "
             "and else has `dram_capacity` and `dram_usage`, in hex",
             guessed="lines as in `perf_regs`: `dram_usage: 0x40000000`, in bytes",
-            quantities=(Quantity.DRAM_TOTAL, Quantity.DRAM_USED),
+            quantities=(MetricSource.DRAM_TOTAL, MetricSource.DRAM_USED),
         ),
     ),
 )

@@ -21,12 +21,12 @@ from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.profile import PROFILE
-from npu_agent.vendors.furiosa.vocabulary import VOCABULARY
+from npu_agent.vendors.furiosa.spec import SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npu_agent.core.vocabulary import Vocabulary
+    from npu_agent.core.vendor_spec import VendorSpec
     from npu_agent.vendors.furiosa.family import Family
 
 _LARGEST_FILE = 64 * 1024
@@ -50,7 +50,7 @@ _HWMON = {
 class Furiosa:
     """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
 
-    vocabulary: ClassVar[Vocabulary] = VOCABULARY
+    spec: ClassVar[VendorSpec] = SPEC
     profile: ClassVar[Profile] = PROFILE
 
     def __init__(self, root: Path, families: Mapping[str, Family] = FAMILIES) -> None:
@@ -288,7 +288,7 @@ class _CoreFiles:
         self._covering = covering
         beside = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
         self._beside = f"{beside}/{family.core_entry.format(n=entry.index)}"
-        self._fused: dict[str, _Figures | _Without] = {}
+        self._fused: dict[str, _Figures | _NoReading] = {}
         self._occupied: tuple[int | None, ...] = ()
         if family.occupancy_file:
             raw = _optional(f"{entry.path}/{family.occupancy_file}")
@@ -300,17 +300,17 @@ class _CoreFiles:
         covering = self._covering[core]
         occupied = self._occupied[core] if self._occupied else None
         holder: CoreRange | None = None
-        memory: _Figures | _Without = _Without.NOTHING
+        memory: _Figures | _NoReading = _NoReading.NOTHING
         if family.memory_file and family.memory and occupied != 0:
             holder, memory = self._first(covering, family.memory_file, family.memory)
             if holder:
                 covering = (holder, *(cores for cores in covering if cores != holder))
         source, counters = self._first(covering, family.counters_file, family.counters)
-        found = counters if memory is _Without.NOTHING else memory
-        free = occupied == 0 or (occupied != 1 and found is _Without.FREE)
-        cycles, task_cycles = (None, None) if isinstance(counters, _Without) else counters
+        found = counters if memory is _NoReading.NOTHING else memory
+        free = occupied == 0 or (occupied != 1 and found is _NoReading.FREE)
+        cycles, task_cycles = (None, None) if isinstance(counters, _NoReading) else counters
         total = used = None
-        if holder and not isinstance(memory, _Without):
+        if holder and not isinstance(memory, _NoReading):
             # What fused cores have together is split into equal parts, so that cores can be summed.
             total, used = memory[0] // len(holder), memory[1] // len(holder)
         if frequency is None and total is None and source is None and not free:
@@ -331,9 +331,9 @@ class _CoreFiles:
         covering: tuple[CoreRange, ...],
         file: str,
         understand: Callable[[bytes], _Figures | None],
-    ) -> tuple[CoreRange | None, _Figures | _Without]:
+    ) -> tuple[CoreRange | None, _Figures | _NoReading]:
         """The first of these entries that has figures, and these; else what they tell instead."""
-        without = _Without.NOTHING
+        without = _NoReading.NOTHING
         for cores in covering:
             path = f"{self._beside}{cores}/{file}"
             figures = self._fused.get(path)
@@ -341,14 +341,14 @@ class _CoreFiles:
                 figures = _figures(path, understand)
                 if cores.first != cores.last:
                     self._fused[path] = figures
-            if not isinstance(figures, _Without):
+            if not isinstance(figures, _NoReading):
                 return cores, figures
-            if without is not _Without.NONSENSE and figures is not _Without.NOTHING:
+            if without is not _NoReading.NONSENSE and figures is not _NoReading.NOTHING:
                 without = figures
         return None, without
 
 
-class _Without(enum.Enum):
+class _NoReading(enum.Enum):
     """What files of a core tell that has no figures."""
 
     NOTHING = "there is none"
@@ -356,20 +356,20 @@ class _Without(enum.Enum):
     NONSENSE = "one cannot be read or understood"
 
 
-def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _Without:
+def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _NoReading:
     """The figures in a file of a core, or what it tells without any."""
     try:
         raw = _read(path)
     except PermissionError:
-        return _Without.FREE
+        return _NoReading.FREE
     except OSError as error:
         _unless_limited(error)
-        return _Without.NONSENSE
+        return _NoReading.NONSENSE
     if raw is None:
-        return _Without.NOTHING
+        return _NoReading.NOTHING
     if not raw or raw.isspace():
-        return _Without.FREE
-    return understand(raw) or _Without.NONSENSE
+        return _NoReading.FREE
+    return understand(raw) or _NoReading.NONSENSE
 
 
 def _read(path: str) -> bytes | None:

@@ -14,7 +14,7 @@ from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.core.offer import resources as _resources
 from npu_agent.outputs.deviceplugin import encode
-from npu_agent.vendors import WORDS
+from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 
@@ -22,7 +22,7 @@ def resources(
     name: str, cores: int | None, overrides: tuple[tuple[str, str, int | None], ...] = ()
 ) -> tuple[Resource, ...]:
     """`npu_agent.core.offer.resources` of the known families."""
-    return _resources(name, cores, overrides, core_counts=WORDS.core_counts)
+    return _resources(name, cores, overrides, core_counts=REGISTRY.core_counts)
 
 
 def devnames(device: Device) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from npu_agent.core.api_mode import WantedApi, WantedApis
 from npu_agent.core.grant import RefusalError, requested
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot, identify
 from npu_agent.core.ledger import (
@@ -37,7 +38,6 @@ from npu_agent.core.ledger import (
     footprint,
 )
 from npu_agent.core.offer import Device, cut
-from npu_agent.core.places import Wish, Wishes
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.places import Places
@@ -163,7 +163,7 @@ class Machine(RuleBasedStateMachine):
         """Until then the kubelet may leave out as many as it likes: it was just restarted."""
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self.standby: Agent | None = None
-        self.wish = Wish.PLUGIN
+        self.wish = WantedApi.PLUGIN
         self.slices: set[str] = set()
         """The cards that the API server has in slices, by ID."""
 
@@ -178,9 +178,9 @@ class Machine(RuleBasedStateMachine):
         odd=st.sampled_from(("", "SER0_cores_0", "UUID-1_cores_0-1")),
         pci=st.booleans(),
         cores=st.sampled_from(WIDTHS),
-        wish=st.sampled_from((Wish.PLUGIN, Wish.DRA)),
+        wish=st.sampled_from((WantedApi.PLUGIN, WantedApi.DRA)),
     )
-    def begin(self, warboys: int, odd: str, pci: bool, cores: int | None, wish: Wish) -> None:
+    def begin(self, warboys: int, odd: str, pci: bool, cores: int | None, wish: WantedApi) -> None:
         self.wish = wish
         self.cards = [
             Physical(
@@ -338,11 +338,11 @@ class Machine(RuleBasedStateMachine):
 
     # The two APIs
 
-    def wishes(self) -> Wishes:
-        return Wishes(families=dict.fromkeys(FAMILIES, self.wish))
+    def wishes(self) -> WantedApis:
+        return WantedApis(families=dict.fromkeys(FAMILIES, self.wish))
 
-    @rule(wish=st.sampled_from((Wish.PLUGIN, Wish.DRA, Wish.DRA, Wish.STAY)))
-    def turned(self, wish: Wish) -> None:
+    @rule(wish=st.sampled_from((WantedApi.PLUGIN, WantedApi.DRA, WantedApi.DRA, WantedApi.STAY)))
+    def turned(self, wish: WantedApi) -> None:
         self.wish = wish
         self.agent.places.wishes.publish(self.wishes())
 
@@ -361,9 +361,9 @@ class Machine(RuleBasedStateMachine):
         if not store.asked.value:
             return
         cards = self.snapshots.value.cards
-        store.slicing(DRIVER, [one for one in cards if places.now()[one.id].sliced])
+        store.slicing(DRIVER, [one for one in cards if places.now()[one.id].published])
         self.runner.run(store.saved())
-        pool = {one.id for one in cards if places.now()[one.id].sliced}
+        pool = {one.id for one in cards if places.now()[one.id].published}
         self.slices = pool
         if killed:
             self.own(self.start(self.agent.name, None))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from npu_agent import files
+from npu_agent.core.api_mode import WantedApi, WantedApis
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
-from npu_agent.core.places import Wish, Wishes
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore
@@ -80,7 +80,9 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             ledger=recovered(Ledger(), left_behind(directory), 0.0),
         )
         wanted = Feed(Wanted(families=families))
-        wishes = wanted.map(lambda now: Wishes(families=dict.fromkeys(now.families, Wish.DRA)))
+        wishes = wanted.map(
+            lambda now: WantedApis(families=dict.fromkeys(now.families, WantedApi.DRA))
+        )
         driver = Driver(
             dra=NAMES,
             vendor_families=frozenset(FAMILIES),

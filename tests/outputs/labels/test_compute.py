@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import CardState, Health, HealthState, Oddity, Snapshot
-from npu_agent.core.vocabulary import Fact, Label, LabelSet
+from npu_agent.core.hardware import CardState, Health, HealthState, SkippedDevice, Snapshot
+from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
 from npu_agent.outputs.labels.compute import (
     LONGEST,
     Machine,
@@ -57,8 +57,8 @@ def card(family: str = "warboy", index: int = 0, **values: Any) -> CardState:
     )
 
 
-def host(*cards: CardState, odd: tuple[Oddity, ...] = ()) -> Snapshot:
-    return Snapshot(cards=cards, odd=odd, complete=True)
+def host(*cards: CardState, skipped: tuple[SkippedDevice, ...] = ()) -> Snapshot:
+    return Snapshot(cards=cards, skipped=skipped, complete=True)
 
 
 def versions(*texts: str | None, machine: Machine = SERVER) -> tuple[Snapshot, Machine]:
@@ -72,9 +72,11 @@ def dmi(vendor: str | None, name: str | None) -> tuple[Snapshot, Machine]:
 
 
 SICK = Health(state=HealthState.UNHEALTHY, reason="alive says 0", since=0.0)
-SAMPLE = Oddity("/sys/class/npu_mgmt/npu1_mgmt", "an FPGA sample", sample_of="warboy")
-UNREAD = Oddity("/sys/class/npu_mgmt/npu1_mgmt", "no answer within 0.5 s", unread=True)
-FOREIGN = Oddity("/sys/class/npu_mgmt/npu2_mgmt", "platform_type is 'Acme' and not FuriosaAI")
+SAMPLE = SkippedDevice("/sys/class/npu_mgmt/npu1_mgmt", "an FPGA sample", sample_of="warboy")
+UNREAD = SkippedDevice("/sys/class/npu_mgmt/npu1_mgmt", "no answer within 0.5 s", unread=True)
+FOREIGN = SkippedDevice(
+    "/sys/class/npu_mgmt/npu2_mgmt", "platform_type is 'Acme' and not FuriosaAI"
+)
 
 HOSTS: dict[str, tuple[Snapshot, Machine]] = {
     "one-warboy": (host(card()), SERVER),
@@ -104,11 +106,11 @@ HOSTS: dict[str, tuple[Snapshot, Machine]] = {
     "dmi-long": dmi("x" * 300, "Super Server " * 23),
     "dmi-symbols": dmi("***", "._-._-"),
     "dmi-lines": dmi("Acme\nnpu.count=99\nCorp\n", "\0\r\n\tR\0750\x1b[31m\ufffd"),
-    "fpga-sample": (host(odd=(SAMPLE,)), SERVER),
-    "fpga-sample-and-cards": (host(card(), card("rngd", 2), odd=(SAMPLE,)), SERVER),
+    "fpga-sample": (host(skipped=(SAMPLE,)), SERVER),
+    "fpga-sample-and-cards": (host(card(), card("rngd", 2), skipped=(SAMPLE,)), SERVER),
     "no-cards": (host(), SERVER),
-    "no-cards-but-odd-ones": (host(odd=(FOREIGN, UNREAD)), SERVER),
-    "unread-beside-a-card": (host(card(), odd=(UNREAD,)), SERVER),
+    "no-cards-but-odd-ones": (host(skipped=(FOREIGN, UNREAD)), SERVER),
+    "unread-beside-a-card": (host(card(), skipped=(UNREAD,)), SERVER),
 }
 
 
@@ -187,8 +189,8 @@ def test_only_whole_numbers_become_parts_of_a_version(text: str, numbers: list[s
 
 
 def test_only_an_unread_entry_makes_unsure() -> None:
-    assert unsure(host(card(), odd=(SAMPLE, FOREIGN))) is None
-    assert unsure(host(odd=(FOREIGN, UNREAD))) == (
+    assert unsure(host(card(), skipped=(SAMPLE, FOREIGN))) is None
+    assert unsure(host(skipped=(FOREIGN, UNREAD))) == (
         "what may be a card cannot be read: /sys/class/npu_mgmt/npu1_mgmt: no answer within 0.5 s"
     )
 
@@ -236,7 +238,11 @@ TEXT = (
     st.none() | st.text(max_size=80) | st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,4}){0,3}(~\w*)?,? ?\w*")
 )
 ODD = st.builds(
-    Oddity, st.text(), st.text(), unread=st.booleans(), sample_of=st.sampled_from([None, "rngd"])
+    SkippedDevice,
+    st.text(),
+    st.text(),
+    unread=st.booleans(),
+    sample_of=st.sampled_from([None, "rngd"]),
 )
 
 
@@ -256,9 +262,9 @@ ODD = st.builds(
     machine=st.builds(Machine, vendor=TEXT, name=TEXT),
 )
 def test_labels_are_valid_whatever_the_hardware_says(
-    cards: list[CardState], odd: list[Oddity], machine: Machine
+    cards: list[CardState], odd: list[SkippedDevice], machine: Machine
 ) -> None:
-    found = labels(host(*cards, odd=tuple(odd)), machine, SETS)
+    found = labels(host(*cards, skipped=tuple(odd)), machine, SETS)
     for key, text in found.items():
         assert any(key in keys for keys in KEYS.values())
         assert len(text) <= LONGEST
@@ -291,7 +297,7 @@ def test_the_table_in_the_docs_has_every_key_of_every_set() -> None:
 
 
 def test_each_vendors_labels_are_of_its_own_cards() -> None:
-    count = Label(key="anvil.count", fact=Fact.COUNT)
+    count = Label(key="anvil.count", source=LabelSource.COUNT)
     theirs = LabelSet(about="", families={"anvil"}, prefix="acme.example/", labels=(count,))
     ours = card()
     other = replace(ours, id="B", card=replace(ours.card, family="anvil", index=1))

@@ -11,8 +11,8 @@ from typing import Literal
 import pytest
 
 from npu_agent import backoff
-from npu_agent.core.hardware import CardState, Health, HealthState, Oddity, Snapshot
-from npu_agent.core.vocabulary import LabelSet
+from npu_agent.core.hardware import CardState, Health, HealthState, SkippedDevice, Snapshot
+from npu_agent.core.vendor_spec import LabelSet
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine
@@ -34,8 +34,8 @@ def card(index: int) -> CardState:
     )
 
 
-def cards(count: int, *odd: Oddity) -> Snapshot:
-    return Snapshot(cards=tuple(map(card, range(count))), odd=odd, complete=True)
+def cards(count: int, *odd: SkippedDevice) -> Snapshot:
+    return Snapshot(cards=tuple(map(card, range(count))), skipped=odd, complete=True)
 
 
 class Place:
@@ -117,7 +117,7 @@ async def test_labels_are_put_once_and_not_again_while_nothing_changes(room: Roo
         assert one.state.value.applied_at is not None
         # Readings come and go; the labels are what they were.
         for _ in range(20):
-            room.snapshots.publish(Snapshot(cards=(*cards(2).cards,), odd=(), complete=True))
+            room.snapshots.publish(Snapshot(cards=(*cards(2).cards,), skipped=(), complete=True))
             await asyncio.sleep(0)
         assert len(room.place.puts.value) == 1
         assert one.results == {"written": 1}
@@ -282,7 +282,7 @@ async def test_a_wait_that_is_asked_for_is_kept(
 
 
 async def test_a_card_that_cannot_be_read_makes_it_careful(room: Room) -> None:
-    room.snapshots.publish(cards(1, Oddity("/sys/x", "no answer within 0.5 s", unread=True)))
+    room.snapshots.publish(cards(1, SkippedDevice("/sys/x", "no answer within 0.5 s", unread=True)))
     room.place.answer = Counter(left=2)
     async with room.running() as one:
         await room.put(1)

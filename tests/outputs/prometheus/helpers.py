@@ -25,7 +25,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
-from npu_agent.core.vocabulary import MetricSchema
+from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.own import DEFINITIONS

@@ -18,7 +18,7 @@ from npu_agent.core.hardware import (
     Snapshot,
 )
 from npu_agent.core.ledger import Assignment, Usage
-from npu_agent.core.vocabulary import MetricName, MetricSchema, Quantity
+from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
 from npu_agent.outputs.prometheus import cards
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.helpers import RESOURCE
@@ -375,8 +375,8 @@ def test_whatever_the_hardware_says_the_page_stays_readable(
 
 def test_each_vendors_cards_are_described_by_its_own_schema() -> None:
     ours = SCHEMAS["0.8"]
-    alive = MetricName(name="acme_alive", help="Whether it works.", quantity=Quantity.ALIVE)
-    info = MetricName(name="furiosa_npu_info", help="Another help.", quantity=Quantity.INFO)
+    alive = MetricName(name="acme_alive", help="Whether it works.", source=MetricSource.ALIVE)
+    info = MetricName(name="furiosa_npu_info", help="Another help.", source=MetricSource.INFO)
     theirs = MetricSchema(about="", families={"anvil"}, metrics=(alive, info), renamed={})
     one = card(reading=reading(alive=True))
     other = replace(one, id="B", card=replace(one.card, family="anvil", index=1))

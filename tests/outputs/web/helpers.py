@@ -15,10 +15,10 @@ from npu_agent.core.hardware import (
     CoreRange,
     CoreReading,
     HealthState,
-    Oddity,
     Reading,
     Sensor,
     SensorKind,
+    SkippedDevice,
     Snapshot,
 )
 from npu_agent.core.ledger import Assignment, PreparedClaim
@@ -34,7 +34,7 @@ from npu_agent.core.state import (
     SessionStatus,
     SlicesState,
 )
-from npu_agent.core.timeline import Happening, Subject, Timeline, Tone
+from npu_agent.core.timeline import Subject, Timeline, TimelineEntry, Tone
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.history import History
@@ -119,7 +119,7 @@ class Scene:
     """What the agent knows; a test changes it while the pages are served."""
 
     cards: tuple[CardState, ...] = ()
-    odd: tuple[Oddity, ...] = ()
+    skipped: tuple[SkippedDevice, ...] = ()
     complete: bool = True
     holdings: Holdings = field(default_factory=lambda: Holdings(asked_at=1.0))
     config: ConfigState = field(default_factory=lambda: ConfigState(loaded_at=time.monotonic()))
@@ -145,7 +145,7 @@ class Scene:
 
     @property
     def snapshot(self) -> Snapshot:
-        return Snapshot(cards=self.cards, odd=self.odd, complete=self.complete)
+        return Snapshot(cards=self.cards, skipped=self.skipped, complete=self.complete)
 
     def unready(self) -> tuple[str, ...]:
         return tuple(map(str, unready(self.state())))
@@ -236,10 +236,10 @@ def a_day(cards: list[CardState]) -> Timeline:
     ]
     for ago, subject, tone, text in told:
         about = cards[2].id if subject == "errors" else None
-        one = Happening(subject=subject, tone=tone, text=text, card=about)
+        one = TimelineEntry(subject=subject, tone=tone, text=text, card=about)
         found = found.noted([one], now - ago)
     for ago in range(50_000, 49_000, -120):
-        flapping = Happening(subject="card", tone="bad", text="npu8 became unhealthy")
+        flapping = TimelineEntry(subject="card", tone="bad", text="npu8 became unhealthy")
         found = found.noted([flapping], now - ago)
     return found.left([gone], cards, now - 21_000)
 
@@ -304,8 +304,10 @@ def night() -> Scene:
         history.add(Snapshot(cards=tuple(old), complete=True))
     return Scene(
         cards=tuple(cards),
-        odd=(
-            Oddity("/sys/class/rngd_mgmt/rngd!npu8mgmt", "platform_type is VITIS: an FPGA sample"),
+        skipped=(
+            SkippedDevice(
+                "/sys/class/rngd_mgmt/rngd!npu8mgmt", "platform_type is VITIS: an FPGA sample"
+            ),
         ),
         holdings=Holdings(
             asked_at=1.0,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from npu_agent.core.hardware import CardState, Oddity
+from npu_agent.core.hardware import CardState, SkippedDevice
 from npu_agent.core.state import LabelState, SessionPhase
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.server import Server
@@ -72,7 +72,7 @@ def hostile() -> Scene:
     card: CardState = fenced(state(id_=bad, uuid=bad, serial=bad, driver_version=bad), bad, 1)
     scene = Scene(
         cards=(read(card),),
-        odd=(Oddity(bad, bad, unread=True),),
+        skipped=(SkippedDevice(bad, bad, unread=True),),
         holdings=Holdings(assignments=(held(card, bad, namespace=bad),), error=bad),
         phase=SessionPhase.BLOCKED,
         reason=bad,

@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from npu_agent.core.hardware import CoreRange, CoreReading, Oddity
+from npu_agent.core.api_mode import WantedApi
+from npu_agent.core.hardware import CoreRange, CoreReading, SkippedDevice
 from npu_agent.core.ledger import Assignment, Usage
-from npu_agent.core.places import Wish
 from npu_agent.core.state import LabelState, SessionPhase, SlicesState
-from npu_agent.core.timeline import Happening, Timeline
+from npu_agent.core.timeline import Timeline, TimelineEntry
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.history import NOTHING
@@ -268,7 +268,7 @@ def troubled() -> Scene:
         night(),
         cards=(*night().cards, stale, hot, very_hot),
         phase=SessionPhase.REGISTERING,
-        odd=(Oddity("/sys/x", "Permission denied", unread=True),),
+        skipped=(SkippedDevice("/sys/x", "Permission denied", unread=True),),
         holdings=Holdings(assignments=(held(state(index=9), "lost"),), error="no socket"),
         labels=LabelState(output="api", labels={"a": "b"}, error="403"),
         dra=(
@@ -331,7 +331,7 @@ def order(scene: Scene) -> list[str]:
 
 def test_a_card_on_its_way_to_the_other_api_says_so() -> None:
     card, other = read(state(uuid="A")), read(state(index=1, uuid="B"))
-    scene = replace(Scene(cards=(card, other)).state(), moving={card.id: Wish.DRA})
+    scene = replace(Scene(cards=(card, other)).state(), moving={card.id: WantedApi.DRA})
     found = Document(page(scene, lambda _: NOTHING))
     assert found.text.count("moves to DRA") == 1
     inside = {link[1:] for link in links_of(found) if link.startswith("#")}
@@ -485,7 +485,7 @@ def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
     gone = state(index=1, uuid="gone")
     scene = Scene(
         cards=(card,),
-        odd=(Oddity(bad, bad, unread=True),),
+        skipped=(SkippedDevice(bad, bad, unread=True),),
         holdings=Holdings(assignments=(held(card, bad, namespace=bad),), error=bad),
         phase=SessionPhase.BLOCKED,
         reason=bad,
@@ -501,7 +501,7 @@ def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
         node=bad,
     )
     scene.config = replace(scene.config, error=bad, waiting=(bad,))
-    happened = [Happening(subject="config", tone="bad", text=bad)]
+    happened = [TimelineEntry(subject="config", tone="bad", text=bad)]
     scene.timeline = Timeline().noted(happened, time.monotonic()).left([card], [], time.monotonic())
     text = html(scene)
     text.encode()
@@ -515,8 +515,8 @@ def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
 def test_many_of_everything_stay_a_page() -> None:
     card = state()
     pods = tuple(held(card, f"pod-{index}") for index in range(5_000))
-    odd = tuple(Oddity(f"/sys/{index}", "odd", unread=True) for index in range(5_000))
-    text = html(Scene(cards=(card,), odd=odd, holdings=Holdings(assignments=pods)))
+    odd = tuple(SkippedDevice(f"/sys/{index}", "odd", unread=True) for index in range(5_000))
+    text = html(Scene(cards=(card,), skipped=odd, holdings=Holdings(assignments=pods)))
     assert len(text) < 200_000
     assert "and 4900 more" in text
 

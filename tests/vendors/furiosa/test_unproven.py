@@ -7,19 +7,19 @@ import pytest
 
 from npu_agent import simulator
 from npu_agent.core.hardware import CoreReading, Reading
-from npu_agent.core.vocabulary import Quantity
+from npu_agent.core.vendor_spec import MetricSource
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.family import Unproven
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import tree, write
 
 FIELDS = {
-    Quantity.FREQUENCY: {"frequency"},
-    Quantity.UTILIZATION: {"source"},  # whose cycles it is computed from, reading by reading
-    Quantity.CYCLES: {"cycles"},
-    Quantity.TASK_CYCLES: {"task_cycles"},
-    Quantity.DRAM_TOTAL: {"dram_total"},
-    Quantity.DRAM_USED: {"dram_used"},
+    MetricSource.FREQUENCY: {"frequency"},
+    MetricSource.UTILIZATION: {"source"},  # whose cycles it is computed from, reading by reading
+    MetricSource.CYCLES: {"cycles"},
+    MetricSource.TASK_CYCLES: {"task_cycles"},
+    MetricSource.DRAM_TOTAL: {"dram_total"},
+    MetricSource.DRAM_USED: {"dram_used"},
 }
 """Of a core's reading."""
 

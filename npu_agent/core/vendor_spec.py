@@ -17,7 +17,7 @@ from npu_agent.core.pool import DraNames
 T = TypeVar("T")
 
 
-class Fact(enum.Enum):
+class LabelSource(enum.Enum):
     """What a label is about."""
 
     COUNT = "cards installed, healthy or not"
@@ -35,7 +35,7 @@ class Label:
 
     key: str
     """Without the prefix of its set."""
-    fact: Fact
+    source: LabelSource
     part: str = "version"
     """Of a version: ``version``, ``major``, ``minor``, ``patch``, ``prerelease`` or ``commit``."""
     named: Callable[[str], str] = str
@@ -61,7 +61,7 @@ class LabelSet:
         return tuple(sorted(self.prefix + label.key for label in self.labels))
 
 
-class Quantity(enum.Enum):
+class MetricSource(enum.Enum):
     """What a metric measures."""
 
     ALIVE = "1 or 0, as the driver says"
@@ -86,7 +86,7 @@ class MetricName:
     name: str
     help: str
     """One sentence for people, which names the unit."""
-    quantity: Quantity
+    source: MetricSource
     sensors: SensorKind | None = None
     """Which sensors, where those are the quantity."""
     per_unit: int = 1
@@ -118,7 +118,7 @@ class MetricSchema:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Vocabulary:
+class VendorSpec:
     """A vendor's words, or (`merged`) those of several. Values by name, as config files have it."""
 
     families: Mapping[str, tuple[int, ...]]
@@ -142,13 +142,13 @@ class Vocabulary:
         return {family: max(widths) for family, widths in self.families.items()}
 
 
-def merged(vocabularies: Sequence[Vocabulary]) -> Vocabulary:
+def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
     """All families, sets and schemas there are, with the defaults of the first vendor.
 
     Where two vendors have a set or schema of one name, the first one's text describes it.
     """
     first = vocabularies[0]
-    return Vocabulary(
+    return VendorSpec(
         families=_union(each.families for each in vocabularies),
         resource_name=first.resource_name,
         socket_name=first.socket_name,
@@ -166,14 +166,14 @@ def _union(several: Iterable[Mapping[str, T]]) -> dict[str, T]:
     return found
 
 
-def label_sets(vocabularies: Iterable[Vocabulary], names: Collection[str]) -> tuple[LabelSet, ...]:
+def label_sets(vocabularies: Iterable[VendorSpec], names: Collection[str]) -> tuple[LabelSet, ...]:
     """Each vendor's label sets of these names; its default one where it has none of them."""
     return tuple(
         one for each in vocabularies for one in _chosen(each.label_sets, names, each.label_set)
     )
 
 
-def metric_schemas(vocabularies: Iterable[Vocabulary], name: str) -> tuple[MetricSchema, ...]:
+def metric_schemas(vocabularies: Iterable[VendorSpec], name: str) -> tuple[MetricSchema, ...]:
     """Each vendor's metric schema of this name; its default one where it has none."""
     return tuple(
         one

@@ -16,70 +16,86 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from npu_agent.core.places import Place, Situation, Wish, Wishes, moves_to, place, turns
+from npu_agent.core.api_mode import (
+    ApiMode,
+    CardUse,
+    WantedApi,
+    WantedApis,
+    api_mode,
+    moves_to,
+    sends_elsewhere,
+)
 
 CARDS = range(3)
-ENDS = (Wish.PLUGIN, Wish.DRA)
+ENDS = (WantedApi.PLUGIN, WantedApi.DRA)
 
 
 @pytest.mark.parametrize(
     ("known", "where"),
     [
-        (Situation(wish=Wish.PLUGIN), Place.PLUGIN),
-        (Situation(wish=Wish.PLUGIN, by_container=True, listed=True), Place.PLUGIN),
-        (Situation(wish=Wish.PLUGIN, sliced=True), Place.NOWHERE),
-        (Situation(wish=Wish.PLUGIN, sliced=True, by_claim=True), Place.LEAVING),
-        (Situation(wish=Wish.PLUGIN, by_claim=True), Place.NOWHERE),
-        (Situation(wish=Wish.DRA), Place.SLICE),
-        (Situation(wish=Wish.DRA, by_claim=True, sliced=True), Place.SLICE),
-        (Situation(wish=Wish.DRA, listed=True), Place.NOWHERE),
-        (Situation(wish=Wish.DRA, listed=True, by_container=True), Place.WITHHELD),
-        (Situation(wish=Wish.DRA, by_container=True), Place.WITHHELD),
+        (CardUse(wanted=WantedApi.PLUGIN), ApiMode.PLUGIN),
+        (CardUse(wanted=WantedApi.PLUGIN, by_container=True, listed=True), ApiMode.PLUGIN),
+        (CardUse(wanted=WantedApi.PLUGIN, published=True), ApiMode.NOWHERE),
+        (
+            CardUse(wanted=WantedApi.PLUGIN, published=True, by_claim=True),
+            ApiMode.DRAINING_FROM_DRA,
+        ),
+        (CardUse(wanted=WantedApi.PLUGIN, by_claim=True), ApiMode.NOWHERE),
+        (CardUse(wanted=WantedApi.DRA), ApiMode.DRA),
+        (CardUse(wanted=WantedApi.DRA, by_claim=True, published=True), ApiMode.DRA),
+        (CardUse(wanted=WantedApi.DRA, listed=True), ApiMode.NOWHERE),
+        (
+            CardUse(wanted=WantedApi.DRA, listed=True, by_container=True),
+            ApiMode.DRAINING_FROM_PLUGIN,
+        ),
+        (CardUse(wanted=WantedApi.DRA, by_container=True), ApiMode.DRAINING_FROM_PLUGIN),
         # Somebody came to know late that a container holds it: its taint says so.
-        (Situation(wish=Wish.DRA, sliced=True, by_container=True), Place.SLICE),
-        (Situation(wish=Wish.STAY), Place.NOWHERE),
-        (Situation(wish=Wish.STAY, listed=True), Place.PLUGIN),
-        (Situation(wish=Wish.STAY, sliced=True), Place.SLICE),
-        (Situation(wish=Wish.NEITHER, sliced=True, by_claim=True), Place.NOWHERE),
+        (CardUse(wanted=WantedApi.DRA, published=True, by_container=True), ApiMode.DRA),
+        (CardUse(wanted=WantedApi.STAY), ApiMode.NOWHERE),
+        (CardUse(wanted=WantedApi.STAY, listed=True), ApiMode.PLUGIN),
+        (CardUse(wanted=WantedApi.STAY, published=True), ApiMode.DRA),
+        (CardUse(wanted=WantedApi.NEITHER, published=True, by_claim=True), ApiMode.NOWHERE),
     ],
 )
-def test_where_a_card_is_offered(known: Situation, where: Place) -> None:
-    assert place(known) is where
+def test_where_a_card_is_offered(known: CardUse, where: ApiMode) -> None:
+    assert api_mode(known) is where
 
 
 def test_no_card_is_offered_while_the_other_side_may_have_it() -> None:
     either = (False, True)
-    for wish, listed, sliced, container, claim in product(Wish, either, either, either, either):
-        known = Situation(
-            wish=wish, listed=listed, sliced=sliced, by_container=container, by_claim=claim
+    for wish, listed, sliced, container, claim in product(
+        WantedApi, either, either, either, either
+    ):
+        known = CardUse(
+            wanted=wish, listed=listed, published=sliced, by_container=container, by_claim=claim
         )
-        where = place(known)
-        assert not (where.listed and known.sliced), known
-        assert not (where.sliced and known.listed), known
-        assert not (where is Place.PLUGIN and known.by_claim and wish in ENDS), known
-        assert wish is not Wish.NEITHER or where is Place.NOWHERE
+        where = api_mode(known)
+        assert not (where.listed and known.published), known
+        assert not (where.published and known.listed), known
+        assert not (where is ApiMode.PLUGIN and known.by_claim and wish in ENDS), known
+        assert wish is not WantedApi.NEITHER or where is ApiMode.NOWHERE
 
 
 def test_what_is_on_its_way() -> None:
-    assert moves_to(Wish.DRA, Place.WITHHELD) is Wish.DRA
-    assert moves_to(Wish.PLUGIN, Place.LEAVING) is Wish.PLUGIN
-    assert moves_to(Wish.DRA, Place.SLICE) is None
-    assert moves_to(Wish.PLUGIN, Place.PLUGIN) is None
-    assert moves_to(Wish.NEITHER, Place.NOWHERE) is None
-    assert moves_to(Wish.STAY, Place.PLUGIN) is None
+    assert moves_to(WantedApi.DRA, ApiMode.DRAINING_FROM_PLUGIN) is WantedApi.DRA
+    assert moves_to(WantedApi.PLUGIN, ApiMode.DRAINING_FROM_DRA) is WantedApi.PLUGIN
+    assert moves_to(WantedApi.DRA, ApiMode.DRA) is None
+    assert moves_to(WantedApi.PLUGIN, ApiMode.PLUGIN) is None
+    assert moves_to(WantedApi.NEITHER, ApiMode.NOWHERE) is None
+    assert moves_to(WantedApi.STAY, ApiMode.PLUGIN) is None
 
 
 def test_only_from_one_end_to_the_other_is_a_turn() -> None:
-    def wishes(wish: Wish, disabled: str = "") -> Wishes:
-        return Wishes(families={"anvil": wish}, disabled=frozenset({disabled}))
+    def wishes(wish: WantedApi, disabled: str = "") -> WantedApis:
+        return WantedApis(families={"anvil": wish}, disabled=frozenset({disabled}))
 
-    assert turns(wishes(Wish.PLUGIN), wishes(Wish.DRA))
-    assert turns(wishes(Wish.DRA), wishes(Wish.PLUGIN))
-    assert turns(Wishes(), wishes(Wish.DRA))
-    assert not turns(Wishes(), wishes(Wish.PLUGIN))
-    assert not turns(wishes(Wish.STAY), wishes(Wish.DRA))
-    assert not turns(wishes(Wish.DRA), wishes(Wish.STAY))
-    assert not turns(wishes(Wish.DRA), wishes(Wish.DRA, "npu0"))
+    assert sends_elsewhere(wishes(WantedApi.PLUGIN), wishes(WantedApi.DRA))
+    assert sends_elsewhere(wishes(WantedApi.DRA), wishes(WantedApi.PLUGIN))
+    assert sends_elsewhere(WantedApis(), wishes(WantedApi.DRA))
+    assert not sends_elsewhere(WantedApis(), wishes(WantedApi.PLUGIN))
+    assert not sends_elsewhere(wishes(WantedApi.STAY), wishes(WantedApi.DRA))
+    assert not sends_elsewhere(wishes(WantedApi.DRA), wishes(WantedApi.STAY))
+    assert not sends_elsewhere(wishes(WantedApi.DRA), wishes(WantedApi.DRA, "npu0"))
 
 
 @dataclass
@@ -98,7 +114,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.agent = Agent()
-        self.wish = Wish.PLUGIN
+        self.wish = WantedApi.PLUGIN
         self.away: set[int] = set()
         """Disabled cards."""
         self.lists: list[dict[int, bool]] = [{}]
@@ -115,13 +131,13 @@ class Machine(RuleBasedStateMachine):
 
     # The agent
 
-    def where(self, card: int) -> Place:
-        wish = Wish.NEITHER if card in self.away else self.wish
-        return place(
-            Situation(
-                wish=wish,
+    def where(self, card: int) -> ApiMode:
+        wish = WantedApi.NEITHER if card in self.away else self.wish
+        return api_mode(
+            CardUse(
+                wanted=wish,
                 listed=card in self.agent.listed,
-                sliced=card in self.agent.noted,
+                published=card in self.agent.noted,
                 by_container=card in self.containers | self.recovered,
                 by_claim=card in self.claims,
             )
@@ -132,18 +148,20 @@ class Machine(RuleBasedStateMachine):
         """Both outputs decide, and note what they are about to do in the same moment."""
         agent = self.agent
         agent.list = {
-            card: self.where(card) is Place.PLUGIN for card in CARDS if self.where(card).listed
+            card: self.where(card) is ApiMode.PLUGIN for card in CARDS if self.where(card).listed
         }
         agent.listed |= agent.list.keys()
         agent.pool = {
-            card: self.where(card) is Place.SLICE and card not in self.containers
+            card: self.where(card) is ApiMode.DRA and card not in self.containers
             for card in CARDS
-            if self.where(card).sliced
+            if self.where(card).published
         }
         agent.noted |= agent.pool.keys()
 
-    @rule(wish=st.sampled_from((*ENDS, *ENDS, Wish.STAY)), away=st.sets(st.sampled_from(CARDS)))
-    def configured(self, wish: Wish, away: set[int]) -> None:
+    @rule(
+        wish=st.sampled_from((*ENDS, *ENDS, WantedApi.STAY)), away=st.sets(st.sampled_from(CARDS))
+    )
+    def configured(self, wish: WantedApi, away: set[int]) -> None:
         self.wish, self.away = wish, away
 
     @rule()
@@ -246,8 +264,8 @@ class Machine(RuleBasedStateMachine):
             self.wish, self.away = wish, set()
             self.settle()
             self.no_card_is_offered_by_both()
-            held = {Wish.PLUGIN: self.claims, Wish.DRA: self.containers}[wish]
-            there = {Wish.PLUGIN: self.lists[-1], Wish.DRA: self.slices}[wish]
+            held = {WantedApi.PLUGIN: self.claims, WantedApi.DRA: self.containers}[wish]
+            there = {WantedApi.PLUGIN: self.lists[-1], WantedApi.DRA: self.slices}[wish]
             assert CARDS_SET - held == {card for card, free in there.items() if free} - held
         self.containers.clear()
         self.claims.clear()

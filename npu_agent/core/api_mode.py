@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Wish(Enum):
+class WantedApi(Enum):
     """What the config says of a card."""
 
     PLUGIN = "device-plugin"
@@ -27,48 +27,48 @@ class Wish(Enum):
     """It is disabled."""
 
 
-class Place(Enum):
+class ApiMode(Enum):
     """Where a card is offered."""
 
     PLUGIN = "device-plugin"
     """Listed by the device plugin."""
-    WITHHELD = "device-plugin, until its Pods have ended"
+    DRAINING_FROM_PLUGIN = "device-plugin, until its Pods have ended"
     """Listed as unhealthy: its Pods keep it, and nobody else is given it."""
     NOWHERE = "neither"
-    SLICE = "dra"
-    LEAVING = "dra, until its claims have ended"
+    DRA = "dra"
+    DRAINING_FROM_DRA = "dra, until its claims have ended"
     """In a slice with a taint: its claims keep it, and no other claim is given it."""
 
     @property
     def listed(self) -> bool:
         """Whether the device plugin lists it, healthy or not."""
-        return self in (Place.PLUGIN, Place.WITHHELD)
+        return self in (ApiMode.PLUGIN, ApiMode.DRAINING_FROM_PLUGIN)
 
     @property
-    def sliced(self) -> bool:
+    def published(self) -> bool:
         """Whether it is to be in a slice."""
-        return self in (Place.SLICE, Place.LEAVING)
+        return self in (ApiMode.DRA, ApiMode.DRAINING_FROM_DRA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class WantedApis:
     """What the config says of this node's cards."""
 
-    families: Mapping[str, Wish] = field(default_factory=dict)
+    families: Mapping[str, WantedApi] = field(default_factory=dict)
     """By family; one that is not named is the device plugin's."""
     disabled: frozenset[str] = frozenset()
     """Names of cards that are not offered, in lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class CardUse:
     """What is known of a card."""
 
-    wish: Wish
+    wanted: WantedApi
     listed: bool = False
     """Whether the kubelet may be able to hand it out: it was listed by this agent, and the kubelet
     has not shown since that it no longer offers it."""
-    sliced: bool = False
+    published: bool = False
     """Whether a slice of the API server may have it: it was about to be written, by this agent or
     by one before it, and the API server has not confirmed the slices without it since."""
     by_container: bool = False
@@ -77,39 +77,39 @@ class Situation:
     """Whether a prepared claim holds any of its cores."""
 
 
-def place(card: Situation) -> Place:
+def api_mode(card: CardUse) -> ApiMode:
     """Where a card is to be offered now; each acknowledgement makes the next step possible."""
-    if card.wish is Wish.NEITHER or (card.listed and card.sliced):
-        return Place.NOWHERE
-    match card.wish:
-        case Wish.PLUGIN if card.sliced:
-            return Place.LEAVING if card.by_claim else Place.NOWHERE
-        case Wish.PLUGIN:
-            return Place.NOWHERE if card.by_claim else Place.PLUGIN
-        case Wish.DRA if card.by_container and not card.sliced:
-            return Place.WITHHELD
-        case Wish.DRA:
-            return Place.NOWHERE if card.listed else Place.SLICE
-    if card.sliced:
-        return Place.SLICE
-    return Place.PLUGIN if card.listed else Place.NOWHERE
+    if card.wanted is WantedApi.NEITHER or (card.listed and card.published):
+        return ApiMode.NOWHERE
+    match card.wanted:
+        case WantedApi.PLUGIN if card.published:
+            return ApiMode.DRAINING_FROM_DRA if card.by_claim else ApiMode.NOWHERE
+        case WantedApi.PLUGIN:
+            return ApiMode.NOWHERE if card.by_claim else ApiMode.PLUGIN
+        case WantedApi.DRA if card.by_container and not card.published:
+            return ApiMode.DRAINING_FROM_PLUGIN
+        case WantedApi.DRA:
+            return ApiMode.NOWHERE if card.listed else ApiMode.DRA
+    if card.published:
+        return ApiMode.DRA
+    return ApiMode.PLUGIN if card.listed else ApiMode.NOWHERE
 
 
-def moves_to(wish: Wish, place: Place) -> Wish | None:
+def moves_to(wanted: WantedApi, mode: ApiMode) -> WantedApi | None:
     """To which API a card is on its way; None: it is where it is wanted."""
-    if wish is Wish.DRA and place is not Place.SLICE:
-        return Wish.DRA
-    if wish is Wish.PLUGIN and place is not Place.PLUGIN:
-        return Wish.PLUGIN
+    if wanted is WantedApi.DRA and mode is not ApiMode.DRA:
+        return WantedApi.DRA
+    if wanted is WantedApi.PLUGIN and mode is not ApiMode.PLUGIN:
+        return WantedApi.PLUGIN
     return None
 
 
-def turns(before: Wishes, after: Wishes) -> bool:
+def sends_elsewhere(before: WantedApis, after: WantedApis) -> bool:
     """Whether any family is sent from one API to the other."""
-    ends = (Wish.PLUGIN, Wish.DRA)
+    ends = (WantedApi.PLUGIN, WantedApi.DRA)
     return any(
-        wish in ends
-        and before.families.get(family, Wish.PLUGIN) in ends
-        and wish is not before.families.get(family, Wish.PLUGIN)
-        for family, wish in after.families.items()
+        wanted in ends
+        and before.families.get(family, WantedApi.PLUGIN) in ends
+        and wanted is not before.families.get(family, WantedApi.PLUGIN)
+        for family, wanted in after.families.items()
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from npu_agent.core.vocabulary import Vocabulary
+from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.vendors.furiosa import attributes, labels, metrics
 from npu_agent.vendors.furiosa.families import FAMILIES
 
-VOCABULARY = Vocabulary(
+SPEC = VendorSpec(
     families={family.name: family.widths for family in FAMILIES.values()},
     resource_name="beta.furiosa.ai/npu",
     socket_name="furiosa-npu",

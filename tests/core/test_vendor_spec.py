@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from npu_agent.core.vocabulary import (
+from npu_agent.core.vendor_spec import (
     LabelSet,
     MetricSchema,
-    Vocabulary,
+    VendorSpec,
     label_sets,
     merged,
     metric_schemas,
 )
 
 
-def vocabulary(vendor: str, *names: str) -> Vocabulary:
+def vocabulary(vendor: str, *names: str) -> VendorSpec:
     """A vendor with label sets and metric schemas of these names; the first is the default."""
-    return Vocabulary(
+    return VendorSpec(
         families={vendor: (1, 2, 4)},
         resource_name=f"{vendor}/npu",
         socket_name=vendor,
