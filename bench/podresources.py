@@ -20,8 +20,10 @@ from grpclib.const import Cardinality, Handler
 from grpclib.server import Stream
 
 from bench.figure import HEADER, Figure
+from npu_agent.core.ledger import Ledger
 from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
+from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.rpc import Encoded, UnixServer, received
 from npu_agent.kubelet.wire import v1 as wire
 
@@ -88,7 +90,9 @@ async def serve(socket: Path, what: str) -> None:
 
 async def once(socket: Path) -> None:
     """Asks as the agent does, for the first time: the same answer again is not read again."""
-    pods = assignments.PodResources(socket, Feed(60.0))
+    pods = assignments.PodResources(
+        socket, Feed(60.0), Pods(socket.parent, socket.parent), Feed(Ledger())
+    )
     asking = asyncio.create_task(pods.run())
     async for holdings in pods.holdings.watch():
         if holdings.asked_at:

@@ -28,7 +28,7 @@ from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, ApiError, node, serviceaccount
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.ownership import HAND_OVER, Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
@@ -134,19 +134,19 @@ class Agent:
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
-        ledger = Ledger()
-        if kubelet:
-            ledger = recovered(ledger, left_behind(directory), time.monotonic())
+        found = left_behind(directory) if kubelet else None
+        ledger = Feed(recovered(Ledger(), found, time.monotonic()))
         self.inventory = Inventory(
             [vendor(host_root) for vendor in VENDORS],
             configs.map(_watching),
             self.restarts,
-            known=ledger.cards,
+            known=ledger.value.cards,
         )
         self.pod_resources = PodResources(
             socket_beside(directory),
             configs.map(lambda config: config.metrics.interval),
             Pods(directory, host_root),
+            ledger,
         )
         self._node_name = node_name
         self._hostname = node_name or platform.node()
@@ -157,13 +157,12 @@ class Agent:
         self.store = AllocationStore(
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
-            resources=[one.name for one in self._wanted.value.resources],
-            drivers=DRIVERS,
+            served=Served(
+                resources=[one.name for one in self._wanted.value.resources], drivers=DRIVERS
+            ),
             directory=directory,
             ledger=ledger,
         )
-        if not by_cdi:  # the specs are looked after with each answer
-            self.pod_resources.no_news = self.store.no_news
         self._api = api or Api()
         self.places = Places(
             snapshots=self.inventory.hardware,

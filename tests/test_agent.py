@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import grpc
@@ -680,25 +680,12 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
             events.unlink()
             events.mkdir()
         allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
-        await until(lambda: agent.store.orphans.value)
+        await until(lambda: agent.store.states.value.orphans)
         assert not allocating.done()
         if not readable:
             events.rmdir()
         events.write_text("populated 0\n")
         assert (await allocating).environment["NPU_DEVNAME"] == "npu0pe0-1"
-
-
-@pytest.mark.parametrize("method", ["deviceNodes", "cdi"])
-async def test_the_kubelet_is_asked_seldom_while_nobody_holds_anything(
-    node: Node, method: Literal["deviceNodes", "cdi"]
-) -> None:
-    """Where there are CDI specs, they are looked after with each of its answers."""
-    node.cards("warboy=1")
-    async with node.agent(allocation=AllocationConfig(method=method)) as agent:
-        await node.listed(1)
-        assert agent.pod_resources.no_news() is (method == "deviceNodes")
-        await node.kubelet.allocate(NPU, 1)
-        assert not agent.pod_resources.no_news()
 
 
 async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 from grpclib.exceptions import GRPCError
@@ -32,7 +31,7 @@ from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
 from npu_agent.inventory import prober
-from npu_agent.kubelet import podresources
+from npu_agent.kubelet import decode
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.dra import claims
@@ -525,8 +524,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
         await room.registered()
         await room.prepared(claim)
     (room.node.plugins / RECORD).unlink()
-    monkeypatch.setattr(podresources, "_answer", AsyncMock(return_value=bytearray(b"it")))
-    monkeypatch.setattr(podresources, "_decoded", AsyncMock(return_value=((), (use,))))
+    monkeypatch.setattr(decode, "listed", lambda _: ((), (use,)))
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await until(lambda: agent.store.prepared.value.keys() == {"uid-c"})
         await until(lambda: room.node.kubelet.plugins.value[NPU].healthy() == (UUIDS[1],))

@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npu_agent import files
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, CardState, HealthState, Snapshot
@@ -35,9 +34,8 @@ from npu_agent.core.ledger import (
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.podresources import Holdings, PodResources
-from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, left_behind, recovered
-from npu_agent.logs import Reporter, logger
-from npu_agent.threads import DaemonThread
+from npu_agent.kubelet.record import RecordFile, encode, recovered
+from npu_agent.logs import logger
 
 log = logger(__name__)
 
@@ -45,21 +43,39 @@ _ENDING = "this npu-agent is about to end: the kubelet asks the next one"
 _NOT_OURS = "the node is not this npu-agent's now: it takes over when it can"
 UNRECORDED = "claims that are in use are not in the agent's record: they are being found"
 """Why nothing is granted while `AllocationStore.unrecorded` has a driver."""
-
-_READING = 5.0
-"""Seconds to wait for the record on disk."""
-_ANSWER = 11.0
-"""Seconds to wait for the kubelet to say who holds what: asking and reading have 5 each."""
-_LOOK_AGAIN = 0.1
-"""Seconds between two checks whether the Pod that had a device before has ended."""
-_LAST_ANSWER = 0.2
-"""Seconds of the one that the agent has for its end."""
-_TRY_AGAIN = 5.0
-"""Seconds until a record that could not be written is tried again; another one immediately."""
-_RESTART = 30.0
-"""Seconds after a restart of the kubelet for which it may list fewer Pods than run: it asks the API
-server which Pods it has."""
 _NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The names under which this agent hands out cores."""
+
+    resources: Collection[str]
+    """Of the device plugin."""
+    drivers: Collection[str]
+    """Of DRA."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of an allocation store, in seconds, and its clock.
+
+    An Allocate takes `holder_ends` at most; the kubelet starts no other Pod meanwhile.
+    """
+
+    answer: float = 6.0
+    """To wait for the kubelet to say who holds what; it has 5 s (`podresources.DEADLINE`)."""
+    last_answer: float = 0.2
+    """The same as the agent ends."""
+    holder_ends: float = HOLDER_ENDS
+    """For which an Allocate waits for the Pod that had the device before."""
+    holder_ends_every: float = 0.1
+    """Between two checks whether it has ended."""
+    restart: float = 30.0
+    """After a restart of the kubelet, for which it may list fewer Pods than run: it asks the API
+    server which Pods it has."""
+    clock: Callable[[], float] = time.monotonic
+    """The one of `Holdings.asked_at`."""
 
 
 class AllocationStore:
@@ -74,38 +90,24 @@ class AllocationStore:
         *,
         snapshots: Feed[Snapshot],
         pod_resources: PodResources,
-        resources: Collection[str],
-        drivers: Collection[str],
+        served: Served,
         directory: Path,
-        ledger: Ledger,
-        clock: Callable[[], float] = time.monotonic,
+        ledger: Feed[Ledger],
+        timing: Timing | None = None,
     ) -> None:
         """Nothing is written before `renew`.
 
         Args:
             snapshots: the cards.
             pod_resources: who is asked who holds what.
-            resources: the names under which the device plugin hands out cards.
-            drivers: the DRA drivers that do so.
+            served: the names under which cores are handed out.
             directory: the kubelet's device-plugins directory.
-            ledger: with what an agent before this one has `left_behind` there.
-            clock: the one of `Holdings.asked_at`.
+            ledger: with what an agent before this one has `left_behind` there; published to.
+            timing: all times.
         """
-        self.states: Feed[Ledger] = Feed(ledger)
-        self.prepared: Feed[Mapping[str, PreparedClaim]] = self.states.map(
-            lambda ledger: ledger.prepared
-        )
-        self.allocations: Feed[Mapping[DeviceName, Allocation]] = self.states.map(
-            lambda ledger: ledger.allocations
-        )
-        """What containers hold by the device plugin."""
-        self.orphans: Feed[Mapping[str, OrphanedPod]] = self.states.map(
-            lambda ledger: ledger.orphans
-        )
-        """The Pods that still have devices although the kubelet no longer lists them, by UID."""
-        self.published: Feed[Mapping[str, PublishedCard]] = self.states.map(
-            lambda ledger: ledger.published
-        )
+        self.states = ledger
+        self.prepared: Feed[Mapping[str, PreparedClaim]] = ledger.map(lambda now: now.prepared)
+        self.published: Feed[Mapping[str, PublishedCard]] = ledger.map(lambda now: now.published)
         """The cards that a ResourceSlice may have, by ID."""
         self.asked: Feed[bool] = Feed(False)
         """Whether the kubelet was asked who holds what; it may not have said."""
@@ -115,23 +117,12 @@ class AllocationStore:
         these have, until `rebuilt`."""
         self._snapshots = snapshots
         self._pod_resources = pod_resources
-        self._resources = resources
-        self._drivers = drivers
-        self._directory = directory
-        self._clock = clock
-        self._on_disk: bytes | None = None
-        """The record that this agent has read or written last."""
+        self._served = served
+        self._timing = timing or Timing()
+        self._clock = self._timing.clock
+        self._record = RecordFile(directory, self._clock)
         self._read = False
         """Whether what was there before this agent has been read."""
-        self._late = False
-        """Whether a write that was given up may still come to its end, after others."""
-        self._failed: tuple[bytes, float] | None = None
-        """The record that could not be written, and when to try again."""
-        self._writing = Reporter(log, "the record of who holds what cannot be written")
-        self._old_name = True
-        """Whether a record may be there under the name that an older agent gave it."""
-        self._conflicts: Conflicts | None = None
-        """What is not to be handed out; None: the ledger has changed since it was found."""
         self._answered_at = 0.0
         """When the answer was asked for that the ledger has."""
         self._away = False
@@ -143,7 +134,6 @@ class AllocationStore:
         """Whether the record that was on disk was not compared yet with what containers use: it
         may be lost, or an older one that was put back; until `rebuilt`."""
         self._saving = asyncio.Lock()
-        pod_resources.suspects = self._suspects
 
     @property
     def owned(self) -> bool:
@@ -198,39 +188,24 @@ class AllocationStore:
         its record is read, and the kubelet is asked again. Where the record is still this agent's
         own, or the node is, what is known is newer than the disk.
         """
-        reading = DaemonThread("npu-ledger")
         async with self._saving:  # which would write over what is to be read
             if not self._owner:
-                found = await reading.call(lambda: left_behind(self._directory), deadline=_READING)
-                if not self._read or found not in (None, self._on_disk):
+                ours = self._record.on_disk
+                found = await self._record.read()
+                if not self._read or found not in (None, ours):
                     # What was prepared when this agent started may have been unprepared by the
                     # other one.
-                    ledger = recovered(replace(self._ledger, prepared={}), found, self._clock())
-                    self.states.publish(ledger)
+                    ledger = replace(self._ledger, prepared={})
+                    self.states.publish(recovered(ledger, found, self._clock()))
                     self._unchecked = True
-                self._on_disk, self._read = found, True
+                self._read = True
                 self._owner = not self._closed
-        await self._answer(_ANSWER)
+        await self._answer(self._timing.answer)
         self.update()
 
     def ask(self) -> None:
         """Has the kubelet asked again who holds what; `states` has what its answer changes."""
         self._pod_resources.ask()
-
-    def no_news(self) -> bool:
-        """Whether pod-resources can have none: no container holds anything that could end.
-
-        And nobody else than this agent hands anything out.
-        """
-        ledger, answer = self._ledger, self._pod_resources.holdings.value
-        return self._owner and not (
-            self._writing.reason  # the record is tried again with each answer
-            or ledger.pending_release
-            or ledger.allocations
-            or ledger.prepared
-            or answer.assignments  # another plugin may have our cards too
-            or answer.claim_uses
-        )
 
     def update(self) -> Conflicts:
         """Takes the latest answer of pod-resources into account; returns what nobody may be given.
@@ -244,14 +219,16 @@ class AllocationStore:
             self._answered_at = answer.asked_at
             if self._away:  # it may have been restarted
                 self._away = False
-                self.states.publish(self._ledger.with_grace_period(self._clock() + _RESTART))
+                self.states.publish(
+                    self._ledger.with_grace_period(self._clock() + self._timing.restart)
+                )
             ending = self._ledger.orphans
             self.states.publish(
                 self._ledger.with_answer(
                     answer.assignments,
                     answer.asked_at,
                     cards=cards,
-                    resources=self._resources,
+                    resources=self._served.resources,
                     pods=answer.pods,
                     running=answer.living,
                 )
@@ -259,7 +236,7 @@ class AllocationStore:
             self._log_ending(ending)
             if self._ledger.pending_release:
                 self._pod_resources.ask_soon()
-        self._conflicts = conflicts = self._ledger.conflicts(cards)
+        conflicts = self._ledger.conflicts(cards)
         self.unrecorded.publish(self._unrecorded(answer.claim_uses))
         self.asked.publish(bool(answer.asked_at))
         self.usages.publish(self._ledger.usages(self._snapshots.value.cards, answer.claim_uses))
@@ -268,7 +245,7 @@ class AllocationStore:
     def _unrecorded(self, uses: Iterable[ClaimUse]) -> frozenset[str]:
         if not self._unchecked:
             return frozenset()
-        ours = [use for use in uses if use.driver in self._drivers]
+        ours = [use for use in uses if use.driver in self._served.drivers]
         return frozenset(use.driver for use in ours if not self._ledger.has_claim(use))
 
     def offering(self, devices: Mapping[str, Iterable[Device]]) -> None:
@@ -294,7 +271,7 @@ class AllocationStore:
         Raises:
             RefusalError: as `grant`.
         """
-        noted = await self._pod_resources.pods.noted() if self._pod_resources.pods else {}
+        noted = await self._pod_resources.pods.noted()
         self.states.publish(self._ledger.with_pods(noted))  # the kubelet forgets now who has ended
         holds = []
         for device in devices:
@@ -306,10 +283,10 @@ class AllocationStore:
             holds.append(self._ledger.allocations.get(name, lost))
         await self._mark_orphaned(holds)
         now = asyncio.get_running_loop().time
-        until = now() + HOLDER_ENDS
+        until = now() + self._timing.holder_ends
         while self._orphans_have(devices) and now() < until:
             self._pod_resources.ask()
-            await asyncio.sleep(_LOOK_AGAIN)
+            await asyncio.sleep(self._timing.holder_ends_every)
             self.update()
         self.grant(resource, devices)
 
@@ -330,13 +307,12 @@ class AllocationStore:
 
     async def living(self, uids: Collection[str]) -> frozenset[str]:
         """Those of the Pods of which any process runs."""
-        pods = self._pod_resources.pods
-        return await pods.living(uids) if pods else _NONE
+        return await self._pod_resources.pods.living(uids)
 
     def _live_on(self, ledger: Ledger) -> None:
         """Takes over a ledger in which Pods live on that the kubelet has forgotten."""
         before = self._ledger.orphans
-        self._change(ledger)
+        self.states.publish(ledger)
         self._log_ending(before)
         self._pod_resources.ask_soon()
 
@@ -351,10 +327,6 @@ class AllocationStore:
         for uid in before.keys() - now.keys():
             log.info("these containers have ended, or are listed again", uid=uid)
 
-    def _suspects(self, answer: Holdings) -> frozenset[str]:
-        listed = {one.name for one in answer.assignments}
-        return self._ledger.orphan_candidates(listed, answer.pods)
-
     def grant(self, resource: str, devices: Sequence[Device]) -> None:
         """Notes that a container is given these devices; called before it is.
 
@@ -366,8 +338,9 @@ class AllocationStore:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)
         if self.unrecorded.value:
             raise RefusalError(Refusal.UNFIT, UNRECORDED)
+        conflicts = self._conflicts()
         for device in devices:
-            self._check(DeviceName(resource, device.id), device)
+            self._check(conflicts, DeviceName(resource, device.id), device)
             for state in self._snapshots.value.cards:
                 # It may have failed while its last Pod was waited for.
                 if state.id == device.card_id and state.health.state is HealthState.UNHEALTHY:
@@ -382,9 +355,6 @@ class AllocationStore:
                     "card is offered to claims, and the kubelet did not know that yet",
                 )
         self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
-        for device in devices:
-            name = DeviceName(resource, device.id)
-            self._known_conflicts().add(name, self._ledger.allocations[name])
         self._pod_resources.ask_soon()
 
     async def replacing(self, claim: PreparedClaim) -> None:
@@ -406,7 +376,7 @@ class AllocationStore:
         Raises:
             RefusalError: another holder has cores or nodes of one of them.
         """
-        before = self._ledger.prepared.get(claim.uid)
+        conflicts, before = self._conflicts(), self._ledger.prepared.get(claim.uid)
         same_pods = before is not None and set(claim.pod_uids) <= set(before.pod_uids)
         for device in devices:
             if not self._owner:
@@ -414,22 +384,18 @@ class AllocationStore:
             # A Pod that lives on with what these Pods have too was a Pod of this claim.
             shared = same_pods and before and footprint(device) in before.footprints
             pods = self._ledger.orphans if shared else claim.pod_uids
-            self._check(ClaimHolder(claim.uid), device, pods)
-        conflicts = self._conflicts if before is None else None
-        self._change(self._ledger.with_claim(claim))
-        if conflicts and (held := claim.allocation()):  # one more: the rest is as it was
-            conflicts.add(ClaimHolder(claim.uid), held)
-            self._conflicts = conflicts
+            self._check(conflicts, ClaimHolder(claim.uid), device, pods)
+        self.states.publish(self._ledger.with_claim(claim))
 
     async def outlive(self, uid: str) -> None:
         """Notes which Pods of a claim live on although it is about to be unprepared."""
         claim = self._ledger.prepared.get(uid)
-        if claim and (held := claim.allocation()):
-            await self._mark_orphaned([held], by_claim=True)
+        if claim and (hold := claim.allocation()):
+            await self._mark_orphaned([hold], by_claim=True)
 
     def unprepare(self, uid: str) -> None:
         """Notes that no Pod uses a claim any more; one that is unknown is none."""
-        self._change(self._ledger.without_claim(uid))
+        self.states.publish(self._ledger.without_claim(uid))
 
     def slicing(self, driver: str, cards: Iterable[CardState]) -> bool:
         """Notes cards that are about to be published in slices; returns whether any is new.
@@ -445,7 +411,7 @@ class AllocationStore:
     def kubelet_lost(self) -> None:
         """Called when the kubelet dropped our devices: it may have been restarted."""
         self._pod_resources.ask_soon()
-        self.states.publish(self._ledger.with_grace_period(self._clock() + _RESTART))
+        self.states.publish(self._ledger.with_grace_period(self._clock() + self._timing.restart))
 
     def close(self) -> None:
         """From now on the node is not this agent's: nothing is granted, prepared or written.
@@ -464,10 +430,10 @@ class AllocationStore:
         if not self._owner:
             return False
         now = self._clock()
-        answer = await self._answer(_LAST_ANSWER)
+        answer = await self._answer(self._timing.last_answer)
         async with self._saving:  # which would write it again
             self.close()
-            holds, ours = self._ledger.allocations, self._resources
+            holds, ours = self._ledger.allocations, self._served.resources
             # What is held may also have the name of a resource that is not served any more.
             held = any(one.name in holds or one.resource in ours for one in answer.assignments)
             starting = any(hold.kept_until > now for hold in holds.values())
@@ -477,36 +443,13 @@ class AllocationStore:
             kept = ledger.prepared or ledger.published or answer.living
             if held or starting or kept or unsure:
                 return False
-            with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
-                await files.replace(self._directory / RECORD, None)
+            await self._record.remove()
             return True
 
     async def save(self) -> bool:
         """Writes the ledger if the disk has another one; returns whether it tried to."""
         async with self._saving:
-            if not self._owner:
-                return False
-            if (record := encode(self._ledger)) == self._on_disk and not self._late:
-                self._writing.works()
-                return False
-            if self._failed and self._failed[0] == record and self._clock() < self._failed[1]:
-                return False
-            path = self._directory / RECORD
-            late, self._late = self._late, True
-            try:
-                await files.replace(path, record, durable=True)
-            except OSError as error:
-                self._late = late or isinstance(error, TimeoutError)
-                self._writing.failed(f"{path}: {error.strerror or error}")
-                self._failed = record, self._clock() + _TRY_AGAIN
-            else:
-                self._on_disk, self._failed, self._late = record, None, False
-                self._writing.works()
-                if self._old_name:
-                    with contextlib.suppress(OSError):
-                        await files.replace(self._directory / OLD_RECORD, None)
-                        self._old_name = False
-            return True
+            return self._owner and await self._record.write(encode(self._ledger))
 
     async def saved(self) -> None:
         """Returns when the disk has all that is known now.
@@ -515,20 +458,22 @@ class AllocationStore:
             OSError: it cannot be written, and the message says what and where; or the node is no
                 longer this agent's.
         """
-        self._failed = None  # it is tried now
+        self._record.try_now()
         await self.save()
         if not self._owner:
             raise OSError(self.why_not_owned)
-        if self._writing.reason:
-            raise OSError(self._writing.reason)
+        if self._record.error:
+            raise OSError(self._record.error)
 
     @property
     def _ledger(self) -> Ledger:
         return self.states.value
 
-    def _check(self, holder: Holder, device: Device, pods: Collection[str] = ()) -> None:
+    def _check(
+        self, conflicts: Conflicts, holder: Holder, device: Device, pods: Collection[str] = ()
+    ) -> None:
         """Raises RefusalError if the device is not free for this holder, or its Pods, by UID."""
-        kind, reason = Refusal.HELD, self._known_conflicts().against(holder, device, pods)
+        kind, reason = Refusal.HELD, conflicts.against(holder, device, pods)
         card = device.card
         if not any(
             card.key == here.key and keys_of(card) == keys_of(here) for here in self._cards()
@@ -537,15 +482,8 @@ class AllocationStore:
         if reason:
             raise RefusalError(kind, f"device {device.id!r} ({device.name}) is not free: {reason}")
 
-    def _change(self, ledger: Ledger) -> None:
-        if ledger is not self._ledger:
-            self.states.publish(ledger)
-            self._conflicts = None
-
-    def _known_conflicts(self) -> Conflicts:
-        if self._conflicts is None:
-            self._conflicts = self._ledger.conflicts(self._cards())
-        return self._conflicts
+    def _conflicts(self) -> Conflicts:
+        return self._ledger.conflicts(self._cards())
 
     def _cards(self) -> list[Card]:
         return [state.card for state in self._snapshots.value.cards]

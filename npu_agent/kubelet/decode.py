@@ -1,41 +1,30 @@
-"""Reads what the kubelet answers when asked who holds what.
+"""Reads what the kubelet answers when asked who holds what, and what it can hand out.
 
-An answer may have megabytes, and betterproto takes seconds for them (`python -m
-bench.podresources`). Here only the texts that name a device and its holder are read; everything
-else is skipped by its length.
-
-Message and field numbers: protos/podresources.proto. The wire format:
-https://protobuf.dev/programming-guides/encoding/. What contradicts it is refused, and so are known
-fields of another wire type, and groups, which proto3 does not have.
+Plain reading of protobuf, of the fields that name a device and its holder; others are skipped.
+betterproto takes 0.1 ms for each device, which on a full node would be 4 % of a core for ever
+(`python -m bench.podresources`). Message and field numbers: protos/podresources.proto. The wire
+format: https://protobuf.dev/programming-guides/encoding/.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-Row = tuple[str, str, str, str, str]
-"""Namespace, Pod, container, resource, device ID."""
-
-ClaimRow = tuple[str, str, str, str, str, str, str, str]
-"""Namespace, Pod, container, the claim's namespace and name, driver, pool, device."""
+from npu_agent.core.claim import ClaimUse
+from npu_agent.core.ledger import Assignment
 
 MOST = 1 << 15
-"""Devices that an answer may list. A node has some hundreds; with time-sliced ones, thousands.
-One of a claim counts as two, as it takes up to twice the memory."""
+"""Devices that an answer may list: it bounds memory. A node has some hundreds; with time-sliced
+ones, thousands."""
 
-_LENGTH_DELIMITED = 2
-# A field's tag is its number << 3 | its wire type; all that is read here is length-delimited.
-_1, _2, _3, _4, _5 = (number << 3 | _LENGTH_DELIMITED for number in range(1, 6))
-_LARGEST_TAG = (1 << 32) - 1
+Listed = tuple[tuple[Assignment, ...], tuple[ClaimUse, ...]]
 
-_Held = list[tuple[str, str]]
-"""(resource, device ID) of what one container holds."""
-_Used = list[tuple[str, str, str, str, str]]
-"""(claim's namespace, its name, driver, pool, device) of the claims that one container uses."""
+_Message = dict[int, list[bytes]]
+"""The contents of each length-delimited field, by its number."""
 
 
-def rows(answer: bytes | bytearray) -> Iterator[Row | ClaimRow]:
-    """Yields a row for each device in a ListPodResourcesResponse, as they come, some twice.
+def listed(answer: bytes) -> Listed:
+    """The devices and claims in a ListPodResourcesResponse, sorted, each one once.
 
     The kubelet lists a device once for each NUMA node it is near to, one of a claim once more for
     each time that it has prepared the claim, and everything in an order that changes each time. A
@@ -43,188 +32,92 @@ def rows(answer: bytes | bytearray) -> Iterator[Row | ClaimRow]:
     other devices' (kubelet 1.36).
 
     Raises:
-        ValueError: the answer is broken, or has more than `MOST` devices; says what and where.
+        ValueError: the answer is broken, or has more than `MOST` devices.
     """
-    return _Reader(answer).response()
+    held: set[tuple[str, ...]] = set()
+    used: set[tuple[str, ...]] = set()
+    for pod in map(_message, _message(answer).get(1, ())):
+        for container in map(_message, pod.get(3, ())):
+            holder = _text(pod, 2), _text(pod, 1), _text(container, 1)
+            held.update((*holder, *device) for device in _devices(container.get(2, ())))
+            used.update((*holder, *device) for device in _claimed(container.get(5, ())))
+            _bounded(len(held) + len(used))
+    assignments = (Assignment(*names) for names in sorted(held))
+    return tuple(assignments), tuple(ClaimUse(*names) for names in sorted(used))
 
 
-def allocatable(answer: bytes | bytearray) -> dict[str, frozenset[str]]:
+def allocatable(answer: bytes) -> dict[str, frozenset[str]]:
     """The device IDs of each resource in an AllocatableResourcesResponse: what can be handed out.
 
     Raises:
-        ValueError: as `rows`.
+        ValueError: as `listed`.
     """
-    held: _Held = []
-    _Reader(answer).allocatable(held)
     found: dict[str, set[str]] = {}
-    for resource, id_ in held:
+    for resource, id_ in _devices(_message(answer).get(1, ())):
         found.setdefault(resource, set()).add(id_)
     return {resource: frozenset(ids) for resource, ids in found.items()}
 
 
-class _Reader:
-    """Goes through one answer. Every `at` and `end` is a place in it, in bytes."""
+def _devices(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, str]]:
+    """The resource and the ID of each device in these ContainerDevices."""
+    for devices in map(_message, messages):
+        resource = _text(devices, 1)
+        for id_ in devices.get(2, ()):
+            yield resource, id_.decode()
 
-    def __init__(self, data: bytes | bytearray) -> None:
-        self._data = data
-        self._count = 0
 
-    def response(self) -> Iterator[Row | ClaimRow]:
-        at, end = 0, len(self._data)
-        while at < end:
-            tag, start, at = self._field(at, end)
-            if tag == _1:
-                yield from self._pod(start, at)
-            elif tag < 2 << 3:
-                raise _wrong_type("ListPodResourcesResponse", tag, start)
-
-    def allocatable(self, held: _Held) -> None:
-        """Adds what an AllocatableResourcesResponse lists to `held`."""
-        at, end = 0, len(self._data)
-        while at < end:
-            tag, start, at = self._field(at, end)
-            if tag == _1:
-                self._devices(start, at, held)
-            elif tag < 2 << 3:
-                raise _wrong_type("AllocatableResourcesResponse", tag, start)
-
-    def _pod(self, at: int, end: int) -> Iterator[Row | ClaimRow]:
-        # Names may come after what they name, and of several the last one counts.
-        name = namespace = ""
-        containers = []
-        while at < end:
-            tag, start, at = self._field(at, end)
-            if tag == _3:
-                container, held, used = self._container(start, at)
-                if held or used:
-                    containers.append((container, held, used))
-            elif tag == _1:
-                name = self._text(start, at, "name of a Pod")
-            elif tag == _2:
-                namespace = self._text(start, at, "namespace of a Pod")
-            elif tag < 4 << 3:
-                raise _wrong_type("PodResources", tag, start)
-        for container, held, used in containers:
-            for device in held:
-                yield namespace, name, container, *device
-            for of_claim in used:
-                yield namespace, name, container, *of_claim
-
-    def _container(self, at: int, end: int) -> tuple[str, _Held, _Used]:
-        """Returns its name, what it holds, and what it uses of claims."""
-        name = ""
-        held: _Held = []
-        used: _Used = []
-        while at < end:
-            tag, start, at = self._field(at, end)
-            if tag == _2:
-                self._devices(start, at, held)
-            elif tag == _1:
-                name = self._text(start, at, "name of a container")
-            elif tag == _5:
-                self._claim(start, at, used)
-            elif tag < 3 << 3 or tag >> 3 == 5:
-                raise _wrong_type("ContainerResources", tag, start)
-        return name, held, used
-
-    def _devices(self, at: int, end: int, held: _Held) -> None:
-        """Adds what it lists to `held`."""
-        resource, ids = "", []
-        while at < end:
-            tag, start, at = self._field(at, end)
-            if tag == _2:
-                self._count += 1
-                if self._count > MOST:
-                    raise ValueError(f"more than {MOST:,} devices are listed")
-                ids.append(self._text(start, at, "device ID"))
-            elif tag == _1:
-                resource = self._text(start, at, "resource name")
-            elif tag < 3 << 3:
-                raise _wrong_type("ContainerDevices", tag, start)
-        held += ((resource, id_) for id_ in ids)
-
-    def _claim(self, at: int, end: int, used: _Used) -> None:
-        """Adds the devices of a DynamicResource to `used`."""
-        name = namespace = ""
-        devices = []
-        while at < end:
-            tag, start, at = self._field(at, end)
-            if tag == _4:
-                self._count += 2
-                if self._count > MOST:
-                    raise ValueError(f"more than {MOST:,} devices are listed")
-                devices.append(self._claimed(start, at))
-            elif tag == _2:
-                name = self._text(start, at, "name of a claim")
-            elif tag == _3:
-                namespace = self._text(start, at, "namespace of a claim")
-            elif 2 <= tag >> 3 <= 4:
-                raise _wrong_type("DynamicResource", tag, start)
+def _claimed(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, ...]]:
+    """Namespace and name of the claim, driver, pool and name of each device in DynamicResources."""
+    for claim in map(_message, messages):
         # A claim that is not prepared yet has no devices, and which containers name it matters.
-        used += ((namespace, name, *device) for device in devices or [("", "", "")])
+        for device in map(_message, claim.get(4) or [b""]):
+            yield _text(claim, 3), _text(claim, 2), *(_text(device, field) for field in (2, 3, 4))
 
-    def _claimed(self, at: int, end: int) -> tuple[str, str, str]:
-        """Returns the driver, the pool and the name of a ClaimResource."""
-        driver = pool = device = ""
-        while at < end:
-            tag, start, at = self._field(at, end)
-            if tag == _2:
-                driver = self._text(start, at, "driver's name")
-            elif tag == _3:
-                pool = self._text(start, at, "pool's name")
-            elif tag == _4:
-                device = self._text(start, at, "device's name")
-            elif 2 <= tag >> 3 <= 4:
-                raise _wrong_type("ClaimResource", tag, start)
-        return driver, pool, device
 
-    def _field(self, at: int, end: int) -> tuple[int, int, int]:
-        """The tag of the field at `at`, and where its content starts and ends."""
-        data = self._data
-        if at + 1 < end:  # nearly every field has a tag and a length of one byte each
-            tag, stop = data[at], at + 2 + data[at + 1]
-            if tag & 0x87 == _LENGTH_DELIMITED < tag and stop < at + 0x82 and stop <= end:
-                return tag, at + 2, stop
-        tag, start = self._varint(at, end)
-        if not 1 << 3 <= tag <= _LARGEST_TAG:
-            raise ValueError(f"no field has the tag {tag} at byte {at}")
+def _text(message: _Message, field: int) -> str:
+    """Of several, the last one counts; none is an empty text."""
+    return message[field][-1].decode() if field in message else ""
+
+
+def _message(data: bytes) -> _Message:
+    found: _Message = {}
+    at = count = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
         match tag & 7:
-            case 2:
-                length, start = self._varint(start, end)
-                stop = start + length
             case 0:
-                _, stop = self._varint(start, end)
+                _, at = _varint(data, at)
             case 1:
-                stop = start + 8
+                at += 8
+            case 2:
+                length, start = _varint(data, at)
+                at = start + length
+                found.setdefault(tag >> 3, []).append(data[start:at])
+                count += 1
+                _bounded(count)
             case 5:
-                stop = start + 4
+                at += 4
             case other:
-                raise ValueError(f"wire type {other} at byte {at}")
-        if stop > end:
-            raise ValueError(f"the field at byte {at} has more bytes than what it is part of")
-        return tag, start, stop
-
-    def _varint(self, at: int, end: int) -> tuple[int, int]:
-        """The number at `at`, and where it ends."""
-        number = 0
-        for shift, place in zip(range(0, 70, 7), range(at, end), strict=False):
-            byte = self._data[place]
-            number |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if number >> 64:
-                    break
-                return number, place + 1
-        if end - at < 10:
-            raise ValueError(f"the number at byte {at} is cut off")
-        raise ValueError(f"the number at byte {at} has more than 64 bits")
-
-    def _text(self, start: int, stop: int, what: str) -> str:
-        try:
-            return self._data[start:stop].decode()
-        except UnicodeDecodeError:
-            raise ValueError(f"the {what} at byte {start} is not UTF-8") from None
+                raise ValueError(f"wire type {other} before byte {at}")
+    if at > len(data):
+        raise ValueError("a field is cut off")
+    return found
 
 
-def _wrong_type(message: str, tag: int, at: int) -> ValueError:
-    number, kind = tag >> 3, tag & 7
-    return ValueError(f"field {number} of {message} has wire type {kind} before byte {at}")
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, and where it ends."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise ValueError("a number is cut off")
+        byte = data[at]
+        number |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return number, at
+    raise ValueError(f"the number before byte {at} has more than 64 bits")
+
+
+def _bounded(count: int) -> None:
+    if count > MOST:
+        raise ValueError(f"more than {MOST:,} devices are listed")

@@ -6,6 +6,8 @@ is on the disk before it is offered, and the next agent counts it as held (`Ledg
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +26,10 @@ from npu_agent.core.ledger import (
     PreparedDevice,
     PublishedCard,
 )
+from npu_agent.logs import Reporter, logger
+from npu_agent.threads import DaemonThread
+
+log = logger(__name__)
 
 RECORD = ".npu-agent.ledger.json"
 """In the plugin directory. The kubelet removes sockets there and nothing else."""
@@ -32,6 +38,11 @@ OLD_RECORD = ".npu-agent.shapes.json"
 
 _LARGEST = 16 << 20
 """Bytes that are read of it: it has some 600 for each device."""
+
+_READING = 5.0
+"""Seconds to wait for it."""
+_TRY_AGAIN = 5.0
+"""Seconds until a record that could not be written is tried again; another one immediately."""
 
 _UNREADABLE = DeviceName("", "")
 """In place of a device: the record before could not be read, as `Ledger.unreadable` has it."""
@@ -222,3 +233,61 @@ def left_behind(directory: Path) -> bytes | None:
         if found is not None:
             return found
     return None
+
+
+class RecordFile:
+    """The record in the plugin directory, as this agent reads and writes it."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
+        self.on_disk: bytes | None = None
+        """What this agent has read or written last; None: nothing, or that is not known."""
+        self._directory = directory
+        self._path = directory / RECORD
+        self._clock = clock
+        self._failed: tuple[bytes, float] | None = None
+        """The record that could not be written, and when to try again."""
+        self._reporter = Reporter(log, "the record of who holds what cannot be written")
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot be written; None while nothing is wrong."""
+        return self._reporter.reason
+
+    async def read(self) -> bytes | None:
+        """As `left_behind`.
+
+        Raises:
+            TimeoutError: the disk does not answer within 5 s.
+        """
+        thread = DaemonThread("npu-record", linger=0)
+        self.on_disk = await thread.call(lambda: left_behind(self._directory), deadline=_READING)
+        return self.on_disk
+
+    def try_now(self) -> None:
+        """Has a record that failed a moment ago tried again with the next `write`."""
+        self._failed = None
+
+    async def write(self, record: bytes) -> bool:
+        """Writes the record if the disk has another one; returns whether it tried to."""
+        if record == self.on_disk:
+            self._reporter.works()
+            return False
+        if self._failed and self._failed[0] == record and self._clock() < self._failed[1]:
+            return False
+        try:
+            await files.replace(self._path, record, durable=True)
+        except OSError as error:
+            self.on_disk = None  # it may come to its end later
+            self._failed = record, self._clock() + _TRY_AGAIN
+            self._reporter.failed(f"{self._path}: {error.strerror or error}")
+        else:
+            self.on_disk = record
+            self._reporter.works()
+            with contextlib.suppress(OSError):
+                await files.replace(self._directory / OLD_RECORD, None)
+        return True
+
+    async def remove(self) -> None:
+        """Removes it, unless the directory is read-only now."""
+        with contextlib.suppress(OSError):
+            await files.replace(self._path, None)

@@ -41,7 +41,7 @@ from npu_agent.kube import client, errors, resourceclaims, resourceslices, revie
 from npu_agent.kube.credentials import CredentialsError, checked
 from npu_agent.kube.errors import ApiError, Attempt
 from npu_agent.kube.node import node_meta
-from npu_agent.kubelet import decode, ownership, podresources, rpc
+from npu_agent.kubelet import decode, ownership, rpc
 from npu_agent.kubelet.record import encode, recovered
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 from npu_agent.outputs.dra import slices
@@ -252,13 +252,8 @@ def _feature_file(data: bytes) -> None:
 
 
 def _pod_resources(data: bytes) -> None:
-    found = podresources.decode(data)
-    assert list(found) == sorted(
-        set(found),
-        key=lambda one: (one.namespace, one.pod, one.container, one.resource, one.device),
-    )
-    for _ in decode.rows(data):
-        pass
+    for found in decode.listed(data):
+        assert list(found) == sorted(set(found))  # type: ignore[type-var]
 
 
 def _grpc_frame(data: bytes) -> None:

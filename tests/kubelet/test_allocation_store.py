@@ -11,8 +11,8 @@ import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Health, HealthState
-from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, Assignment, DeviceName, footprint
-from npu_agent.kubelet.podresources import Holdings
+from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, DeviceName, footprint
+from npu_agent.kubelet.allocation_store import Timing
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
 from tests.outputs.helpers import claim
@@ -52,42 +52,15 @@ async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler
     assert "Pod team/train still holds its cores" in str(held(used))
 
 
-async def test_pod_resources_can_have_no_news_only_if_nobody_holds_anything(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    assert not room.store.no_news()  # another agent may hand out what it likes
-    await room.owned()
-    assert room.store.no_news()
-
-    room.store.grant(NPU, [devices(*room.cards)[0]])
-    assert not room.store.no_news()
-    room.now += UNSEEN
-    room.says(error="no answer within 5 s")
-    assert not room.store.no_news()
-    for _ in range(3):
-        room.now += UNSEEN
-        room.says()
-    assert room.store.no_news()
-
-    # By another plugin, which may have the same cards.
-    held = Assignment("team", "train", "main", "vendor.example/npu", "WARBOY-1")
-    room.kubelet.holdings.publish(Holdings(assignments=(held,), asked_at=room.now))
-    assert not room.store.no_news()
-    for _ in range(2):
-        room.now += UNSEEN
-        room.says()
-    assert room.store.no_news()
-
-    room.claim("c", result("npu-warboy-0"))
-    await room.prepared()
-    assert not room.store.no_news()
-
-
+TIMING = Timing(last_answer=30.0)
 STILL = "(not listed by the kubelet, but its containers run)"
 
 
-async def outlived(directory: Path) -> Room:
+async def outlived(directory: Path, timing: Timing = TIMING) -> Room:
     """A Pod has WARBOY-0, and the kubelet takes it for free while its containers run."""
     room = Room(directory)
+    room.store_timing = timing
+    room.start()
     await room.owned()
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     room.says("WARBOY-0")
@@ -95,9 +68,8 @@ async def outlived(directory: Path) -> Room:
     return room
 
 
-async def ends(room: Room, monkeypatch: pytest.MonkeyPatch) -> bool:
+async def ends(room: Room) -> bool:
     """The agent ends, and the kubelet says once more that nobody holds anything."""
-    monkeypatch.setattr("npu_agent.kubelet.allocation_store._LAST_ANSWER", 30.0)
     asked = room.kubelet.asked
     ending = asyncio.create_task(room.store.end())
     await until(lambda: room.kubelet.asked > asked)
@@ -113,7 +85,7 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
     whole, other = devices(*room.cards)
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
     await until(lambda: room.kubelet.asked > 1)
-    assert room.store.orphans.value["old"].by == f"Pod team/train {STILL}"
+    assert room.store.states.value.orphans["old"].by == f"Pod team/train {STILL}"
     await room.store.grant_when_free(NPU, [other])
     room.says()
     assert not granting.done()
@@ -131,7 +103,7 @@ async def test_a_card_that_fails_while_its_grant_waits_is_not_handed_out(tmp_pat
     room = await outlived(tmp_path)
     whole, _ = devices(*room.cards)
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
-    await until(lambda: room.store.orphans.value)
+    await until(lambda: room.store.states.value.orphans)
     failed = Health(state=HealthState.UNHEALTHY, reason="the card does not answer", since=0.0)
     room.have(replace(room.cards[0], health=failed), room.cards[1])
     room.kubelet.node.alive = set()
@@ -146,17 +118,14 @@ async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:
     room.says("WARBOY-0", "WARBOY-1")
     whole, other = devices(*room.cards)
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole, other]))
-    await until(lambda: room.store.orphans.value)
-    assert room.store.orphans.value["old"].footprints == (footprint(whole),)
+    await until(lambda: room.store.states.value.orphans)
+    assert room.store.states.value.orphans["old"].footprints == (footprint(whole),)
     await room.store.grant_when_free(NPU, [other])
     granting.cancel()
 
 
-async def test_a_grant_does_not_wait_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("npu_agent.kubelet.allocation_store.HOLDER_ENDS", 0.0)
-    room = await outlived(tmp_path)
+async def test_a_grant_does_not_wait_for_ever(tmp_path: Path) -> None:
+    room = await outlived(tmp_path, Timing(holder_ends=0.0))
     whole = devices(*room.cards)[0]
     with pytest.raises(RefusalError, match=re.escape(STILL)) as refused:
         await room.store.grant_when_free(NPU, [whole])
@@ -173,7 +142,7 @@ async def test_a_pod_is_known_before_the_kubelet_lists_it(tmp_path: Path) -> Non
     room.kubelet.node.alive = {"old"}
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
     await until(lambda: room.kubelet.asked > 1)
-    assert room.store.orphans.value["old"].by == f"the Pod with the UID old {STILL}"
+    assert room.store.states.value.orphans["old"].by == f"the Pod with the UID old {STILL}"
     granting.cancel()
 
 
@@ -187,18 +156,15 @@ async def test_the_same_pod_may_be_given_its_device_again(tmp_path: Path) -> Non
         await room.store.grant_when_free(NPU, [whole])
 
 
-async def test_nobody_ends_without_news_while_a_deleted_pod_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nobody_ends_without_news_while_a_deleted_pod_lives(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
     for _ in range(3):
         room.now += HOLDER_ENDS
         room.says()
     assert room.store.states.value.allocations == {}
-    assert list(room.store.orphans.value) == ["old"]
+    assert list(room.store.states.value.orphans) == ["old"]
     assert room.kubelet.asked_soon
-    assert not room.store.no_news()
-    assert await ends(room, monkeypatch) is False  # the record stays for the next agent
+    assert await ends(room) is False  # the record stays for the next agent
 
 
 async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path: Path) -> None:
@@ -212,23 +178,19 @@ async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path:
     assert await ending is False
 
 
-async def test_the_record_stays_while_a_claim_is_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_record_stays_while_a_claim_is_prepared(tmp_path: Path) -> None:
     """Its card may have left the node, and the slices with it."""
     room = Room(tmp_path)
     await room.owned()
     room.store.prepare(claim("c"), ())
     assert not room.store.states.value.published
-    assert await ends(room, monkeypatch) is False
+    assert await ends(room) is False
 
 
-async def test_the_record_goes_where_nobody_holds_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_record_goes_where_nobody_holds_anything(tmp_path: Path) -> None:
     room = Room(tmp_path)
     await room.owned()
-    assert await ends(room, monkeypatch) is True
+    assert await ends(room) is True
 
 
 async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
@@ -241,7 +203,7 @@ async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path:
     await room.store.grant_when_free(NPU, [other])
     room.kubelet.node.notes, room.kubelet.node.alive = {}, {"old"}
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
-    await until(lambda: room.store.orphans.value)
+    await until(lambda: room.store.states.value.orphans)
     granting.cancel()
 
 
@@ -251,5 +213,5 @@ async def test_without_a_record_the_kubelets_notes_are_enough(tmp_path: Path) ->
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     room.kubelet.node.alive = {"old"}
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [devices(*room.cards)[0]]))
-    await until(lambda: room.store.orphans.value)
+    await until(lambda: room.store.states.value.orphans)
     granting.cancel()

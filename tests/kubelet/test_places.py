@@ -18,11 +18,11 @@ from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import advertise
 from npu_agent.feed import Feed
 from npu_agent.kubelet import places as module
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.places import Places
-from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.record import recovered
 from tests.outputs.deviceplugin.helpers import resources, state
+from tests.outputs.helpers import Kubelet
 from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
@@ -44,13 +44,13 @@ class Room:
 
     def __post_init__(self) -> None:
         snapshots = Feed(Snapshot(CARDS, complete=True))
+        kubelet = Kubelet()
         self.store = AllocationStore(
             snapshots=snapshots,
-            pod_resources=PodResources(Path("/nowhere"), Feed(1e9)),
-            resources=[NPU],
-            drivers=["npu.furiosa.ai"],
+            pod_resources=kubelet,
+            served=Served(resources=[NPU], drivers=["npu.furiosa.ai"]),
             directory=Path("/nowhere"),
-            ledger=Ledger(),
+            ledger=kubelet.ledger,
         )
         self.places = Places(
             snapshots=snapshots,

@@ -83,9 +83,10 @@ class LivingPods(Pods):
 class Kubelet(PodResources):
     """Its pod-resources API: answers when a test publishes `holdings`."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger | None = None) -> None:
         self.node = LivingPods()
-        super().__init__(Path("/nowhere"), Feed(1e9), self.node)
+        self.ledger = Feed(ledger or Ledger())
+        super().__init__(Path("/nowhere"), Feed(1e9), self.node, self.ledger)
         self.asked = 0
         self.asked_soon = 0
 

@@ -277,7 +277,7 @@ class Driver:
         store, seen = self._store, None
         async for _ in changes_of(
             *(self._snapshots, self._wanted, self._uncounted, self._untainted),
-            *(store.allocations, store.prepared, store.orphans, store.asked, store.unrecorded),
+            *(store.states, store.asked, store.unrecorded),
             *(*self._places.feeds, self._again),
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value

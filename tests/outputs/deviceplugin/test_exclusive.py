@@ -39,7 +39,7 @@ from npu_agent.core.ledger import (
 )
 from npu_agent.core.offer import Device, cut
 from npu_agent.feed import Feed
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.kubelet.record import RECORD, left_behind, recovered
@@ -101,7 +101,9 @@ class Kubelet(PodResources):
     """Answers when the machine has it answer; while it is down, only with errors."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(Path("/nowhere"), Feed(1e9), machine.node)
+        ledger = Feed(recovered(Ledger(), left_behind(machine.directory), machine.now))
+        super().__init__(Path("/nowhere"), Feed(1e9), machine.node, ledger)
+        self.ledger = ledger
         self.machine = machine
 
     def ask(self) -> None:
@@ -267,11 +269,14 @@ class Machine(RuleBasedStateMachine):
         store = AllocationStore(
             snapshots=self.snapshots,
             pod_resources=kubelet,
-            resources=[resource.name for resource in feed.value.resources],
-            drivers=["npu.furiosa.ai"],
+            served=Served(
+                resources=[resource.name for resource in feed.value.resources],
+                drivers=["npu.furiosa.ai"],
+            ),
             directory=self.directory,
-            ledger=recovered(Ledger(), left_behind(self.directory), self.now),
-            clock=lambda: self.now,
+            ledger=kubelet.ledger,
+            # They end when the machine has them end.
+            timing=Timing(holder_ends=0.0, clock=lambda: self.now),
         )
         places = Places(snapshots=self.snapshots, wanted=Feed(self.wishes()), store=store)
         publisher = Publisher(
@@ -470,7 +475,7 @@ class Machine(RuleBasedStateMachine):
     def says(self, kubelet: Kubelet, answer: Holdings) -> None:
         """It is followed by what its host knows of the Pods."""
         answer = replace(answer, pods=self.node.notes)
-        living = self.node.living_of(kubelet.suspects(answer))
+        living = self.node.living_of(kubelet.orphan_candidates(answer))
         kubelet.holdings.publish(replace(answer, living=living))
 
     @rule(seconds=st.sampled_from((0.0, 0.1, 0.5, 1.5, 10.0, 100.0)))
@@ -615,12 +620,6 @@ def wanted(name: str, cores: int | None, disabled: str = "") -> Wanted:
     elif cores == 2:
         overrides = ((name, "warboy", 1),)
     return Wanted(resources(name, cores, overrides), frozenset(filter(None, [disabled])))
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for containers of a deleted Pod: they end when the machine has them end."""
-    monkeypatch.setattr("npu_agent.kubelet.allocation_store.HOLDER_ENDS", 0.0)
 
 
 TestExclusive: Any = Machine.TestCase

@@ -23,7 +23,7 @@ from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, advertise
 from npu_agent.feed import Feed
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, left_behind, recovered
 from npu_agent.outputs import cdi
@@ -45,17 +45,19 @@ class Room:
         self.card = state()
         self.snapshots: Feed[Snapshot] = Feed(Snapshot((self.card,), complete=True))
         self.wanted: Feed[Wanted] = Feed(wanted)
-        self.kubelet = Kubelet()
         self.now = 1000.0
+        self.kubelet = Kubelet(recovered(Ledger(), left_behind(directory), self.clock()))
         self.spec = directory / "cdi" / SPEC
         self.store = AllocationStore(
             snapshots=self.snapshots,
             pod_resources=self.kubelet,
-            resources=[resource.name for resource in wanted.resources],
-            drivers=["npu.furiosa.ai"],
+            served=Served(
+                resources=[resource.name for resource in wanted.resources],
+                drivers=["npu.furiosa.ai"],
+            ),
             directory=directory,
-            ledger=recovered(Ledger(), left_behind(directory), self.clock()),
-            clock=self.clock,
+            ledger=self.kubelet.ledger,
+            timing=Timing(clock=self.clock),
         )
         self.publisher = Publisher(
             snapshots=self.snapshots,
@@ -863,7 +865,7 @@ async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
     room = Room(tmp_path)
     async with room.running():  # it stands by
         (tmp_path / RECORD).write_bytes(record(SINGLE))
-        monkeypatch.setattr("npu_agent.kubelet.allocation_store.left_behind", slowly)
+        monkeypatch.setattr("npu_agent.kubelet.record.left_behind", slowly)
         monkeypatch.setattr("npu_agent.files.replace", replace_now)
         renewing = asyncio.create_task(room.publisher.renew())
         await until(reading.is_set)

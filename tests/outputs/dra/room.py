@@ -14,7 +14,8 @@ from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import Description, DraNames, PoolDevice, pool
 from npu_agent.feed import Feed
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet import allocation_store
+from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import left_behind, recovered
 from npu_agent.outputs.dra.claims import Claims, LocalPool, Timing
@@ -51,20 +52,20 @@ class Room:
         self.cdi_root = directory / "cdi"
         self.now = 1000.0
         self.timing = Timing(holder_ends=0.0, containers=0.01)
+        self.store_timing = allocation_store.Timing()
         self.start()
 
     def start(self) -> None:
         self.snapshots: Feed[Snapshot] = Feed(Snapshot(self.cards, complete=True))
-        self.kubelet = Kubelet()
+        self.kubelet = Kubelet(recovered(Ledger(), left_behind(self.directory), self.clock()))
         self.devices: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         self.store = AllocationStore(
             snapshots=self.snapshots,
             pod_resources=self.kubelet,
-            resources=[NPU],
-            drivers=["npu.furiosa.ai"],
+            served=Served(resources=[NPU], drivers=["npu.furiosa.ai"]),
             directory=self.directory,
-            ledger=recovered(Ledger(), left_behind(self.directory), self.clock()),
-            clock=self.clock,
+            ledger=self.kubelet.ledger,
+            timing=replace(self.store_timing, clock=self.clock),
         )
         self.claims = Claims(
             fetch=self.fetch,
@@ -133,7 +134,7 @@ class Room:
             pods=self.kubelet.node.notes,
             error=error,
         )
-        living = self.kubelet.node.alive.intersection(self.kubelet.suspects(answer))
+        living = self.kubelet.node.alive.intersection(self.kubelet.orphan_candidates(answer))
         self.kubelet.holdings.publish(replace(answer, living=frozenset(living)))
         self.store.update()
 

@@ -744,7 +744,7 @@ async def test_a_claim_waits_until_it_is_sure_that_no_container_is_left(patient:
     patient.store.offering({NPU: [plain(patient)]})
     await patient.store.saved()
     await patient.restarted()
-    assert patient.store.allocations.value  # one answer is not enough
+    assert patient.store.states.value.allocations  # one answer is not enough
     patient.claim("c", result(ZERO))
     preparing = await waits(patient, "c")
     patient.says()
@@ -1411,7 +1411,7 @@ async def test_an_administrators_claim_keeps_nobody_waiting(tmp_path: Path) -> N
     await room.prepared()
     room.kubelet.node.alive = {"pod-c"}
     await room.unprepared()
-    assert room.store.orphans.value == {}
+    assert room.store.states.value.orphans == {}
 
 
 async def test_the_pods_of_a_claim_that_was_found_again_are_known(tmp_path: Path) -> None:
@@ -1420,7 +1420,7 @@ async def test_the_pods_of_a_claim_that_was_found_again_are_known(tmp_path: Path
     await room.restarted(uses=[("c", ZERO)])
     room.kubelet.node.alive = {"pod-c"}
     await room.unprepared()
-    assert list(room.store.orphans.value) == ["pod-c"]
+    assert list(room.store.states.value.orphans) == ["pod-c"]
 
 
 async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path) -> None:
@@ -1442,7 +1442,7 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path) -> None
     assert json.loads((tmp_path / RECORD).read_bytes())["claims"][0]["podUIDs"][-1] == "later"
     room.kubelet.node.alive = {"later"}
     await room.unprepared()
-    assert list(room.store.orphans.value) == ["later"]
+    assert list(room.store.states.value.orphans) == ["later"]
 
 
 async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_lives(
@@ -1456,7 +1456,7 @@ async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_l
     room.kubelet.holdings.publish(Holdings(asked_at=room.now, claim_uses=(use,)))
     await room.claims.refresh_consumers()
     assert room.store.prepared.value["uid-c"].pod_uids == ("later",)
-    assert list(room.store.orphans.value) == ["pod-c"]
+    assert list(room.store.states.value.orphans) == ["pod-c"]
     # What the kubelet has prepared again for the later one is its own.
     assert await room.prepared() == answer(("npu", ZERO))
     await room.unprepared()
@@ -1496,7 +1496,7 @@ async def test_a_claim_for_the_next_pod_waits_for_the_pod_before(tmp_path: Path)
     for _ in range(2):
         assert "its containers run) still holds its cores" in await room.prepared()
     await room.unprepared()
-    assert list(room.store.orphans.value) == ["pod-c"]
+    assert list(room.store.states.value.orphans) == ["pod-c"]
     room.kubelet.node.alive.clear()
     room.says()
     assert await room.prepared() == answer(("npu", ZERO))
@@ -1513,7 +1513,7 @@ async def test_a_claim_whose_pods_still_run_is_theirs_beside_one_that_ends(tmp_p
     for _ in range(2):
         assert await room.prepared() == first
     await room.unprepared()
-    assert set(room.store.orphans.value) == {"one", "other"}
+    assert set(room.store.states.value.orphans) == {"one", "other"}
 
 
 async def test_a_refusal_is_not_repeated_before_anything_changes(patient: Room) -> None:

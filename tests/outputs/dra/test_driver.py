@@ -19,7 +19,7 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings
@@ -65,7 +65,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
         directory = root / "device-plugins"
         directory.mkdir()
         snapshots = Feed(Snapshot((card("rngd", 0),), complete=True))
-        kubelet = Kubelet()
+        kubelet = Kubelet(recovered(Ledger(), left_behind(directory), 0.0))
 
         def ask() -> None:
             kubelet.holdings.publish(Holdings(asked_at=asyncio.get_running_loop().time()))
@@ -74,10 +74,9 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
         store = AllocationStore(
             snapshots=snapshots,
             pod_resources=kubelet,
-            resources=[NPU],
-            drivers=["npu.furiosa.ai"],
+            served=Served(resources=[NPU], drivers=["npu.furiosa.ai"]),
             directory=directory,
-            ledger=recovered(Ledger(), left_behind(directory), 0.0),
+            ledger=kubelet.ledger,
         )
         wanted = Feed(Wanted(families=families))
         wishes = wanted.map(
