@@ -53,8 +53,8 @@ from npu_agent.outputs.prometheus.page import Page
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.chronicle import Chronicle
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.pages import Pages, Probes
-from npu_agent.outputs.web.server import Server
+from npu_agent.outputs.web.pages import Pages, pages, probes
+from npu_agent.outputs.web.server import Limits, Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.shutdown import LONGEST, Shutdown
 from npu_agent.supervise import keep_running
@@ -243,7 +243,6 @@ class Agent:
             state=self.state,
         )
         self._history = History(self.inventory.snapshots)
-        pages = Pages(metrics=self._page.body, state=self.state, history=self._history)
         files = tls_files(config.metrics.tls)
         self.certificates = Certificates(files) if files else None
         """None where the config wants no TLS."""
@@ -251,17 +250,17 @@ class Agent:
         self.authorizer = Authorizer(self._api) if by_cluster else None
         """None where everybody may read the pages."""
         self.server = Server(
+            "metrics",
             config.metrics.address,
-            pages,
+            Pages(pages(self._page.body, self.state, self._history)),
             certificates=self.certificates,
             authorizer=self.authorizer,
         )
         self.probes = Server(
+            "probes",
             config.metrics.probes_address,
-            Probes(pages),
-            silence=2.0,  # the kubelet comes on a new connection for each probe
-            what="probes",
-            key="metrics.probes",
+            Pages(probes(self.state), fresh=0.0),
+            Limits(silence=2.0),  # the kubelet comes on a new connection for each probe
         )
         """A listener of the kubelet's own: no stranger at the other one keeps its probes out."""
         self.sessions = tuple(

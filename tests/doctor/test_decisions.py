@@ -385,7 +385,11 @@ async def public(
     """The agent's own server of its pages; its address."""
     certificates = Certificates(tls) if tls else None
     server = Server(
-        ("127.0.0.1", 0), Scene().pages(), certificates=certificates, authorizer=authorizer
+        "metrics",
+        ("127.0.0.1", 0),
+        Scene().pages(),
+        certificates=certificates,
+        authorizer=authorizer,
     )
     running = [asyncio.create_task(server.run())]
     if certificates:

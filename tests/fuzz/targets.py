@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import gzip
 import json
 import os
 import re
@@ -48,8 +49,8 @@ from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.service import DraPlugin, Registration
 from npu_agent.outputs.labels import compute, nfd
 from npu_agent.outputs.prometheus import cards
-from npu_agent.outputs.web import negotiate
 from npu_agent.outputs.web.authorization import Authorizer
+from npu_agent.outputs.web.pages import Pages, text_answer
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.spec import SPEC
@@ -222,10 +223,12 @@ def _config(data: bytes) -> None:
 
 def _accept(data: bytes) -> None:
     header = data.decode("utf-8", "surrogateescape")  # as aiohttp does it
-    assert negotiate.wants_openmetrics(header) in (True, False)
-    assert negotiate.takes_gzip(header) in (True, False)
-    if "openmetrics" not in header.lower():
-        assert not negotiate.wants_openmetrics(header)
+    answer = Pages({"/": lambda openmetrics: text_answer(f"{openmetrics}" * 300)}).answer(
+        "GET", "/", accept=header, encodings=header
+    )
+    assert ("Content-Encoding" in answer.headers) == ("gzip" in header)
+    body = gzip.decompress(answer.body) if "gzip" in header else answer.body
+    assert body.startswith(b"True") == ("application/openmetrics-text" in header)
 
 
 def _authorization(data: bytes) -> None:

@@ -8,13 +8,12 @@ are the same for all. All families are gauges, also those that a vendor calls ``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import chain
+from functools import partial
 
 from npu_agent.core.hardware import (
-    Card,
     CardState,
     CoreReading,
     Health,
@@ -48,62 +47,41 @@ Definitions = tuple[Definition[Cards], ...]
 
 
 def shown(
-    snapshot: Snapshot, holdings: Iterable[Usage], *, hostname: str, pod_labels: bool
+    snapshot: Snapshot,
+    holdings: Iterable[Usage],
+    *,
+    hostname: str,
+    pod_labels: bool,
+    since: float = -math.inf,
 ) -> Cards:
-    """The cards with the labels of their series.
+    """The cards with the labels of their series; none until all of them were read.
 
     Args:
         snapshot: the cards.
         holdings: who holds which cores of them.
         hostname: the Node's name, for the label.
         pod_labels: whether series name the container that alone holds what they are about.
+        since: older readings are left out (`time.monotonic`): a card that stopped answering keeps
+            its last one, whose figures must not be shown for ever.
     """
+    if not snapshot.complete:
+        return ()
     by_card: dict[str, list[Usage]] = {}
     for holding in holdings:
         by_card.setdefault(holding.card_id, []).append(holding)
     return tuple(
-        _shown(state, hostname, tuple(by_card.get(state.id, ())), pod_labels)
+        _shown(
+            replace(state, reading=None) if state.reading and state.reading.at < since else state,
+            hostname,
+            tuple(by_card.get(state.id, ())),
+            pod_labels,
+        )
         for state in snapshot.cards
     )
-
-
-def recent(snapshot: Snapshot, since: float) -> Snapshot:
-    """The same without readings from before `since` (`time.monotonic`).
-
-    A card that stopped answering keeps its last reading; its figures must not be shown for ever.
-    """
-    if all(state.reading is None or state.reading.at >= since for state in snapshot.cards):
-        return snapshot
-    cards = (
-        replace(state, reading=None) if state.reading and state.reading.at < since else state
-        for state in snapshot.cards
-    )
-    return replace(snapshot, cards=tuple(cards))
 
 
 def _shown(state: CardState, hostname: str, holdings: tuple[Usage, ...], pod_labels: bool) -> Shown:
-    readings = state.reading.cores if state.reading else ()
-    numbers = tuple(core.core for core in readings)
-    identity, of_card, *of_cores = _labels(
-        state.card, hostname, holdings if pod_labels else (), numbers
-    )
-    return Shown(
-        state=state,
-        identity=identity,
-        labels=of_card,
-        cores=tuple(zip(readings, of_cores, strict=True)),
-        holdings=holdings,
-    )
-
-
-@lru_cache(32)
-def _labels(
-    card: Card, hostname: str, holdings: tuple[Usage, ...], cores: tuple[int, ...]
-) -> tuple[Labels, ...]:
-    """The labels that say what the card is, those of the card, and those of each core.
-
-    Kept, as they are the same from reading to reading; the bound is one of memory.
-    """
+    card, named = state.card, holdings if pod_labels else ()
     identity = Labels(
         arch=card.family,
         device=card.name,
@@ -113,11 +91,21 @@ def _labels(
         firmware_version=card.firmware_version,
         hostname=hostname,
     )
-    of_cores = (
-        identity.plus(core=str(core), **_alone(one for one in holdings if core in one.cores))
-        for core in cores
+    return Shown(
+        state=state,
+        identity=identity,
+        labels=identity.plus(core=str(card.all_cores), **_alone(named)),
+        cores=tuple(
+            (
+                core,
+                identity.plus(
+                    core=str(core.core), **_alone(one for one in named if core.core in one.cores)
+                ),
+            )
+            for core in (state.reading.cores if state.reading else ())
+        ),
+        holdings=holdings,
     )
-    return (identity, identity.plus(core=str(card.all_cores), **_alone(holdings)), *of_cores)
 
 
 def _alone(holdings: Iterable[Usage]) -> dict[str, str | None]:
@@ -160,7 +148,7 @@ def _sensors(kind: SensorKind, per_unit: int, renamed: Mapping[str, str], cards:
             value = finite(sensor.value)
             if value is not None and per_unit > 1:  # divided by 1, an integer would be a float
                 value /= per_unit
-            yield card.labels.named(name), value
+            yield card.labels.plus(label=name), value
 
 
 def _errors(cards: Cards) -> Samples:
@@ -168,7 +156,7 @@ def _errors(cards: Cards) -> Samples:
         counters = card.state.reading.errors if card.state.reading else ()
         names = _unique([name for name, _ in counters])
         for name, (_, count) in zip(names, counters, strict=True):
-            yield card.labels.named(name), count
+            yield card.labels.plus(label=name), count
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
@@ -243,7 +231,6 @@ _SAMPLES: dict[MetricSource, Callable[[Cards], Samples]] = {
 }
 
 
-@lru_cache(16)
 def definitions(schemas: tuple[MetricSchema, ...]) -> Definitions:
     """The families of these schemas, in the order of the page.
 
@@ -255,21 +242,15 @@ def definitions(schemas: tuple[MetricSchema, ...]) -> Definitions:
         for metric in schema.metrics:
             named.setdefault(metric.name, []).append((schema, metric))
     return tuple(
-        Definition(name=name, help=uses[0][1].text, samples=partial(_of_vendors, tuple(uses)))
+        Definition(name=name, help=uses[0][1].text, samples=partial(_of_vendors, uses))
         for name, uses in named.items()
     )
 
 
-def _of_vendors(uses: tuple[tuple[MetricSchema, MetricName], ...], cards: Cards) -> Samples:
-    return chain.from_iterable(
-        _samples(schema, metric)(
-            tuple(card for card in cards if card.state.card.family in schema.families)
-        )
-        for schema, metric in uses
-    )
-
-
-def _samples(schema: MetricSchema, metric: MetricName) -> Callable[[Cards], Samples]:
-    if metric.sensors is not None:
-        return partial(_sensors, metric.sensors, metric.per_unit, schema.renamed)
-    return _SAMPLES[metric.source]
+def _of_vendors(uses: Iterable[tuple[MetricSchema, MetricName]], cards: Cards) -> Samples:
+    for schema, metric in uses:
+        theirs = tuple(card for card in cards if card.state.card.family in schema.families)
+        if metric.sensors is not None:
+            yield from _sensors(metric.sensors, metric.per_unit, schema.renamed, theirs)
+        else:
+            yield from _SAMPLES[metric.source](theirs)

@@ -1,4 +1,4 @@
-"""The agent's own metrics: its state in, metric families out. Pure.
+"""The agent's own metrics: its state in, samples by family out. Pure.
 
 A series whose subject is absent (a resource that never had a card, a card without a reading) is
 absent too: docs/metrics.md.
@@ -7,282 +7,149 @@ absent too: docs/metrics.md.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 
 from npu_agent.core.api_mode import WantedApi
-from npu_agent.core.counts import Counts, Histogram
-from npu_agent.core.state import AgentState, DraState, SessionPhase
-from npu_agent.outputs.prometheus.text import NONE, Definition, Labels, Samples
+from npu_agent.core.counts import Histogram
+from npu_agent.core.state import AgentState, SessionPhase
+from npu_agent.outputs.prometheus.text import NONE, Kind, Labels, Samples, by_name
+
+Named = tuple[str, Labels, float | Histogram]
+"""A sample: the family without ``npu_agent_``, labels and value."""
+
+_HELP = {
+    "build_info": "The version of npu-agent and of Python, and the Node, in the labels; always 1.",
+    "registered": "Whether the kubelet holds the resource's stream open: 1 or 0.",
+    "list_and_watch_messages_total": "Device lists sent to the kubelet.",
+    "allocations_total": "Allocate calls of the kubelet, by how they ended.",
+    "allocation_seconds": "Seconds from an Allocate call to its answer.",
+    "preferred_allocations_total": "Answers to GetPreferredAllocation, by how close their devices "
+    "are to each other.",
+    "kubelet_restarts_total": "Times that the registration at the kubelet was lost and made again.",
+    "dra_registered": "Whether the kubelet has registered the DRA driver: 1 or 0.",
+    "dra_slices_published": "Whether the API server has the driver's ResourceSlices as they should "
+    "be: 1 or 0.",
+    "dra_pool_incomplete": "Whether ResourceSlices of the pool are missing, so that the scheduler "
+    "allocates nothing of it: 1 or 0.",
+    "dra_slices_written_total": "ResourceSlices written or deleted.",
+    "dra_claims": "Claims that are prepared now.",
+    "dra_moving_cards": "Cards on their way from one API to the other, which their Pods still "
+    "hold.",
+    "dra_prepares_total": "Claims that the kubelet had prepared, by how that ended.",
+    "dra_prepare_seconds": "Seconds that preparing a claim took, refusals and failures included.",
+    "dra_unprepares_total": "Claims that the kubelet had unprepared, by how that ended.",
+    "config_generation": "The number of the configuration in force, counted from 1.",
+    "config_last_success_timestamp_seconds": "When the configuration was last found good, in "
+    "seconds since 1970.",
+    "config_last_load_successful": "Whether the present config file is good: 1, or 0 while it is "
+    "refused.",
+    "config_rejected_total": "Versions of the config file that were refused.",
+    "config_restart_required": "Whether a change of the config file waits for a restart: 1 or 0.",
+    "labels_applied_total": "Attempts to apply the labels of the Node, by result.",
+    "events_total": "Events about the Node, by result.",
+    "reading_age_seconds": "Seconds since the telemetry of the card was last read.",
+    "reading_failures_total": "Probes and readings of a card that failed, by reason.",
+    "part_restarts_total": "Times that a part of the agent failed and was started again.",
+    "loop_lag_seconds": "Seconds that the event loop was late, measured every 5 seconds.",
+    "page_failures_total": "Times that a family of metrics failed to render and was left out of "
+    "the page.",
+    "connections_refused_total": "Connections ended for newer ones, as too many were open, by "
+    "listener and reason.",
+    "authorizations_total": "Requests for pages that needed a token, by what became of them.",
+    "tls_certificate_expires_timestamp_seconds": "When the certificate in force expires, in "
+    "seconds since 1970.",
+    "tls_certificate_good": "Whether the certificate files are good, and the one in force is not "
+    "expired: 1 or 0.",
+}
+"""In the order of the page."""
+_HISTOGRAMS = ("allocation_seconds", "dra_prepare_seconds", "loop_lag_seconds")
 
 
-def _build(state: AgentState) -> Samples:
-    python = platform.python_version()
-    yield Labels(version=state.version, python=python, hostname=state.hostname), 1
+def read(state: AgentState) -> Mapping[str, Samples]:
+    """The samples of each family."""
+    found: dict[str, list[tuple[Labels, float | Histogram]]] = {}
+    for samples in (_agent(state), _resources(state), _drivers(state), _cards(state)):
+        for name, labels, value in samples:
+            found.setdefault(f"npu_agent_{name}", []).append((labels, value))
+    return found
 
 
-def _registered(state: AgentState) -> Samples:
-    """1 only while the kubelet holds our stream open: nothing else is proof."""
-    for one in state.resources:
-        phase = one.session.phase
-        if phase is not SessionPhase.NO_CARDS:
-            yield Labels(resource=one.session.resource), phase is SessionPhase.REGISTERED
-
-
-def _ages(state: AgentState) -> Samples:
-    for card in state.snapshot.cards:
-        if card.reading:
-            labels = Labels(arch=card.card.family, device=card.card.name)
-            yield labels, round(max(0.0, state.monotonic - card.reading.at), 3)
-
-
-def _reading_failures(state: AgentState) -> Samples:
-    for (family, card, reason), count in state.reading_failures.items():
-        yield Labels(arch=family, device=card, reason=reason), count
-
-
-def _certificate_expires(state: AgentState) -> Samples:
-    if state.tls is not None and state.tls.expires_at is not None:
-        yield NONE, state.tls.expires_at
-
-
-def _certificate_good(state: AgentState) -> Samples:
-    if state.tls is not None:
-        yield NONE, state.tls.error is None and (state.tls.expires_at or 0) > state.now
-
-
-def _refused(state: AgentState) -> Samples:
+def _agent(state: AgentState) -> Iterator[Named]:
+    version, python = state.version, platform.python_version()
+    yield "build_info", Labels(version=version, python=python, hostname=state.hostname), 1
+    yield "kubelet_restarts_total", NONE, state.kubelet_restarts
+    config = state.config
+    yield "config_generation", NONE, config.generation
+    yield "config_last_success_timestamp_seconds", NONE, round(state.wall(config.loaded_at), 3)
+    yield "config_last_load_successful", NONE, config.error is None
+    yield "config_rejected_total", NONE, config.rejected
+    yield "config_restart_required", NONE, bool(config.waiting)
+    yield "loop_lag_seconds", NONE, state.lag
+    yield from _by("labels_applied_total", NONE, "result", state.labels_applied)
+    yield from _by("events_total", NONE, "result", state.events)
+    yield from _by("part_restarts_total", NONE, "part", state.restarts)
+    yield from _by("page_failures_total", NONE, "family", state.page_failures)
+    yield from _by("authorizations_total", NONE, "result", state.authorizations)
     for (listener, reason), count in state.refused.items():
-        yield Labels(listener=listener, reason=reason), count
+        yield "connections_refused_total", Labels(listener=listener, reason=reason), count
+    if state.tls is not None:
+        expires_at = state.tls.expires_at
+        if expires_at is not None:
+            yield "tls_certificate_expires_timestamp_seconds", NONE, expires_at
+        good = state.tls.error is None and (expires_at or 0) > state.now
+        yield "tls_certificate_good", NONE, good
 
 
-def _of_resource(value: Callable[[Counts], float | Histogram]) -> Callable[[AgentState], Samples]:
-    return lambda state: [
-        (Labels(resource=one.session.resource), value(one.counts)) for one in state.resources
-    ]
+def _resources(state: AgentState) -> Iterator[Named]:
+    for one in state.resources:
+        labels, counts = Labels(resource=one.session.resource), one.counts
+        if one.session.phase is not SessionPhase.NO_CARDS:
+            # 1 only while the kubelet holds our stream open: nothing else is proof.
+            yield "registered", labels, one.session.phase is SessionPhase.REGISTERED
+        yield "list_and_watch_messages_total", labels, counts.messages
+        yield from _by("allocations_total", labels, "result", counts.allocations)
+        yield "allocation_seconds", labels, counts.allocation_seconds
+        yield from _by("preferred_allocations_total", labels, "reason", counts.preferred)
 
 
-def _of_resource_by(
-    label: str, counts: Callable[[Counts], Mapping[str, int]]
-) -> Callable[[AgentState], Samples]:
-    def samples(state: AgentState) -> Samples:
-        for one in state.resources:
-            for value, count in counts(one.counts).items():
-                yield Labels(resource=one.session.resource, **{label: value}), count
-
-    return samples
-
-
-def _of_driver(value: Callable[[DraState], float | Histogram]) -> Callable[[AgentState], Samples]:
-    return lambda state: [(Labels(driver=one.name), value(one)) for one in state.dra]
-
-
-def _of_driver_by_result(
-    counts: Callable[[DraState], Mapping[str, int]],
-) -> Callable[[AgentState], Samples]:
-    return lambda state: [
-        (Labels(driver=one.name, result=result), count)
-        for one in state.dra
-        for result, count in counts(one).items()
-    ]
-
-
-def _by(
-    label: str, counts: Callable[[AgentState], Mapping[str, int]]
-) -> Callable[[AgentState], Samples]:
-    return lambda state: [
-        (Labels(**{label: value}), count) for value, count in counts(state).items()
-    ]
-
-
-def _one(value: Callable[[AgentState], float | Histogram]) -> Callable[[AgentState], Samples]:
-    return lambda state: [(NONE, value(state))]
-
-
-def _moving(state: AgentState) -> Samples:
+def _drivers(state: AgentState) -> Iterator[Named]:
+    for one in state.dra:
+        labels, counts = Labels(driver=one.name), one.counts
+        yield "dra_registered", labels, one.session.phase is SessionPhase.REGISTERED
+        yield "dra_slices_published", labels, one.slices.published
+        yield "dra_pool_incomplete", labels, one.slices.incomplete
+        yield "dra_slices_written_total", labels, one.slices.writes
+        yield "dra_claims", labels, len(one.claims)
+        yield from _by("dra_prepares_total", labels, "result", counts.prepares)
+        yield "dra_prepare_seconds", labels, counts.prepare_seconds
+        yield from _by("dra_unprepares_total", labels, "result", counts.unprepares)
     for to in (WantedApi.DRA, WantedApi.PLUGIN) if state.dra else ():
         count = sum(wish is to for wish in state.moving.values())
-        yield Labels(to=to.value), count
+        yield "dra_moving_cards", Labels(to=to.value), count
 
 
-DEFINITIONS: tuple[Definition[AgentState], ...] = (
-    Definition(
-        name="npu_agent_build_info",
-        help="The version of npu-agent and of Python, and the Node, in the labels; always 1.",
-        samples=_build,
-    ),
-    Definition(
-        name="npu_agent_registered",
-        help="Whether the kubelet holds the resource's stream open: 1 or 0.",
-        samples=_registered,
-    ),
-    Definition(
-        name="npu_agent_list_and_watch_messages_total",
-        kind="counter",
-        help="Device lists sent to the kubelet.",
-        samples=_of_resource(lambda counts: counts.messages),
-    ),
-    Definition(
-        name="npu_agent_allocations_total",
-        kind="counter",
-        help="Allocate calls of the kubelet, by how they ended.",
-        samples=_of_resource_by("result", lambda counts: counts.allocations),
-    ),
-    Definition(
-        name="npu_agent_allocation_seconds",
-        kind="histogram",
-        help="Seconds from an Allocate call to its answer.",
-        samples=_of_resource(lambda counts: counts.allocation_seconds),
-    ),
-    Definition(
-        name="npu_agent_preferred_allocations_total",
-        kind="counter",
-        help="Answers to GetPreferredAllocation, by how close their devices are to each other.",
-        samples=_of_resource_by("reason", lambda counts: counts.preferred),
-    ),
-    Definition(
-        name="npu_agent_kubelet_restarts_total",
-        kind="counter",
-        help="Times that the registration at the kubelet was lost and made again.",
-        samples=_one(lambda state: state.kubelet_restarts),
-    ),
-    Definition(
-        name="npu_agent_dra_registered",
-        help="Whether the kubelet has registered the DRA driver: 1 or 0.",
-        samples=_of_driver(lambda one: one.session.phase is SessionPhase.REGISTERED),
-    ),
-    Definition(
-        name="npu_agent_dra_slices_published",
-        help="Whether the API server has the driver's ResourceSlices as they should be: 1 or 0.",
-        samples=_of_driver(lambda one: one.slices.published),
-    ),
-    Definition(
-        name="npu_agent_dra_pool_incomplete",
-        help="Whether ResourceSlices of the pool are missing, so that the scheduler allocates "
-        "nothing of it: 1 or 0.",
-        samples=_of_driver(lambda one: one.slices.incomplete),
-    ),
-    Definition(
-        name="npu_agent_dra_slices_written_total",
-        kind="counter",
-        help="ResourceSlices written or deleted.",
-        samples=_of_driver(lambda one: one.slices.writes),
-    ),
-    Definition(
-        name="npu_agent_dra_claims",
-        help="Claims that are prepared now.",
-        samples=_of_driver(lambda one: len(one.claims)),
-    ),
-    Definition(
-        name="npu_agent_dra_moving_cards",
-        help="Cards on their way from one API to the other, which their Pods still hold.",
-        samples=_moving,
-    ),
-    Definition(
-        name="npu_agent_dra_prepares_total",
-        kind="counter",
-        help="Claims that the kubelet had prepared, by how that ended.",
-        samples=_of_driver_by_result(lambda one: one.counts.prepares),
-    ),
-    Definition(
-        name="npu_agent_dra_prepare_seconds",
-        kind="histogram",
-        help="Seconds that preparing a claim took, refusals and failures included.",
-        samples=_of_driver(lambda one: one.counts.prepare_seconds),
-    ),
-    Definition(
-        name="npu_agent_dra_unprepares_total",
-        kind="counter",
-        help="Claims that the kubelet had unprepared, by how that ended.",
-        samples=_of_driver_by_result(lambda one: one.counts.unprepares),
-    ),
-    Definition(
-        name="npu_agent_config_generation",
-        help="The number of the configuration in force, counted from 1.",
-        samples=_one(lambda state: state.config.generation),
-    ),
-    Definition(
-        name="npu_agent_config_last_success_timestamp_seconds",
-        help="When the configuration was last found good, in seconds since 1970.",
-        samples=_one(lambda state: round(state.wall(state.config.loaded_at), 3)),
-    ),
-    Definition(
-        name="npu_agent_config_last_load_successful",
-        help="Whether the present config file is good: 1, or 0 while it is refused.",
-        samples=_one(lambda state: state.config.error is None),
-    ),
-    Definition(
-        name="npu_agent_config_rejected_total",
-        kind="counter",
-        help="Versions of the config file that were refused.",
-        samples=_one(lambda state: state.config.rejected),
-    ),
-    Definition(
-        name="npu_agent_config_restart_required",
-        help="Whether a change of the config file waits for a restart: 1 or 0.",
-        samples=_one(lambda state: bool(state.config.waiting)),
-    ),
-    Definition(
-        name="npu_agent_labels_applied_total",
-        kind="counter",
-        help="Attempts to apply the labels of the Node, by result.",
-        samples=_by("result", lambda state: state.labels_applied),
-    ),
-    Definition(
-        name="npu_agent_events_total",
-        kind="counter",
-        help="Events about the Node, by result.",
-        samples=_by("result", lambda state: state.events),
-    ),
-    Definition(
-        name="npu_agent_reading_age_seconds",
-        help="Seconds since the telemetry of the card was last read.",
-        samples=_ages,
-    ),
-    Definition(
-        name="npu_agent_reading_failures_total",
-        kind="counter",
-        help="Probes and readings of a card that failed, by reason.",
-        samples=_reading_failures,
-    ),
-    Definition(
-        name="npu_agent_part_restarts_total",
-        kind="counter",
-        help="Times that a part of the agent failed and was started again.",
-        samples=_by("part", lambda state: state.restarts),
-    ),
-    Definition(
-        name="npu_agent_loop_lag_seconds",
-        kind="histogram",
-        help="Seconds that the event loop was late, measured every 5 seconds.",
-        samples=_one(lambda state: state.lag),
-    ),
-    Definition(
-        name="npu_agent_page_failures_total",
-        kind="counter",
-        help="Times that a family of metrics failed to render and was left out of the page.",
-        samples=_by("family", lambda state: state.page_failures),
-    ),
-    Definition(
-        name="npu_agent_connections_refused_total",
-        kind="counter",
-        help="Connections ended for newer ones, as too many were open, by listener and reason.",
-        samples=_refused,
-    ),
-    Definition(
-        name="npu_agent_authorizations_total",
-        kind="counter",
-        help="Requests for pages that needed a token, by what became of them.",
-        samples=_by("result", lambda state: state.authorizations),
-    ),
-    Definition(
-        name="npu_agent_tls_certificate_expires_timestamp_seconds",
-        help="When the certificate in force expires, in seconds since 1970.",
-        samples=_certificate_expires,
-    ),
-    Definition(
-        name="npu_agent_tls_certificate_good",
-        help="Whether the certificate files are good, and the one in force is not expired: 1 or 0.",
-        samples=_certificate_good,
-    ),
+def _cards(state: AgentState) -> Iterator[Named]:
+    for card in state.snapshot.cards:
+        if card.reading:
+            age = round(max(0.0, state.monotonic - card.reading.at), 3)
+            yield "reading_age_seconds", Labels(arch=card.card.family, device=card.card.name), age
+    for (family, name, reason), count in state.reading_failures.items():
+        yield "reading_failures_total", Labels(arch=family, device=name, reason=reason), count
+
+
+def _by(name: str, labels: Labels, label: str, counts: Mapping[str, int]) -> Iterator[Named]:
+    """A sample for each count, under its key as one more label."""
+    for key, count in counts.items():
+        yield name, labels.plus(**{label: key}), count
+
+
+def _kind(name: str) -> Kind:
+    if name in _HISTOGRAMS:
+        return "histogram"
+    return "counter" if name.endswith("_total") else "gauge"
+
+
+DEFINITIONS = tuple(
+    by_name(f"npu_agent_{name}", text, kind=_kind(name)) for name, text in _HELP.items()
 )
-"""The families, in the order of the page."""
+"""The families of what `read` returns, in the order of the page."""

@@ -8,18 +8,17 @@ compare the two. Formats: Prometheus text format 0.0.4 and OpenMetrics 1.0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from npu_agent.core.counts import Histogram
 
 Source = TypeVar("Source")
+Kind = Literal["gauge", "counter", "histogram"]
 
 LONGEST = 256
 """Characters of a label value; what is longer is cut."""
-_MOST_NAMED = 1024
-"""Series of one subject whose labels are kept."""
 _EXACT = 1 << 53
 """Integers below this are written as such; Prometheus knows floats only."""
 
@@ -30,7 +29,7 @@ class Labels:
     A value that is None is no label. What is no valid Unicode becomes ``?``.
     """
 
-    __slots__ = ("_named", "text")
+    __slots__ = ("text",)
 
     def __init__(self, before: str = "", /, **labels: str | None) -> None:
         """Those of the text `before`, and `labels`, whose names are not among them."""
@@ -40,20 +39,10 @@ class Labels:
                 pieces.append(f'{name}="{_escaped(clean(value))}"')
         self.text = ",".join(pieces)
         """``arch="anvil",device="npu0"``: escaped, in the order in which the labels were given."""
-        self._named: dict[str, Labels] = {}
 
     def plus(self, **labels: str | None) -> Labels:
         """These and others, whose names are not among these."""
         return Labels(self.text, **labels)
-
-    def named(self, label: str) -> Labels:
-        """`plus(label=label)`, kept: the sensors and counters of a card stay the same."""
-        known = self._named.get(label)
-        if known is None:
-            if len(self._named) >= _MOST_NAMED:  # a driver that makes up names does not fill memory
-                self._named.clear()
-            known = self._named[label] = self.plus(label=label)
-        return known
 
 
 NONE = Labels()
@@ -68,7 +57,7 @@ class Definition(Generic[Source]):
 
     name: str
     """As queries spell it, with a counter's ``_total``."""
-    kind: Literal["gauge", "counter", "histogram"] = "gauge"
+    kind: Kind = "gauge"
     help: str
     """One sentence for people, which names the unit."""
     samples: Callable[[Source], Samples]
@@ -94,6 +83,11 @@ class Definition(Generic[Source]):
             name = name.removesuffix("_total") if self.kind == "counter" else name
             text = text.replace('"', r"\"")
         return f"# HELP {name} {text}\n# TYPE {name} {self.kind}\n{''.join(lines)}".encode()
+
+
+def by_name(name: str, text: str, kind: Kind = "gauge") -> Definition[Mapping[str, Samples]]:
+    """A family whose samples the source has under its name; `text` is its help."""
+    return Definition(name=name, kind=kind, help=text, samples=lambda source: source.get(name, ()))
 
 
 def _line(name: str, labels: Labels, value: float) -> str:

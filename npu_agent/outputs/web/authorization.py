@@ -1,7 +1,7 @@
 """Who may read the pages, where `metrics.authorization` is `kubernetes`: as the API server says.
 
 A client sends a bearer token. A TokenReview says whose it is, a SubjectAccessReview whether that
-user may get the path. Answers are kept for a while, so that a scraper costs the API server two
+user may get the path. That it may is kept for a while, so that a scraper costs the API server two
 requests each two minutes, and is served on while the API server is away.
 """
 
@@ -17,81 +17,55 @@ from http import HTTPStatus
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.reviews import may_get, user_of
 from npu_agent.logs import Seldom, logger
-from npu_agent.outputs.web.pages import Answer, refusal
+from npu_agent.outputs.web.pages import Answer, text_answer
 from npu_agent.text import one_line
 
 log = logger(__name__)
 
 RESULTS = ("allowed", "unauthenticated", "forbidden", "unavailable", "limited")
 """Of requests."""
-
-_ALLOWED_FOR, _REFUSED_FOR = 120.0, 10.0
-"""Seconds for which an answer of the API server is kept: so long lasts a right that is revoked."""
-_KEPT = 256
-"""Answers of each kind that are kept; who asks with many tokens pushes out refusals alone."""
-_AT_ONCE = 4
-"""Questions to the API server at the same time."""
-_DEADLINE = 5.0
-"""Seconds for its answers, and for the turn to ask it; scrapers wait 10."""
-_RATE, _RATE_EACH, _SECONDS = 20.0, 2.0, 5.0
-"""Requests a second that the API server is asked about, of all clients and of one address."""
-
-_ADDRESSES = 1024
-"""Remote addresses whose rate is remembered; beyond, those that came first are forgotten."""
-
-_now = time.monotonic
 HOW = "docs/monitoring.md#authorization"
 """In what a client is answered that sends no token."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    """What is answered; None: the page."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds, and the limits that go with them."""
 
-    result: str
-    refusal: Answer | None
-    until: float
-    """`time.monotonic`."""
+    allowed: float = 120.0
+    """For which a client is served without asking again: so long lasts a right that is revoked."""
+    deadline: float = 5.0
+    """For the API server's answers, and for the turn to ask it; scrapers wait 10."""
+    window: float = 5.0
+    """In which an address has `questions`."""
+    questions: int = 10
+    """New ones about one address's clients: ever new tokens are no flood for the API server."""
 
 
-class Pace:
-    """How fast clients come: so many a second, of all addresses and of each."""
+_AT_ONCE = 4
+"""Questions to the API server at the same time, of the eight calls that `Api` makes."""
+_MOST = 256
+"""Allowed clients and paths that are remembered."""
 
-    def __init__(self, *, rate: float, rate_each: float, seconds: float) -> None:
-        """`seconds` worth of clients may come at the same time. No client has come yet."""
-        self._rate = rate
-        self._rate_each = rate_each
-        self._seconds = seconds
-        # What is used up is kept as the time until which it is, so that no clock has to tick.
-        self._all = 0.0
-        self._each: dict[str, float] = {}
-        """Who came last is last."""
-
-    def take(self, address: str, now: float) -> bool:
-        """Counts one from `address`, unless that is too many; `now` never goes back."""
-        ahead = self._each.get(address, now) - now
-        # As much again is for those who have used up nothing: who asks now and then.
-        most = self._seconds if ahead > 0 else 2 * self._seconds
-        if ahead > self._seconds or self._all - now > most:
-            return False
-        self._all = max(now, self._all) + 1 / self._rate
-        self._each[address] = max(now, self._each.pop(address, now)) + 1 / self._rate_each
-        if len(self._each) > _ADDRESSES:
-            del self._each[next(iter(self._each))]
-        return True
+Refusal = tuple[str, Answer]
+"""One of `RESULTS`, and what the client is answered instead of the page."""
 
 
 class Authorizer:
     """Decides about requests; `results` counts them."""
 
-    def __init__(self, api: Api) -> None:
-        """`api` is asked apart from other calls, and by four of its eight places at most."""
+    def __init__(self, api: Api, timing: Timing = Timing()) -> None:
+        """Nothing is asked yet."""
         self.results = Counter(dict.fromkeys(RESULTS, 0))
+        self.timing = timing
         self._api = api
-        self._allowed: dict[tuple[bytes, str], _Decision] = {}
-        self._refused: dict[tuple[bytes, str], _Decision] = {}
+        self._allowed: dict[tuple[bytes, str], float] = {}
+        """Until when (`time.monotonic`), by the token's hash and the path; the oldest is first."""
         self._turn = asyncio.Semaphore(_AT_ONCE)
-        self._pace = Pace(rate=_RATE, rate_each=_RATE_EACH, seconds=_SECONDS)
+        self._window = 0.0
+        """When the present window began."""
+        self._questions: Counter[str] = Counter()
+        """In this window, by address."""
         self._failures = Seldom()
 
     async def refusal(self, authorization: str, path: str, address: str) -> Answer | None:
@@ -102,74 +76,79 @@ class Authorizer:
             path: of the page.
             address: the client's, whose questions are limited.
         """
-        decision = await self._decision(authorization, path, address)
-        self.results[decision.result] += 1
-        return decision.refusal
+        refused = await self._refusal(authorization, path, address)
+        result, answer = refused or ("allowed", None)
+        self.results[result] += 1
+        return answer
 
-    async def _decision(self, authorization: str, path: str, address: str) -> _Decision:
+    async def _refusal(self, authorization: str, path: str, address: str) -> Refusal | None:
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             return _unauthenticated("send a bearer token of this cluster")
         # No token is kept.
         key = hashlib.sha256(token.encode(errors="surrogateescape")).digest(), path
-        if known := self._known(key):
-            return known
-        if not self._pace.take(address, _now()):
+        if self._is_allowed(key):
+            return None
+        if self._has_asked_much(address):
             text = "too many requests that the API server has to be asked about: try again\n"
-            return _Decision(
-                "limited", refusal(text, HTTPStatus.TOO_MANY_REQUESTS, **{"Retry-After": "5"}), 0
+            return "limited", text_answer(
+                text, HTTPStatus.TOO_MANY_REQUESTS, **{"Retry-After": f"{self.timing.window:.0f}"}
             )
         try:
-            async with asyncio.timeout(_DEADLINE), self._turn:
+            async with asyncio.timeout(self.timing.deadline), self._turn:
                 # Another request with this token may have been answered meanwhile.
-                return self._known(key) or self._keep(key, await self._asked(token, path))
+                if not self._is_allowed(key):
+                    return await self._ask(token, key)
         except (ApiError, TimeoutError) as error:
             if self._failures.due():
-                why = error if isinstance(error, ApiError) else f"no answer within {_DEADLINE:g} s"
+                deadline = f"no answer within {self.timing.deadline:g} s"
                 log.error(
                     "clients of metrics cannot be authorized",
-                    reason=why,
+                    reason=error if isinstance(error, ApiError) else deadline,
                     left_out=self._failures.left_out,
                 )
             text = (
                 "the API server cannot be asked who you are and what you may read: try again; "
                 "npu-agent's log has the reason\n"
             )
-            return _Decision("unavailable", refusal(text, HTTPStatus.SERVICE_UNAVAILABLE), 0)
+            return "unavailable", text_answer(text, HTTPStatus.SERVICE_UNAVAILABLE)
+        return None
 
-    async def _asked(self, token: str, path: str) -> _Decision:
-        user = await user_of(self._api, token, deadline=_DEADLINE)
+    async def _ask(self, token: str, key: tuple[bytes, str]) -> Refusal | None:
+        path, deadline = key[1], self.timing.deadline
+        user = await user_of(self._api, token, deadline=deadline)
         if user is None:
             return _unauthenticated("the API server does not accept this token, or no longer")
-        if await may_get(self._api, user, path, deadline=_DEADLINE):
-            return _Decision("allowed", None, _now() + _ALLOWED_FOR)
-        text = (
-            f"{one_line(user.name)} may not get {one_line(path)}: it takes a ClusterRole with this "
-            f"path in nonResourceURLs, as npu-agent-metrics is: {HOW}\n"
-        )
-        return _refused("forbidden", refusal(text, HTTPStatus.FORBIDDEN))
+        if not await may_get(self._api, user, path, deadline=deadline):
+            text = (
+                f"{one_line(user.name)} may not get {one_line(path)}: it takes a ClusterRole with "
+                f"this path in nonResourceURLs, as npu-agent-metrics is: {HOW}\n"
+            )
+            return "forbidden", text_answer(text, HTTPStatus.FORBIDDEN)
+        self._allowed.pop(key, None)
+        self._allowed[key] = time.monotonic() + self.timing.allowed
+        if len(self._allowed) > _MOST:
+            del self._allowed[next(iter(self._allowed))]
+        return None
 
-    def _known(self, key: tuple[bytes, str]) -> _Decision | None:
-        found = self._allowed.get(key) or self._refused.get(key)
-        return found if found and _now() < found.until else None
+    def _is_allowed(self, key: tuple[bytes, str]) -> bool:
+        return time.monotonic() < self._allowed.get(key, 0.0)
 
-    def _keep(self, key: tuple[bytes, str], decision: _Decision) -> _Decision:
-        for kept in (self._allowed, self._refused):
-            kept.pop(key, None)
-        kept = self._refused if decision.refusal else self._allowed
-        kept[key] = decision
-        if len(kept) > _KEPT:
-            del kept[next(iter(kept))]
-        return decision
+    def _has_asked_much(self, address: str) -> bool:
+        """Counts a question of the address, unless it has had all of this window."""
+        now = time.monotonic()
+        if now - self._window >= self.timing.window:
+            self._window = now
+            self._questions.clear()
+        if self._questions[address] >= self.timing.questions:
+            return True
+        self._questions[address] += 1
+        return False
 
 
-def _unauthenticated(why: str) -> _Decision:
+def _unauthenticated(why: str) -> Refusal:
     text = f"{why} (Authorization: Bearer …): {HOW}\n"
-    return _refused(
-        "unauthenticated", refusal(text, HTTPStatus.UNAUTHORIZED, **{"WWW-Authenticate": "Bearer"})
+    return "unauthenticated", text_answer(
+        text, HTTPStatus.UNAUTHORIZED, **{"WWW-Authenticate": "Bearer"}
     )
-
-
-def _refused(result: str, answer: Answer) -> _Decision:
-    return _Decision(result, answer, _now() + _REFUSED_FOR)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Protocol
 
 from npu_agent.core.problems import unready
 from npu_agent.core.state import AgentState
 from npu_agent.logs import logger
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.negotiate import takes_gzip, wants_openmetrics
 from npu_agent.outputs.web.page import POLICY, page, runbook
 from npu_agent.outputs.web.status import as_json
 
@@ -26,9 +26,9 @@ _PLAIN = "text/plain; charset=utf-8"
 _JSON = "application/json; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
 
-_PROBED = ("/healthz", "/readyz")
 _FRESH = 0.9
-"""Seconds for which what shows the whole state is kept for all readers: it costs some ms."""
+"""Seconds for which an answer is kept for all readers: what shows the whole state costs some ms of
+the event loop."""
 _WORTH_IT = 1000
 """Bytes from which on an answer is compressed."""
 _HEADERS = {
@@ -47,7 +47,7 @@ _PAGE_HEADERS = {
 class Metrics(Protocol):
     """Gives the bytes of /metrics."""
 
-    def __call__(self, *, openmetrics: bool) -> Awaitable[bytes]:
+    def __call__(self, *, openmetrics: bool) -> bytes:
         """The page in OpenMetrics or in the text format."""
 
 
@@ -60,12 +60,50 @@ class Answer:
     status: HTTPStatus = HTTPStatus.OK
 
 
-class Answering(Protocol):
-    """Answers requests."""
+Routes = Mapping[str, Callable[[bool], Answer]]
+"""By path, what makes an answer; it takes whether the client prefers OpenMetrics."""
 
-    async def answer(
-        self, method: str, path: str, *, accept: str = "", encodings: str = ""
-    ) -> Answer:
+
+def probes(state: Callable[[], AgentState]) -> Routes:
+    """What the kubelet asks for; `state` puts together the agent's state."""
+
+    def ready(_: bool) -> Answer:
+        reasons = [str(reason) for reason in unready(state())]
+        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+        return _json({"ready": not reasons, "reasons": reasons}, status)
+
+    return {"/healthz": lambda _: text_answer("ok\n"), "/readyz": ready}
+
+
+def pages(metrics: Metrics, state: Callable[[], AgentState], history: History) -> Routes:
+    """All that is served at the public port; `metrics` is the page for Prometheus."""
+
+    def for_prometheus(openmetrics: bool) -> Answer:
+        body = metrics(openmetrics=openmetrics)
+        return _answer(body, _OPENMETRICS if openmetrics else _TEXT)
+
+    return {
+        "/": lambda _: _html(page(state(), history.of)),
+        "/status.json": lambda _: _json(as_json(state())),
+        "/runbook": lambda _: _html(runbook()),
+        "/metrics": for_prometheus,
+        **probes(state),
+    }
+
+
+class Pages:
+    """Answers requests; a fault in one page affects no other."""
+
+    def __init__(self, routes: Routes, *, fresh: float = _FRESH) -> None:
+        """`fresh` is for how many seconds an answer is kept."""
+        self._routes = routes
+        self._fresh = fresh
+        self._kept: dict[tuple[str, bool, bool], tuple[float, Answer]] = {}
+        """By path and form: until when (`time.monotonic`), and what."""
+        self._failing: set[str] = set()
+        """Paths whose last answer failed."""
+
+    def answer(self, method: str, path: str, *, accept: str = "", encodings: str = "") -> Answer:
         """The answer to a request.
 
         Args:
@@ -74,144 +112,55 @@ class Answering(Protocol):
             accept: the header Accept.
             encodings: the header Accept-Encoding.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    """A page that is kept for all readers."""
-
-    answer: Answer
-    packed: Answer
-    """The same, compressed."""
-    at: float
-    """When it was rendered: `time.monotonic`."""
-
-
-class Probes:
-    """Answers the kubelet's probes, and nothing else."""
-
-    def __init__(self, pages: Pages) -> None:
-        """As `pages` answers them."""
-        self._pages = pages
-
-    async def answer(
-        self, method: str, path: str, *, accept: str = "", encodings: str = ""
-    ) -> Answer:
-        """See `Answering`."""
-        if path not in _PROBED:
-            text = f"not found; there are {' '.join(_PROBED)}\n"
-            return _answer(text, _PLAIN, HTTPStatus.NOT_FOUND)
-        return await self._pages.answer(method, path, accept=accept, encodings=encodings)
-
-
-class Pages:
-    """Answers requests; a fault in one page affects no other."""
-
-    def __init__(
-        self, *, metrics: Metrics, state: Callable[[], AgentState], history: History
-    ) -> None:
-        """`metrics` is the page for Prometheus; `state` puts together what the others show."""
-        self._metrics = metrics
-        self._state = state
-        self._history = history
-        self._routes: Mapping[str, Callable[[str], Awaitable[Answer]]] = {
-            "/": self._page,
-            "/status.json": self._status,
-            "/runbook": self._runbook,
-            "/metrics": self._for_prometheus,
-            "/healthz": self._alive,
-            "/readyz": self._ready,
-        }
-        self._rendered: dict[str, _Rendered] = {}
-        """By path: what was rendered last of the pages that show the whole state."""
-        self._failing: set[str] = set()
-        """Paths whose last answer failed."""
-
-    async def answer(
-        self, method: str, path: str, *, accept: str = "", encodings: str = ""
-    ) -> Answer:
-        """See `Answering`."""
-        found = await self._found(method, path, accept)
-        if len(found.body) < _WORTH_IT or not takes_gzip(encodings):
-            return found
-        kept = self._rendered.get(path)
-        return kept.packed if kept and kept.answer is found else _packed(found)
-
-    async def _found(self, method: str, path: str, accept: str) -> Answer:
-        route = self._routes.get(path)
-        if route is None:
-            text = f"not found; there are {' '.join(self._routes)}\n"
-            return _answer(text, _PLAIN, HTTPStatus.NOT_FOUND)
+        if path not in self._routes:
+            found = f"not found; there are {' '.join(self._routes)}\n"
+            return text_answer(found, HTTPStatus.NOT_FOUND)
         if method not in ("GET", "HEAD"):
             text = "only GET and HEAD: nothing can be changed over HTTP\n"
-            return _answer(text, _PLAIN, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
+            return text_answer(text, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
+        # As the clients of Prometheus and most servers have it: weights are not compared.
+        form = (path, "application/openmetrics-text" in accept, "gzip" in encodings)
+        now = time.monotonic()
+        until, answer = self._kept.get(form, (now, None))
+        if answer is None or now >= until:
+            answer = self._rendered(*form)
+            self._kept[form] = now + self._fresh, answer
+        return answer
+
+    def _rendered(self, path: str, openmetrics: bool, packed: bool) -> Answer:
         try:
-            found = await route(accept)
+            answer = self._routes[path](openmetrics)
         except Exception:  # the edge: the other pages, and the connection, go on
             if path not in self._failing:
                 log.exception("a page failed to render", path=path)
             self._failing.add(path)
             text = "internal error: see the agent's log\n"
-            return _answer(text, _PLAIN, HTTPStatus.INTERNAL_SERVER_ERROR)
+            return text_answer(text, HTTPStatus.INTERNAL_SERVER_ERROR)
         self._failing.discard(path)
-        return found
-
-    async def _for_prometheus(self, accept: str) -> Answer:
-        openmetrics = wants_openmetrics(accept)
-        body = await self._metrics(openmetrics=openmetrics)
-        return _answer(body, _OPENMETRICS if openmetrics else _TEXT)
-
-    async def _alive(self, _: str) -> Answer:
-        return _answer("ok\n", _PLAIN)
-
-    async def _ready(self, _: str) -> Answer:
-        reasons = [str(reason) for reason in unready(self._state())]
-        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-        return _answer(_json({"ready": not reasons, "reasons": reasons}), _JSON, status)
-
-    async def _status(self, _: str) -> Answer:
-        return self._kept("/status.json", lambda: _answer(_json(as_json(self._state())), _JSON))
-
-    async def _runbook(self, _: str) -> Answer:
-        def render() -> Answer:
-            return _answer(runbook(), _HTML, HTTPStatus.OK, **_PAGE_HEADERS)
-
-        return self._kept("/runbook", render)
-
-    async def _page(self, _: str) -> Answer:
-        def render() -> Answer:
-            html = page(self._state(), self._history.of)
-            return _answer(html, _HTML, HTTPStatus.OK, **_PAGE_HEADERS)
-
-        return self._kept("/", render)
-
-    def _kept(self, path: str, render: Callable[[], Answer]) -> Answer:
-        """What was rendered for another reader, as long as it is fresh."""
-        now, kept = time.monotonic(), self._rendered.get(path)
-        if kept is None or now - kept.at > _FRESH:
-            answer = render()
-            kept = self._rendered[path] = _Rendered(answer, _packed(answer), now)
-        return kept.answer
+        if not packed or len(answer.body) < _WORTH_IT:
+            return answer
+        # The format has no room for a time before 1970 or after 2106, which a wrong clock may say.
+        body = gzip.compress(answer.body, compresslevel=1, mtime=0)
+        return replace(answer, body=body, headers={**answer.headers, "Content-Encoding": "gzip"})
 
 
-def _packed(answer: Answer) -> Answer:
-    # The format has no room for a time before 1970 or after 2106, which a wrong clock may say.
-    body = gzip.compress(answer.body, compresslevel=1, mtime=0)
-    return replace(answer, body=body, headers={**answer.headers, "Content-Encoding": "gzip"})
+def text_answer(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> Answer:
+    """An answer in plain text, with these headers in addition to the usual ones."""
+    return _answer(text.encode(), _PLAIN, status, headers)
 
 
-def refusal(text: str, status: HTTPStatus, **headers: str) -> Answer:
-    """An answer of one line, with these headers beside the usual ones."""
-    return _answer(text, _PLAIN, status, **headers)
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    return _answer(f"{json.dumps(value, indent=2)}\n".encode(), _JSON, status)
+
+
+def _html(document: str) -> Answer:
+    return _answer(document.encode(), _HTML, more=_PAGE_HEADERS)
 
 
 def _answer(
-    body: str | bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, **more: str
+    body: bytes,
+    kind: str,
+    status: HTTPStatus = HTTPStatus.OK,
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> Answer:
-    """An answer with this Content-Type and, beside the usual ones, `more` headers."""
-    content = body.encode() if isinstance(body, str) else body
-    return Answer(content, {"Content-Type": kind, **_HEADERS, **more}, status)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2) + "\n"
+    return Answer(body, {"Content-Type": kind, **_HEADERS, **more}, status)

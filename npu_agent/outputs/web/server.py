@@ -6,32 +6,55 @@ import asyncio
 import errno
 import socket
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import is_not
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
     from npu_agent.outputs.web.authorization import Authorizer
-    from npu_agent.outputs.web.pages import Answering
+    from npu_agent.outputs.web.pages import Pages
     from npu_agent.outputs.web.tls import Certificates
 
 log = logger(__name__)
 
-MOST = 64
-"""Open connections of a port."""
-_RESOLVE = 5.0
-"""Seconds for a host's name to be resolved."""
-_FIRST, _LONGEST = 0.5, 5.0
-"""Seconds between tries: an older instance in the host's network ends within a minute."""
 _RESOLVER = DaemonThread("npu-resolve")
 """Resolving a name blocks, and may hang."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT)
+
+Port = Literal["metrics", "probes"]
+_WHAT = {"metrics": "metrics and status", "probes": "probes"}
+_KEYS = {"metrics": "metrics.listen", "probes": "metrics.probes"}
+"""Where the config has the address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a port; times are seconds."""
+
+    connections: int = 64
+    """Open ones; a newer one takes the place of one that is silent."""
+    silence: float = 30.0
+    """For a client to send a request, the first or the next."""
+    handshake: float = 5.0
+    """For a client's TLS handshake."""
+    answer: float = 15.0
+    """For an answer: the page, the API server's word on the client, and the client's reading."""
+    linger: float = 1.0
+    """In which an unwanted request body is read, so that its client gets to the answer."""
+    ending: float = 0.4
+    """To end all connections, whatever the clients do."""
+    resolve: float = 5.0
+    """For a host's name to be resolved."""
+    retry_first: float = 0.5
+    retry_longest: float = 5.0
+    """Between tries to listen: an older agent in the host's network ends within a minute."""
 
 
 class Server:
@@ -39,25 +62,20 @@ class Server:
 
     def __init__(
         self,
+        port: Port,
         address: tuple[str, int],
-        answering: Answering,
-        *,
-        most: int = MOST,
-        silence: float = 30.0,
-        what: str = "metrics and status",
-        key: str = "metrics.listen",
+        pages: Pages,
+        limits: Limits = Limits(),
         certificates: Certificates | None = None,
         authorizer: Authorizer | None = None,
     ) -> None:
         """Nothing is opened yet.
 
         Args:
+            port: which one of the agent's.
             address: host "" is every interface, port 0 any port.
-            answering: gives the answers.
-            most: open connections; a newer one takes the place of one that is silent.
-            silence: seconds a client may take to send a request, the first or the next.
-            what: is served there, for the log.
-            key: where the config has the address.
+            pages: gives the answers.
+            limits: of connections and of their times.
             certificates: for TLS, which `run` waits for; None: without TLS.
             authorizer: asked about each request; None: everybody may have every page.
         """
@@ -65,14 +83,12 @@ class Server:
         """Host and port; None while it does not listen."""
         self.made_room = 0
         """Connections that were ended for newer ones."""
+        self._port = port
         self._address = address
-        self._answering = answering
-        self._most = most
-        self._silence = silence
+        self._pages = pages
+        self._limits = limits
         self._certificates = certificates
         self._authorizer = authorizer
-        self._what = what
-        self._key = key
 
     async def run(self) -> None:
         """Serves until cancelled; a port that is taken is tried again and again."""
@@ -83,20 +99,14 @@ class Server:
         )
         from npu_agent.outputs.web.connections import Connections
 
-        connections = Connections(
-            self._answering,
-            self._authorizer,
-            most=self._most,
-            silence=self._silence,
-            made_room=self._count,
-        )
+        connections = Connections(self._pages, self._authorizer, self._limits, self._count)
         contexts = self._certificates.context if self._certificates else None
         if contexts is not None:
             await contexts.until(lambda context: context is not None)
         sockets = await self._bound()
         try:
             host, port = sockets[0].getsockname()[:2]
-            log.info("serving %s", self._what, address=_shown((host, port)))
+            log.info("serving %s", _WHAT[self._port], address=_shown((host, port)))
             while True:
                 context = contexts.value if contexts else None
                 async with connections.serving(sockets, context):
@@ -115,44 +125,34 @@ class Server:
 
     async def _bound(self) -> list[socket.socket]:
         """The listening sockets, as soon as they can be opened."""
-        pause = Backoff(first=_FIRST, longest=_LONGEST)
-        logged = ""
+        pause = Backoff(first=self._limits.retry_first, longest=self._limits.retry_longest)
+        words = f"{_WHAT[self._port]} cannot be served: trying again"
+        reporter = Reporter(log, words, address=_shown(self._address))
         while True:
             try:
-                return await listen(self._address)
+                return await listen(self._address, deadline=self._limits.resolve)
             except OSError as error:
-                reason = explained(error, self._key)
-                if reason != logged:
-                    logged = reason
-                    log.error(
-                        "%s cannot be served: trying again",
-                        self._what,
-                        address=_shown(self._address),
-                        reason=reason,
-                    )
+                reporter.failed(explained(error, _KEYS[self._port]))
             await asyncio.sleep(pause.next())
 
 
-async def listen(address: tuple[str, int]) -> list[socket.socket]:
-    """Listens on every address that `address` stands for.
+async def listen(address: tuple[str, int], *, deadline: float = 5.0) -> list[socket.socket]:
+    """Listens on every address that `address` stands for, with one port.
 
     Raises:
         OSError: it cannot; no socket is left open. A TimeoutError: the host's name is not resolved
-            before the deadline.
+            within `deadline` seconds.
     """
     host, port = address
-    if not host:
-        return [_everywhere(port)]
-    found = await _RESOLVER.call(
-        partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM), deadline=_RESOLVE
-    )
+    resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM)
+    found = await _RESOLVER.call(partial(resolve, flags=socket.AI_PASSIVE), deadline=deadline)
     sockets: list[socket.socket] = []
     trouble: OSError | None = None
     with ExitStack() as opened:
         for family, number in dict.fromkeys((entry[0], str(entry[4][0])) for entry in found):
             try:
                 one = socket.create_server((number, port), family=family)
-            except OSError as error:  # localhost is ::1 even where there is no IPv6
+            except OSError as error:  # :: and localhost's ::1 are there where there is no IPv6
                 if error.errno not in _NO_IPV6:
                     raise
                 trouble = error
@@ -163,17 +163,6 @@ async def listen(address: tuple[str, int]) -> list[socket.socket]:
             raise trouble
         opened.pop_all()
     return sockets
-
-
-def _everywhere(port: int) -> socket.socket:
-    """Every interface by IPv6 and IPv4, or by IPv4 alone where there is no IPv6."""
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        except OSError as error:
-            if error.errno not in _NO_IPV6:
-                raise
-    return socket.create_server(("", port))
 
 
 def _shown(address: tuple[str, int]) -> str:

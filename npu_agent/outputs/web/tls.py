@@ -1,8 +1,8 @@
 """The certificate of the public port, followed while the agent runs: the last good one stays.
 
 A certificate is tried out before clients see it: by a handshake in memory with one that trusts that
-very certificate. It fails for what a client would refuse as well: an expired one, one that is not a
-server's.
+very certificate. It fails for what a client would refuse as well (an expired one, one that is not a
+server's), and is the standard library's only way to say when a certificate expires.
 """
 
 from __future__ import annotations
@@ -19,25 +19,14 @@ from npu_agent import files
 from npu_agent.config import TlsConfig
 from npu_agent.core.state import TlsState
 from npu_agent.feed import Feed
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.text import one_line, reason
 from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
-_EVERY = 5.0
-"""Seconds between two readings of the files."""
-_READING = 5.0
-"""Seconds that one may take: a file system may hang."""
 _LARGEST = 1 << 20
 """Bytes of a file: a bundle of authorities may be large."""
-_EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26
-"""X509_V_ERR_CERT_HAS_EXPIRED, _CERT_NOT_YET_VALID and _INVALID_PURPOSE (openssl/x509_vfy.h)."""
-_REMEDIES = {
-    _EXPIRED: "renew it, and check this host's clock",
-    _NOT_YET: "check this host's clock",
-    _PURPOSE: "it is for clients: take one whose extended key usage has serverAuth, or none",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +49,6 @@ def tls_files(config: TlsConfig) -> TlsFiles | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """What was in the files, and the context made of it."""
-
-    contents: tuple[bytes, ...]
-    context: ssl.SSLContext
-    expires_at: float
-
-
 class RefusedError(Exception):
     """The files cannot be used: what is wrong, and the remedy."""
 
@@ -81,66 +61,54 @@ class RefusedError(Exception):
 class Certificates:
     """`context` is the TLS context in force, `state` how it stands."""
 
-    def __init__(self, where: TlsFiles) -> None:
-        """Nothing is read yet."""
+    def __init__(self, where: TlsFiles, interval: float = 5.0) -> None:
+        """Nothing is read yet.
+
+        Args:
+            where: the files.
+            interval: seconds between two readings, and for one: a file system may hang.
+        """
         self.state: Feed[TlsState] = Feed(TlsState())
         self.context: Feed[ssl.SSLContext | None] = Feed(None)
         """None as long as there was no good certificate."""
         self._where = where
+        self._interval = interval
         self._thread = DaemonThread("npu-tls")
         self._contents: tuple[bytes, ...] = ()
+        """Of the files whose certificate is in force."""
+        self._reporter = Reporter(
+            log,
+            "the certificate of metrics.tls is refused: the last good one stays in force, if any",
+            "the certificate of metrics.tls is good again",
+        )
 
     async def run(self) -> None:
         """Follows the files until cancelled."""
         while True:
-            await self._look()
-            await asyncio.sleep(_EVERY)
+            await self._check()
+            await asyncio.sleep(self._interval)
 
-    async def _look(self) -> None:
-        known, state = self._contents, self.state.value
+    async def _check(self) -> None:
+        state, call = self.state.value, partial(self._thread.call, deadline=self._interval)
         try:
-            # What was refused is tried again: a clock may have been put right.
-            found = await self._thread.call(
-                partial(_load, self._where, () if state.error else known), deadline=_READING
-            )
+            contents = await call(partial(_contents, self._where))
+            if contents == self._contents and not state.error:
+                return
+            # Also what was refused before: a clock may have been put right. OpenSSL reads the files
+            # by itself: if they are just being replaced, the next check finds others.
+            context, expires_at = await call(partial(_context, self._where, contents[0]))
         except (RefusedError, OSError, ValueError) as error:
             why = str(error) if isinstance(error, RefusedError) else one_line(reason(error))
-            if why != state.error:
-                kept = (
-                    "there is none" if self.context.value is None else "the last good one is kept"
-                )
-                log.error("the certificate of metrics.tls is refused", reason=why, kept=kept)
+            self._reporter.failed(why)
             self.state.publish(replace(state, error=why))
             return
-        if found is None or found.contents == known:
-            if state.error is not None:
-                log.info("the certificate of metrics.tls is good again")
-                self.state.publish(replace(state, error=None))
-            return
-        self._contents = found.contents
-        self.context.publish(found.context)
-        expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.expires_at))
-        log.info("the certificate of metrics.tls is in force", expires=expires)
-        self.state.publish(TlsState(expires_at=found.expires_at))
-
-
-def _load(where: TlsFiles, known: tuple[bytes, ...]) -> _Loaded | None:
-    """What is in the files now; None if that is `known`, or just being replaced.
-
-    Raises:
-        RefusedError: it cannot be used.
-    """
-    contents = _contents(where)
-    if contents == known:
-        return None
-    try:
-        loaded = _Loaded(contents, *_context(where, contents[0]))
-    except RefusedError:
-        if _contents(where) != contents:
-            return None  # a new certificate, and the old key: both are there the next time
-        raise
-    # OpenSSL has read the files by itself.
-    return loaded if _contents(where) == contents else None
+        self._reporter.works()
+        if contents != self._contents:
+            self._contents = contents
+            self.context.publish(context)
+            expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_at))
+            log.info("the certificate of metrics.tls is in force", expires=expires)
+        self.state.publish(TlsState(expires_at=expires_at))
 
 
 def check(where: TlsFiles) -> float:
@@ -209,9 +177,11 @@ def _tried(server: ssl.SSLContext, path: Path, cert: bytes) -> float:
         found = ends[0].getpeercert() or {}
         return float(ssl.cert_time_to_seconds(str(found["notAfter"])))
     except ssl.SSLCertVerificationError as error:
-        remedy = _REMEDIES.get(error.verify_code, "clients would refuse it")
-        why = one_line(error.verify_message)
-        raise RefusedError(f"{path} is not valid ({why})", remedy) from error
+        raise RefusedError(
+            f"{path} is not valid ({one_line(error.verify_message)})",
+            "it has to be valid now, by this host's clock, and for servers: with serverAuth in its "
+            "extended key usage, or none",
+        ) from error
     except (ssl.SSLError, KeyError, ValueError) as error:
         raise RefusedError(f"{path} cannot be used", _why(error)) from error
 

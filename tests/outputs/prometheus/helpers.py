@@ -28,7 +28,7 @@ from npu_agent.core.state import AgentState, ConfigState, ResourceState, Session
 from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.lag import LoopLag
-from npu_agent.outputs.prometheus.own import DEFINITIONS
+from npu_agent.outputs.prometheus.own import DEFINITIONS, read
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.helpers import RESOURCE, holdings
@@ -144,7 +144,8 @@ def families_of_cards(found: Snapshot, *assignments: Assignment, **settings: Any
 
 def own_page(state: AgentState, *, openmetrics: bool = False) -> bytes:
     """The agent's own part of the page, but for ``process_*``."""
-    return b"".join(each.render(state, openmetrics=openmetrics) for each in DEFINITIONS)
+    found = read(state)
+    return b"".join(each.render(found, openmetrics=openmetrics) for each in DEFINITIONS)
 
 
 def families(state: AgentState) -> list[Metric]:

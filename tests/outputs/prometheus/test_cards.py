@@ -15,7 +15,6 @@ from npu_agent.core.hardware import (
     HealthState,
     Sensor,
     SensorKind,
-    Snapshot,
 )
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
@@ -42,34 +41,6 @@ FULL = card(uuid="UUID-A", reading=full_reading(cores=8))
 
 def names(metrics: list[Metric]) -> list[str]:
     return [metric.name.removeprefix("furiosa_npu_") for metric in metrics]
-
-
-def test_every_family_is_a_gauge_and_in_both_schemas() -> None:
-    found = {
-        schema: families_of_cards(snapshot(FULL), held("UUID-A"), schemas=(SCHEMAS[schema],))
-        for schema in SCHEMAS
-    }
-    assert names(found["0.8"]) == [
-        "alive",
-        "uptime",
-        "error",
-        "hw_temperature",
-        "hw_power",
-        "hw_voltage",
-        "hw_current",
-        "core_utilization",
-        "core_frequency",
-        "dram_total",
-        "dram_usage",
-        "total_cycle_count",
-        "task_execution_cycle",
-        "info",
-        "health",
-        "assigned",
-    ]
-    assert names(found["2025"]) == names(found["0.8"])
-    assert {metric.type for metrics in found.values() for metric in metrics} == {"gauge"}
-    assert all(metric.documentation for metric in found["0.8"])
 
 
 @pytest.mark.parametrize(
@@ -135,10 +106,6 @@ def test_what_is_not_known_is_no_series_and_no_label() -> None:
     assert names(found) == ["alive", "core_utilization", "info", "health"]
 
 
-def test_no_card_is_no_family() -> None:
-    assert families_of_cards(Snapshot(complete=True), held("UUID-A")) == []
-
-
 def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
     name, labels = "furiosa_npu_health", ("state", "reason")
     assert values(families_of_cards(snapshot(card())), name, *labels) == {
@@ -157,14 +124,6 @@ def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
         ("healthy", "-"): 0,
         ("unhealthy", "-"): 0,
         ("unknown", "silent"): 1,
-    }
-
-
-def test_who_has_a_card_by_another_resource_is_named_too() -> None:
-    """By a name from before a change of the config, or by a plugin beside this agent."""
-    found = families_of_cards(snapshot(FULL), held("UUID-A", resource="furiosa.ai/old"))
-    assert set(values(found, "furiosa_npu_assigned", "core", "resource")) == {
-        ("0-7", "furiosa.ai/old")
     }
 
 
@@ -198,54 +157,10 @@ def test_two_pods_on_one_card_are_told_apart_by_core() -> None:
     }
 
 
-def test_one_container_on_two_cores_of_a_card_has_the_card_to_itself() -> None:
-    both = (held("UUID-A_cores_0"), held("UUID-A_cores_1"))
-    found = families_of_cards(snapshot(FULL), *both)
-    assert values(found, "furiosa_npu_alive", "pod") == {("train-0",): 1}
-    assert len(values(found, "furiosa_npu_assigned", "core", "pod")) == 2
-
-
 def test_cores_that_two_claim_name_neither() -> None:
     found = families_of_cards(snapshot(FULL), held("UUID-A", "one"), held("UUID-A_cores_0", "two"))
     cores = values(found, "furiosa_npu_core_utilization", "core", "pod")
     assert [pod for _, pod in cores] == ["-", *["one"] * 7]
-
-
-def test_who_holds_what_is_told_apart_from_the_series_of_hardware_on_request() -> None:
-    found = families_of_cards(snapshot(FULL), held("UUID-A"), pod_labels=False)
-    with_pod = {metric.name for metric in found for s in metric.samples if "pod" in s.labels}
-    assert with_pod == {"furiosa_npu_assigned"}
-
-
-@pytest.mark.parametrize(
-    "stranger",
-    [
-        held("GPU-1", resource="nvidia.com/gpu"),
-        held("UUID-Z"),
-        held("UUID-Z_cores_0"),
-        held("UUID-A_cores_9"),
-        held("UUID-A_cores_3-2"),
-        held("UUID-A_cores_"),
-        held(""),
-    ],
-    ids=lambda one: f"{one.resource} {one.device}",
-)
-def test_what_is_not_ours_or_not_there_names_nobody(stranger: Assignment) -> None:
-    assert families_of_cards(snapshot(FULL), stranger) == families_of_cards(snapshot(FULL))
-
-
-def test_an_id_that_looks_like_a_part_of_a_card_may_be_a_whole_one() -> None:
-    odd = card(uuid="SN_cores_1")
-    found = families_of_cards(snapshot(odd), held("SN_cores_1"))
-    assert set(values(found, "furiosa_npu_assigned", "core")) == {("0-7",)}
-
-
-def test_cards_with_one_number_are_told_apart_by_arch() -> None:
-    found = families_of_cards(snapshot(card("rngd", 0), card("warboy", 0)))
-    assert set(values(found, "furiosa_npu_info", "arch", "device")) == {
-        ("rngd", "npu0"),
-        ("warboy", "npu0"),
-    }
 
 
 @pytest.mark.parametrize(
@@ -277,17 +192,6 @@ def test_a_sensor_may_have_the_name_that_another_is_given() -> None:
         snapshot(card(reading=reading(sensors=sensors))), schemas=(SCHEMAS["2025"],)
     )
     assert set(values(found, "furiosa_npu_hw_power", "label")) == {("rms",), ("rms_2",)}
-
-
-def test_old_readings_are_left_out_of_a_snapshot() -> None:
-    old, new, none = (
-        card(index=0, reading=reading(1.0)),
-        card(index=1, reading=reading(2.0)),
-        card(index=2),
-    )
-    shown = snapshot(old, new, none)
-    assert cards.recent(shown, 1.0) is shown
-    assert cards.recent(shown, 1.5) == snapshot(card(index=0), new, none)
 
 
 def _readings() -> st.SearchStrategy[Any]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import (
@@ -37,14 +36,17 @@ from npu_agent.core.state import (
 from npu_agent.core.timeline import Subject, Timeline, TimelineEntry, Tone
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.pages import Pages
-from npu_agent.outputs.web.server import Server
+from npu_agent.outputs.web.pages import Pages, pages
+from npu_agent.outputs.web.server import Limits, Server
+from npu_agent.outputs.web.tls import Certificates
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
 from tests.outputs.helpers import DRIVER, RESOURCE, holdings
 from tests.until import first
 
+LIMITS = Limits()
 PROMETHEUS = b"# TYPE furiosa_npu_alive gauge\n" + b"".join(
     f'furiosa_npu_alive{{device="npu{number}"}} 1\n'.encode() for number in range(50)
 )
@@ -142,6 +144,8 @@ class Scene:
     """Seconds by which the wall clock has been set since all this."""
     metrics: bytes | Exception = PROMETHEUS
     """What /metrics answers, or how it fails."""
+    fresh: float = 0.0
+    """Seconds for which answers are kept."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -187,9 +191,9 @@ class Scene:
         )
 
     def pages(self) -> Pages:
-        return Pages(metrics=self._metrics, state=self.state, history=self.history)
+        return Pages(pages(self._metrics, self.state, self.history), fresh=self.fresh)
 
-    async def _metrics(self, *, openmetrics: bool) -> bytes:
+    def _metrics(self, *, openmetrics: bool) -> bytes:
         if isinstance(self.metrics, Exception):
             raise self.metrics
         return self.metrics + b"# EOF\n" * openmetrics
@@ -202,18 +206,30 @@ async def listening(server: Server) -> tuple[str, int]:
 
 
 @asynccontextmanager
-async def serving(
-    scene: Scene, address: tuple[str, int] = ("127.0.0.1", 0), **limits: Any
-) -> AsyncIterator[tuple[str, int]]:
-    """The pages on a port of their own, with these limits; yields where."""
-    server = Server(address, scene.pages(), **limits)
-    running = asyncio.create_task(server.run())
+async def running(*parts: Server | Certificates) -> AsyncIterator[None]:
+    """Runs these; fails if one ends by itself."""
+    tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
-        yield await listening(server)
-        assert not running.done(), "the server ended by itself"
+        yield
+        assert not any(task.done() for task in tasks)
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def serving(
+    scene: Scene,
+    address: tuple[str, int] = ("127.0.0.1", 0),
+    limits: Limits = LIMITS,
+    certificates: Certificates | None = None,
+    authorizer: Authorizer | None = None,
+) -> AsyncIterator[tuple[str, int]]:
+    """The pages on a port of their own; yields where."""
+    server = Server("metrics", address, scene.pages(), limits, certificates, authorizer)
+    async with running(server, *([certificates] if certificates else [])):
+        yield await listening(server)
 
 
 def a_day(cards: list[CardState]) -> Timeline:

@@ -5,17 +5,17 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from npu_agent.core.state import TlsState
-from npu_agent.outputs.web import connections, tls
-from npu_agent.outputs.web.server import Server
+from npu_agent.outputs.web.server import Limits, Server
 from npu_agent.outputs.web.tls import Certificates, RefusedError, TlsFiles, check
 from tests.outputs.web.certificates import Authority, authority, placed
-from tests.outputs.web.helpers import PROMETHEUS, Scene, listening
+from tests.outputs.web.helpers import LIMITS, PROMETHEUS, Scene, listening, running, serving
 from tests.outputs.web.test_server import LIMIT, Address
 from tests.until import first
 
@@ -32,31 +32,19 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return authority(tmp_path_factory.mktemp("other"), "other")
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "_EVERY", 0.01)
+@asynccontextmanager
+async def encrypted(
+    files: TlsFiles, limits: Limits = LIMITS
+) -> AsyncIterator[tuple[Certificates, Address]]:
+    certificates = Certificates(files, interval=0.01)
+    async with serving(Scene(), limits=limits, certificates=certificates) as address:
+        yield certificates, address
 
 
-@contextlib.asynccontextmanager
-async def serving(files: TlsFiles) -> AsyncIterator[tuple[Certificates, Server]]:
-    certificates = Certificates(files)
-    server = Server(("127.0.0.1", 0), Scene().pages(), certificates=certificates)
-    running = [asyncio.create_task(part.run()) for part in (certificates, server)]
-    try:
-        yield certificates, server
-        assert not any(task.done() for task in running)
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
-
-async def scrape(address: Address, trusting: ssl.SSLContext) -> bytes:
-    url = f"https://{address[0]}:{address[1]}/metrics"
-    timeout = aiohttp.ClientTimeout(total=LIMIT)
+async def scrape(address: Address, trusting: ssl.SSLContext | bool, scheme: str = "https") -> bytes:
     async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.get(url, ssl=trusting) as answer,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LIMIT)) as session,
+        session.get(f"{scheme}://{address[0]}:{address[1]}/metrics", ssl=trusting) as answer,
     ):
         return await answer.read()
 
@@ -79,19 +67,10 @@ def der(path: Path) -> bytes:
 
 
 async def test_pages_by_https_and_by_nothing_else(ours: Authority, tmp_path: Path) -> None:
-    async with serving(placed(tmp_path, ours.sign("server"))) as (_, server):
-        address = await listening(server)
+    async with encrypted(placed(tmp_path, ours.sign("server"))) as (_, address):
         assert await scrape(address, ours.trusting()) == PROMETHEUS
-        url = f"http://{address[0]}:{address[1]}/metrics"
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.ClientError):
-                await session.get(url)
-        assert await scrape(address, ours.trusting()) == PROMETHEUS
-
-
-async def test_an_answer_ends_where_its_last_byte_was_sent(ours: Authority, tmp_path: Path) -> None:
-    async with serving(placed(tmp_path, ours.sign("server"))) as (_, server):
-        address = await listening(server)
+        with pytest.raises(aiohttp.ClientError):
+            await scrape(address, True, "http")
         async with asyncio.timeout(LIMIT):
             reader, writer = await asyncio.open_connection(*address, ssl=ours.trusting())
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -103,9 +82,7 @@ async def test_an_answer_ends_where_its_last_byte_was_sent(ours: Authority, tmp_
 async def test_only_clients_with_a_certificate_of_the_authority(
     ours: Authority, other: Authority, tmp_path: Path
 ) -> None:
-    files = placed(tmp_path, ours.sign("server"), other.ca)
-    async with serving(files) as (_, server):
-        address = await listening(server)
+    async with encrypted(placed(tmp_path, ours.sign("server"), other.ca)) as (_, address):
         client = other.sign("client", usage="clientAuth")
         assert await scrape(address, ours.trusting(client)) == PROMETHEUS
         stranger = ours.sign("stranger", usage="clientAuth")
@@ -118,13 +95,12 @@ async def test_a_new_certificate_is_in_force_for_new_requests(
     ours: Authority, tmp_path: Path
 ) -> None:
     old, new = ours.sign("old", days=2), ours.sign("new", days=5)
-    async with serving(placed(tmp_path, old)) as (certificates, server):
-        address = await listening(server)
+    connector = aiohttp.TCPConnector(ssl=ours.trusting())
+    async with encrypted(placed(tmp_path, old)) as (certificates, address):
         assert await shown(address) == der(old[0])
         expires_at = certificates.state.value.expires_at
         assert expires_at == pytest.approx(time.time() + 2 * DAY, abs=600)
         # One that stays connected is disconnected, connects again, and finds the new one.
-        connector = aiohttp.TCPConnector(ssl=ours.trusting())
         base = f"https://{address[0]}:{address[1]}"
         async with aiohttp.ClientSession(base, connector=connector) as session:
             async with session.get("/metrics") as answer:
@@ -137,18 +113,17 @@ async def test_a_new_certificate_is_in_force_for_new_requests(
         assert await shown(address) == der(new[0])
 
 
-async def test_a_bad_one_keeps_the_last_good_one_and_is_told_once(
+async def test_a_bad_one_keeps_the_last_good_one_and_is_logged_once(
     ours: Authority, other: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = ours.sign("good")
     bad: dict[str, tuple[Path, Path]] = {
-        "has expired": ours.sign("expired", days=-1),
-        "is for clients": ours.sign("client", usage="clientAuth"),
+        "certificate has expired": ours.sign("expired", days=-1),
+        "certificate purpose": ours.sign("client", usage="clientAuth"),
         "KEY_VALUES_MISMATCH": (good[0], other.sign("key")[1]),
         "PEM lib": (ours.directory / "extensions", good[1]),
     }
-    async with serving(placed(tmp_path, good)) as (certificates, server):
-        address = await listening(server)
+    async with encrypted(placed(tmp_path, good)) as (certificates, address):
         force = certificates.state.value
         for words, files in bad.items():
             caplog.clear()
@@ -156,7 +131,7 @@ async def test_a_bad_one_keeps_the_last_good_one_and_is_told_once(
             state = await first(certificates.state, lambda s, w=words: w in (s.error or ""))  # type: ignore[misc]
             assert state.expires_at == force.expires_at
             assert await shown(address) == der(good[0])
-            assert len([each for each in caplog.records if each.levelname == "ERROR"]) == 1
+            assert len([each for each in caplog.records if each.levelname == "WARNING"]) == 1
         (tmp_path / "tls.key").unlink()
         await first(certificates.state, lambda state: "is missing" in (state.error or ""))
         placed(tmp_path, good)
@@ -176,23 +151,20 @@ def test_an_authority_of_clients_that_is_none(ours: Authority, tmp_path: Path) -
 async def test_without_a_good_one_nothing_is_served_until_there_is(
     ours: Authority, tmp_path: Path
 ) -> None:
-    files = placed(tmp_path, ours.sign("expired", days=-1))
-    async with serving(files) as (certificates, server):
+    certificates = Certificates(placed(tmp_path, ours.sign("expired", days=-1)), interval=0.01)
+    server = Server("metrics", ("127.0.0.1", 0), Scene().pages(), certificates=certificates)
+    async with running(certificates, server):
         state = await first(certificates.state, lambda state: state.error)
-        assert "check this host's clock" in str(state.error)
+        assert "by this host's clock" in str(state.error)
         assert state == TlsState(error=state.error)
         assert server.listening.value is None
         placed(tmp_path, ours.sign("good"))
-        address = await listening(server)
-        assert await scrape(address, ours.trusting()) == PROMETHEUS
+        assert await scrape(await listening(server), ours.trusting()) == PROMETHEUS
 
 
-async def test_a_handshake_that_never_ends_is_ended(
-    ours: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "_HANDSHAKE", 0.2)
-    async with serving(placed(tmp_path, ours.sign("server"))) as (_, server):
-        address = await listening(server)
+async def test_a_handshake_that_never_ends_is_ended(ours: Authority, tmp_path: Path) -> None:
+    files, limits = placed(tmp_path, ours.sign("server")), Limits(handshake=0.2)
+    async with encrypted(files, limits) as (_, address):
         silent = [await asyncio.open_connection(*address) for _ in range(8)]
         for reader, writer in silent:
             async with asyncio.timeout(LIMIT):
