@@ -25,6 +25,8 @@ from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
+_READING = 5.0
+"""Seconds for the files to be read: a file system may hang."""
 _LARGEST = 1 << 20
 """Bytes of a file: a bundle of authorities may be large."""
 
@@ -62,12 +64,7 @@ class Certificates:
     """`context` is the TLS context in force, `state` how it stands."""
 
     def __init__(self, where: TlsFiles, interval: float = 5.0) -> None:
-        """Nothing is read yet.
-
-        Args:
-            where: the files.
-            interval: seconds between two readings, and for one: a file system may hang.
-        """
+        """Nothing is read yet; `interval` is the seconds between two readings of the files."""
         self.state: Feed[TlsState] = Feed(TlsState())
         self.context: Feed[ssl.SSLContext | None] = Feed(None)
         """None as long as there was no good certificate."""
@@ -89,7 +86,7 @@ class Certificates:
             await asyncio.sleep(self._interval)
 
     async def _check(self) -> None:
-        state, call = self.state.value, partial(self._thread.call, deadline=self._interval)
+        state, call = self.state.value, partial(self._thread.call, deadline=_READING)
         try:
             contents = await call(partial(_contents, self._where))
             if contents == self._contents and not state.error:

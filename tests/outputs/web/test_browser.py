@@ -23,12 +23,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def _always_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look gets a page of its own."""
-    monkeypatch.setattr("npu_agent.outputs.web.pages._FRESH", -1.0)
-
-
 HEADLINE = "document.getElementById('headline').textContent"
 
 # The least contrast of any text with what is behind it: WCAG 2, 1.4.3 asks for 4.5.
@@ -168,7 +162,7 @@ async def test_what_somebody_marks_is_not_pulled_away() -> None:
 
 async def test_it_says_when_the_agent_does_not_answer_and_recovers() -> None:
     scene = Scene(cards=(read(state()),))
-    server = Server(("127.0.0.1", 0), scene.pages())
+    server = Server("metrics", ("127.0.0.1", 0), scene.pages())
     running = asyncio.create_task(server.run())
     host, port = await listening(server)
     async with tab() as page:
