@@ -2,7 +2,7 @@
 
 Times are seconds of `time.monotonic`.
 
-What counts as having happened is decided in `npu_agent.core.happened`.
+What counts as having happened is decided in `npu_agent.core.changes`.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npu_agent import text
+from npu_agent.core.changes import ChangeKind, card_changes
 from npu_agent.core.hardware import (
     CardState,
-    HealthState,
     SkippedDevice,
     Snapshot,
     identify,
@@ -267,35 +267,29 @@ async def read_once(vendors: Sequence[Vendor]) -> Snapshot:
 
 def _log_changes(before: Snapshot, after: Snapshot) -> None:
     """Logs what became of the cards, one line for each change."""
-    old = {state.id: state for state in before.cards}
-    new = {state.id: state for state in after.cards}
-    for id_, state in old.items():
-        if id_ not in new:
-            log.warning("card removed", card=state.card.name, id=id_)
-    for id_, state in new.items():
-        name = state.card.name
-        previous = old.get(id_)
-        if previous is None:
-            log.info(
-                "card added",
-                card=name,
-                id=id_,
-                product=state.card.product,
-                health=state.health.state.value,
-                reason=state.health.reason,
-            )
-            continue
-        if previous.card.name != state.card.name:
-            log.warning("card renumbered", card=name, id=id_, before=previous.card.name)
-        if previous.health.state is not state.health.state:
-            bad = state.health.state is HealthState.UNHEALTHY
-            report = log.warning if bad else log.info
-            was = previous.health.state.value
-            what = f"card {state.health.state.value}"
-            report(what, card=name, id=id_, reason=state.health.reason, was=was)
-    known_odd = set(before.skipped)
-    for odd in after.skipped:
-        if odd not in known_odd:
-            log.warning("not served", entry=odd.entry, reason=odd.reason)
+    for change in card_changes(before, after):
+        card, health, was = change.card.card, change.card.health, change.before
+        name, id_ = card.name, change.card.id
+        match change.kind:
+            case ChangeKind.REMOVED:
+                log.warning("card removed", card=name, id=id_)
+            case ChangeKind.FOUND | ChangeKind.ADDED:
+                log.info(
+                    "card added",
+                    card=name,
+                    id=id_,
+                    product=card.product,
+                    health=health.state.value,
+                    reason=health.reason,
+                )
+            case ChangeKind.RENUMBERED if was:
+                log.warning("card renumbered", card=name, id=id_, before=was.card.name)
+            case _ if was:  # its health; of a new card that has been logged
+                report = log.warning if change.kind is ChangeKind.UNHEALTHY else log.info
+                what, state = f"card {health.state.value}", was.health.state.value
+                report(what, card=name, id=id_, reason=health.reason, was=state)
+    for entry in after.skipped:
+        if entry not in before.skipped:
+            log.warning("not served", entry=entry.entry, reason=entry.reason)
     if not after.cards and (before.cards or not before.complete):
         log.info("no cards on this host: waiting for some")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npu_agent.backoff import ApiBackoff
-from npu_agent.core.hardware import CardState, HealthState, Snapshot
+from npu_agent.core.changes import ChangeKind, card_changes
+from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
@@ -52,34 +53,25 @@ class Event:
     warning: bool
 
 
-def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
-    """What happened to the cards from one Snapshot to the next.
+_CARD_EVENTS = {
+    ChangeKind.REMOVED: ("NPURemoved", "{card} is gone", True),
+    ChangeKind.ADDED: ("NPUAdded", "{card} is there: {title}", False),
+    ChangeKind.UNHEALTHY: ("NPUUnhealthy", "{card} is unhealthy: {reason}", True),
+    ChangeKind.RECOVERED: ("NPURecovered", "{card} can be used again: {reason}", False),
+}
+"""For each change of a card that is an Event: its reason, its message, and whether it warns."""
 
-    The first complete Snapshot adds no card, as they were there before; one that is unhealthy in it
-    is an Event.
-    """
-    if not after.complete:
-        return
-    old = {state.id: state for state in before.cards}
-    new = {state.id: state for state in after.cards}
-    for id_, state in old.items():
-        if id_ not in new:
-            yield Event(reason="NPURemoved", message=f"{_named(state)} is gone", warning=True)
-    for id_, state in new.items():
-        previous = old.get(id_)
-        if previous is None and before.complete:
-            title = state.card.title
-            yield Event(
-                reason="NPUAdded", message=f"{_named(state)} is there: {title}", warning=False
+
+def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
+    """What happened to the cards from one Snapshot to the next."""
+    for change in card_changes(before, after):
+        if change.kind in _CARD_EVENTS:
+            reason, message, warning = _CARD_EVENTS[change.kind]
+            state = change.card
+            message = message.format(
+                card=_named(state), title=state.card.title, reason=state.health.reason
             )
-        was = previous.health.state if previous else HealthState.HEALTHY
-        now = state.health.state
-        if now is HealthState.UNHEALTHY and was is not HealthState.UNHEALTHY:
-            message = f"{_named(state)} is unhealthy: {state.health.reason}"
-            yield Event(reason="NPUUnhealthy", message=message, warning=True)
-        elif was is HealthState.UNHEALTHY and now is not HealthState.UNHEALTHY:
-            message = f"{_named(state)} can be used again: {state.health.reason}"
-            yield Event(reason="NPURecovered", message=message, warning=False)
+            yield Event(reason=reason, message=message, warning=warning)
 
 
 def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from npu_agent.core import happened
+from npu_agent.core import changes
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionStatus
@@ -39,7 +39,7 @@ class Chronicle:
         self.timeline = Timeline()
         self._version = version
         self._hardware = hardware
-        self._errors = snapshots.map(happened.errors_of)
+        self._errors = snapshots.map(changes.errors_of)
         self._configs = configs
         self._sessions: tuple[tuple[Subject, Feed[SessionStatus]], ...] = (
             *(("resource", feed) for feed in sessions),
@@ -65,19 +65,20 @@ class Chronicle:
         async for _ in changes_of(*feeds, *([self._labels] if self._labels else [])):
             before, now = hardware, self._clock()
             hardware = self._hardware.value
-            found = [*happened.to_cards(before, hardware)]
-            found += happened.errors(errors, errors := self._errors.value)
-            found += happened.to_config(config, config := self._configs.value)
+            cards = tuple(changes.card_changes(before, hardware))
+            found = [*changes.card_entries(cards)]
+            found += changes.error_entries(errors, errors := self._errors.value)
+            found += changes.config_entries(config, config := self._configs.value)
             for at, (subject, feed) in enumerate(self._sessions):
-                found += happened.to_session(statuses[at], feed.value, subject)
+                found += changes.session_entries(statuses[at], feed.value, subject)
                 statuses[at] = feed.value
             held, holdings = holdings, self._holdings.value
             if now - started > self._settle:
-                found += happened.to_holdings(held, holdings, before, hardware)
+                found += changes.usage_entries(held, holdings, before, hardware)
             if self._labels:
-                found += happened.to_labels(labels, labels := self._labels.value)
+                found += changes.label_entries(labels, labels := self._labels.value)
             if found:
                 self.timeline = self.timeline.noted(found, now)
             if hardware is not before:
-                left = happened.gone(before, hardware)
+                left = [one.card for one in cards if one.kind is changes.ChangeKind.REMOVED]
                 self.timeline = self.timeline.left(left, hardware.cards, now)

@@ -1,12 +1,15 @@
-"""What has happened between two values of a feed, for the timeline: pure functions.
+"""What changed between two values of a feed, and how the timeline puts it. Pure.
 
-Each takes the value before and the value after, and gives what people should find when they ask
-"what went on here last night?", in plain words.
+`card_changes` is the one comparison of two Snapshots; the log, Events and the timeline have words
+for what it finds. The functions called ``…_entries`` take the value before and the value after, and
+give what people should find when they ask "what went on here last night?".
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import enum
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from npu_agent.core.advice import plain_reason
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
@@ -18,36 +21,80 @@ Errors = Mapping[str, tuple[str, tuple[tuple[str, int], ...]]]
 """By a card's ID, its name and error counters."""
 
 
-def gone(before: Snapshot, after: Snapshot) -> tuple[CardState, ...]:
-    """The cards that left."""
-    if not after.complete:
-        return ()
-    present = {state.id for state in after.cards}
-    return tuple(state for state in before.cards if state.id not in present)
+class ChangeKind(enum.Enum):
+    """What became of a card."""
+
+    REMOVED = "removed"
+    FOUND = "found"
+    """It was there at the start."""
+    ADDED = "added"
+    RENUMBERED = "renumbered"
+    UNHEALTHY = "unhealthy"
+    RECOVERED = "recovered"
+    HEALTH = "health"
+    """Between healthy and unknown."""
 
 
-def to_cards(before: Snapshot, after: Snapshot) -> Iterator[TimelineEntry]:
-    """What happened to cards. The first complete Snapshot adds none: they were there before."""
+@dataclass(frozen=True, slots=True)
+class CardChange:
+    """A change of one card."""
+
+    kind: ChangeKind
+    card: CardState
+    """As it is now; as it was, if it was removed."""
+    before: CardState | None = None
+    """None: it was not there."""
+
+
+def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
+    """What became of the cards from one Snapshot to the next; nothing while that is incomplete.
+
+    A card that is unhealthy when it is found or added has become so.
+    """
     if not after.complete:
         return
     old = {state.id: state for state in before.cards}
-    for state in gone(before, after):
-        yield _of_card(state, "bad", f"{state.card.name} is gone")
+    new = {state.id for state in after.cards}
+    for state in before.cards:
+        if state.id not in new:
+            yield CardChange(ChangeKind.REMOVED, state)
     for state in after.cards:
-        name, health, previous = state.card.name, state.health, old.get(state.id)
-        if previous is None and before.complete:
-            yield _of_card(state, "good", f"{name} was added: {state.card.title}")
-        if previous is not None and previous.card.name != name:
-            yield _of_card(state, "plain", f"{previous.card.name} is {name} now")
+        previous = old.get(state.id)
+        if previous is None:
+            yield CardChange(ChangeKind.ADDED if before.complete else ChangeKind.FOUND, state)
+        elif previous.card.name != state.card.name:
+            yield CardChange(ChangeKind.RENUMBERED, state, previous)
         was = previous.health.state if previous else HealthState.HEALTHY
-        if health.state is HealthState.UNHEALTHY and was is not health.state:
-            yield _of_card(state, "bad", f"{name} became unhealthy: {plain_reason(health)}")
-        elif was is HealthState.UNHEALTHY and health.state is not was:
-            yield _of_card(state, "good", f"{name} recovered")
+        now = state.health.state
+        if now is HealthState.UNHEALTHY and was is not now:
+            yield CardChange(ChangeKind.UNHEALTHY, state, previous)
+        elif was is HealthState.UNHEALTHY and was is not now:
+            yield CardChange(ChangeKind.RECOVERED, state, previous)
+        elif previous and was is not now:
+            yield CardChange(ChangeKind.HEALTH, state, previous)
 
 
-def _of_card(state: CardState, tone: Tone, text: str) -> TimelineEntry:
-    return TimelineEntry(subject="card", tone=tone, text=text, card=state.id)
+_CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str]] = {
+    ChangeKind.REMOVED: ("bad", "{name} is gone"),
+    ChangeKind.ADDED: ("good", "{name} was added: {title}"),
+    ChangeKind.RENUMBERED: ("plain", "{before} is {name} now"),
+    ChangeKind.UNHEALTHY: ("bad", "{name} became unhealthy: {reason}"),
+    ChangeKind.RECOVERED: ("good", "{name} recovered"),
+}
+
+
+def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
+    """What happened to cards; those that were there at the start are no news."""
+    for one in changes:
+        if one.kind in _CARD_ENTRIES:
+            tone, text = _CARD_ENTRIES[one.kind]
+            text = text.format(
+                name=one.card.card.name,
+                title=one.card.card.title,
+                before=one.before and one.before.card.name,
+                reason=plain_reason(one.card.health),
+            )
+            yield TimelineEntry(subject="card", tone=tone, text=text, card=one.card.id)
 
 
 def errors_of(snapshot: Snapshot) -> Errors:
@@ -59,7 +106,7 @@ def errors_of(snapshot: Snapshot) -> Errors:
     }
 
 
-def errors(before: Errors, after: Errors) -> Iterator[TimelineEntry]:
+def error_entries(before: Errors, after: Errors) -> Iterator[TimelineEntry]:
     """Which counters rose. A card that was not read before says nothing new."""
     for id_, (name, counters) in after.items():
         _, old = before.get(id_, ("", counters))
@@ -71,7 +118,7 @@ def errors(before: Errors, after: Errors) -> Iterator[TimelineEntry]:
             yield TimelineEntry(subject="errors", tone="warn", text=text, card=id_)
 
 
-def to_config(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:
+def config_entries(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:
     """What happened to the config file."""
     if after.generation != before.generation:
         text = "a new config is in force"
@@ -86,7 +133,7 @@ def to_config(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry
         yield TimelineEntry(subject="config", tone="bad", text=text)
 
 
-def to_session(
+def session_entries(
     before: SessionStatus, after: SessionStatus, subject: Subject
 ) -> Iterator[TimelineEntry]:
     """What happened to a resource, or to a DRA driver, at the kubelet."""
@@ -107,7 +154,7 @@ def to_session(
         yield TimelineEntry(subject=subject, tone="warn", text=text)
 
 
-def to_labels(before: LabelState | None, after: LabelState | None) -> Iterator[TimelineEntry]:
+def label_entries(before: LabelState | None, after: LabelState | None) -> Iterator[TimelineEntry]:
     """What happened to the Node's labels."""
     if before is None or after is None:
         return
@@ -118,12 +165,12 @@ def to_labels(before: LabelState | None, after: LabelState | None) -> Iterator[T
         yield TimelineEntry(subject="labels", tone="good", text="the Node's labels were applied")
 
 
-def to_holdings(
+def usage_entries(
     before: Collection[Usage], after: Collection[Usage], old: Snapshot, new: Snapshot
 ) -> Iterator[TimelineEntry]:
-    """Who was given a card, and who no longer holds one.
+    """Which Pods were given a card, and which no longer hold one.
 
-    A holding is of a present card: what changes with a card that comes or goes is no news.
+    A usage is of a present card: what changes with a card that comes or goes is no news.
     """
     stayed = {state.id for state in old.cards}
     names = {state.id: state.card.name for state in new.cards if state.id in stayed}
@@ -135,6 +182,6 @@ def to_holdings(
                 yield TimelineEntry(subject="assignments", tone="plain", text=text, card=card)
 
 
-def _holders(holdings: Collection[Usage]) -> set[tuple[str, str]]:
+def _holders(usages: Collection[Usage]) -> set[tuple[str, str]]:
     """Pods, each with the ID of a card that it holds cores of."""
-    return {(f"{one.assignment.namespace}/{one.assignment.pod}", one.card_id) for one in holdings}
+    return {(f"{one.assignment.namespace}/{one.assignment.pod}", one.card_id) for one in usages}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from npu_agent.core import happened
+from npu_agent.core import changes
 from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Reading, Snapshot
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
@@ -31,34 +31,42 @@ UNHEALTHY = ("bad", "npu0 became unhealthy: the driver reports the card dead (al
 
 
 def test_cards_that_fail_recover_come_and_go() -> None:
-    assert reported(happened.to_cards(seen(ONE), seen(dead(ONE)))) == [UNHEALTHY]
-    assert reported(happened.to_cards(seen(dead(ONE)), seen(ONE))) == [("good", "npu0 recovered")]
-    assert reported(happened.to_cards(seen(ONE), seen(ONE, TWO))) == [
+    assert reported(changes.card_entries(changes.card_changes(seen(ONE), seen(dead(ONE))))) == [
+        UNHEALTHY
+    ]
+    assert reported(changes.card_entries(changes.card_changes(seen(dead(ONE)), seen(ONE)))) == [
+        ("good", "npu0 recovered")
+    ]
+    assert reported(changes.card_entries(changes.card_changes(seen(ONE), seen(ONE, TWO)))) == [
         ("good", "npu1 was added: FuriosaAI Warboy")
     ]
-    assert reported(happened.to_cards(seen(ONE, TWO), seen(ONE))) == [("bad", "npu1 is gone")]
+    assert reported(changes.card_entries(changes.card_changes(seen(ONE, TWO), seen(ONE)))) == [
+        ("bad", "npu1 is gone")
+    ]
     moved = replace(TWO, card=replace(TWO.card, index=4))
-    assert reported(happened.to_cards(seen(TWO), seen(moved))) == [("plain", "npu1 is npu4 now")]
-    assert reported(happened.to_cards(seen(ONE), seen(ONE))) == []
+    assert reported(changes.card_entries(changes.card_changes(seen(TWO), seen(moved)))) == [
+        ("plain", "npu1 is npu4 now")
+    ]
+    assert reported(changes.card_entries(changes.card_changes(seen(ONE), seen(ONE)))) == []
 
 
 def test_the_cards_that_are_there_at_the_start_are_no_news_but_the_sick_ones() -> None:
-    assert reported(happened.to_cards(Snapshot(), seen(dead(ONE), TWO))) == [UNHEALTHY]
+    assert reported(
+        changes.card_entries(changes.card_changes(Snapshot(), seen(dead(ONE), TWO)))
+    ) == [UNHEALTHY]
 
 
 def test_what_is_not_known_yet_is_no_news() -> None:
-    assert reported(happened.to_cards(seen(ONE), Snapshot())) == []
-    assert happened.gone(seen(ONE), Snapshot()) == ()
-    assert happened.gone(seen(ONE, TWO), seen(TWO)) == (ONE,)
+    assert reported(changes.card_entries(changes.card_changes(seen(ONE), Snapshot()))) == []
 
 
 def test_error_counters_that_rise() -> None:
-    def counted(**errors: int) -> happened.Errors:
+    def counted(**errors: int) -> changes.Errors:
         card = replace(ONE, reading=Reading(at=1.0, errors=tuple(errors.items())))
-        return happened.errors_of(seen(card, TWO))
+        return changes.errors_of(seen(card, TWO))
 
-    def news(before: happened.Errors, after: happened.Errors) -> list[tuple[str, str]]:
-        return reported(happened.errors(before, after))
+    def news(before: changes.Errors, after: changes.Errors) -> list[tuple[str, str]]:
+        return reported(changes.error_entries(before, after))
 
     assert news({}, counted(axi=7)) == [], "they may be from last year"
     assert news(counted(axi=7), counted(axi=7)) == []
@@ -73,12 +81,14 @@ def test_a_config_that_is_applied_refused_and_corrected() -> None:
     good = ConfigState(loaded_at=1.0)
     bad = replace(good, error="c.yaml:3:1: unknown key\nc.yaml:4:1: another", rejected=1)
     applied = replace(good, generation=2, waiting=("pluginDir",))
-    assert reported(happened.to_config(good, bad)) == [
+    assert reported(changes.config_entries(good, bad)) == [
         ("bad", "the config file was refused: c.yaml:3:1: unknown key")
     ]
-    assert reported(happened.to_config(bad, bad)) == []
-    assert reported(happened.to_config(bad, good)) == [("good", "the config file is good again")]
-    assert reported(happened.to_config(bad, applied)) == [
+    assert reported(changes.config_entries(bad, bad)) == []
+    assert reported(changes.config_entries(bad, good)) == [
+        ("good", "the config file is good again")
+    ]
+    assert reported(changes.config_entries(bad, applied)) == [
         ("good", "a new config is in force; a restart is needed for pluginDir")
     ]
 
@@ -90,7 +100,7 @@ def test_a_kubelet_that_restarts() -> None:
     again = replace(on, registrations=2)
 
     def news(before: SessionStatus, after: SessionStatus) -> list[tuple[str, str]]:
-        return reported(happened.to_session(before, after, "resource"))
+        return reported(changes.session_entries(before, after, "resource"))
 
     assert news(new, on) == [("good", "the kubelet registered npu")]
     assert news(on, lost) == [("warn", "the kubelet dropped npu: its stream ended")]
@@ -107,13 +117,15 @@ def test_labels() -> None:
     none = LabelState(output="api")
     there = replace(none, in_place=True, applied_at=5.0)
     failed = replace(there, in_place=False, error="403")
-    assert reported(happened.to_labels(none, there)) == [("good", "the Node's labels were applied")]
-    assert reported(happened.to_labels(there, there)) == []
-    assert reported(happened.to_labels(there, failed)) == [
+    assert reported(changes.label_entries(none, there)) == [
+        ("good", "the Node's labels were applied")
+    ]
+    assert reported(changes.label_entries(there, there)) == []
+    assert reported(changes.label_entries(there, failed)) == [
         ("warn", "the Node's labels were not applied: 403")
     ]
-    assert reported(happened.to_labels(failed, failed)) == []
-    assert reported(happened.to_labels(None, None)) == []
+    assert reported(changes.label_entries(failed, failed)) == []
+    assert reported(changes.label_entries(None, None)) == []
 
 
 def holds(card: CardState, pod: str, core: int) -> Usage:
@@ -124,13 +136,13 @@ def holds(card: CardState, pod: str, core: int) -> Usage:
 def test_who_is_given_a_card_and_releases_one() -> None:
     both = seen(ONE, TWO)
     train, other = holds(ONE, "train", 0), holds(TWO, "other", 0)
-    found = reported(happened.to_holdings([train], [other], both, both))
+    found = reported(changes.usage_entries([train], [other], both, both))
     assert found == [("plain", "ml/train released npu0"), ("plain", "ml/other was given npu1")]
     more = holds(ONE, "train", 1)
-    assert reported(happened.to_holdings([train], [train, more], both, both)) == []
+    assert reported(changes.usage_entries([train], [train, more], both, both)) == []
 
 
 def test_a_holding_that_changes_with_its_card_is_no_news() -> None:
     train = holds(ONE, "train", 0)
-    assert reported(happened.to_holdings([train], [], seen(ONE), seen())) == []
-    assert reported(happened.to_holdings([], [train], seen(), seen(ONE))) == []
+    assert reported(changes.usage_entries([train], [], seen(ONE), seen())) == []
+    assert reported(changes.usage_entries([], [train], seen(), seen(ONE))) == []
