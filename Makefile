@@ -120,8 +120,8 @@ packaging: $(VENV)/ready ## build image and binary and run them in containers (r
 mutants: $(VENV)/ready ## put 200 random faults into copies and print those that no test notices (about an hour; ARGS="--count 20 npu_agent/core")
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-fuzz: $(VENV)/ready ## broken input for all that reads what others write, 10 s each (ARGS="--seconds 60 config"); what fails is kept
-	$(BIN)/python -m tests.fuzz $(ARGS)
+fuzz: $(VENV)/ready ## broken input for all that reads what others write, 10 s each (SECONDS=60 ARGS="-k config"); what fails is kept
+	FUZZ_SECONDS=$(or $(SECONDS),10) $(BIN)/pytest -q tests/fuzz $(ARGS)
 
 k8s: $(VENV)/ready ## check k8s/ with kustomize, Helm, schemas, linters and OPA (the first run builds them, about 10 minutes)
 	$(PYTEST) tests/k8s $(ARGS)
