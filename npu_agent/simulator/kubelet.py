@@ -80,10 +80,10 @@ class StandInKubelet(wire.RegistrationBase):
         """Where each resource is allocated."""
         self._channels: list[Channel] = []
         self._streams: set[asyncio.Task[None]] = set()
-        self._taken: dict[str, dict[str, str]] = {}
+        self.taken: dict[str, dict[str, str]] = {}
         """For each resource, the Pod that holds each device in use."""
         self._pod_resources = pod_resources
-        self._lister: UnixServer | None = None
+        self.lister: UnixServer | None = None
 
     async def start(self) -> None:
         """Comes up as a kubelet does: sweeps every socket in the directory, then listens."""
@@ -92,9 +92,8 @@ class StandInKubelet(wire.RegistrationBase):
                 path.unlink(missing_ok=True)  # its plugin may do so at the same moment
         if self._pod_resources:
             self._pod_resources.mkdir(exist_ok=True)
-            lister = _Lister(self._taken, self.plugins)
-            self._lister = UnixServer([lister], self._pod_resources / "kubelet.sock")
-            await self._lister.listen()
+            self.lister = UnixServer([_Lister(self)], self._pod_resources / "kubelet.sock")
+            await self.lister.listen()
         await self._listen()
 
     async def stop(self) -> None:
@@ -107,10 +106,10 @@ class StandInKubelet(wire.RegistrationBase):
         self._clients.clear()
         self._endpoints.clear()
         self._channels.clear()
-        for server in (self._server, self._lister):
+        for server in (self._server, self.lister):
             if server:
                 await server.shutdown()
-        self._server = self._lister = None
+        self._server = self.lister = None
 
     async def renew_socket(self) -> None:
         """Makes a new ``kubelet.sock`` and keeps its streams, as newer kubelets may."""
@@ -130,7 +129,7 @@ class StandInKubelet(wire.RegistrationBase):
             GRPCError: the plugin refuses.
         """
         plugin = self.plugins.value.get(resource)
-        taken = self._taken.setdefault(resource, {})
+        taken = self.taken.setdefault(resource, {})
         free = [id_ for id_ in (plugin.healthy() if plugin else ()) if id_ not in taken]
         channel = self._endpoints.get(resource)
         if channel is None or len(free) < count:
@@ -168,7 +167,7 @@ class StandInKubelet(wire.RegistrationBase):
     def release(self, resource: str, ids: Sequence[str]) -> None:
         """The "Pod" that held these devices has ended."""
         for id_ in ids:
-            self._taken[resource].pop(id_, None)
+            self.taken[resource].pop(id_, None)
 
     async def until(
         self, resource: str, condition: Callable[[Plugin], bool], timeout: float
@@ -244,11 +243,8 @@ class StandInKubelet(wire.RegistrationBase):
 
 
 class _Lister(pods.PodResourcesListerBase):
-    def __init__(
-        self, taken: Mapping[str, Mapping[str, str]], plugins: Feed[Mapping[str, Plugin]]
-    ) -> None:
-        self._taken = taken
-        self._plugins = plugins
+    def __init__(self, kubelet: StandInKubelet) -> None:
+        self._kubelet = kubelet
 
     async def list(
         self,
@@ -268,7 +264,7 @@ class _Lister(pods.PodResourcesListerBase):
                         )
                     ],
                 )
-                for resource, taken in self._taken.items()
+                for resource, taken in self._kubelet.taken.items()
                 for id_, pod in taken.items()
             ]
         )
@@ -280,7 +276,7 @@ class _Lister(pods.PodResourcesListerBase):
         return pods.AllocatableResourcesResponse(
             devices=[
                 pods.ContainerDevices(resource_name=resource, device_ids=[id_])
-                for resource, plugin in self._plugins.value.items()
+                for resource, plugin in self._kubelet.plugins.value.items()
                 for id_ in plugin.healthy()
             ]
         )

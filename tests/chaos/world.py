@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,38 @@ LOG = 200_000
 """Characters of log that an attack may cause: whoever can fill it can fill a disk."""
 
 
-def sparse(path: Path, gib: int) -> None:
-    """A file that is long, and takes no place on the disk."""
-    with path.open("ab") as file:
-        file.truncate(gib << 30)
+def become(path: Path, what: str) -> None:
+    """Puts something else in the place of a file, or nothing: see the names below, or a target."""
+    remove(path)
+    match what:
+        case "missing":
+            pass
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path)
+        case "empty":
+            path.touch()
+        case "sparse":  # which takes no place on the disk
+            with path.open("wb") as file:
+                file.truncate(4 << 30)
+        case "noise":
+            path.write_bytes(b"\x1b[2J\x00\r\nX-Injected: yes\xff" * 500)
+        case target:
+            path.symlink_to(target)
+
+
+def remove(path: Path) -> None:
+    """Removes what is there, if anything is; a process that waits to read a pipe is let go."""
+    with contextlib.suppress(OSError):
+        if path.is_fifo() and not path.is_symlink():
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
 
 
 @dataclass
@@ -115,6 +144,41 @@ class World:
         await until(lambda: self.kubelet.calls > before, what, deadline=WELL, interval=POLL)
         await self.well()
 
+    async def restart_kubelet(self) -> None:
+        """Stops the kubelet and starts it: waits until the agent is registered again, and well."""
+        await self.kubelet.stop()
+        calls = self.kubelet.calls
+        await self.kubelet.start()
+        await self.registered_again(calls)
+
+    @contextlib.contextmanager
+    def grows_by(self, mib: int) -> Iterator[None]:
+        """Asserts that the agent takes at most so much more memory after than before."""
+        before = self.process.memory()
+        yield
+        grown = self.process.memory() - before
+        assert grown < mib << 10, f"{grown >> 10} MiB more"
+
+    async def until(self, condition: Callable[[], Any], what: str) -> None:
+        """Waits for a condition."""
+        await until(condition, what, deadline=WELL, interval=POLL)
+
+    async def pages(self) -> dict[str, bytes]:
+        """The agent's pages, none of which may steer a terminal."""
+        found = {path: await self.page(path) for path in ("/", "/status.json", "/metrics")}
+        assert not [path for path, body in found.items() if b"\x1b" in body]
+        return found
+
+    async def kill(self) -> None:
+        """Kills the agent."""
+        self.process.popen.kill()
+        await asyncio.to_thread(self.process.popen.wait)
+
+    async def ends(self) -> None:
+        """Ends the agent by SIGTERM."""
+        self.process.popen.terminate()
+        assert await asyncio.to_thread(self.process.popen.wait, 20) == 0
+
     async def fault(self, card: str, fault: str) -> None:
         """Breaks or repairs a card."""
         await asyncio.to_thread(simulator.apply_fault, self.root, card, fault)
@@ -174,8 +238,7 @@ class World:
 
     async def start_again(self) -> None:
         """Kills the agent, and starts one in its place."""
-        self.process.popen.kill()
-        await asyncio.to_thread(self.process.popen.wait)
+        await self.kill()
         self.process = self._stack.enter_context(self.agent.another())
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from bench.process import POLL
 from tests.chaos.table import attack
-from tests.chaos.world import WELL, World, sparse
+from tests.chaos.world import World, become, remove
 from tests.kube.helpers import drops, drops_amid, hangs, says, serving
 from tests.kube.helpers import status as refuses
-from tests.until import until
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -28,8 +25,7 @@ async def trouble(here: World, reply: Reply) -> AsyncIterator[None]:
         asked, calls = len(node.calls), here.kubelet.calls
         await here.start_again()
         await here.registered_again(calls)
-        what = "a request"
-        await until(lambda: len(node.calls) > asked, what, deadline=WELL, interval=POLL)
+        await here.until(lambda: len(node.calls) > asked, "a request")
         await here.pod()
         yield
     finally:
@@ -41,8 +37,7 @@ async def labels_again(here: World) -> None:
     node = here.agent.node
     node.lose_labels()
     here.configure("labels: {sets: [alpha, beta]}")
-    what = "the labels to be back"
-    await until(lambda: bool(node.labels), what, deadline=WELL, interval=POLL)
+    await here.until(lambda: bool(node.labels), "the labels to be back")
 
 
 @attack(short=True)
@@ -82,8 +77,7 @@ async def api_server_hangs(here: World) -> None:
     Pods get NPUs all the while, and SIGTERM ends the agent.
     """
     async with trouble(here, hangs):
-        here.process.popen.terminate()
-        assert await asyncio.to_thread(here.process.popen.wait, 20) == 0
+        await here.ends()
     await here.start_again()
 
 
@@ -146,23 +140,12 @@ async def token_that_is_none(here: World) -> None:
         file = here.agent.node.account / name
         content = file.read_bytes()
         for bad in ("pipe", "folder", "missing", "empty", "sparse", "noise"):
-            file.unlink()
-            if bad == "pipe":
-                os.mkfifo(file)
-            elif bad == "folder":
-                file.mkdir()
-            elif bad != "missing":
-                file.write_bytes(b"\x00\r\nX-Injected: yes\xff" if bad == "noise" else b"")
-            if bad == "sparse":
-                sparse(file, 4)
+            become(file, bad)
             await here.fault("npu0", "dead")
             await here.healthy(1)
             await here.fault("npu0", "ok")
             await here.well()
             await here.pod()
-            if bad == "folder":
-                file.rmdir()
-            else:
-                file.unlink(missing_ok=True)
+            remove(file)
             file.write_bytes(content)
     await labels_again(here)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from npu_agent.simulator import FAULTS
 from tests.chaos.table import attack
-from tests.chaos.world import World, sparse
+from tests.chaos.world import World, become, remove
 
 
 def folder(here: World, card: str = "npu0") -> Path:
@@ -48,8 +48,7 @@ async def noise_from_a_card(here: World) -> None:
             noise = chance.randbytes(chance.choice((0, 1, 30, 5000)))
             path.write_bytes(b"\x1b]0;attack\x07" + noise)
         await asyncio.sleep(0.1)
-    for page in ("/", "/status.json", "/metrics"):
-        assert b"\x1b" not in await here.page(page), page
+    await here.pages()
     await here.works("npu1")
     for path, content in files.items():
         path.write_bytes(content)
@@ -62,20 +61,16 @@ async def files_without_end(here: World) -> None:
 
     At most 16 MiB more memory; the other card stays healthy.
     """
-    before = here.process.memory()
-    for name in ("device_uuid", "alive", "heartbeat", "busname", "fw_version"):
-        path = folder(here) / name
-        content = path.read_bytes()
-        sparse(path, 4)
-        await asyncio.sleep(1.5)
-        path.unlink()
-        path.symlink_to("/dev/zero")
-        await asyncio.sleep(1.5)
-        await here.works("npu1")
-        path.unlink()
-        path.write_bytes(content)
-    grown = here.process.memory() - before
-    assert grown < 16 << 10, f"{grown >> 10} MiB more"
+    with here.grows_by(16):
+        for name in ("device_uuid", "alive", "heartbeat", "busname", "fw_version"):
+            path = folder(here) / name
+            content = path.read_bytes()
+            for what in ("sparse", "/dev/zero"):
+                become(path, what)
+                await asyncio.sleep(1.5)
+            await here.works("npu1")
+            remove(path)
+            path.write_bytes(content)
 
 
 @attack()
@@ -88,21 +83,10 @@ async def files_that_are_something_else(here: World) -> None:
         if path.is_symlink() or not path.is_file():
             continue
         content = path.read_bytes()
-        for make in (
-            lambda path=path: os.mkfifo(path),
-            lambda path=path: path.mkdir(),
-            lambda path=path: path.symlink_to(path),
-        ):
-            path.unlink()
-            make()
+        for what in ("pipe", "folder", "loop", "missing"):
+            become(path, what)
             await asyncio.sleep(0.3)
-            if path.is_fifo():  # whoever waits for its writer is answered
-                os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-            if path.is_dir() and not path.is_symlink():
-                path.rmdir()
-                path.touch()
         await here.works("npu1")
-        path.unlink()
         path.write_bytes(content)
 
 
@@ -127,8 +111,7 @@ async def hostile_names(here: World) -> None:
                 os.mkdir(path)  # noqa: PTH102
                 made.append(path)
     await asyncio.sleep(12)  # the agent searches every ten seconds
-    for page in ("/", "/status.json", "/metrics"):
-        assert b"\x1b" not in await here.page(page), page
+    await here.pages()
     await here.pod()
     for path in made:
         os.rmdir(path)  # noqa: PTH106
@@ -166,12 +149,10 @@ async def hostile_identities(here: World) -> None:
         await here.fault("npu1", "ok")
         await asyncio.sleep(1.2)
         await here.works("npu1")
-        for page in ("/", "/status.json", "/metrics"):
-            body = await here.page(page)
-            assert b"\x1b" not in body, page
+        for page, body in (await here.pages()).items():
             assert b"<script>alert" not in body or page == "/status.json", page
         await here.granted("a-pod")
-        here.kubelet._taken.clear()
+        here.kubelet.taken.clear()
     uuid.write_bytes(content)
     await here.well()
     after = {path for path in here.root.parent.rglob("*") if "sys" not in path.parts}
@@ -218,8 +199,7 @@ async def ends_while_a_card_hangs(here: World) -> None:
     await here.fault("npu0", "hang")
     await here.fault("npu1", "hang")
     await here.healthy(0)
-    here.process.popen.terminate()
-    assert await asyncio.to_thread(here.process.popen.wait, 20) == 0
+    await here.ends()
     for card in ("npu0", "npu1"):
         await here.fault(card, "ok")
     await here.start_again()

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import random
 import socket
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from bench.process import POLL, RESOURCE
+from bench.process import RESOURCE
 from npu_agent.outputs.labels import nfd
 from tests.chaos.attacks.process import killed_and_served
 from tests.chaos.table import attack
-from tests.chaos.world import WELL, World, cores, sparse
-from tests.until import until
+from tests.chaos.world import World, become, cores, remove
 
 LOCK, RECORD = ".npu-agent.lock", ".npu-agent.ledger.json"
 CDI = "allocation: {method: cdi}\n"
@@ -117,10 +114,7 @@ async def directory_is_emptied(here: World) -> None:
     grant = await here.granted("runs-on")
     for path in here.plugins.iterdir():
         path.unlink()
-    await here.kubelet.stop()
-    calls = here.kubelet.calls
-    await here.kubelet.start()
-    await here.registered_again(calls)
+    await here.restart_kubelet()
     other = await here.granted("another")
     assert not cores(other) & cores(grant), "handed out twice"
     for each in (grant, other):
@@ -137,9 +131,7 @@ async def directory_is_moved(here: World) -> None:
     here.plugins.rename(away)
     await asyncio.sleep(5)
     away.rename(here.plugins)
-    await here.kubelet.stop()
-    await here.kubelet.start()
-    await here.well()
+    await here.restart_kubelet()
 
 
 @attack(short=True)
@@ -149,8 +141,7 @@ async def links_are_planted(here: World) -> None:
     That file is not written, nor read, nor changed; the lock is not taken for one.
     """
     precious = victim(here)
-    here.process.popen.kill()
-    await asyncio.to_thread(here.process.popen.wait)
+    await here.kill()
     for name in (LOCK, RECORD):
         (here.plugins / name).unlink(missing_ok=True)
         (here.plugins / name).symlink_to(precious)
@@ -172,22 +163,10 @@ async def lock_is_something_else(here: World) -> None:
     grant = await here.granted("runs-on")
     lock = here.plugins / LOCK
     for bad in ("missing", "pipe", "folder", "sparse", "noise"):
-        with contextlib.suppress(OSError):
-            lock.unlink()
-        if bad == "pipe":
-            os.mkfifo(lock)
-        elif bad == "folder":
-            lock.mkdir()
-        elif bad != "missing":
-            lock.write_bytes(b"\x1b[2J\x00\xff" * 5000)
-        if bad == "sparse":
-            sparse(lock, 4)
+        become(lock, bad)
         with here.agent.another():
             await asyncio.sleep(2)
-        if bad == "folder":
-            lock.rmdir()
-        else:
-            lock.unlink(missing_ok=True)
+        remove(lock)
     await killed_and_served(here, grant.ids, 1)
     here.kubelet.release(RESOURCE, grant.ids)
 
@@ -208,8 +187,7 @@ async def record_is_damaged(here: World) -> None:
     record = here.plugins / RECORD
     good = record.read_bytes() if record.exists() else b"{}"
     for content in (*RECORDS, good[: len(good) // 2]):
-        here.process.popen.kill()
-        await asyncio.to_thread(here.process.popen.wait)
+        await here.kill()
         record.write_bytes(content)
         await killed_and_served(here, grant.ids, 0)
     here.kubelet.release(RESOURCE, grant.ids)
@@ -223,24 +201,13 @@ async def record_is_something_else(here: World) -> None:
     """
     grant = await here.granted("runs-on")
     record = here.plugins / RECORD
-    makers: tuple[Callable[[], object], ...] = (
-        record.mkdir,
-        lambda: os.mkfifo(record),
-        lambda: record.symlink_to(record),
-        lambda: sparse(record, 4),
-    )
-    for make in makers:
-        here.process.popen.kill()
-        await asyncio.to_thread(here.process.popen.wait)
-        record.unlink(missing_ok=True)
-        make()
+    for what in ("folder", "pipe", "loop", "sparse"):
+        await here.kill()
+        become(record, what)
         await here.start_again()
         await asyncio.sleep(3)
         assert here.process.popen.poll() is None
-        if record.is_dir():
-            record.rmdir()
-        else:
-            record.unlink(missing_ok=True)
+        remove(record)
         await killed_and_served(here, grant.ids, 0)
     here.kubelet.release(RESOURCE, grant.ids)
 
@@ -273,25 +240,19 @@ def spec(here: World) -> Path:
     return found
 
 
-async def changed_and_back(here: World) -> None:
-    """A card goes and returns, so that the agent writes its CDI spec again."""
-    await here.fault("npu0", "gone")
-    await here.healthy(1)
-    await here.fault("npu0", "back")
-    await here.well()
-
-
 @attack(short=True, config=CDI)
 async def cdi_spec_without_end(here: World) -> None:
-    """The CDI spec becomes a sparse file of 3 GiB.
+    """The CDI spec becomes a sparse file of 4 GiB.
 
     At most 16 MiB more memory, and the right one in its place.
     """
-    before, path = here.process.memory(), spec(here)
-    sparse(path, 3)
-    await changed_and_back(here)
-    grown = here.process.memory() - before
-    assert grown < 16 << 10, f"{grown >> 10} MiB more"
+    path = spec(here)
+    with here.grows_by(16):
+        become(path, "sparse")
+        await here.fault("npu0", "gone")
+        await here.healthy(1)
+        await here.fault("npu0", "back")
+        await here.well()
     assert path.stat().st_size < 1 << 20
 
 
@@ -303,16 +264,8 @@ async def cdi_spec_is_damaged(here: World) -> None:
     """
     precious, path = victim(here), spec(here)
     good = path.read_bytes()
-    makers: tuple[Callable[[], object], ...] = (
-        lambda: path.write_bytes(random.Random(1).randbytes(5000)),
-        lambda: path.symlink_to(precious),
-        lambda: os.mkfifo(path),
-        path.mkdir,
-        lambda: None,
-    )
-    for make in makers:
-        path.unlink()
-        make()
+    for what in ("noise", str(precious), "pipe", "folder", "missing"):
+        become(path, what)
         await here.fault("npu0", "gone")
         if path.is_dir():
             await here.logged("the CDI specs cannot be written")
@@ -337,7 +290,6 @@ async def feature_file_is_a_link(here: World) -> None:
     file.symlink_to(precious)
     here.configure("labels: {output: nfd}")
     await here.start_again()
-    what = "a file in place of the link"
-    await until(lambda: not file.is_symlink(), what, deadline=WELL, interval=POLL)
+    await here.until(lambda: not file.is_symlink(), "a file in place of the link")
     assert b"npu" in file.read_bytes()
     unharmed(precious)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import h2.config
 import h2.connection
 from grpclib.exceptions import GRPCError
 
-from bench.process import POLL, RESOURCE
+from bench.process import RESOURCE
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1beta1 as wire
 from tests.chaos.table import attack
-from tests.chaos.world import WELL, World
-from tests.until import until
+from tests.chaos.world import World, become, remove
 
 
 @attack(short=True)
@@ -29,10 +27,7 @@ async def kubelet_is_restarted(here: World) -> None:
     Registered again each time.
     """
     for _ in range(5):
-        calls = here.kubelet.calls
-        await here.kubelet.stop()
-        await here.kubelet.start()
-        await here.registered_again(calls)
+        await here.restart_kubelet()
 
 
 @attack()
@@ -46,9 +41,7 @@ async def kubelets_socket_is_renewed(here: World) -> None:
     await asyncio.sleep(5)
     await here.pod()
     assert here.kubelet.calls == calls
-    await here.kubelet.stop()
-    await here.kubelet.start()
-    await here.registered_again(calls)
+    await here.restart_kubelet()
 
 
 @attack()
@@ -72,8 +65,7 @@ async def stream_is_never_opened(here: World) -> None:
     here.kubelet.asks = False
     calls = here.kubelet.calls
     here.kubelet.hang_up(RESOURCE)
-    what = "a second call"
-    await until(lambda: here.kubelet.calls > calls + 1, what, deadline=WELL, interval=POLL)
+    await here.until(lambda: here.kubelet.calls > calls + 1, "a second call")
     here.kubelet.asks = True
     await here.well()
 
@@ -100,7 +92,7 @@ async def register_hangs(here: World) -> None:
     here.kubelet.answers = False
     calls = here.kubelet.calls
     here.kubelet.hang_up(RESOURCE)
-    await until(lambda: here.kubelet.calls > calls, "a call", deadline=WELL, interval=POLL)
+    await here.until(lambda: here.kubelet.calls > calls, "a call")
     here.kubelet.answers = True
     await here.registered_again(here.kubelet.calls)
 
@@ -199,20 +191,10 @@ async def kubelets_socket_is_something_else(here: World) -> None:
     """
     await here.kubelet.stop()
     path = here.plugins / "kubelet.sock"
-    makers: tuple[Callable[[], object], ...] = (
-        path.touch,
-        path.mkdir,
-        lambda: os.mkfifo(path),
-        lambda: path.symlink_to(path),
-        lambda: path.symlink_to("/nowhere"),
-    )
-    for make in makers:
-        make()
+    for what in ("empty", "folder", "pipe", "loop", "/nowhere"):
+        become(path, what)
         await asyncio.sleep(2)
-        if path.is_dir():
-            path.rmdir()
-        else:
-            path.unlink()
+    remove(path)
     await here.kubelet.start()
     await here.well()
 
@@ -223,13 +205,11 @@ async def pod_resources_flood(here: World) -> None:
 
     Refused by its length: no memory is spent on it.
     """
-    before = here.process.memory()
-    taken = here.kubelet._taken.setdefault(RESOURCE, {})
-    taken["a-device"] = "x" * (64 << 20)
-    await asyncio.sleep(12)
-    del taken["a-device"]
-    grown = here.process.memory() - before
-    assert grown < 32 << 10, f"{grown >> 10} MiB more"
+    taken = here.kubelet.taken.setdefault(RESOURCE, {})
+    with here.grows_by(32):
+        taken["a-device"] = "x" * (64 << 20)
+        await asyncio.sleep(12)
+        del taken["a-device"]
 
 
 @attack()
@@ -239,15 +219,13 @@ async def pod_resources_is_noise(here: World) -> None:
     Pods get NPUs meanwhile.
     """
     path = here.plugins.parent / "pod-resources" / "kubelet.sock"
-    assert here.kubelet._lister
-    await here.kubelet._lister.shutdown()
+    assert here.kubelet.lister
+    await here.kubelet.lister.shutdown()
     for accepts, says in ((True, b""), (True, random.Random(1).randbytes(4000)), (False, b"")):
         async with in_place_of(path, accepts=accepts, says=says):
             await asyncio.sleep(3)
             await here.pod()
-    await here.kubelet.stop()
-    await here.kubelet.start()
-    await here.well()
+    await here.restart_kubelet()
 
 
 def endpoint(here: World) -> Path:
@@ -261,10 +239,9 @@ async def streams_are_reset(here: World) -> None:
 
     At most 32 MiB more memory, and the kubelet keeps its stream.
     """
-    before, calls = here.process.memory(), here.kubelet.calls
-    await asyncio.to_thread(open_and_reset, endpoint(here), 8000)
-    grown = here.process.memory() - before
-    assert grown < 32 << 10, f"{grown >> 10} MiB more"
+    calls = here.kubelet.calls
+    with here.grows_by(32):
+        await asyncio.to_thread(open_and_reset, endpoint(here), 8000)
     await here.pod()
     assert here.kubelet.calls == calls
 
@@ -336,12 +313,10 @@ async def messages_without_end(here: World) -> None:
 
     Refused by their length: at most 32 MiB more memory.
     """
-    before = here.process.memory()
-    for _ in range(20):
-        with contextlib.suppress(GRPCError, OSError):
-            await here.kubelet.allocate_ids(RESOURCE, ["x" * (16 << 20)])
-    grown = here.process.memory() - before
-    assert grown < 32 << 10, f"{grown >> 10} MiB more"
+    with here.grows_by(32):
+        for _ in range(20):
+            with contextlib.suppress(GRPCError, OSError):
+                await here.kubelet.allocate_ids(RESOURCE, ["x" * (16 << 20)])
 
 
 @attack()

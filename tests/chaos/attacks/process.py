@@ -11,11 +11,11 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 
-from bench.process import POLL, RESOURCE
+from bench.process import RESOURCE
 from tests.chaos.table import attack
-from tests.chaos.world import WELL, World
-from tests.until import until
+from tests.chaos.world import World
 
 PATIENT = "health: {interval: 2}\n"
 """On a busy machine half a second without an answer need not be the agent's fault."""
@@ -54,8 +54,7 @@ async def killed_and_served(here: World, held: tuple[str, ...], wait: float) -> 
     await asyncio.sleep(wait)
     calls = here.kubelet.calls
     await here.start_again()
-    what = "the next one to register"
-    await until(lambda: here.kubelet.calls > calls, what, deadline=WELL, interval=POLL)
+    await here.until(lambda: here.kubelet.calls > calls, "the next one to register")
     grant = await here.granted("another Pod")
     assert not set(grant.ids) & set(held), "handed out twice"
     here.kubelet.release(RESOURCE, grant.ids)
@@ -92,20 +91,27 @@ async def agent_is_killed_at_random(here: World) -> None:
     assert len(left) < 8, left
 
 
+@contextlib.contextmanager
+def limited(here: World, what: int, most: int) -> Iterator[None]:
+    """The agent's process may take no more of something."""
+    before = resource.prlimit(here.pid, what)
+    resource.prlimit(here.pid, what, (most, before[1]))
+    yield
+    resource.prlimit(here.pid, what, before)
+
+
 @attack(short=True, config=PATIENT)
 async def no_more_descriptors(here: World) -> None:
     """No file can be opened any more (RLIMIT_NOFILE) for eight seconds, while pages are asked for.
 
     No card is fenced for it, and the log has less than a hundred lines on it.
     """
-    before, size = resource.prlimit(here.pid, resource.RLIMIT_NOFILE), len(here.said())
-    resource.prlimit(here.pid, resource.RLIMIT_NOFILE, (3, before[1]))
-    end = time.monotonic() + 8
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", here.agent.port), timeout=1).close()
-        await asyncio.sleep(0.05)
-    resource.prlimit(here.pid, resource.RLIMIT_NOFILE, before)
+    size, end = len(here.said()), time.monotonic() + 8
+    with limited(here, resource.RLIMIT_NOFILE, 3):
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", here.agent.port), timeout=1).close()
+            await asyncio.sleep(0.05)
     await here.well()
     said = here.said()[size:]
     assert "card unhealthy" not in said
@@ -118,13 +124,11 @@ async def no_more_memory(here: World) -> None:
 
     No card is fenced for it.
     """
-    before = resource.prlimit(here.pid, resource.RLIMIT_AS)
-    resource.prlimit(here.pid, resource.RLIMIT_AS, (1 << 20, before[1]))
     end = time.monotonic() + 8
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError):
-            await here.get("/")
-    resource.prlimit(here.pid, resource.RLIMIT_AS, before)
+    with limited(here, resource.RLIMIT_AS, 1 << 20):
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                await here.get("/")
     await here.well()
     assert "card unhealthy" not in here.said()
 
@@ -135,11 +139,9 @@ async def no_more_writing(here: World) -> None:
 
     It goes on, and the last config is in force when it can write again.
     """
-    before = resource.prlimit(here.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(here.pid, resource.RLIMIT_FSIZE, (0, before[1]))
-    here.configure("allocation: {method: cdi}\ndefaultPe: Single")
-    await asyncio.sleep(5)
-    resource.prlimit(here.pid, resource.RLIMIT_FSIZE, before)
+    with limited(here, resource.RLIMIT_FSIZE, 0):
+        here.configure("allocation: {method: cdi}\ndefaultPe: Single")
+        await asyncio.sleep(5)
     here.devices = 4
     here.configure("allocation: {method: cdi}\ndefaultPe: Single\n# again")
 
@@ -169,8 +171,7 @@ async def clock_jumps(here: World) -> None:
         await asyncio.sleep(1)
         await here.fault("npu0", "dead")
         await here.healthy(1)
-        for page in ("/", "/status.json", "/metrics"):
-            await here.page(page)
+        await here.pages()
         await here.fault("npu0", "ok")
         await here.well()
         await here.pod()
