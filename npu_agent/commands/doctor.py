@@ -10,9 +10,9 @@ from npu_agent import logs
 from npu_agent.commands import FAILED, view
 from npu_agent.commands.common import host_root, vendors
 from npu_agent.doctor import report
-from npu_agent.doctor.check import Verdict
+from npu_agent.doctor.check import State
+from npu_agent.doctor.context import Context, config_not_given, configuration
 from npu_agent.doctor.examine import examine, no_node
-from npu_agent.doctor.situation import Situation, configuration, forgotten
 from npu_agent.vendors import REGISTRY
 
 NO_NODE = (
@@ -28,15 +28,15 @@ def main(args: argparse.Namespace) -> int:
     # The file's level is the agent's: here it would mix the probes' own log with the lines.
     asked = "config.log.level" in args
     logs.setup(wanted.log.level if asked else "error", wanted.log.format)
-    situation = Situation.here(wanted, host_root(args), vendors(args))
+    context = Context.here(wanted, host_root(args), vendors(args))
 
     async def act() -> int:
         people = args.output not in view.DATA
-        if people and not args.all and good.state is Verdict.OK and await no_node(situation):
-            view.show(NO_NODE.format(directory=situation.directory))
+        if people and not args.all and good.state is State.OK and await no_node(context):
+            view.show(NO_NODE.format(directory=context.directory))
             sys.stdout.flush()
             return FAILED
-        checks = (forgotten(args, situation, good), *await examine(situation))
+        checks = (config_not_given(args, context, good), *await examine(context))
         # Shown here: what hangs after all, such as a name that is resolved, may delay the end.
         if people:
             wide = args.output == "wide"

@@ -23,7 +23,7 @@ from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthSt
 from npu_agent.core.offer import Device, Resource, advertise, cover
 from npu_agent.core.vendor import Vendor
 from npu_agent.doctor import report
-from npu_agent.doctor.check import Check, Verdict, ok
+from npu_agent.doctor.check import Check, State
 from npu_agent.files import is_device
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import REGISTRY, VENDORS
@@ -152,7 +152,7 @@ def promised(
     for one, two in combinations(named, 2):
         if one.index == two.index and one.cores.overlaps(two.cores):
             return named, [_wrong("environment", f"{one} and {two} overlap", _OVERWRITTEN)]
-    return named, [Check("environment", *ok(values))]
+    return named, [Check("environment", State.OK, values)]
 
 
 def _pattern(form: str) -> re.Pattern[str]:
@@ -197,7 +197,7 @@ def _expected(expect: int, granted: Mapping[Card, list[Device]], most: int) -> C
         for card, devices in granted.items()
     )
     if fewest <= expect <= most:
-        return Check("devices", *ok(f"{expect}, as expected"))
+        return Check("devices", State.OK, f"{expect}, as expected")
     count = str(fewest) if fewest == most else f"{fewest} to {most}"
     remedy = "does the Pod's resources.limits ask for as many as --expect says?"
     return _wrong("devices", f"{count} given, {expect} expected", remedy)
@@ -224,7 +224,7 @@ async def _opened(root: Path, card: Card, devices: list[Device]) -> list[Check]:
         except OSError as error:
             failures.append(_wrong(f"/dev/{node}", *_explained(error)))
     detail = f"{card.title}: {len(nodes)} device nodes, each one opens for reading and writing"
-    return failures or [Check(card.name, *ok(detail))]
+    return failures or [Check(card.name, State.OK, detail)]
 
 
 class _NoDeviceError(OSError):
@@ -282,7 +282,7 @@ def _others(there: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Chec
         possible = (device for device in _possible(card) if mine.issuperset(device.cores))
         strange += sorted(card.nodes.difference(*(device.nodes for device in possible)))
     if not strange:
-        return Check("/dev", *ok("nothing of other cards or cores"))
+        return Check("/dev", State.OK, "nothing of other cards or cores")
     shown = ", ".join(f"/dev/{node}" for node in strange[:3])
     more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
     return _wrong(
@@ -294,4 +294,4 @@ def _others(there: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Chec
 
 
 def _wrong(name: str, detail: str, remedy: str) -> Check:
-    return Check(name, Verdict.WRONG, detail, remedy)
+    return Check(name, State.WRONG, detail, remedy)

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
-from npu_agent.doctor.check import Check, Verdict
+from npu_agent.doctor.check import Check, State
 
 _SYS = ("host root", "/sys")
 _KUBELET = ("plugin directory", "kubelet.sock")
-_API = ("API server",)
 _NODE = ("API server", "NODE_NAME", "rights", "Node")
+_ASKED = ("API server", "NODE_NAME", "rights")
 
 CAUSES: Mapping[str, tuple[str, ...]] = {
     "/sys": ("host root",),
     "/dev": ("host root",),
-    "driver": _SYS,
+    "driver *": _SYS,
     "PCI": _SYS,
     "cards": _SYS,
-    "card": (*_SYS, "/dev"),
-    "odd": _SYS,
+    "card *": (*_SYS, "/dev"),
+    "odd *": _SYS,
     "plugin directory": ("uid",),
     "kubelet.sock": ("uid", "plugin directory"),
     "our sockets": ("plugin directory",),
@@ -31,34 +32,26 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "serving agent": _KUBELET,
     "pod-resources": _KUBELET,
     "cgroups": _SYS,
-    "resource": (*_SYS, *_KUBELET, "other plugins", "odd", "readiness"),
+    "resource *": (*_SYS, *_KUBELET, "other plugins", "odd *", "readiness"),
     "CDI directory": ("host root",),
     "NFD directory": ("host root",),
     "metrics.listen": ("metrics.tls",),
-    "readiness": (*_KUBELET, *_API, "rights"),
-    "rights": _API,
-    "Node": ("API server", "NODE_NAME", "rights"),
-    "allocatable": (
-        *_SYS,
-        "/dev",
-        *_NODE,
-        *_KUBELET,
-        "other plugins",
-        "odd",
-        "resource",
-        "readiness",
+    "readiness": (*_KUBELET, "API server", "rights"),
+    "rights": ("API server",),
+    "Node": _ASKED,
+    "allocatable *": (
+        *(*_SYS, "/dev", *_NODE, *_KUBELET),
+        *("other plugins", "odd *", "resource *", "readiness"),
     ),
-    "labels": (*_SYS, *_NODE, "odd", "rights", "NFD directory"),
+    "labels": (*_SYS, *_NODE, "odd *", "NFD directory"),
     "DRA": _NODE,
-    "DRA registry of": (*_KUBELET, "DRA"),
-    "DRA directory of": (*_KUBELET, "DRA"),
-    "DRA slices of": (*_API, "NODE_NAME", "DRA", "rights", "DRA registry of", "readiness"),
-    "DRA features for": (*_API, "NODE_NAME", "rights"),
-    "DRA counters for": (*_API, "NODE_NAME", "rights"),
-    "DeviceClass": _API,
-    "policy": (*_API, "rights"),
+    "DRA registry of *": (*_KUBELET, "DRA"),
+    "DRA directory of *": (*_KUBELET, "DRA"),
+    "DRA slices of *": (*_ASKED, "DRA", "DRA registry of *", "readiness"),
+    "DeviceClass *": ("API server",),
+    "policy *": ("API server", "rights"),
 }
-"""For a line, by its name or how that begins, those that it may follow from; see `with_causes`."""
+"""For a line those that it may follow from; a name with ``*`` stands for several."""
 
 
 def with_causes(checks: Iterable[Check]) -> tuple[Check, ...]:
@@ -72,20 +65,12 @@ def with_causes(checks: Iterable[Check]) -> tuple[Check, ...]:
 
 
 def _cause(check: Check, every: tuple[Check, ...]) -> str:
-    if check.state in (Verdict.OK, Verdict.UNUSED):
+    if check.state in (State.OK, State.UNUSED):
         return ""
-    for name in CAUSES.get(_key(check.name), ()):
+    causes = (causes for name, causes in CAUSES.items() if fnmatchcase(check.name, name))
+    for cause in next(causes, ()):
         for other in every:
-            if other.name != name and _key(other.name) != name:
-                continue
-            both = {check.state, other.state} == {Verdict.UNKNOWN}
-            if other.state is Verdict.WRONG or both:
+            explains = other.state is State.WRONG or check.state is other.state is State.UNKNOWN
+            if explains and fnmatchcase(other.name, cause):
                 return other.name
     return ""
-
-
-def _key(name: str) -> str:
-    """The longest beginning of a line's name that is a key, in whole words."""
-    words = name.split(" ")
-    begins = (" ".join(words[:count]) for count in range(len(words), 0, -1))
-    return next((each for each in begins if each in CAUSES), name)

@@ -1,4 +1,4 @@
-"""One line of the report: a name, a verdict, what was found, and the remedy."""
+"""One line of the report: a name, a state, what was found, and the remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from npu_agent.core.trouble import TroubleKind
 
@@ -17,7 +17,7 @@ DRIVER_LOG = "dmesg | tail -n 50"
 KUBELET = "systemctl status kubelet"
 
 
-class Verdict(enum.Enum):
+class State(enum.Enum):
     """What a line comes to. Only WRONG fails the command."""
 
     OK = "ok"
@@ -30,28 +30,19 @@ class Verdict(enum.Enum):
     WRONG = "wrong"
 
 
-class Finding(NamedTuple):
-    """A line without its name."""
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report of `doctor` and `verify`. The fields' names are those of the JSON."""
 
-    state: Verdict
+    name: str
+    """The subject: ``plugin directory``, ``card npu0``. `examine` sets it, and the section."""
+    state: State
     detail: str
     """What was found."""
     remedy: str = ""
     """What to do about it; empty where there is nothing to do."""
     command: str = ""
     """What to type for it, or to see more of it; empty where there is no command."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the report of `doctor` and `verify`. The fields' names are those of the JSON."""
-
-    name: str
-    """The subject: ``plugin directory``, ``card npu0``."""
-    state: Verdict
-    detail: str
-    remedy: str = ""
-    command: str = ""
     section: str = ""
     """The heading that it stands under: ``Kubelet``."""
     follows: str = ""
@@ -62,21 +53,21 @@ class Check:
         return asdict(self) | {"state": self.state.value}
 
 
-Lines = AsyncIterator[tuple[str, Finding | Coroutine[Any, Any, Finding]]]
+Lines = AsyncIterator[tuple[str, Check | Coroutine[Any, Any, Check]]]
 """The lines of a subject: the name of each, and what it comes to."""
 
-ok = partial(Finding, Verdict.OK)
-note = partial(Finding, Verdict.NOTE)
-unused = partial(Finding, Verdict.UNUSED)
-unknown = partial(Finding, Verdict.UNKNOWN)
+ok = partial(Check, "", State.OK)
+note = partial(Check, "", State.NOTE)
+unused = partial(Check, "", State.UNUSED)
+unknown = partial(Check, "", State.UNKNOWN)
 
 
-def wrong(detail: str, remedy: str, command: str) -> Finding:
+def wrong(detail: str, remedy: str, command: str) -> Check:
     """What has to be fixed: what was found, how to fix it, and the first thing to type for it."""
-    return Finding(Verdict.WRONG, detail, remedy, command)
+    return Check("", State.WRONG, detail, remedy, command)
 
 
-class Unseen(Exception):  # noqa: N818 (no error: the line says that it is unknown)
+class Unknown(Exception):  # noqa: N818 (no error: the line says that it is unknown)
     """Something that a line needs could not be seen."""
 
     def __init__(self, why: str, kind: TroubleKind = TroubleKind.OTHER) -> None:
@@ -85,6 +76,6 @@ class Unseen(Exception):  # noqa: N818 (no error: the line says that it is unkno
         self.kind = kind
 
     @property
-    def finding(self) -> Finding:
+    def check(self) -> Check:
         """The line for it."""
         return unknown(self.why, SUDO if self.kind is TroubleKind.DENIED else "")

@@ -9,18 +9,12 @@ from typing import Any
 
 from npu_agent.core.offer import Resource
 from npu_agent.core.vendor_spec import label_sets
-from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, unused, wrong
-from npu_agent.doctor.host import (
-    by_device_plugin,
-    doubtful,
-    dra_support,
-    may_use_dra,
-    offered,
-    snapshot,
-)
-from npu_agent.doctor.kubelet import expected, owner
-from npu_agent.doctor.probe import DEADLINE, probe
-from npu_agent.doctor.situation import Situation
+from npu_agent.doctor import offer
+from npu_agent.doctor.check import Check, Lines, Unknown, note, ok, unknown, unused, wrong
+from npu_agent.doctor.context import Context
+from npu_agent.doctor.host import has_unread, snapshot
+from npu_agent.doctor.kubelet import healthy
+from npu_agent.doctor.sockets import owner
 from npu_agent.files import content
 from npu_agent.kube import FIELD_MANAGER, Api, ApiError, Kind, access
 from npu_agent.kube.client import part
@@ -56,31 +50,31 @@ _DRA_RIGHTS: tuple[Right, ...] = (
 _UNASKED = unused("nothing asks for it: labels, events, DRA, metrics.authorization")
 
 
-async def rights(here: Situation) -> Lines:
+async def rights(context: Context) -> Lines:
     """The one line on all rights. It comes first: many others follow from it."""
-    yield "rights", _rights(here) if wanted(here) else _UNASKED
+    yield "rights", _rights(context) if wanted(context) else _UNASKED
 
 
-async def lines(here: Situation) -> Lines:
-    """Of this subject."""
-    if wanted(here):
-        yield "NODE_NAME", _node_name(here)
-        yield "API server", _server(here)
-        yield "Node", _node(here)
-        for one in await by_device_plugin(here):
-            yield f"allocatable {one.name}", _allocatable(here, one)
+async def lines(context: Context) -> Lines:
+    """The lines of this subject."""
+    if wanted(context):
+        yield "NODE_NAME", _node_name(context)
+        yield "API server", _server(context)
+        yield "Node", _node(context)
+        for one in await offer.by_device_plugin(context):
+            yield f"allocatable {one.name}", _allocatable(context, one)
     else:
         for name in ("NODE_NAME", "API server", "Node"):
             yield name, _UNASKED
-    yield "labels", _labels(here)
+    yield "labels", _labels(context)
 
 
-def wanted(here: Situation) -> tuple[Right, ...]:
+def wanted(context: Context) -> tuple[Right, ...]:
     """The rights that the agent needs under this configuration, without those for DRA alone."""
-    config = here.config
+    config = context.config
     labels = config.labels.output == "api"
     rights: list[Right] = []
-    if labels or config.events or _dra_asked(here):
+    if labels or config.events or _dra_asked(context):
         rights.append(("get", "nodes"))
     if labels:
         rights.append(("patch", "nodes"))
@@ -91,29 +85,29 @@ def wanted(here: Situation) -> tuple[Right, ...]:
     return tuple(rights)
 
 
-def _dra_asked(here: Situation) -> bool:
+def _dra_asked(context: Context) -> bool:
     """Whether cards may be offered by DRA here."""
-    if here.node_name is None and here.config.allocation.nodes:
+    if context.node_name is None and context.config.allocation.nodes:
         return True  # which of them this node is, is not known
-    return may_use_dra(here)
+    return offer.may_use_dra(context)
 
 
-async def _all_wanted(here: Situation) -> tuple[Right, ...]:
-    rights = wanted(here)
-    if not may_use_dra(here):
+async def _all_wanted(context: Context) -> tuple[Right, ...]:
+    rights = wanted(context)
+    if not offer.may_use_dra(context):
         return rights
-    support = await here.see_or(dra_support, None)
+    support = await context.probe_or(offer.dra_support, None)
     return rights if support and not support.available else (*rights, *_DRA_RIGHTS)
 
 
-def _node_name(here: Situation) -> Finding:
-    if here.node_name:
-        return ok(here.node_name)
-    if here.in_pod:
+async def _node_name(context: Context) -> Check:
+    if context.node_name:
+        return ok(context.node_name)
+    if context.in_pod:
         return wrong(
             "not set: no Node can be labelled, Events are about none, and there is no DRA",
             "set it from spec.nodeName by the downward API, as k8s/daemonset.yaml does",
-            here.apply_again(),
+            context.apply_again(),
         )
     return unknown(
         "not set here, so that this host's Node cannot be read",
@@ -133,29 +127,26 @@ class Answers:
     """Of this host; None: its name is not known."""
 
 
-async def answers(here: Situation) -> Answers:
+async def answers(context: Context) -> Answers:
     """Asks for the rights first, which needs none; then for the Node.
 
     Raises:
         ApiError: it does not answer, or refuses to.
     """
-    api = Api(deadline=DEADLINE)
-    try:
+    async with context.api_server() as api:
         return Answers(
-            allowed=await _allowed(api, here),
-            node=await _read_node(api, here.node_name),
+            allowed=await _allowed(api, context),
+            node=await _read_node(api, context.node_name),
             known_as=api.known_as,
         )
-    finally:
-        await api.close()
 
 
-async def _allowed(api: Api, here: Situation) -> Mapping[Right, bool] | None:
+async def _allowed(api: Api, context: Context) -> Mapping[Right, bool] | None:
     allowed = {}
-    for verb, resource in await _all_wanted(here):
+    for verb, resource in await _all_wanted(context):
         where = {"group": _GROUPS.get(resource, "")}
         if resource == "nodes":
-            where["name"] = here.node_name or ""
+            where["name"] = context.node_name or ""
         elif resource == "events":
             where["namespace"] = NAMESPACE
         try:
@@ -174,41 +165,36 @@ async def _read_node(api: Api, name: str | None) -> Mapping[str, Any] | ApiError
         return error
 
 
-async def _server(here: Situation) -> Finding:
+async def _server(context: Context) -> Check:
     try:
-        return ok((await here.see(answers)).known_as)
+        return ok((await context.probe(answers)).known_as)
     except ApiError as error:
-        if error.kind is Kind.CREDENTIALS and not await here.see_or(credentials_expected, True):
+        if error.kind is Kind.CREDENTIALS and not await context.probe_or(
+            credentials_expected, True
+        ):
             return unknown("no credentials here", "ask in the agent's Pod, or set KUBECONFIG")
-        if error.kind is Kind.UNAUTHORIZED and here.in_pod:
+        if error.kind is Kind.UNAUTHORIZED and context.in_pod:
             # Without its account there would be no new Pod, so that is restored before.
             return wrong(
                 error.what,
                 "its ServiceAccount was deleted, or the token has expired: restore the one, and "
-                f"delete the Pod to have another{here.overlay_is}",
-                f"{here.restore_rights()} && "
-                f"kubectl -n {here.namespace} delete pod {here.hostname}",
+                f"delete the Pod to have another{context.overlay_is}",
+                f"{context.restore_rights()} && "
+                f"kubectl -n {context.namespace} delete pod {context.hostname}",
             )
         return wrong(error.what, error.remedy, "kubectl cluster-info")
 
 
-async def credentials_expected(here: Situation) -> bool:
+async def credentials_expected(context: Context) -> bool:
     """Whether there should be some: in a Pod, or where somebody named or made a kubeconfig."""
-    if here.in_pod or "KUBECONFIG" in os.environ:
+    if context.in_pod or "KUBECONFIG" in os.environ:
         return True
-    return await probe(lambda: os.path.exists(os.path.expanduser("~/.kube/config")))  # noqa: PTH110, PTH111 (see npu_agent/kube/client.py)
+    return await context.in_thread(lambda: os.path.exists(os.path.expanduser("~/.kube/config")))  # noqa: PTH110, PTH111 (see npu_agent/kube/client.py)
 
 
-async def _asked(here: Situation) -> Answers:
-    try:
-        return await here.see(answers)
-    except ApiError as error:
-        raise Unseen("the API server could not be asked") from error
-
-
-async def _rights(here: Situation) -> Finding:
+async def _rights(context: Context) -> Check:
     """All that are missing are one thing to fix: one command restores them."""
-    allowed = (await _asked(here)).allowed
+    allowed = (await context.probe(answers)).allowed
     if allowed is None:
         return unknown("the API server does not say")
     missing: dict[str, list[str]] = {}
@@ -218,7 +204,7 @@ async def _rights(here: Situation) -> Finding:
     if not missing:
         return ok(f"all {len(allowed)} that this configuration needs")
     detail = "missing: " + ", ".join(f"{one} ({', '.join(of)})" for one, of in missing.items())
-    if not here.in_pod:
+    if not context.in_pod:
         return wrong(
             f"{detail}; asked as the user of this kubeconfig",
             "to see the agent's own rights, run this in its Pod; to run npu-agent with this "
@@ -226,15 +212,15 @@ async def _rights(here: Situation) -> Finding:
             "kubectl describe clusterrole npu-agent",
         )
     remedy = "restore the agent's ServiceAccount, ClusterRole and ClusterRoleBinding; the command "
-    remedy += f"changes nothing else{here.overlay_is}"
+    remedy += f"changes nothing else{context.overlay_is}"
     parts = (_METRICS if one.endswith("reviews") else _DRA for one in missing if one in _GROUPS)
     for one in dict.fromkeys(parts):
         remedy += f". If rights are missing then, add k8s/components/{one}"
-    return wrong(detail, remedy, here.restore_rights())
+    return wrong(detail, remedy, context.restore_rights())
 
 
-async def _node(here: Situation) -> Finding:
-    node, name = (await _asked(here)).node, here.node_name
+async def _node(context: Context) -> Check:
+    node, name = (await context.probe(answers)).node, context.node_name
     if node is None:
         return unknown("NODE_NAME is not set")
     if isinstance(node, ApiError):
@@ -259,71 +245,68 @@ async def _node(here: Situation) -> Finding:
     return ok(f"{name}, kubelet {version}")
 
 
-async def own_node(here: Situation) -> Mapping[str, Any]:
+async def own_node(context: Context) -> Mapping[str, Any]:
     """The Node, for other lines than its own.
 
     Raises:
-        Unseen: it could not be read.
+        Unknown: it could not be read.
     """
-    node = (await _asked(here)).node
+    node = (await context.probe(answers)).node
     if node is None:
-        raise Unseen("NODE_NAME is not set")
+        raise Unknown("NODE_NAME is not set")
     if isinstance(node, ApiError):
-        raise Unseen("the Node could not be read: see that line")
+        raise Unknown("the Node could not be read: see that line")
     return node
 
 
-async def _allocatable(here: Situation, resource: Resource) -> Finding:
+async def _allocatable(context: Context, resource: Resource) -> Check:
     """Whether the Node has as many devices to give as are healthy here."""
-    seen, node = await here.see(snapshot), await own_node(here)
-    devices = offered(here, resource, seen)
-    right = await expected(here, resource.name, devices)
-    healthy, claimed = len(right.sure), len(right.claimed)
+    seen, node = await context.probe(snapshot), await own_node(context)
+    expected = await healthy(context, resource)
     count = str(part(node, "status", "allocatable").get(resource.name, "0"))
-    besides = f", besides {claimed} of cards that claims use" if claimed else ""
-    if count in map(str, range(healthy, healthy + claimed + 1)):
-        return ok(f"{count}, as many as are healthy here{besides}")
-    if doubtful(seen):
+    if count == str(expected):
+        return ok(f"{count}, as many as are healthy here")
+    if has_unread(seen):
         return unknown(
-            f"{count} on the Node, {healthy} healthy here, where not all could be read",
+            f"{count} on the Node, {expected} healthy here, where not all could be read",
             "fix the odd entry first",
         )
     remedy = (
         "the kubelet updates the Node every ten seconds: ask again; else the agent is not "
         "registered, follows another configuration, or a second plugin owns the resource"
     )
-    if await here.see_or(owner, Owner()) is None:
+    if await context.probe_or(owner, Owner()) is None:
         remedy = "no npu-agent serves this node: check that its Pod runs here"
     return wrong(
-        f"{count} on the Node, {healthy} healthy device(s) here{besides}",
+        f"{count} on the Node, {expected} healthy device(s) here",
         remedy,
-        f"kubectl -n {here.namespace} get pods -o wide "
-        f"--field-selector spec.nodeName={here.node_name}",
+        f"kubectl -n {context.namespace} get pods -o wide "
+        f"--field-selector spec.nodeName={context.node_name}",
     )
 
 
-async def machine(here: Situation) -> Machine:
+async def machine(context: Context) -> Machine:
     """What the firmware calls this host."""
-    return await probe(lambda: read_machine(here.host_root))
+    return await context.in_thread(lambda: read_machine(context.host_root))
 
 
-async def _labels(here: Situation) -> Finding:
+async def _labels(context: Context) -> Check:
     """Whether the labels are as they should be, and whose they are."""
-    config = here.config.labels
+    config = context.config.labels
     if config.output == "none":
         return unused("labels.output is none")
-    seen = await here.see(snapshot)
+    seen = await context.probe(snapshot)
     if doubt := compute.unsure(seen):
         return unknown(doubt)
-    sets = label_sets([vendor.spec for vendor in here.vendors], config.sets)
-    apply = here.command("labels apply", *here.options)
+    sets = label_sets([vendor.spec for vendor in context.vendors], config.sets)
+    apply = context.command("labels apply", *context.options)
     unnamed = Machine(vendor=None, name=None)
-    right = compute.labels(seen, await here.see_or(machine, unnamed), sets)
+    right = compute.labels(seen, await context.probe_or(machine, unnamed), sets)
     if config.output == "nfd":
-        file = here.host_root / nfd.FILE
-        there = nfd.parse(await probe(lambda: content(file, _LARGEST)))
+        file = context.host_root / nfd.FILE
+        there = nfd.parse(await context.in_thread(lambda: content(file, _LARGEST)))
         return _compared(right, there, frozenset(there), f"in {file}", apply)
-    answer = await own_node(here)
+    answer = await own_node(context)
     try:
         node = node_meta(answer)
     except ValueError as error:
@@ -340,7 +323,7 @@ def _compared(
     ours: frozenset[str],
     where: str,
     apply: str,
-) -> Finding:
+) -> Check:
     differences = [
         f"{key} is {there.get(key, 'missing')} and should be {value}"
         for key, value in right.items()
@@ -358,7 +341,7 @@ def _compared(
     )
 
 
-def _foreign(node: NodeMeta, key: str, metadata: Mapping[str, Any]) -> Finding:
+def _foreign(node: NodeMeta, key: str, metadata: Mapping[str, Any]) -> Check:
     """Labels that have the right values, and another owner."""
     managers = sorted(
         str(entry.get("manager"))

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from npu_agent.config.resources import asks_for
 from npu_agent.core.pool import Effect
-from npu_agent.doctor import classes
-from npu_agent.doctor.check import Finding, Lines, Unseen, note, ok, unknown, unused, wrong
+from npu_agent.core.state import COUNTERS
+from npu_agent.doctor import offer
+from npu_agent.doctor.agent import report
+from npu_agent.doctor.check import Check, Lines, Unknown, note, ok, unknown, unused, wrong
 from npu_agent.doctor.cluster import own_node
-from npu_agent.doctor.host import dra_support, may_use_dra
-from npu_agent.doctor.kubelet import owner
-from npu_agent.doctor.places import existing, writable
-from npu_agent.doctor.probe import DEADLINE, directory, probe
-from npu_agent.doctor.situation import Situation
-from npu_agent.kube import Api, ApiError, Kind, resourceclaims, resourceslices
+from npu_agent.doctor.context import Context
+from npu_agent.doctor.directories import directory, existing, writable
+from npu_agent.doctor.offer import node_name
+from npu_agent.doctor.sockets import owner
+from npu_agent.kube import ApiError, Kind, resourceclaims, resourceslices
 from npu_agent.kube.client import part
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.dra import slices
@@ -26,68 +26,56 @@ from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, made_by_us
 _GROUP = "resource.k8s.io"
 _POLICY = "npu-agent-own-slices"
 _MOST_SLICES = 64
+_CLASSES = (
+    "kubectl get deviceclasses --sort-by=.metadata.creationTimestamp "
+    "-o custom-columns=NAME:.metadata.name,RESOURCE:.spec.extendedResourceName"
+)
 _COMPONENT = "add the component k8s/components/dra (Helm: dra.enabled)"
 
 
-async def lines(here: Situation) -> Lines:
-    """Of this subject; what a driver needs, only where this node may have one."""
-    if not may_use_dra(here):
+async def lines(context: Context) -> Lines:
+    """The lines of this subject; what a driver needs, only where this node may have one."""
+    if not offer.may_use_dra(context):
         yield "DRA", unused("allocation.api is device-plugin")
         return
-    yield "DRA", _support(here)
-    support = await here.see_or(dra_support, None)
+    yield "DRA", _support(context)
+    support = await context.probe_or(offer.dra_support, None)
     if support is not None and not support.available:
         return
-    for driver in here.drivers:
-        yield f"DRA registry of {driver}", _registry(here, driver)
-        yield f"DRA directory of {driver}", _directory(here, driver)
-        yield f"DRA slices of {driver}", _slices(here, driver)
-        yield f"DRA features for {driver}", _features(here, driver)
-        if here.config.dra.partitions:
-            yield f"DRA counters for {driver}", _counters(here, driver)
-        yield f"DeviceClass {driver}", _device_class(here, driver)
-        yield f"resource names of {driver}", _resource_names(here, driver)
-        yield f"policy {_POLICY}", _policy(here, driver)
+    for driver in context.drivers:
+        yield f"DRA registry of {driver}", _registry(context, driver)
+        yield f"DRA directory of {driver}", _directory(context, driver)
+        yield f"DRA slices of {driver}", _slices(context, driver)
+        yield f"DRA features for {driver}", _features(context, driver)
+        if context.config.dra.partitions:
+            yield f"DRA counters for {driver}", _counters(context, driver)
+        yield f"DeviceClass {driver}", _device_class(context, driver)
+        yield f"resource names of {driver}", _resource_names(context, driver)
+        yield f"policy {_POLICY}", _policy(context, driver)
 
 
-async def _support(here: Situation) -> Finding:
-    support = await here.see(dra_support)
+async def _support(context: Context) -> Check:
+    support = await context.probe(offer.dra_support)
     if support.available:
         return ok(support.reason)
-    if asks_for(here.config, "dra", here.node_name):
+    if asks_for(context.config, "dra", context.node_name):
         return wrong(
             f"impossible: {support.reason}",
             "update it, or set allocation.api to auto: the node then offers its cards by the "
             "device plugin",
-            here.command("config show", *here.options),
+            context.command("config show", *context.options),
         )
     return ok(f"allocation.api is auto, and that is the device plugin: {support.reason}")
 
 
-@asynccontextmanager
-async def _asked() -> AsyncIterator[Api]:
-    """The API server, for the time of the context.
-
-    Raises:
-        Unseen: it does not answer, or refuses to.
-    """
-    api = Api(deadline=DEADLINE)
-    try:
-        yield api
-    except ApiError as error:
-        raise Unseen(error.what) from error
-    finally:
-        await api.close()
-
-
-async def _registry(here: Situation, driver: str) -> Finding:
+async def _registry(context: Context, driver: str) -> Check:
     """Whether the agent can register there, and whether another driver of its name does."""
-    path = here.directory.parent / REGISTRY
+    path = context.directory.parent / REGISTRY
     remedy = f"start the kubelet, which makes it; in a Pod, mount the host's there: {_COMPONENT}"
-    found = writable(here, await probe(lambda: directory(path)), remedy)
+    found = writable(context, await context.in_thread(lambda: directory(path)), remedy)
     if found.remedy:
         return found
-    names = await probe(lambda: sorted(each.name for each in path.iterdir()))
+    names = await context.in_thread(lambda: sorted(each.name for each in path.iterdir()))
     theirs = [
         name
         for name in names
@@ -105,17 +93,17 @@ async def _registry(here: Situation, driver: str) -> Finding:
     return ok(f"{found.detail}; {ours} of our sockets")
 
 
-async def _directory(here: Situation, driver: str) -> Finding:
-    path = here.directory.parent / PLUGINS / driver
+async def _directory(context: Context, driver: str) -> Check:
+    path = context.directory.parent / PLUGINS / driver
     remedy = f"let the agent write the host's {path}, by the same path: {_COMPONENT}"
-    place = await probe(lambda: directory(existing(path)))
-    return writable(here, place, remedy)
+    place = await context.in_thread(lambda: directory(existing(path)))
+    return writable(context, place, remedy)
 
 
-async def _slices(here: Situation, driver: str) -> Finding:
+async def _slices(context: Context, driver: str) -> Check:
     """Whether there are any, and whose."""
-    node = _node(here)
-    async with _asked() as api:
+    node = node_name(context)
+    async with context.api_server() as api:
         found = (await resourceslices.read(api, node, driver)).slices
     ours = {slices.name(at, driver, node) for at in range(_MOST_SLICES)}
     if theirs := sorted(found.keys() - ours):
@@ -125,31 +113,25 @@ async def _slices(here: Situation, driver: str) -> Finding:
             "kubectl get daemonsets -A | grep -i -e dra -e npu",
         )
     if not found:
-        if await here.see_or(owner, Owner()) is None:
+        if await context.probe_or(owner, Owner()) is None:
             return note("none, and no npu-agent serves this node")
         return wrong(
             "none, though an agent serves this node",
             "it may have another configuration; else readiness and its log have the reason",
-            here.agent_log,
+            context.agent_log,
         )
     devices = sum(len(each.get("spec", {}).get("devices") or ()) for each in found.values())
     return ok(f"{len(found)}, with {devices} device(s)")
 
 
-def _node(here: Situation) -> str:
-    if here.node_name is None:
-        raise Unseen("NODE_NAME is not set")
-    return here.node_name
-
-
-async def _features(here: Situation, driver: str) -> Finding:
+async def _features(context: Context, driver: str) -> Check:
     """Whether the API server keeps taints: a dry run, which writes nothing."""
     tainted = {
         "name": "npu-doctor",
         "taints": [{"key": f"{driver}/unhealthy", "effect": Effect.NO_SCHEDULE.value}],
     }
-    wanted = _slice(driver, _node(here), {"devices": [tainted]})
-    async with _asked() as api:
+    wanted = _slice(driver, node_name(context), {"devices": [tainted]})
+    async with context.api_server() as api:
         reply = await resourceslices.dry_run(api, wanted)
     if fields := slices.dropped(wanted, reply):
         return note(
@@ -160,92 +142,135 @@ async def _features(here: Situation, driver: str) -> Finding:
     return ok("the API server keeps taints of devices")
 
 
-async def _counters(here: Situation, driver: str) -> Finding:
-    """Whether the API server keeps what parts of cards take: a dry run, which writes nothing."""
-    core = {"core-0": {"value": "1"}}
-    consumed = {"counterSet": "npu-doctor", "counters": core}
-    sets = [{"name": "npu-doctor", "counters": core}]
-    tried = (
-        {"sharedCounters": sets},
-        {"devices": [{"name": "npu-doctor", "consumesCounters": [consumed]}]},
-    )
-    fields: set[str] = set()
-    async with _asked() as api:
-        for content in tried:
-            wanted = _slice(driver, _node(here), content)
-            fields |= {*slices.dropped(wanted, await resourceslices.dry_run(api, wanted))}
-    if fields:
+async def _counters(context: Context, driver: str) -> Check:
+    """Whether the API server keeps what parts of cards take: the agent tries it and reports it."""
+    found = (await context.probe(report)).dra
+    if found is None:
+        raise Unknown("no npu-agent answers that knows: ask in its Pod")
+    dropped = {field for one in found if one.driver == driver for field in one.slices.dropped}
+    if fields := sorted(COUNTERS & dropped):
         return note(
-            f"the API server drops {', '.join(sorted(fields))}: dra.partitions has no effect",
+            f"the API server drops {', '.join(fields)}: dra.partitions has no effect",
             "cards are offered whole; the feature gate DRAPartitionableDevices is on by default "
             "from Kubernetes 1.36 on",
         )
     return ok("the API server keeps counters: cards are cut on demand")
 
 
-async def _device_class(here: Situation, driver: str) -> Finding:
+async def _device_class(context: Context, driver: str) -> Check:
     try:
-        async with _asked() as api:
+        async with context.api_server() as api:
             await resourceclaims.device_class(api, driver)
-    except Unseen as unseen:
-        match unseen.__cause__:
-            case ApiError(kind=Kind.NOT_FOUND):
+    except ApiError as error:
+        match error.kind:
+            case Kind.NOT_FOUND:
                 return wrong(
                     "missing: a claim that names it stays Pending",
                     "apply again what the agent was installed from, with the component "
                     "k8s/components/dra: kubectl apply -k OVERLAY; if that was Helm: helm upgrade "
-                    f"npu-agent k8s/chart --namespace {here.namespace} --reset-then-reuse-values "
-                    "--set dra.enabled=true",
+                    f"npu-agent k8s/chart --namespace {context.namespace} "
+                    "--reset-then-reuse-values --set dra.enabled=true",
                     "kubectl get daemonsets -A -l app.kubernetes.io/part-of=npu-agent "
                     "-L app.kubernetes.io/managed-by",
                 )
-            case ApiError(kind=Kind.FORBIDDEN):
+            case Kind.FORBIDDEN:
                 return _for_administrators(f"kubectl get deviceclass {driver}")
         raise
     return ok("there")
 
 
-async def _resource_names(here: Situation, driver: str) -> Finding:
+async def _resource_names(context: Context, driver: str) -> Check:
     """Whether Pods that ask by the names of resources are given cards."""
     try:
-        async with _asked() as api:
-            found = await resourceclaims.device_classes(api)
-            every = (await resourceslices.read(api, None, driver)).slices.values()
-    except Unseen as unseen:
-        match unseen.__cause__:
-            case ApiError(kind=Kind.FORBIDDEN):
-                return _for_administrators("npu-agent doctor on the host, with a kubeconfig")
+        async with context.api_server() as api:
+            classes = await resourceclaims.device_classes(api)
+    except ApiError as error:
+        if error.kind is Kind.FORBIDDEN:
+            return _for_administrators("npu-agent doctor on the host, with a kubeconfig")
         raise
-    return classes.judged(
-        driver,
-        [classes.device_class(each) for each in found],
-        [device for each in every for device in each.get("spec", {}).get("devices") or ()],
-        part(await own_node(here), "status", "allocatable"),
-    )
+    allocatable = part(await own_node(context), "status", "allocatable")
+    return resource_names(driver, classes, allocatable)
 
 
-def _for_administrators(how: str) -> Finding:
+def resource_names(
+    driver: str, classes: Collection[Mapping[str, Any]], allocatable: Mapping[str, str]
+) -> Check:
+    """What is odd about the classes that stand for resource names of a driver.
+
+    Args:
+        driver: its name.
+        classes: all DeviceClasses of the cluster.
+        allocatable: of the Node.
+    """
+    by_resource: dict[str, list[Mapping[str, Any]]] = {}
+    for one in classes:
+        if resource := part(one, "spec").get("extendedResourceName"):
+            by_resource.setdefault(resource, []).append(one)
+    ours = {
+        resource: same
+        for resource, same in sorted(by_resource.items())
+        if any(_concerns(one, driver) for one in same)
+    }
+    if not ours:
+        return unused("no class has a resource name: Pods ask for cards by claims")
+    if several := [_rivals(name, same) for name, same in ours.items() if len(same) > 1]:
+        return wrong(
+            "; ".join(several),
+            "of several the newest counts: keep one, and delete the others "
+            "(kubectl delete deviceclass NAME) or their extendedResourceName",
+            _CLASSES,
+        )
+    if plugged := [f"{allocatable[one]} {one}" for one in ours if allocatable.get(one, "0") != "0"]:
+        return note(
+            f"a device plugin still offers {', '.join(plugged)} here: Pods that ask for it are "
+            "given those, and nothing of the slices of this node",
+            "cards move when their Pods have ended (allocation.api); else another device plugin "
+            "registers that name: delete it",
+            _CLASSES,
+        )
+    return ok(f"{len(ours)} resource name(s), each of one class")
+
+
+def _concerns(one: Mapping[str, Any], driver: str) -> bool:
+    """Whether a class is about the driver: it names it, or a resource of its vendor."""
+    vendor = driver.partition(".")[2]
+    domain = str(part(one, "spec")["extendedResourceName"]).partition("/")[0]
+    return f".{domain}".endswith(f".{vendor}") or f'"{driver}"' in str(one["spec"])
+
+
+def _rivals(resource: str, classes: Collection[Mapping[str, Any]]) -> str:
+    """Of the classes of one resource name the scheduler takes the newest.
+
+    Of the same age it takes the first by name: k8s.io/kubernetes, extendedresourcecache.go.
+    """
+    created = {one["metadata"]["name"]: one["metadata"]["creationTimestamp"] for one in classes}
+    *others, last = names = sorted(created)
+    newest = max(names, key=created.__getitem__)  # the first of several
+    listed = f"{', '.join(others)} and {last}"
+    return f"{resource} is the resource name of {listed}: the scheduler takes {newest}"
+
+
+def _for_administrators(how: str) -> Check:
     return unused(f"the agent does not read it; an administrator may: {how}")
 
 
-async def _policy(here: Situation, driver: str) -> Finding:
+async def _policy(context: Context, driver: str) -> Check:
     """Whether a slice of another node is refused: a dry run, which writes nothing."""
-    if not here.in_pod:
+    if not context.in_pod:
         return unused("it is about the agent's own account: ask in its Pod")
     wanted = _slice(driver, "npu-doctor.invalid", {"devices": []})
     try:
-        async with _asked() as api:
+        async with context.api_server() as api:
             await resourceslices.dry_run(api, wanted)
-    except Unseen as unseen:
-        error = unseen.__cause__
-        if not isinstance(error, ApiError) or error.kind is not Kind.FORBIDDEN:
+    except ApiError as error:
+        if error.kind is not Kind.FORBIDDEN:
             raise
         if _POLICY in error.what:
             return ok("this account may not write slices of other nodes")
         return unknown(f"refused, and not by that policy: {error.what}")
     return note(
         "this account may write slices of other nodes",
-        f"{_COMPONENT}, which has the policy, and apply it: {here.apply_again()}; the policy's "
+        f"{_COMPONENT}, which has the policy, and apply it: {context.apply_again()}; the policy's "
         "condition has to match this ServiceAccount",
     )
 

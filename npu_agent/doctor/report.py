@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from npu_agent.doctor.check import Check, Verdict
+from npu_agent.doctor.check import Check, State
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_STYLES = {Verdict.WRONG: "red", Verdict.NOTE: "yellow", Verdict.UNKNOWN: "yellow"}
+_STYLES = {State.WRONG: "red", State.NOTE: "yellow", State.UNKNOWN: "yellow"}
 
 _NAME = 22
 """Columns for names in a terminal; nearly all are shorter."""
@@ -18,7 +18,7 @@ _NAME = 22
 
 def to_fix(checks: Iterable[Check]) -> tuple[Check, ...]:
     """What is wrong and no consequence of something else, in the order in which to fix it."""
-    return tuple(one for one in checks if one.state is Verdict.WRONG and not one.follows)
+    return tuple(one for one in checks if one.state is State.WRONG and not one.follows)
 
 
 def parts(checks: Sequence[Check], *, everything: bool, columns: int | None) -> Iterator[object]:
@@ -49,12 +49,12 @@ def parts(checks: Sequence[Check], *, everything: bool, columns: int | None) -> 
 
 
 def _folded(check: Check) -> bool:
-    return check.state is Verdict.UNUSED or bool(check.follows)
+    return check.state is State.UNUSED or bool(check.follows)
 
 
 def _left_out(checks: Sequence[Check]) -> str:
     follow = sum(bool(one.follows) for one in checks)
-    unused = sum(one.state is Verdict.UNUSED for one in checks)
+    unused = sum(one.state is State.UNUSED for one in checks)
     words = [f"lines that follow from others ({follow})"] * bool(follow)
     words += [f"lines that do not apply here ({unused})"] * bool(unused)
     return f"Not shown: {', '.join(words)}; --all shows them"
@@ -73,7 +73,7 @@ def _fixes(checks: Sequence[Check]) -> Table:
 
 def _section(checks: Sequence[Check], numbers: Mapping[Check, int], width: int) -> Table:
     """The lines of one subject; names take `width` columns."""
-    table = _table(len(Verdict.UNKNOWN.value), width)
+    table = _table(len(State.UNKNOWN.value), width)
     for check in checks:
         found = check.detail
         if check in numbers:
@@ -108,10 +108,10 @@ def lines(checks: Iterable[Check]) -> str:
 def summary(checks: Iterable[Check]) -> str:
     """How many lines there are of each state."""
     states = [check.state for check in checks]
-    counts = {state: states.count(state) for state in Verdict if state is not Verdict.UNUSED}
+    counts = {state: states.count(state) for state in State if state is not State.UNUSED}
     return ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
 
 
 def failed(checks: Iterable[Check]) -> bool:
     """Whether anything is wrong, for the exit code."""
-    return any(check.state is Verdict.WRONG for check in checks)
+    return any(check.state is State.WRONG for check in checks)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
-import socket
 import stat
-import struct
 from collections.abc import Iterable
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.core.trouble import Trouble, TroubleKind, kind_of
-from npu_agent.doctor.check import KUBELET, Finding, Lines, Unseen, note, ok, wrong
-from npu_agent.doctor.places import writable
-from npu_agent.doctor.probe import Directory, Process, directory, probe, process
-from npu_agent.doctor.situation import Situation
-from npu_agent.files import SOCKET_PATH_MAX
+from npu_agent.doctor.check import KUBELET, SUDO, Check, Lines, Unknown, note, ok, unknown, wrong
+from npu_agent.doctor.context import Context
+from npu_agent.doctor.directories import Directory, directory, writable
+from npu_agent.files import SOCKET_PATH_MAX, regular
 from npu_agent.kubelet import KUBELET_SOCKET
+from npu_agent.kubelet.ownership import Owner, lock_path, owner_of
 from npu_agent.kubelet.rpc import ask
 from npu_agent.text import reason
 
-_ANSWER = 2.0
-"""Seconds for a plugin to answer."""
 _OURS = "-[0-9a-f]{8}[.]sock"
 """What follows the configured name in that of one of our sockets: see
 `npu_agent.outputs.deviceplugin.endpoint`."""
@@ -36,26 +32,63 @@ _AS_ROOT = (
 )
 
 
-async def lines(here: Situation) -> Lines:
-    """Of this subject."""
-    yield "plugin directory", _plugin_directory(here)
-    yield KUBELET_SOCKET, _kubelet_socket(here)
-    yield "socket path", _socket_path(here)
-    yield "our sockets", _our_sockets(here)
-    yield "other plugins", _other_plugins(here)
+async def user(context: Context) -> Lines:
+    """The line on the user of this process."""
+    yield "uid", _uid(context)
 
 
-async def plugin_directory(here: Situation) -> Directory:
+async def lines(context: Context) -> Lines:
+    """The lines of this subject."""
+    yield "plugin directory", _plugin_directory(context)
+    yield KUBELET_SOCKET, _kubelet_socket(context)
+    yield "socket path", _socket_path(context)
+    yield "our sockets", _our_sockets(context)
+    yield "other plugins", _other_plugins(context)
+
+
+async def _uid(context: Context) -> Check:
+    if context.uid == 0:
+        return ok("0, as the kubelet's directory needs it")
+    found = await context.probe_or(plugin_directory, None)
+    if found is not None and (found.writable or not found.there):
+        return ok(f"{context.uid}, which may write to the plugin directory")
+    if context.in_pod:
+        detail = f"{context.uid}, which may not write to the plugin directory"
+        return wrong(detail, f"{_AS_ROOT}; no capability is needed", context.apply_again())
+    return unknown(f"{context.uid}: what only root may see is left out", SUDO)
+
+
+async def plugin_directory(context: Context) -> Directory:
     """The kubelet's, for device plugins."""
-    return await probe(lambda: directory(here.directory))
+    return await context.in_thread(lambda: directory(context.directory))
 
 
-async def _plugin_directory(here: Situation) -> Finding:
+async def owner(context: Context) -> Owner | None:
+    """The npu-agent that serves this node; None: none does."""
+    return await context.in_thread(lambda: owner_at(context.directory))
+
+
+def owner_at(path: Path) -> Owner | None:
+    """Who holds the lock in this directory; takes a shared one for an instant, which harms none."""
     try:
-        found = await here.see(plugin_directory)
-    except Unseen as unseen:
-        if unseen.kind is TroubleKind.DENIED and here.in_pod:
-            return wrong(unseen.why, _AS_ROOT, here.apply_again())
+        descriptor = regular(lock_path(path), os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return owner_of(descriptor)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+async def _plugin_directory(context: Context) -> Check:
+    try:
+        found = await context.probe(plugin_directory)
+    except Unknown as error:
+        if error.kind is TroubleKind.DENIED and context.in_pod:
+            return wrong(error.why, _AS_ROOT, context.apply_again())
         raise
     if not found.there:
         return wrong(
@@ -68,19 +101,19 @@ async def _plugin_directory(here: Situation) -> Finding:
         return wrong(
             f"{found.path} is mounted read-only",
             "mount it without readOnly: the agent makes its socket there",
-            here.apply_again() if here.in_pod else f"findmnt -T {found.path}",
+            context.apply_again() if context.in_pod else f"findmnt -T {found.path}",
         )
-    return writable(here, found, _AS_ROOT)
+    return writable(context, found, _AS_ROOT)
 
 
-def _socket_path(here: Situation) -> Finding:
-    path = here.directory / f"{here.config.socket_name}-01234567.sock"
+async def _socket_path(context: Context) -> Check:
+    path = context.directory / f"{context.config.socket_name}-01234567.sock"
     length = len(os.fsencode(path))
     if length > SOCKET_PATH_MAX:
         return wrong(
             f"that of our socket has {length} bytes, and Linux takes {SOCKET_PATH_MAX}",
             f"shorten pluginDir or socketName by {length - SOCKET_PATH_MAX}",
-            here.command("config show", *here.options),
+            context.command("config show", *context.options),
         )
     return ok(f"{length} bytes of at most {SOCKET_PATH_MAX}")
 
@@ -93,20 +126,15 @@ class Socket:
     ours: bool
     """Whether it is named like one that an npu-agent of this configuration makes."""
     trouble: Trouble | None = None
-    """Why nobody takes connections; None: somebody does."""
+    """Why no connection is taken; None: one is."""
     plugin: bool = False
-    """Whether it answers as a device plugin does."""
-    by: Process | None = None
-    """The process that made it, where /proc has it."""
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.by})" if self.by else self.name
+    """Whether it is another's, and answers as a device plugin does."""
 
 
-async def sockets(here: Situation) -> tuple[Socket, ...]:
+async def sockets(context: Context) -> tuple[Socket, ...]:
     """All in the plugin directory."""
-    names = await probe(lambda: _socket_names(here.directory))
-    return tuple(await asyncio.gather(*(_socket(here, name) for name in names)))
+    names = await context.in_thread(lambda: _socket_names(context.directory))
+    return tuple(await asyncio.gather(*(_socket(context, name) for name in names)))
 
 
 def _socket_names(path: Path) -> list[str]:
@@ -115,43 +143,33 @@ def _socket_names(path: Path) -> list[str]:
     return sorted(item.name for item in path.iterdir() if stat.S_ISSOCK(item.lstat().st_mode))
 
 
-async def _socket(here: Situation, name: str) -> Socket:
-    """Connects, and asks anyone but the kubelet and our own for a device plugin's options."""
-    path = here.directory / name
-    ours = re.fullmatch(re.escape(here.config.socket_name) + _OURS, name) is not None
+async def _socket(context: Context, name: str) -> Socket:
+    """Connects, and asks all but the kubelet's and our own for a device plugin's options."""
+    path, deadline = context.directory / name, context.timing.connection
+    ours = re.fullmatch(re.escape(context.config.socket_name) + _OURS, name) is not None
     try:
-        async with asyncio.timeout(_ANSWER):
+        async with asyncio.timeout(deadline):
             _, writer = await asyncio.open_unix_connection(str(path))
     except OSError as error:  # a TimeoutError, too
-        why = reason(error) or f"no answer within {_ANSWER:g} s"
+        why = reason(error) or f"no answer within {deadline:g} s"
         return Socket(name=name, ours=ours, trouble=Trouble(what=why, kind=kind_of(error)))
-    with closing(writer):
-        credentials = writer.get_extra_info("socket").getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-        )
-    by: Process | None = None
-    with suppress(Unseen):
-        by = await probe(lambda: process(here.proc, struct.unpack("3i", credentials)[0]))
-    return Socket(
-        name=name,
-        ours=ours,
-        plugin=name != KUBELET_SOCKET and not ours and await _is_plugin(path),
-        by=by,
-    )
+    writer.close()
+    other = name != KUBELET_SOCKET and not ours
+    return Socket(name=name, ours=ours, plugin=other and await _is_plugin(path, deadline))
 
 
-async def _is_plugin(path: Path) -> bool:
+async def _is_plugin(path: Path, deadline: float) -> bool:
     try:
-        async with asyncio.timeout(_ANSWER):
+        async with asyncio.timeout(deadline):
             await ask(path, "/v1beta1.DevicePlugin/GetDevicePluginOptions", most=1 << 16)
     except (OSError, ValueError, GRPCError, ProtocolError, StreamTerminatedError):
         return False
     return True
 
 
-async def _kubelet_socket(here: Situation) -> Finding:
-    path = here.directory / KUBELET_SOCKET
-    every = await here.see(sockets)
+async def _kubelet_socket(context: Context) -> Check:
+    path = context.directory / KUBELET_SOCKET
+    every = await context.probe(sockets)
     found = next((each for each in every if each.name == KUBELET_SOCKET), None)
     if found is None:
         return wrong(
@@ -162,8 +180,8 @@ async def _kubelet_socket(here: Situation) -> Finding:
         )
     if found.trouble is None:
         return ok(f"{path} takes connections")
-    if found.trouble.kind is TroubleKind.DENIED and here.uid:
-        raise Unseen(f"{path}: {found.trouble}", TroubleKind.DENIED)
+    if found.trouble.kind is TroubleKind.DENIED and context.uid:
+        raise Unknown(f"{path}: {found.trouble}", TroubleKind.DENIED)
     return wrong(
         f"{path}: {found.trouble}",
         "the kubelet has ended or hangs: read journalctl -u kubelet, and restart it",
@@ -171,58 +189,58 @@ async def _kubelet_socket(here: Situation) -> Finding:
     )
 
 
-async def _our_sockets(here: Situation) -> Finding:
-    ours = [each for each in await here.see(sockets) if each.ours]
+async def _our_sockets(context: Context) -> Check:
+    ours = [each for each in await context.probe(sockets) if each.ours]
     if left := [each.name for each in ours if each.trouble]:
         return note(
-            f"nobody serves {', '.join(left)}",
+            f"no process serves {', '.join(left)}",
             "harmless: left behind by an agent that was killed; the kubelet removes them when it "
             "starts, and so may you",
         )
     return ok(f"{len(ours)} served" if ours else "none")
 
 
-async def _other_plugins(here: Situation) -> Finding:
+async def _other_plugins(context: Context) -> Check:
     """Whether another device plugin serves this node, and may be one for the same cards."""
-    others = [each for each in await here.see(sockets) if each.plugin]
+    others = [each for each in await context.probe(sockets) if each.plugin]
     # A plugin may name its socket after its resource, a.b/npu: npu.sock.
-    families = (family for vendor in here.vendors for family in vendor.spec.families)
-    words = (here.config.socket_name, *_plugin_words(here), *families)
+    families = (family for vendor in context.vendors for family in vendor.spec.families)
+    words = (context.config.socket_name, *_plugin_words(context), *families)
     rivals = [each for each in others if any(word in each.name for word in words)]
     if rivals:
         return wrong(
-            f"{_joined(rivals)} answers as a device plugin and is not npu-agent's: by its name "
+            f"{_names(rivals)} answers as a device plugin and is not npu-agent's: by its name "
             "one for the same cards, which both would hand out",
-            delete_plugin(here),
-            list_plugins(here),
+            delete_plugin(context),
+            list_plugins(context),
         )
-    return ok(f"{_joined(others)}: by the name for other devices" if others else "none")
+    return ok(f"{_names(others)}: by the name for other devices" if others else "none")
 
 
-def _plugin_words(here: Situation) -> tuple[str, ...]:
-    return tuple(vendor.profile.plugins for vendor in here.vendors)
+def _plugin_words(context: Context) -> tuple[str, ...]:
+    return tuple(vendor.profile.plugins for vendor in context.vendors)
 
 
-def delete_plugin(here: Situation, unless: str = "") -> str:
+def delete_plugin(context: Context, unless: str = "") -> str:
     """The remedy for a second plugin; `unless` is what else it may be."""
     return (
-        f"delete the vendor's DaemonSet: {list_plugins(here)}; two "
+        f"delete the vendor's DaemonSet: {list_plugins(context)}; two "
         "plugins take a resource from each other, and the kubelet reports it to neither"
         f"{unless and f'. ({unless})'}"
     )
 
 
-def list_plugins(here: Situation) -> str:
+def list_plugins(context: Context) -> str:
     """The command that shows other device plugins of the cluster."""
-    words = " -e ".join((*_plugin_words(here), "npu"))
+    words = " -e ".join((*_plugin_words(context), "npu"))
     return f"kubectl get daemonsets -A | grep -i -e {words}"
 
 
-def _joined(sockets: Iterable[Socket]) -> str:
-    return ", ".join(map(str, sockets))
+def _names(found: Iterable[Socket]) -> str:
+    return ", ".join(each.name for each in found)
 
 
-async def candidates(here: Situation) -> str:
-    """Which sockets a second plugin may have."""
-    others = [each for each in await here.see_or(sockets, ()) if each.plugin]
-    return f"; its socket may be {_joined(others)}" if others else ""
+async def candidates(context: Context) -> str:
+    """Which sockets a second plugin may have: words for the end of a sentence."""
+    others = [each for each in await context.probe_or(sockets, ()) if each.plugin]
+    return f"; its socket may be {_names(others)}" if others else ""

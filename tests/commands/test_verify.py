@@ -19,7 +19,7 @@ import pytest
 
 from npu_agent.commands import verify as room
 from npu_agent.core.hardware import CardState
-from npu_agent.doctor.check import Check, Verdict
+from npu_agent.doctor.check import Check, State
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.simulator.tree import STATE_DIR
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -46,7 +46,7 @@ class Container:
         return {
             name: f"{check.detail}; {check.remedy}"
             for name, check in self.checks(expect).items()
-            if check.state is not Verdict.OK
+            if check.state is not State.OK
         }
 
     def node(self, path: str) -> Path:
@@ -269,7 +269,7 @@ def test_a_node_that_hangs_holds_up_no_other_card(
     opening("npu0", None)
     checks = container.checks()
     assert "no answer within 0.3 s (8 more of the card" in checks["/dev/npu0"].detail
-    assert checks["npu1"].state is Verdict.OK
+    assert checks["npu1"].state is State.OK
 
 
 def test_what_stands_there_has_to_be_a_device(warboy: Container) -> None:

@@ -5,27 +5,25 @@ from __future__ import annotations
 import pytest
 
 from npu_agent.doctor.causes import CAUSES, with_causes
-from npu_agent.doctor.check import Check, Verdict
+from npu_agent.doctor.check import Check, State
 
-WRONG, UNKNOWN, NOTE, OK = Verdict.WRONG, Verdict.UNKNOWN, Verdict.NOTE, Verdict.OK
+WRONG, UNKNOWN, NOTE, OK = State.WRONG, State.UNKNOWN, State.NOTE, State.OK
 
 
-def followed(**states: Verdict) -> dict[str, str]:
+def followed(**states: State) -> dict[str, str]:
     """The lines that follow from others, with these; ``_`` stands for a space."""
     checks = with_causes(Check(name.replace("_", " "), state, "") for name, state in states.items())
     return {one.name: one.follows for one in checks if one.follows}
 
 
 @pytest.mark.parametrize("state", [WRONG, UNKNOWN, NOTE])
-def test_what_is_wrong_explains_what_comes_behind_it(state: Verdict) -> None:
+def test_what_is_wrong_explains_what_comes_behind_it(state: State) -> None:
     lines = {"plugin directory": WRONG, "kubelet.sock": state, "pod-resources": state}
     assert followed(**lines) == dict.fromkeys(("kubelet.sock", "pod-resources"), "plugin directory")
 
 
 def test_what_is_well_follows_from_nothing_and_explains_nothing() -> None:
-    assert (
-        followed(**{"kubelet.sock": WRONG, "pod-resources": OK, "readiness": Verdict.UNUSED}) == {}
-    )
+    assert followed(**{"kubelet.sock": WRONG, "pod-resources": OK, "readiness": State.UNUSED}) == {}
     assert followed(**{"kubelet.sock": OK, "pod-resources": WRONG}) == {}
     assert followed(**{"kubelet.sock": NOTE, "pod-resources": WRONG}) == {}
 

@@ -72,7 +72,6 @@ async def test_beside_a_running_agent(base: Path) -> None:
             "config": "ok",
             "rights": "n/a",
             "uid": "ok",
-            "privileges": "n/a",
             "/sys": "ok",
             "/dev": "ok",
             "driver warboy": "ok",

@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent.config import AllocationConfig, ResourceSpec
 from npu_agent.config.schema import DraConfig
-from npu_agent.doctor.check import Verdict
+from npu_agent.doctor.check import State
 from npu_agent.doctor.report import to_fix
 from tests.doctor.helpers import RESOURCE, Node, unserved
 
@@ -32,7 +32,7 @@ def claims(node: Node) -> Node:
     unserved(kubelet / "plugins_registry" / OURS)
     node.reconfigure(allocation=AllocationConfig(api="dra"))
     node.api.node["status"]["allocatable"][RESOURCE] = "0"
-    node.api.dra.classes = [named("whole", RESOURCE)]
+    node.api.classes = [named("whole", RESOURCE)]
     return node
 
 
@@ -48,7 +48,7 @@ def named(name: str, resource: str, created: str = "2026-11-22T07:00:00Z") -> di
     }
 
 
-async def lines(node: Node) -> dict[str, tuple[Verdict, str, str]]:
+async def lines(node: Node) -> dict[str, tuple[State, str, str]]:
     return {
         name: (check.state, check.detail, check.remedy)
         for name, check in (await node.examined()).items()
@@ -59,28 +59,28 @@ async def lines(node: Node) -> dict[str, tuple[Verdict, str, str]]:
 async def test_a_node_that_does_dra(claims: Node) -> None:
     found = await claims.examined()
     assert [name for name in found if name in LINES] == LINES
-    assert {found[name].state for name in LINES} == {Verdict.OK}, found
+    assert {found[name].state for name in LINES} == {State.OK}, found
     assert "the kubelet is v1.36.3" in found["DRA"].detail
     assert found[SLICES].detail == "1, with 2 device(s)"
     assert "1 of our sockets" in found[REGISTRY].detail
     # The kubelet's device manager is to know of none of these cards.
     assert f"resource {RESOURCE}" not in found
     assert f"allocatable {RESOURCE}" not in found
-    assert [check for check in found.values() if check.state is Verdict.WRONG] == []
+    assert [check for check in found.values() if check.state is State.WRONG] == []
 
 
 async def test_claims_need_a_place_for_cdi_specs(claims: Node) -> None:
-    assert (await claims.examined())["CDI directory"].state is Verdict.OK
+    assert (await claims.examined())["CDI directory"].state is State.OK
     (claims.root / "var/run").mkdir(parents=True)
     (claims.root / "var/run/cdi").write_text("a file")
     found = (await claims.examined())["CDI directory"]
-    assert found.state is Verdict.WRONG
+    assert found.state is State.WRONG
     assert found.remedy.endswith("k8s/components/dra")
 
 
 async def test_where_the_config_wants_no_dra_nothing_is_asked(node: Node) -> None:
     found = await lines(node)
-    assert found == {"DRA": (Verdict.UNUSED, "allocation.api is device-plugin", "")}
+    assert found == {"DRA": (State.UNUSED, "allocation.api is device-plugin", "")}
     assert not [path for path in node.api.asked if "resource.k8s.io" in path]
 
 
@@ -88,7 +88,7 @@ async def test_a_family_by_dra_beside_one_by_the_device_plugin(claims: Node) -> 
     by_dra = ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra")
     claims.reconfigure(allocation=AllocationConfig(), resources=(by_dra,))
     found = await claims.examined()
-    assert found["DRA"].state is Verdict.OK
+    assert found["DRA"].state is State.OK
     assert f"resource {RESOURCE}" in found
     assert "resource furiosa.ai/rngd" not in found
 
@@ -97,16 +97,17 @@ async def test_counters_are_tried_where_cards_are_cut(claims: Node) -> None:
     counters = f"DRA counters for {DRIVER}"
     assert counters not in await claims.examined()
     claims.reconfigure(allocation=AllocationConfig(api="dra"), dra=DraConfig(partitions=True))
-    assert (await claims.examined())[counters].state is Verdict.OK
-    claims.api.dra.keeps_counters = False
+    assert (await claims.examined())[counters].state is State.OK
+    dropped = ["devices.consumesCounters", "sharedCounters"]
+    claims.reports(dra=[{"driver": DRIVER, "slices": {"dropped": dropped}}])
     found = (await claims.examined())[counters]
-    assert found.state is Verdict.NOTE
+    assert found.state is State.NOTE
     assert "drops devices.consumesCounters, sharedCounters" in found.detail
     assert "offered whole; the feature gate DRAPartitionableDevices" in found.remedy
 
 
 def no_dra(node: Node) -> None:
-    node.api.dra.served = False
+    node.api.serves_dra = False
 
 
 def old_kubelet(node: Node) -> None:
@@ -124,12 +125,12 @@ async def test_where_dra_cannot_be(claims: Node, do: Callable[[Node], None], why
     do(claims)
     found = await lines(claims)
     assert found.keys() == {"DRA"}
-    assert found["DRA"][:2] == (Verdict.WRONG, f"impossible: {why}")
+    assert found["DRA"][:2] == (State.WRONG, f"impossible: {why}")
     claims.reconfigure(allocation=AllocationConfig(api="auto"))
     every = await claims.examined()
-    assert every["DRA"].state is Verdict.OK
+    assert every["DRA"].state is State.OK
     assert every["DRA"].detail.endswith(f"that is the device plugin: {why}")
-    assert every[f"resource {RESOURCE}"].state is Verdict.OK
+    assert every[f"resource {RESOURCE}"].state is State.OK
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Break:
 
     do: Callable[[Node], object]
     line: str
-    verdict: Verdict
+    verdict: State
     detail: str
     remedy: str = ""
 
@@ -146,7 +147,7 @@ class Break:
 def says(**values: object) -> Callable[[Node], None]:
     def do(node: Node) -> None:
         for name, value in values.items():
-            setattr(node.api.dra, name, value)
+            setattr(node.api, name, value)
 
     return do
 
@@ -172,65 +173,65 @@ def still_plugged(node: Node) -> None:
 
 def nobody_serves(node: Node) -> None:
     node.lock.close()
-    node.api.dra.slices = {}
+    node.api.slices = {}
 
 
 BREAKS = {
-    "no registry": Break(no_registry, REGISTRY, Verdict.WRONG, "is missing", "mount the host's"),
+    "no registry": Break(no_registry, REGISTRY, State.WRONG, "is missing", "mount the host's"),
     "a second driver": Break(
         registers(f"{DRIVER}-0d5a8e1c-1f3b-4d52-9d2e-0123456789ab-reg.sock"),
         REGISTRY,
-        Verdict.WRONG,
+        State.WRONG,
         f"a second driver registers as {DRIVER}",
         "delete the vendor's DRA driver",
     ),
     "a second driver without an instance": Break(
-        registers(f"{DRIVER}-reg.sock"), REGISTRY, Verdict.WRONG, "a second driver", "delete"
+        registers(f"{DRIVER}-reg.sock"), REGISTRY, State.WRONG, "a second driver", "delete"
     ),
-    "no directory": Break(directory_is_a_file, DIRECTORY, Verdict.WRONG, "is missing", "by the"),
+    "no directory": Break(directory_is_a_file, DIRECTORY, State.WRONG, "is missing", "by the"),
     "somebody else's slices": Break(
         says(slices={"00000-npu.furiosa.ai-n1": 2, "n1-npu.furiosa.ai-x7k2p": 8}),
         SLICES,
-        Verdict.WRONG,
+        State.WRONG,
         "n1-npu.furiosa.ai-x7k2p is not npu-agent's",
         "kubectl delete resourceslice n1-npu.furiosa.ai-x7k2p",
     ),
     "no slices": Break(
-        says(slices={}), SLICES, Verdict.WRONG, "none, though an agent serves", "readiness"
+        says(slices={}), SLICES, State.WRONG, "none, though an agent serves", "readiness"
     ),
     "no slices, and nobody to write them": Break(
-        nobody_serves, SLICES, Verdict.NOTE, "none, and no npu-agent serves this node"
+        nobody_serves, SLICES, State.NOTE, "none, and no npu-agent serves this node"
     ),
     "taints are dropped": Break(
-        says(keeps_taints=False), FEATURES, Verdict.NOTE, "drops devices.taints", "DRADeviceTaints"
+        says(keeps_taints=False), FEATURES, State.NOTE, "drops devices.taints", "DRADeviceTaints"
     ),
-    "no class": Break(says(device_class=404), CLASS, Verdict.WRONG, "missing", "components/dra"),
+    "no class": Break(says(device_class=404), CLASS, State.WRONG, "missing", "components/dra"),
     "a class that may not be read": Break(
-        says(device_class=403), CLASS, Verdict.UNUSED, f"kubectl get deviceclass {DRIVER}"
+        says(device_class=403), CLASS, State.UNUSED, f"kubectl get deviceclass {DRIVER}"
     ),
-    "an API server that fails": Break(says(device_class=500), CLASS, Verdict.UNKNOWN, "500"),
+    "an API server that fails": Break(says(device_class=500), CLASS, State.UNKNOWN, "500"),
     "classes that may not be read": Break(
-        says(classes=403), RESOURCES, Verdict.UNUSED, "an administrator may: npu-agent doctor"
+        says(classes=403), RESOURCES, State.UNUSED, "an administrator may: npu-agent doctor"
     ),
     "two classes for a name": Break(
         says(classes=[named("whole", RESOURCE), named("new", RESOURCE, "2026-11-22T07:00:01Z")]),
         RESOURCES,
-        Verdict.WRONG,
+        State.WRONG,
         f"{RESOURCE} is the resource name of new and whole: the scheduler takes new",
         "kubectl delete deviceclass NAME",
     ),
     "a name that a device plugin serves": Break(
         still_plugged,
         RESOURCES,
-        Verdict.NOTE,
+        State.NOTE,
         f"a device plugin still offers 3 {RESOURCE} here",
         "another device plugin registers that name",
     ),
     "no policy": Break(
-        says(policy=None), POLICY, Verdict.NOTE, "may write slices of other nodes", "ServiceAccount"
+        says(policy=None), POLICY, State.NOTE, "may write slices of other nodes", "ServiceAccount"
     ),
     "another policy": Break(
-        says(policy="of-somebody"), POLICY, Verdict.UNKNOWN, "refused, and not by that policy"
+        says(policy="of-somebody"), POLICY, State.UNKNOWN, "refused, and not by that policy"
     ),
 }
 
@@ -257,8 +258,8 @@ async def test_sockets_of_others_are_none_of_ours(claims: Node) -> None:
 
 
 async def test_on_the_host_the_policy_is_not_judged(claims: Node) -> None:
-    claims.situation = replace(claims.situation, in_pod=False)
-    assert (await lines(claims))[POLICY][0] is Verdict.UNUSED
+    claims.context = replace(claims.context, in_pod=False)
+    assert (await lines(claims))[POLICY][0] is State.UNUSED
 
 
 @pytest.mark.parametrize("api", ["dra", "auto"])
@@ -268,19 +269,19 @@ async def test_without_an_answer_of_the_api_server_only_the_host_is_judged(
     claims.reconfigure(allocation=AllocationConfig(api=api))  # type: ignore[arg-type]
     claims.api.refusal = 503
     found = await lines(claims)
-    good = {name for name in found if found[name][0] is Verdict.OK}
+    good = {name for name in found if found[name][0] is State.OK}
     assert good == {REGISTRY, DIRECTORY}
-    assert {found[name][0] for name in LINES if name not in good} == {Verdict.UNKNOWN}
-    assert Verdict.OK not in {
+    assert {found[name][0] for name in LINES if name not in good} == {State.UNKNOWN}
+    assert State.OK not in {
         check.state for name, check in (await claims.examined()).items() if name == POLICY
     }
 
 
 async def test_without_a_name_of_the_node(claims: Node) -> None:
-    claims.situation = replace(claims.situation, node_name=None)
+    claims.context = replace(claims.context, node_name=None)
     found = await lines(claims)
     for name in ("DRA", SLICES, FEATURES):
-        assert found[name][:2] == (Verdict.UNKNOWN, "NODE_NAME is not set")
+        assert found[name][:2] == (State.UNKNOWN, "NODE_NAME is not set")
 
 
 @pytest.mark.parametrize("api", ["dra", "auto"])
@@ -288,11 +289,11 @@ async def test_all_missing_rights_are_one_thing_to_fix(claims: Node, api: Any) -
     """As after the ClusterRoleBinding was deleted; what follows from that is folded."""
     claims.reconfigure(allocation=AllocationConfig(api=api))
     claims.api.rights.clear()
-    claims.api.dra.denied = {
+    claims.api.denied = {
         ("get", "resourceclaims"),
         *((verb, "resourceslices") for verb in ("list", "watch", "create", "patch", "delete")),
     }
-    claims.port.reasons.append("cannot list ResourceSlices: forbidden")
+    claims.reports(unready=["cannot list ResourceSlices: forbidden"])
     found = to_fix((await claims.examined()).values())
     assert [one.name for one in found] == ["rights"]
     assert found[0].detail == (
@@ -303,7 +304,7 @@ async def test_all_missing_rights_are_one_thing_to_fix(claims: Node, api: Any) -
 
 
 async def test_rights_for_dra_are_not_asked_for_where_it_cannot_be(claims: Node) -> None:
-    claims.api.dra.denied = {("get", "resourceclaims")}
+    claims.api.denied = {("get", "resourceclaims")}
     assert (await claims.examined())["rights"].detail == "missing: resourceclaims (get)"
     old_kubelet(claims)
-    assert (await claims.examined())["rights"].state is Verdict.OK
+    assert (await claims.examined())["rights"].state is State.OK

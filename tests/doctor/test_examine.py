@@ -6,7 +6,6 @@ word.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -15,11 +14,11 @@ import pytest
 
 from npu_agent import simulator
 from npu_agent.config import AllocationConfig, LabelsConfig, TlsConfig
-from npu_agent.doctor import examine, probe
-from npu_agent.doctor.check import Verdict
+from npu_agent.doctor import examine
+from npu_agent.doctor.check import State
 from npu_agent.kubelet.pods import CHECKPOINT
 from npu_agent.simulator.tree import STATE_DIR
-from tests.doctor.helpers import RESOURCE, STATUS, Node, Port, own, unserved
+from tests.doctor.helpers import RESOURCE, Node, Port, own, unserved
 
 OF_RESOURCE = f"resource {RESOURCE}"
 ALLOCATABLE = f"allocatable {RESOURCE}"
@@ -32,7 +31,7 @@ class Break:
 
     do: Callable[[Node], object]
     """What it returns is awaited, if it can be."""
-    lines: dict[str, Verdict]
+    lines: dict[str, State]
     """The lines that change, the broken one first."""
     detail: str = ""
     """Words of the first one."""
@@ -68,7 +67,7 @@ def written(path: str, text: str) -> Callable[[Node], None]:
 
 def situated(**values: object) -> Callable[[Node], None]:
     def do(node: Node) -> None:
-        node.situation = replace(node.situation, **values)  # type: ignore[arg-type]
+        node.context = replace(node.context, **values)  # type: ignore[arg-type]
 
     return do
 
@@ -150,25 +149,24 @@ def denies(right: tuple[str, str]) -> Callable[[Node], None]:
 
 
 def taken(port: Callable[[Node], Port]) -> Callable[[Node], Awaitable[None]]:
-    return lambda node: _taken(node, port(node))
+    return lambda node: _taken(port(node))
 
 
-async def _taken(node: Node, port: Port) -> None:
+async def _taken(port: Port) -> None:
     await port.stop()
-    port.words = "I am nginx"
+    port.healthz = "I am nginx"
     await port.start()
-    (node.proc / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
 
 
 async def no_agent_listens(node: Node) -> None:
-    await node.port.stop()
+    await node.probes.stop()
     await node.pages.stop()
 
 
 def certificate(path: str) -> Callable[[Node], Awaitable[None]]:
     async def configured(node: Node) -> None:
         await node.pages.stop()  # an agent without a good one does not listen there
-        metrics = node.situation.config.metrics
+        metrics = node.context.config.metrics
         none = TlsConfig(cert_file=path, key_file="/none/tls.key")
         node.reconfigure(metrics=replace(metrics, tls=none))
 
@@ -180,50 +178,19 @@ def plain_file_for_a_node(node: Node) -> None:
     shutil.rmtree(node.root / STATE_DIR)
 
 
-BLIND = Verdict.UNKNOWN
-UNKNOWN_CLUSTER = dict.fromkeys(("rights", "Node", ALLOCATABLE, "labels"), Verdict.UNKNOWN)
+BLIND = State.UNKNOWN
+UNKNOWN_CLUSTER = dict.fromkeys(("rights", "Node", ALLOCATABLE, "labels"), State.UNKNOWN)
 
 BREAKS: dict[str, Break] = {
-    # --- what this process may do
-    "privileged": Break(
-        lambda node: (node.proc / "self/status").write_text(
-            "CapEff:\t000001ffffffffff\nNoNewPrivs:\t0\nSeccomp:\t0\n"
-        ),
-        {"privileges": Verdict.NOTE},
-        "is privileged (CapEff 000001ffffffffff)",
-        'capabilities: {drop: ["ALL"]}',
-    ),
-    "more privileges to be gained": Break(
-        lambda node: (node.proc / "self/status").write_text(
-            STATUS.replace("NoNewPrivs:\t1", "NoNewPrivs:\t0")
-        ),
-        {"privileges": Verdict.NOTE},
-        "it may gain privileges",
-        "allowPrivilegeEscalation: false",
-    ),
-    "no seccomp": Break(
-        lambda node: (node.proc / "self/status").write_text(
-            STATUS.replace("Seccomp:\t2", "Seccomp:\t0")
-        ),
-        {"privileges": Verdict.NOTE},
-        "it has no seccomp filter",
-        "seccompProfile: {type: RuntimeDefault}",
-    ),
-    "writable root": Break(
-        lambda node: (node.proc / "self/mounts").write_text("overlay / overlay rw 0 0\n"),
-        {"privileges": Verdict.NOTE},
-        "writable root file system",
-        "readOnlyRootFilesystem: true",
-    ),
     # --- hardware
     "no sysfs": Break(
         removed("sys"),
         {
-            "/sys": Verdict.WRONG,
+            "/sys": State.WRONG,
             **dict.fromkeys(
                 ("cards", "driver warboy", "driver rngd", "PCI", OF_RESOURCE, ALLOCATABLE), BLIND
             ),
-            "cgroups": Verdict.UNUSED,
+            "cgroups": State.UNUSED,
             "labels": BLIND,
         },
         "is missing",
@@ -233,70 +200,68 @@ BREAKS: dict[str, Break] = {
     "no dev": Break(
         removed("dev"),
         {
-            "/dev": Verdict.WRONG,
-            "card npu0": Verdict.WRONG,
-            "card npu1": Verdict.WRONG,
-            ALLOCATABLE: Verdict.WRONG,
+            "/dev": State.WRONG,
+            "card npu0": State.WRONG,
+            "card npu1": State.WRONG,
         },
         "is missing",
         "mount the host's /dev",
     ),
     "no driver": Break(
         unbound,
-        {"PCI": Verdict.WRONG},
+        {"PCI": State.WRONG},
         "no driver is bound to 0000:99:00.0 (1ed2:0000)",
         "load the vendor's driver",
     ),
     "a driver that shows nothing": Break(
-        bound_to("npu"), {"PCI": Verdict.WRONG}, "has a driver (npu)", "dmesg"
+        bound_to("npu"), {"PCI": State.WRONG}, "has a driver (npu)", "dmesg"
     ),
     "handed on to a virtual machine": Break(
-        bound_to("vfio-pci"), {"PCI": Verdict.NOTE}, "handed on by vfio-pci"
+        bound_to("vfio-pci"), {"PCI": State.NOTE}, "handed on by vfio-pci"
     ),
     "a dead card": Break(
         fault("npu0", "dead"),
-        {"card npu0": Verdict.WRONG, ALLOCATABLE: Verdict.WRONG},
-        "unhealthy: alive says 0",
-        "reload its driver",
+        {"card npu0": State.WRONG},
+        "unhealthy, and not handed out: the driver reports the card dead (alive says 0)",
+        "reload the driver",
     ),
     "a card that hangs": Break(
         fault("npu0", "hang"),
-        {"card npu0": Verdict.WRONG, ALLOCATABLE: Verdict.WRONG},
-        "no answer within",
-        "reload its driver",
+        {"card npu0": State.WRONG},
+        "it does not answer (no answer within",
+        "most likely it takes a reboot",
     ),
     "a missing node": Break(
         fault("npu0", "no-node"),
-        {"card npu0": Verdict.WRONG},
+        {"card npu0": State.WRONG},
         "/dev/npu0pe0 is missing",
         "udev",
     ),
     "a node that is none": Break(
         plain_file_for_a_node,
-        {"card npu0": Verdict.WRONG, "card npu1": Verdict.WRONG},
+        {"card npu0": State.WRONG, "card npu1": State.WRONG},
         "/dev/npu0_mgmt is no character device",
         "udev",
     ),
     "a card of no known type": Break(
         written("sys/class/npu_mgmt/npu7_mgmt/device_type", "Frobnicator\n"),
-        {"odd npu7_mgmt": Verdict.NOTE},
+        {"odd npu7_mgmt": State.NOTE},
         "'Frobnicator' is not known",
         "a newer one",
     ),
     "a card that cannot be read": Break(
         lambda node: (node.root / "sys/class/npu_mgmt/npu7_mgmt/device_type").mkdir(parents=True),
-        {"odd npu7_mgmt": Verdict.WRONG, "labels": Verdict.UNKNOWN},
+        {"odd npu7_mgmt": State.WRONG, "labels": State.UNKNOWN},
         "Is a directory",
         "dmesg",
     ),
     "no cards": Break(
         lambda node: [fault(card, "gone")(node) for card in ("npu0", "npu1")],
         {
-            "cards": Verdict.NOTE,
-            "PCI": Verdict.OK,
-            OF_RESOURCE: Verdict.WRONG,
-            ALLOCATABLE: Verdict.WRONG,
-            "labels": Verdict.WRONG,
+            "cards": State.NOTE,
+            "PCI": State.OK,
+            OF_RESOURCE: State.WRONG,
+            "labels": State.WRONG,
         },
         "waits for some",
         gone=("card npu0", "card npu1"),
@@ -305,179 +270,173 @@ BREAKS: dict[str, Break] = {
     "no plugin directory": Break(
         lambda node: shutil.rmtree(node.directory),
         {
-            "plugin directory": Verdict.WRONG,
-            "kubelet.sock": Verdict.WRONG,
-            "our sockets": Verdict.OK,
-            "other plugins": Verdict.OK,
-            "serving agent": Verdict.NOTE,
-            OF_RESOURCE: Verdict.NOTE,
+            "plugin directory": State.WRONG,
+            "kubelet.sock": State.WRONG,
+            "our sockets": State.OK,
+            "other plugins": State.OK,
+            "serving agent": State.NOTE,
+            OF_RESOURCE: State.NOTE,
         },
         "is missing",
         "pluginDir",
     ),
     "no kubelet.sock": Break(
         no_kubelet_socket,
-        {"kubelet.sock": Verdict.WRONG},
+        {"kubelet.sock": State.WRONG},
         "is missing",
         "start the kubelet",
     ),
     "a kubelet that has ended": Break(
         kubelet_gone,
-        {"kubelet.sock": Verdict.WRONG, "pod-resources": Verdict.WRONG},
+        {"kubelet.sock": State.WRONG, "pod-resources": State.WRONG},
         "Connection refused",
         "journalctl -u kubelet",
     ),
     "a socket left behind": Break(
         lambda node: unserved(node.directory / "furiosa-npu-00000000.sock"),
-        {"our sockets": Verdict.NOTE},
-        "nobody serves furiosa-npu-00000000.sock",
+        {"our sockets": State.NOTE},
+        "no process serves furiosa-npu-00000000.sock",
         "harmless",
     ),
     "no pod-resources": Break(
         removed("../pod-resources"),
-        {"pod-resources": Verdict.WRONG},
+        {"pod-resources": State.WRONG},
         "is missing",
         "mount the host's",
     ),
     "a second agent's Pod": Break(
         situated(hostname="npu-agent-other"),
-        {"serving agent": Verdict.NOTE},
+        {"serving agent": State.NOTE},
         "stands by",
         "two DaemonSets",
     ),
     "no agent": Break(
-        unlocked, {"serving agent": Verdict.NOTE}, "no npu-agent serves", "check that its Pod runs"
+        unlocked, {"serving agent": State.NOTE}, "no npu-agent serves", "check that its Pod runs"
     ),
     # --- who else owns the resource
     "the vendor's plugin": Break(
         lambda node: node.serve_plugin("furiosa-npu.sock"),
-        {"other plugins": Verdict.WRONG},
+        {"other plugins": State.WRONG},
         "furiosa-npu.sock",
         "delete the vendor's DaemonSet",
     ),
     "the vendor's plugin on a socket of another name": Break(
         lambda node: node.serve_plugin("furiosa-device-plugin.sock"),
-        {"other plugins": Verdict.WRONG},
+        {"other plugins": State.WRONG},
         "furiosa-device-plugin.sock",
         "grep -i -e furiosa -e npu",
     ),
     "the vendor's plugin on a socket named after its resource": Break(
         lambda node: node.serve_plugin("rngd-4core.24gb.sock"),
-        {"other plugins": Verdict.WRONG},
+        {"other plugins": State.WRONG},
         "rngd-4core.24gb.sock",
         "delete the vendor's DaemonSet",
     ),
     "devices of a second plugin": Break(
         registers(RESOURCE, "NOT-OURS"),
-        {OF_RESOURCE: Verdict.WRONG},
+        {OF_RESOURCE: State.WRONG},
         "device NOT-OURS of it, which no card of this host has: a second plugin",
         "delete the vendor's DaemonSet",
     ),
     "our cards under another name": Break(
         registers("furiosa.ai/warboy", WARBOY.uuid),
-        {OF_RESOURCE: Verdict.WRONG},
+        {OF_RESOURCE: State.WRONG},
         f"has {WARBOY.uuid} as furiosa.ai/warboy, too",
         "delete the vendor's DaemonSet",
     ),
     "our cards by another identity": Break(
         registers("furiosa.ai/warboy", f"{WARBOY.serial}_cores_1"),
-        {OF_RESOURCE: Verdict.WRONG},
+        {OF_RESOURCE: State.WRONG},
         f"has {WARBOY.serial}_cores_1 as furiosa.ai/warboy, too",
         "delete the vendor's DaemonSet",
     ),
     "a device that the kubelet does not know": Break(
         forgets(WARBOY.uuid),
-        {OF_RESOURCE: Verdict.WRONG},
+        {OF_RESOURCE: State.WRONG},
         "knows 1 of 2",
         "readiness",
     ),
     "a checkpoint that is none": Break(
         lambda node: (node.directory / CHECKPOINT).write_text("[]"),
-        {OF_RESOURCE: Verdict.UNKNOWN},
+        {OF_RESOURCE: State.UNKNOWN},
         "not as kubelets write it",
     ),
     # --- directories
     "no CDI directory": Break(
         cdi_is_a_file,
-        {"CDI directory": Verdict.WRONG},
+        {"CDI directory": State.WRONG},
         "is missing",
         "k8s/components/cdi",
     ),
     "no NFD": Break(
         configured(labels=LabelsConfig(output="nfd")),
         {
-            "NFD directory": Verdict.WRONG,
-            "labels": Verdict.WRONG,
-            "rights": Verdict.OK,  # of one less
+            "NFD directory": State.WRONG,
+            "labels": State.WRONG,
+            "rights": State.OK,  # of one less
         },
         "is missing",
         "install Node Feature Discovery",
     ),
     # --- metrics.listen
-    "somebody else's port": Break(
+    "another program's port": Break(
         taken(lambda node: node.pages),
-        {
-            "metrics.listen": Verdict.WRONG,
-            "other plugins": Verdict.OK,  # whose process has a name now
-        },
-        f"held by pid {os.getpid()}",
+        {"metrics.listen": State.WRONG},
+        "cannot be had: another program has it",
         "give metrics.listen another one",
     ),
-    "somebody else's port of the probes": Break(
-        taken(lambda node: node.port),
-        {
-            "metrics.probes": Verdict.WRONG,
-            "other plugins": Verdict.OK,  # as above
-        },
-        f"held by pid {os.getpid()}",
+    "another program's port of the probes": Break(
+        taken(lambda node: node.probes),
+        {"metrics.probes": State.WRONG},
+        "cannot be had: another program has it",
         "give metrics.probes another one",
     ),
     "nobody at its port of the probes": Break(
-        lambda node: node.port.stop(),
-        {"metrics.probes": Verdict.NOTE},
+        lambda node: node.probes.stop(),
+        {"metrics.probes": State.NOTE},
         "while an npu-agent answers on its other address",
         "see its log",
     ),
     "no agent on its ports": Break(
         no_agent_listens,
         {
-            "metrics.listen": Verdict.OK,
-            "metrics.probes": Verdict.OK,
-            "readiness": Verdict.UNUSED,
+            "metrics.listen": State.OK,
+            "metrics.probes": State.OK,
+            "readiness": State.UNUSED,
         },
         "is free",
     ),
     "no such address": Break(
         lambda node: node.reconfigure(
-            metrics=replace(node.situation.config.metrics, listen="192.0.2.1:9100")
+            metrics=replace(node.context.config.metrics, listen="192.0.2.1:9100")
         ),
-        {"metrics.listen": Verdict.WRONG},
+        {"metrics.listen": State.WRONG},
         "192.0.2.1:9100",
         "no such address",
     ),
     "no certificate": Break(
         certificate("/none/tls.crt"),
-        {"metrics.tls": Verdict.WRONG, "metrics.listen": Verdict.NOTE},
+        {"metrics.tls": State.WRONG, "metrics.listen": State.NOTE},
         "/none/tls.crt is missing",
         "mount the Secret",
     ),
     "no certificate that can be read": Break(
         certificate("/proc/self"),  # as where a file of a Secret is mounted that it does not have
-        {"metrics.tls": Verdict.WRONG, "metrics.listen": Verdict.NOTE},
+        {"metrics.tls": State.WRONG, "metrics.listen": State.NOTE},
         "/proc/self cannot be read: this is a directory",
         "may the agent read it?",
     ),
     "no right to ask about clients' tokens": Break(
         lambda node: node.reconfigure(
-            metrics=replace(node.situation.config.metrics, authorization="kubernetes")
+            metrics=replace(node.context.config.metrics, authorization="kubernetes")
         ),
-        {"rights": Verdict.WRONG},
+        {"rights": State.WRONG},
         "missing: tokenreviews (create), subjectaccessreviews (create)",
         "add k8s/components/metrics-authorization",
     ),
     "an agent that is not ready": Break(
-        lambda node: node.port.reasons.append("config: config.yaml:3: unknown key"),
-        {"readiness": Verdict.WRONG},
+        lambda node: node.reports(unready=["config: config.yaml:3: unknown key"]),
+        {"readiness": State.WRONG},
         "config: config.yaml:3: unknown key",
         "/readyz",
     ),
@@ -485,10 +444,10 @@ BREAKS: dict[str, Break] = {
     "no NODE_NAME": Break(
         situated(node_name=None),
         {
-            "NODE_NAME": Verdict.WRONG,
-            "Node": Verdict.UNKNOWN,
-            ALLOCATABLE: Verdict.UNKNOWN,
-            "labels": Verdict.UNKNOWN,
+            "NODE_NAME": State.WRONG,
+            "Node": State.UNKNOWN,
+            ALLOCATABLE: State.UNKNOWN,
+            "labels": State.UNKNOWN,
         },
         "not set",
         "spec.nodeName",
@@ -496,17 +455,17 @@ BREAKS: dict[str, Break] = {
     "another NODE_NAME": Break(
         situated(node_name="n2"),
         {
-            "Node": Verdict.WRONG,
-            "NODE_NAME": Verdict.OK,
-            ALLOCATABLE: Verdict.UNKNOWN,
-            "labels": Verdict.UNKNOWN,
+            "Node": State.WRONG,
+            "NODE_NAME": State.OK,
+            ALLOCATABLE: State.UNKNOWN,
+            "labels": State.UNKNOWN,
         },
         "404",
         "`kubectl get nodes`",
     ),
     "a token that is no good": Break(
         lambda node: setattr(node.api, "refusal", 401),
-        {"API server": Verdict.WRONG, **UNKNOWN_CLUSTER},
+        {"API server": State.WRONG, **UNKNOWN_CLUSTER},
         "401 Unauthorized",
         "delete the Pod to have another",
     ),
@@ -518,66 +477,60 @@ BREAKS: dict[str, Break] = {
     "no right to get nodes": Break(
         denies(("get", "nodes")),
         {
-            "rights": Verdict.WRONG,
-            "Node": Verdict.UNKNOWN,
-            ALLOCATABLE: Verdict.UNKNOWN,
-            "labels": Verdict.UNKNOWN,
+            "rights": State.WRONG,
+            "Node": State.UNKNOWN,
+            ALLOCATABLE: State.UNKNOWN,
+            "labels": State.UNKNOWN,
         },
         "missing: nodes (get)",
         "restore the agent's ServiceAccount",
     ),
     "no right to patch nodes": Break(
-        denies(("patch", "nodes")), {"rights": Verdict.WRONG}, "missing: nodes (patch)", "OVERLAY"
+        denies(("patch", "nodes")), {"rights": State.WRONG}, "missing: nodes (patch)", "OVERLAY"
     ),
     "no right to create Events": Break(
         denies(("create", "events")),
-        {"rights": Verdict.WRONG},
+        {"rights": State.WRONG},
         "missing: events (create)",
     ),
     "a cordoned Node": Break(
-        node_says(spec={"unschedulable": True}), {"Node": Verdict.NOTE}, "cordoned", "uncordon"
+        node_says(spec={"unschedulable": True}), {"Node": State.NOTE}, "cordoned", "uncordon"
     ),
     "a Node that is not Ready": Break(
         node_says(
             status={"conditions": [{"type": "Ready", "status": "False", "message": "no network"}]}
         ),
-        {"Node": Verdict.NOTE},
+        {"Node": State.NOTE},
         "not Ready: no network",
         "journalctl -u kubelet",
     ),
     "nothing allocatable": Break(
         node_says(status={"allocatable": {}}),
-        {ALLOCATABLE: Verdict.WRONG},
+        {ALLOCATABLE: State.WRONG},
         "0 on the Node, 2 healthy",
         "a second plugin owns the resource",
     ),
     "a label that somebody changed": Break(
         labelled(count="7"),
-        {"labels": Verdict.WRONG},
+        {"labels": State.WRONG},
         "npu.count is 7 and should be 2",
         "labels.resync",
     ),
     "labels of somebody else": Break(
         lambda node: own(node, "nfd-master"),
-        {"labels": Verdict.NOTE},
+        {"labels": State.NOTE},
         "set by nfd-master",
         "delete the vendor's feature discovery",
     ),
 }
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hangs here hangs for good: no need to wait for it as long as for a real card."""
-    monkeypatch.setattr(probe, "DEADLINE", 2.0)
-
-
 async def test_a_good_node(node: Node) -> None:
-    lines = await examine.examine(node.situation)
-    assert {line.name: line.state for line in lines if line.state is not Verdict.OK} == {
-        "CDI directory": Verdict.UNUSED,
-        "NFD directory": Verdict.UNUSED,
-        "DRA": Verdict.UNUSED,
+    lines = await examine.examine(node.context)
+    assert {line.name: line.state for line in lines if line.state is not State.OK} == {
+        "CDI directory": State.UNUSED,
+        "NFD directory": State.UNUSED,
+        "DRA": State.UNUSED,
     }
     assert len(lines) == len({line.name for line in lines})
     assert not [line for line in lines if line.remedy]
@@ -597,9 +550,9 @@ async def test_one_break_turns_one_line(name: str, node: Node) -> None:
     line = after[next(iter(broken.lines))]
     assert broken.detail in line.detail
     assert broken.remedy in line.remedy
-    assert line.remedy or line.state is not Verdict.WRONG
+    assert line.remedy or line.state is not State.WRONG
     # It is what to fix, and there is something to type for it.
     assert line.follows == ""
-    assert bool(line.command) is (line.state is Verdict.WRONG)
+    assert bool(line.command) is (line.state is State.WRONG)
     follow = {key for key in changed if after[key].follows}
     assert {after[key].follows for key in follow} <= {line.name, *broken.lines}

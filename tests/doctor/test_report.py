@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from npu_agent.doctor import report
-from npu_agent.doctor.check import Check, Verdict
+from npu_agent.doctor.check import Check, State
 from npu_agent.doctor.examine import examine
 from tests.doctor.helpers import Node
 from tests.outputs.deviceplugin.helpers import golden
@@ -18,7 +18,7 @@ from tests.outputs.deviceplugin.helpers import golden
 GOLDEN = Path(__file__).parent / "golden"
 LONG = Check(
     "resource " + "x" * 60,
-    Verdict.WRONG,
+    State.WRONG,
     "detail " * 40 + "D" * 120,
     "remedy " * 40 + "[bold]R[/]",
     "see --this",
@@ -48,7 +48,7 @@ async def examined(node: Node) -> tuple[Check, ...]:
                 check.detail.replace(base, "/base"),
             ),
         )
-        for check in await examine(node.situation)
+        for check in await examine(node.context)
     )
 
 
@@ -56,11 +56,11 @@ async def test_the_report_of_a_good_node(node: Node) -> None:
     checks = await examined(node)
     found = drawn(checks, 80, everything=True)
     assert found == golden(GOLDEN / "good.txt", found)
-    assert report.summary(checks) == "28 ok"
+    assert report.summary(checks) == "27 ok"
     # Without anything to fix it begins with the first subject.
     assert drawn(checks, 80).startswith("Configuration and this process\nok ")
     assert drawn(checks, 80).endswith(
-        "28 ok\nNot shown: lines that do not apply here (3); --all shows them\n"
+        "27 ok\nNot shown: lines that do not apply here (3); --all shows them\n"
     )
 
 
@@ -99,7 +99,7 @@ def test_in_a_pipe_a_name_is_on_one_line() -> None:
 
 
 def test_a_line_ends_with_the_remedy_if_there_is_one() -> None:
-    wrong = Check("cdi", Verdict.WRONG, "is missing", "mount it", section="Host")
+    wrong = Check("cdi", State.WRONG, "is missing", "mount it", section="Host")
     assert report.lines([wrong, replace(wrong, remedy="")]) == (
         "wrong  cdi: is missing; mount it\nwrong  cdi: is missing"
     )

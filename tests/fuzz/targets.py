@@ -36,7 +36,7 @@ from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import cut, device_id
 from npu_agent.core.vendor import NotServedError
 from npu_agent.doctor import host, kubelet
-from npu_agent.doctor.check import Unseen
+from npu_agent.doctor.check import Unknown
 from npu_agent.feed import Feed
 from npu_agent.kube import client, errors, resourceclaims, resourceslices, reviews
 from npu_agent.kube.credentials import CredentialsError, checked
@@ -483,7 +483,7 @@ TARGETS = (
     Target(name="allocatable", parse=decode.allocatable, allowed=(ValueError,)),
     Target(name="grpc-frame", parse=_grpc_frame, allowed=(ValueError,)),
     Target(name="grpc-request", parse=_grpc_request, allowed=(GRPCError,)),
-    Target(name="kubelet-checkpoint", parse=_kubelet_checkpoint, allowed=(Unseen,)),
+    Target(name="kubelet-checkpoint", parse=_kubelet_checkpoint, allowed=(Unknown,)),
     Target(name="ledger-record", parse=_ledger_record),
     Target(name="lock", parse=_lock),
     Target(name="api-refusal", parse=_refusal),

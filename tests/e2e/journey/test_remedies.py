@@ -39,7 +39,7 @@ HERE = ("--namespace", NAMESPACE)
 
 ELSEWHERE = {
     "config": "the file is the user's to correct; the command shows where it is wrong",
-    "uid, privileges, NODE_NAME, plugin directory, /sys, /dev, pod-resources, host root": (
+    "uid, NODE_NAME, plugin directory, /sys, /dev, pod-resources, host root": (
         "as `cgroups`: what the DaemonSet has to have is corrected and applied again"
     ),
     "driver *, PCI, cards, card *, odd *": "drivers are loaded on a real host; no card is real",
@@ -48,7 +48,7 @@ ELSEWHERE = {
         "another plugin or agent is deleted, which is the user's: test_vendors.py"
     ),
     "metrics.listen, metrics.probes, metrics.tls": "an address or Secret of the user's own",
-    "readiness": "says what the agent says; its command shows the log",
+    "readiness, agent": "says what the agent says; its command shows the log",
     "CDI directory, NFD directory, DRA directory of *": "as `cgroups`",
     "DRA": "a kubelet is updated",
     "DRA registry of *, DRA slices of *": (

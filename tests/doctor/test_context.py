@@ -10,9 +10,9 @@ import pytest
 
 from npu_agent import config
 from npu_agent.config import Config, ConfigError, default_config
-from npu_agent.doctor import situation as where
-from npu_agent.doctor.check import Check, Verdict
-from npu_agent.doctor.situation import Situation, configuration, forgotten
+from npu_agent.doctor import context as where
+from npu_agent.doctor.check import Check, State
+from npu_agent.doctor.context import Context, config_not_given, configuration
 from npu_agent.vendors import REGISTRY
 
 
@@ -27,7 +27,7 @@ def given(*arguments: str | Path) -> tuple[Config, Check]:
 
 
 def line(detail: str) -> Check:
-    return Check("config", Verdict.OK, detail, section="Configuration and this process")
+    return Check("config", State.OK, detail, section="Configuration and this process")
 
 
 def test_a_good_file(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_of_a_bad_file_what_is_good_in_it(tmp_path: Path) -> None:
     found, check = given("--config-file", file)
     assert (found.socket_name, found.metrics.listen) == ("x", ":9200")
     assert (found.default_pe, found.interval) == ("Fusion", 10.0)
-    assert check.state is Verdict.WRONG
+    assert check.state is State.WRONG
     assert f"{file}:2: defautPe: unknown key: did you mean defaultPe?" in check.detail
     assert f"{file}:3: interval: must be" in check.detail
     assert f"{file}:4: metrics.shema" in check.detail
@@ -73,7 +73,7 @@ def test_of_what_is_no_configuration_nothing(tmp_path: Path, content: bytes | No
         file.write_bytes(content)
     found, check = given("--config-file", file)
     assert found == default_config(REGISTRY)
-    assert check.state is Verdict.WRONG
+    assert check.state is State.WRONG
     assert str(file) in check.detail
     assert "the defaults" in check.remedy
 
@@ -87,9 +87,9 @@ def test_wrong_use_is_no_line(wrong: tuple[str, ...]) -> None:
         given(*wrong)
 
 
-def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
+def test_a_file_that_was_config_not_given(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    situation = Situation(
+    situation = Context(
         config=default_config(REGISTRY),
         host_root=Path("/"),
         vendors=(),
@@ -100,20 +100,20 @@ def test_a_file_that_was_forgotten(tmp_path: Path) -> None:
         agent_config=file,
     )
     _, check = given()
-    assert forgotten(parsed(), situation, check) == check
+    assert config_not_given(parsed(), situation, check) == check
     file.write_text("interval: 5\n")
-    note = forgotten(parsed(), situation, check)
-    assert note.state is Verdict.NOTE
+    note = config_not_given(parsed(), situation, check)
+    assert note.state is State.NOTE
     assert note.command == (
         f"kubectl -n kube-system exec h -- npu-agent doctor --config-file={file} --host-root=/"
     )
     _, named = given("--config-file", file)
-    assert forgotten(parsed("--config-file", file), situation, named) == named
+    assert config_not_given(parsed("--config-file", file), situation, named) == named
 
 
 def test_commands_are_for_how_the_agent_was_installed() -> None:
     """No command takes the defaults of k8s/ over image and config of an installation."""
-    pod = Situation(
+    pod = Context(
         config=default_config(REGISTRY),
         host_root=Path("/host"),
         vendors=(),
@@ -153,9 +153,9 @@ def test_a_pod_knows_its_namespace_and_release(
 ) -> None:
     monkeypatch.setattr(where, "DIRECTORY", tmp_path)
     monkeypatch.delenv("HELM_RELEASE", raising=False)
-    here = Situation.here(default_config(REGISTRY), Path("/"), ())
+    here = Context.here(default_config(REGISTRY), Path("/"), ())
     assert (here.namespace, here.helm_release) == ("kube-system", "")
     (tmp_path / "namespace").write_text("npu-system")
     monkeypatch.setenv("HELM_RELEASE", "mine")
-    here = Situation.here(default_config(REGISTRY), Path("/"), ())
+    here = Context.here(default_config(REGISTRY), Path("/"), ())
     assert (here.namespace, here.helm_release) == ("npu-system", "mine")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,10 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from npu_agent.config import Config, ConfigError, default_config, from_args
 from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import Resource
+from npu_agent.core.trouble import TroubleKind, kind_of
 from npu_agent.core.vendor import Vendor
 from npu_agent.core.vendor_spec import VendorSpec, merged
-from npu_agent.doctor.check import CONFIGURATION, Check, Unseen, Verdict
+from npu_agent.doctor.check import CONFIGURATION, Check, State, Unknown
+from npu_agent.kube import Api, ApiError
 from npu_agent.kube.serviceaccount import DIRECTORY
+from npu_agent.text import reason
+from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
     import argparse
@@ -27,13 +32,25 @@ U = TypeVar("U")
 
 _RIGHTS = "npu-agent/rights"
 """The label of the objects in k8s/ that give the agent its rights."""
-_LONGEST = 45.0
-"""Seconds for a probe, which has a deadline of its own, far shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What all lines depend on. What several of them need to see is seen once, by `see`."""
+class Timing:
+    """How long a probe may take, in seconds; all run at the same time."""
+
+    read: float = 5.0
+    """For a read of this host; it takes milliseconds, or there is something wrong with it."""
+    request: float = 5.0
+    """For a request to the API server."""
+    connection: float = 3.0
+    """For an agent or a device plugin to answer. The kubelet's own probes give an agent two."""
+    longest: float = 45.0
+    """For anything: a probe may consist of several of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What all checks depend on. What several of them need is probed once, by `probe`."""
 
     config: Config
     host_root: Path
@@ -49,15 +66,15 @@ class Situation:
     """The agent's."""
     helm_release: str = ""
     """What it was installed as; empty: by kustomize or by one file, or not known."""
-    proc: Path = Path("/proc")
     agent_config: Path = Path("/etc/npu-agent/config.yaml")
     """Where the DaemonSet mounts the agent's configuration."""
-    _seen: dict[Callable[[Situation], Awaitable[Any]], asyncio.Task[Any]] = field(
+    timing: Timing = Timing()
+    _probed: dict[Callable[[Context], Awaitable[Any]], asyncio.Task[Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @classmethod
-    def here(cls, config: Config, host_root: Path, vendors: Iterable[Vendor]) -> Situation:
+    def here(cls, config: Config, host_root: Path, vendors: Iterable[Vendor]) -> Context:
         """The one of this process."""
         return cls(
             config=config,
@@ -147,22 +164,58 @@ class Situation:
             )
         return f"kubectl apply -l {_RIGHTS} -k OVERLAY"
 
-    async def see(self, probe: Callable[[Situation], Awaitable[T]]) -> T:
-        """What `probe` returns; it runs once, however many lines need it.
+    async def probe(self, function: Callable[[Context], Awaitable[T]]) -> T:
+        """What `function` returns; it runs once, however many checks need it.
 
         Raises:
-            Unseen: it could not be seen.
+            Unknown: it does not return in time, or raises this.
         """
-        if probe not in self._seen:
-            self._seen[probe] = asyncio.create_task(_within(probe(self)))
-        return await asyncio.shield(self._seen[probe])
+        if function not in self._probed:
+            self._probed[function] = asyncio.create_task(self._within(function(self)))
+        return await asyncio.shield(self._probed[function])
 
-    async def see_or(self, probe: Callable[[Situation], Awaitable[T]], otherwise: U) -> T | U:
-        """As `see`; `otherwise` if it could not be seen."""
+    async def probe_or(self, function: Callable[[Context], Awaitable[T]], default: U) -> T | U:
+        """As `probe`; `default` if it could not be seen, or the API server does not answer."""
         try:
-            return await self.see(probe)
-        except Unseen:
-            return otherwise
+            return await self.probe(function)
+        except (Unknown, ApiError):
+            return default
+
+    async def _within(self, probing: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self.timing.longest):
+                return await probing
+        except TimeoutError:
+            raise Unknown(f"no answer within {self.timing.longest:g} s") from None
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """What `function` returns, on a daemon thread of its own.
+
+        Raises:
+            Unknown: it raises OSError, or does not return in time.
+        """
+        with os_errors_are_unknown():
+            return await DaemonThread("npu-doctor").call(function, deadline=self.timing.read)
+
+    @asynccontextmanager
+    async def api_server(self) -> AsyncIterator[Api]:
+        """The API server, for the time of the context; what is asked raises ApiError."""
+        api = Api(deadline=self.timing.request)
+        try:
+            yield api
+        finally:
+            await api.close()
+
+
+@contextmanager
+def os_errors_are_unknown() -> Iterator[None]:
+    """Raises Unknown in place of OSError, TimeoutError among them."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise Unknown(error.strerror or "no answer in time", TroubleKind.TIMEOUT) from error
+    except OSError as error:
+        raise Unknown(reason(error), kind_of(error)) from error
 
 
 def _own_namespace() -> str:
@@ -171,14 +224,6 @@ def _own_namespace() -> str:
         return (DIRECTORY / "namespace").read_text()
     except OSError:
         return "kube-system"
-
-
-async def _within(probing: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(_LONGEST):
-            return await probing
-    except TimeoutError:
-        raise Unseen(f"no answer within {_LONGEST:g} s") from None
 
 
 def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, Check]:
@@ -203,26 +248,26 @@ def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, 
         good = error.good or defaults
         rest = "the defaults" if good == defaults else "what is good in it"
         return good, _line(
-            Verdict.WRONG,
+            State.WRONG,
             "; ".join(map(str, error.problems)),
             f"fix it (`npu-agent config check` verifies it); all else was checked with {rest}",
             f"npu-agent config check {file}",
         )
     if file is not None:
-        return effective.config, _line(Verdict.OK, f"{file} is good")
+        return effective.config, _line(State.OK, f"{file} is good")
     given = sorted({origin for origin in effective.origins.values() if origin != "default"})
     sources = ", ".join(given) + " and the defaults" if given else "the defaults"
-    return effective.config, _line(Verdict.OK, f"no file; {sources}")
+    return effective.config, _line(State.OK, f"no file; {sources}")
 
 
-def _line(state: Verdict, detail: str, remedy: str = "", command: str = "") -> Check:
+def _line(state: State, detail: str, remedy: str = "", command: str = "") -> Check:
     return Check("config", state, detail, remedy, command, section=CONFIGURATION)
 
 
-def forgotten(args: argparse.Namespace, situation: Situation, check: Check) -> Check:
+def config_not_given(args: argparse.Namespace, context: Context, check: Check) -> Check:
     """The line on the configuration, if the agent of this Pod has a file that was not named."""
-    if "config_file" in args or not (situation.in_pod and situation.agent_config.exists()):
+    if "config_file" in args or not (context.in_pod and context.agent_config.exists()):
         return check
-    detail = f"{check.detail}, while this Pod has {situation.agent_config}"
-    command = situation.command("doctor", *situation.options)
-    return _line(Verdict.NOTE, detail, "check by that file", command)
+    detail = f"{check.detail}, while this Pod has {context.agent_config}"
+    command = context.command("doctor", *context.options)
+    return _line(State.NOTE, detail, "check by that file", command)

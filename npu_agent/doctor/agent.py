@@ -1,0 +1,280 @@
+"""The running agent: whether it answers at its two addresses, and what it reports itself.
+
+`report` has its /status.json, or the reasons of its /readyz where only these may be read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from npu_agent import typedjson
+from npu_agent.doctor.check import Check, Lines, note, ok, unused, wrong
+from npu_agent.doctor.context import Context
+from npu_agent.doctor.sockets import owner
+from npu_agent.outputs.web.authorization import HOW
+from npu_agent.outputs.web.server import explained, listen
+from npu_agent.outputs.web.tls import RefusedError, TlsFiles, check, tls_files
+
+_LARGEST = 1 << 22
+"""Bytes of an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """An address on which an agent listens."""
+
+    key: str
+    """Where the config has it."""
+    host: str
+    port: int
+    shown: str
+    """As the config writes it."""
+    tls: bool = False
+    clients_need_certificate: bool = False
+
+
+def pages(context: Context) -> Listener:
+    """For Prometheus and people."""
+    metrics = context.config.metrics
+    files = tls_files(metrics.tls)
+    host, port = metrics.address
+    return Listener(
+        key="metrics.listen",
+        host=host,
+        port=port,
+        shown=metrics.listen,
+        tls=files is not None,
+        clients_need_certificate=files is not None and files.client_ca is not None,
+    )
+
+
+def probes(context: Context) -> Listener:
+    """For the kubelet: without TLS and without a token, whatever the other one asks for."""
+    metrics = context.config.metrics
+    host, port = metrics.probes_address
+    shown = metrics.probes or f"{metrics.listen.rpartition(':')[0]}:{port}"
+    return Listener(key="metrics.probes", host=host, port=port, shown=shown)
+
+
+async def lines(context: Context) -> Lines:
+    """The lines of this subject."""
+    yield "metrics.listen", _listener(context, pages(context), at_pages, other=at_probes)
+    yield "metrics.probes", _listener(context, probes(context), at_probes, other=at_pages)
+    if files := tls_files(context.config.metrics.tls):
+        yield "metrics.tls", _certificate(context, files)
+    found = await context.probe(report)
+    for why in found.unready:
+        remedy = "reported by the agent itself (/readyz); see its log, and what else is wrong here"
+        own = (one.remedy for one in found.problems if one.text == why and one.remedy)
+        yield "readiness", wrong(why, next(own, remedy), context.agent_log)
+    if not found.unready:
+        yield "readiness", _ready(context, found)
+    for problem in found.problems:
+        if problem.card is None and problem.subject in _SHOWN and problem.text not in found.unready:
+            yield "agent", note(f"it reports: {problem.text}", problem.remedy)
+
+
+_SHOWN = ("card", "dra", "assignments", "labels")
+"""Subjects of problems of which the agent knows more than this report has in other lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What happens to a connection to an address."""
+
+    taken: bool
+    """Whether some process takes it."""
+    agent: bool = False
+    """Whether that is an npu-agent."""
+    silent: bool = False
+    """Whether nothing is answered."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One of ``problems`` in /status.json."""
+
+    subject: str
+    text: str
+    remedy: str = ""
+    card: str | None = None
+
+
+class Served(msgspec.Struct, frozen=True):
+    """One of ``resources`` in /status.json."""
+
+    resource: str
+    healthy: int
+
+
+class Slices(msgspec.Struct, frozen=True):
+    """``slices`` of a driver in /status.json."""
+
+    dropped: tuple[str, ...] = ()
+    """Fields that the API server does not keep."""
+
+
+class Driver(msgspec.Struct, frozen=True):
+    """One of ``dra`` in /status.json."""
+
+    driver: str
+    slices: Slices
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What the running agent reports: of /status.json what is used here."""
+
+    unready: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    resources: tuple[Served, ...] | None = None
+    """None: /status.json could not be read."""
+    dra: tuple[Driver, ...] | None = None
+    answered: bool = True
+    """Whether an agent answered at all."""
+
+    def healthy(self, resource: str) -> int | None:
+        """How many healthy devices it offers; None: not known."""
+        return next((one.healthy for one in self.resources or () if one.resource == resource), None)
+
+
+NO_REPORT = Report(answered=False)
+
+
+class _Readiness(msgspec.Struct):
+    """What /readyz answers."""
+
+    reasons: tuple[str, ...]
+
+
+async def at_pages(context: Context) -> Answer:
+    """Who answers at metrics.listen."""
+    return await _who(context, pages(context))
+
+
+async def at_probes(context: Context) -> Answer:
+    """Who answers at metrics.probes."""
+    return await _who(context, probes(context))
+
+
+async def report(context: Context) -> Report:
+    """What the running agent reports: all of it, or why it is not ready, or nothing."""
+    for at, who, path in (
+        (pages(context), at_pages, "/status.json"),
+        (probes(context), at_probes, "/readyz"),
+        (pages(context), at_pages, "/readyz"),
+    ):
+        if not (await context.probe(who)).agent:
+            continue
+        _, body = await _get(context, at, path)
+        try:
+            if path == "/status.json":
+                return typedjson.decode(body, Report)
+            return Report(unready=typedjson.decode(body, _Readiness).reasons)
+        except typedjson.InvalidJsonError:
+            continue  # it asks for a token, or is of another version
+    return NO_REPORT
+
+
+async def _who(context: Context, at: Listener) -> Answer:
+    if not at.port:
+        return Answer(taken=False)
+    status, body = await _get(context, at, "/healthz")
+    agent = (status == 200 and body.startswith("ok")) or (status == 401 and HOW in body)
+    return Answer(taken=status is not None, agent=agent, silent=status == 0)
+
+
+async def _get(context: Context, at: Listener, path: str) -> tuple[int | None, str]:
+    """Status and body; 0 as the status of what is no answer, None if no connection is taken."""
+    import aiohttp
+    from yarl import URL
+
+    scheme = "https" if at.tls else "http"
+    url = URL.build(scheme=scheme, host=at.host or "127.0.0.1", port=at.port, path=path)
+    limit = aiohttp.ClientTimeout(total=context.timing.connection)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=limit) as session,
+            # Who answers is the question; the certificate has a line of its own.
+            session.get(url, ssl=False) as response,
+        ):
+            body = await response.content.read(-1)
+            return response.status, body[:_LARGEST].decode(errors="replace")
+    except (TimeoutError, aiohttp.ClientSSLError):
+        return 0, ""  # also before it is connected: a full queue belongs to some process
+    except aiohttp.ClientConnectorError as error:
+        why = error.os_error
+        # Any other one is of a process that ends the connection before TLS is agreed on.
+        none = isinstance(why, ConnectionRefusedError) or not isinstance(why, ConnectionError)
+        return None if none else 0, ""
+    except aiohttp.ClientError:
+        return 0, ""
+
+
+async def _listener(
+    context: Context,
+    at: Listener,
+    who: Callable[[Context], Awaitable[Answer]],
+    *,
+    other: Callable[[Context], Awaitable[Answer]],
+) -> Check:
+    found = await context.probe(who)
+    if found.agent:
+        return ok(f"an npu-agent answers on {at.shown}")
+    elsewhere = (await context.probe(other)).agent
+    if not at.port or not (remedy := await _occupied(at)):
+        if elsewhere and at.port:
+            return note(
+                f"no process takes connections on {at.shown}, while an npu-agent answers on its "
+                "other address",
+                "it waits for a good certificate (metrics.tls), or has another configuration: see "
+                "its log",
+            )
+        return ok(f"{at.shown} is free here")
+    if found.taken and at.clients_need_certificate and elsewhere:
+        return ok(f"{at.shown} takes clients with a certificate only, if it is the agent's")
+    command = f"ss -ltnp 'sport = :{at.port}'"
+    if found.silent:
+        detail = f"{at.shown} is taken, and does not answer within {context.timing.connection:g} s"
+        stuck = (
+            "if an npu-agent has it, its event loop is stuck: its log says where, and in a Pod the "
+        )
+        remedy = f"{stuck}liveness probe restarts it after half a minute. Else {remedy}"
+    else:
+        detail = f"{at.shown} cannot be had{': another program has it' if found.taken else ''}"
+    agent = await context.probe_or(owner, None)
+    if context.in_pod or (agent is not None and agent.host == context.hostname):
+        return wrong(detail, remedy, command)
+    elsewhere_fine = "no matter for an agent in a Pod, which has ports of its own"
+    return note(detail, f"{elsewhere_fine}; for one on this host itself: {remedy}")
+
+
+async def _certificate(context: Context, files: TlsFiles) -> Check:
+    try:
+        expires = await context.in_thread(lambda: check(files))
+    except RefusedError as error:
+        if context.in_pod:
+            return wrong(error.what, error.remedy, f"openssl x509 -noout -dates -in {files.cert}")
+        elsewhere = "no matter for an agent in a Pod, which has its own Secret"
+        return note(error.what, f"{elsewhere}: {error.remedy}")
+    days = (expires - time.time()) / 86_400
+    return ok(f"{files.cert} is good for {days:.0f} days more")
+
+
+async def _occupied(at: Listener) -> str:
+    """Takes the address for an instant: what to do where it cannot be had; empty: it can."""
+    try:
+        for each in await listen((at.host, at.port)):
+            each.close()
+    except OSError as error:
+        return explained(error, at.key)
+    return ""
+
+
+def _ready(context: Context, found: Report) -> Check:
+    if found.answered:
+        return ok("the agent that answers is ready")
+    in_pod = "" if context.in_pod else ": it may have a network of its own; ask in its Pod"
+    return unused(f"no npu-agent answers on {probes(context).shown}{in_pod}")

@@ -1,0 +1,70 @@
+"""What the configuration has this node offer, and by which API: as the agent computes it."""
+
+from __future__ import annotations
+
+from npu_agent.config import disabled_for
+from npu_agent.config.resources import asks_for, offered_by, resources_of
+from npu_agent.core.api_mode import WantedApi
+from npu_agent.core.hardware import Snapshot
+from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.core.vendor_spec import merged
+from npu_agent.doctor.check import Unknown
+from npu_agent.doctor.context import Context
+from npu_agent.outputs.dra.support import Support, support
+
+
+def node_name(context: Context) -> str:
+    """Of this host's Node.
+
+    Raises:
+        Unknown: it is not set.
+    """
+    if context.node_name is None:
+        raise Unknown("NODE_NAME is not set")
+    return context.node_name
+
+
+async def dra_support(context: Context) -> Support:
+    """Whether this node can do DRA.
+
+    Raises:
+        ApiError: the API server does not say.
+        Unknown: NODE_NAME is not set.
+    """
+    name = node_name(context)
+    async with context.api_server() as api:
+        return await support(api, name)
+
+
+def may_use_dra(context: Context) -> bool:
+    """Whether the configuration lets this node offer cards by DRA."""
+    config, node = context.config, context.node_name
+    return asks_for(config, "dra", node) or asks_for(config, "auto", node)
+
+
+async def auto_is_dra(context: Context) -> bool | None:
+    """What `auto` stands for here; None: not known. False if the configuration does not have it."""
+    if not asks_for(context.config, "auto", context.node_name):
+        return False
+    found = await context.probe_or(dra_support, None)
+    return found.available if found else None
+
+
+async def by_claims(context: Context) -> bool:
+    """Whether cards are offered by DRA here, as far as is known."""
+    return asks_for(context.config, "dra", context.node_name) or bool(await auto_is_dra(context))
+
+
+async def by_device_plugin(context: Context) -> tuple[Resource, ...]:
+    """Of the resources of the configuration, those that the device plugin serves here."""
+    available = await auto_is_dra(context)
+    counts = merged([vendor.spec for vendor in context.vendors]).core_counts
+    families = offered_by(
+        context.config, counts, WantedApi.PLUGIN, context.node_name, auto=available
+    )
+    return tuple(one for one in resources_of(context.config, counts, families) if one.widths)
+
+
+def devices(context: Context, resource: Resource, snapshot: Snapshot) -> tuple[Device, ...]:
+    """The devices of a resource that this hardware has."""
+    return advertise(snapshot, resource, disabled_for(context.config, context.node_name))
