@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import struct
@@ -28,25 +27,34 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_agent import __version__, files
+import msgspec
+
+from npu_agent import __version__, files, typedjson
 from npu_agent.logs import logger
 from npu_agent.text import one_line
 
 log = logger(__name__)
 
-_TRY_EVERY = 0.02
-"""Seconds. A try is a few system calls, and only an agent that stands by makes them."""
-_SETTLE = 0.02
-"""Seconds from the end of the owner before us to our turn. A kubelet that has not put the owner's
-stream away yet would take our registration for it and drop it."""
 HAND_OVER = 6.0
 """Seconds for which an owner that ends waits for the next one to be registered. The kubelet polls
 for new sockets once a second (k8s.io/kubernetes, pluginmanager, `loopSleepDuration`)."""
-_OTHERS = 4.0
-"""Seconds of these after which a part that comes last registers although others have not."""
-_LONG = 60.0
-"""Seconds after which it is worth a warning that another agent serves the node: no rollout takes so
-long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of an ownership, in seconds."""
+
+    try_every: float = 0.02
+    """Between attempts: a few system calls, which only an agent that stands by makes."""
+    settle: float = 0.02
+    """From the end of the owner before us to our turn. A kubelet that has not put the owner's
+    stream away yet would take our registration for it and drop it."""
+    hand_over: float = HAND_OVER
+    others: float = 4.0
+    """Of these, after which a part that comes last registers although others have not."""
+    long: float = 60.0
+    """After which it is worth a warning that another agent serves the node: no rollout takes so
+    long."""
 
 
 def lock_path(directory: Path) -> Path:
@@ -61,13 +69,20 @@ async def _nothing() -> None:
 class Ownership:
     """One agent's claim to serve the devices of its node; all its sessions share it."""
 
-    def __init__(self, directory: Path, lost: Callable[[], None] = lambda: None) -> None:
-        """Nobody's yet.
+    def __init__(
+        self,
+        directory: Path,
+        lost: Callable[[], None] = lambda: None,
+        timing: Timing = Timing(),
+    ) -> None:
+        """Not owned yet.
 
         Args:
             directory: the kubelet's device-plugins directory.
             lost: called when the node was this agent's, and another one may have it now.
+            timing: all times.
         """
+        self._timing = timing
         self._path = lock_path(directory)
         self._lost = lost
         self._descriptor = -1
@@ -96,8 +111,8 @@ class Ownership:
 
         `waiting` is called with the present owner, and with None once they are ours. `register` is
         awaited, once, when the present owner is about to end; it needs a deadline of its own. With
-        `last` that is when all others are registered, or have had `_OTHERS` seconds: calls that
-        come to a registered part are held until the node is ours.
+        `last` that is when all others are registered, or have had `Timing.others` seconds: calls
+        that come to a registered part are held until the node is ours.
         Yields a function that returns whether the lock still counts: the directory may have been
         wiped.
 
@@ -113,7 +128,7 @@ class Ownership:
                 if self._owner is not None:
                     log.info("taking over", owner=self._owner)
                 self._owner = None
-                await asyncio.sleep(_SETTLE)
+                await asyncio.sleep(self._timing.settle)
             if not self._ours_since:
                 self._sign()
             # Others open another file, if this one is gone.
@@ -136,9 +151,9 @@ class Ownership:
             return
         self._sign(ends=True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HAND_OVER):
+            async with asyncio.timeout(self._timing.hand_over):
                 while _registers(self._descriptor):  # noqa: ASYNC110 (of another process)
-                    await asyncio.sleep(_TRY_EVERY)
+                    await asyncio.sleep(self._timing.try_every)
 
     async def _until_owned(
         self,
@@ -165,12 +180,16 @@ class Ownership:
                     if owner.ends and since is None:
                         since = now()
                     turn = not (last and self._unregistered[False])
-                    if since is not None and not registered and (turn or now() - since > _OTHERS):
+                    if (
+                        since is not None
+                        and not registered
+                        and (turn or now() - since > self._timing.others)
+                    ):
                         await register()
                         registered = True
                         self._unregistered[last] -= 1
                     _lock_byte(self._descriptor, _REGISTERS, on=any(self._unregistered.values()))
-                await asyncio.sleep(_TRY_EVERY)
+                await asyncio.sleep(self._timing.try_every)
         finally:
             self._unregistered[last] -= waited and not registered
         self._owns = True
@@ -211,7 +230,7 @@ class Ownership:
         if owner != self._owner:
             self._owner, self._since = owner, now
             log.info("another agent serves this node: waiting for it to end", owner=owner)
-        elif self._since is not None and now - self._since > _LONG:
+        elif self._since is not None and now - self._since > self._timing.long:
             self._since = None
             log.warning(
                 "another agent has served this node for a minute: is it installed twice?",
@@ -225,14 +244,14 @@ class Ownership:
         """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._ours_since = self._ours_since or now
-        who = {
-            "host": socket.gethostname(),  # in a Pod this is the Pod's name
-            "pid": os.getpid(),
-            "version": __version__,
-            "since": self._ours_since,
-            "ends": ends,
-        }
-        signature = json.dumps(who).encode() + b"\n"
+        who = _Signature(
+            version=__version__,
+            host=socket.gethostname(),  # in a Pod this is the Pod's name
+            pid=os.getpid(),
+            since=self._ours_since,
+            ends=ends,
+        )
+        signature = msgspec.json.encode(who) + b"\n"
         with contextlib.suppress(OSError):
             os.pwrite(self._descriptor, signature, 0)
             os.ftruncate(self._descriptor, len(signature))
@@ -288,7 +307,12 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-_SIGNED = ("version", "host", "pid", "since")
+class _Signature(msgspec.Struct):
+    version: str
+    host: str
+    pid: int
+    since: str
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +332,9 @@ class Owner:
 def owner_of(descriptor: int) -> Owner:
     """Who signed the lock file; `descriptor` is the file's, open for reading."""
     try:
-        who = json.loads(os.pread(descriptor, 4096, 0))
-        version, host, pid, since = (one_line(who[key], 64) for key in _SIGNED)
-        words = f"npu-agent {version} on {host}, pid {pid}, since {since}"
-        return Owner(host, words, who.get("ends") is True)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        who = typedjson.decode(os.pread(descriptor, 4096, 0), _Signature)
+    except (OSError, ValueError):
         return Owner()
+    version, host, since = (one_line(words, 64) for words in (who.version, who.host, who.since))
+    words = f"npu-agent {version} on {host}, pid {who.pid}, since {since}"
+    return Owner(host, words, who.ends)

@@ -8,10 +8,8 @@ be taken by both. What it needs to know of acknowledgements it asks the kubelet 
 from __future__ import annotations
 
 import asyncio
-import operator
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from npu_agent.backoff import Backoff
@@ -26,7 +24,7 @@ from npu_agent.core.api_mode import (
 )
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, CardState, Snapshot
-from npu_agent.core.ledger import DeviceName, Ledger, keys_of
+from npu_agent.core.ledger import DeviceName, keys_of
 from npu_agent.core.offer import Device, cut, names
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.allocation_store import AllocationStore
@@ -34,18 +32,20 @@ from npu_agent.logs import logger
 
 log = logger(__name__)
 
-_FIRST, _LONGEST = 0.2, 2.0
-"""Seconds between two questions whether a card has left the kubelet's list."""
-_TURN_FIRST, _TURN_LONGEST = 1.0, 5.0
-"""Seconds between two turns of a config that sends cards to and fro, longer each time: each one
-writes slices. The first turn is followed immediately."""
-_CALM = 60.0
-"""Seconds without a turn after which the next one is followed immediately again."""
-
 Offered = Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]]
 """Asks the kubelet for the IDs that it can hand out of each resource; None if it does not say."""
 Allocatable = Callable[[], Awaitable[Mapping[str, int] | None]]
 """Asks for the counts that the scheduler has for this node; None if nobody says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of `Places`, in seconds."""
+
+    ask_first: float = 0.2
+    """Between the first two questions whether a card has left the kubelet's list."""
+    ask_longest: float = 2.0
+    """Between later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Places:
         store: AllocationStore,
         offered: Offered = _unknown,
         allocatable: Allocatable = _unknown,
-        clock: Callable[[], float] = time.monotonic,
+        timing: Timing = Timing(),
     ) -> None:
         """Nothing is asked before `run`.
 
@@ -83,24 +83,19 @@ class Places:
             store: the ledger.
             offered: see `Offered`.
             allocatable: see `Allocatable`.
-            clock: in seconds.
+            timing: all times.
         """
-        self.wishes: Feed[WantedApis] = Feed(wanted.value)
-        """What is followed of `wanted`: the same, but not at any speed."""
+        self.wishes = wanted
         self.listed: Feed[Mapping[str, Listing]] = Feed({})
         """By ID, the cards that the kubelet may be able to hand out. Those that an agent before
         this one has listed are not among them: its stream has ended."""
         self._snapshots = snapshots
-        self._wanted = wanted
         self._store = store
         self._offered = offered
         self._allocatable = allocatable
-        self._clock = clock
+        self._timing = timing
         self._lists: Feed[Mapping[str, Collection[Device]]] = Feed({})
         """What the device plugin lists now."""
-        self._seen: tuple[object, ...] = ()
-        """The values of the feeds that the present situations were found from."""
-        self._found: Mapping[str, CardUse] = {}
 
     @property
     def feeds(self) -> tuple[Feed[Any], ...]:
@@ -160,30 +155,20 @@ class Places:
     async def run(self) -> None:
         """Follows the config, and asks for what is missing, until cancelled."""
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._follow())
+            parts.create_task(self._log_moves())
             parts.create_task(self._acknowledge())
 
-    async def _follow(self) -> None:
-        pause, turned = Backoff(first=_TURN_FIRST, longest=_TURN_LONGEST), None
-        async for wanted in self._wanted.watch():
-            if sends_elsewhere(self.wishes.value, wanted):
-                self.wishes.publish(replace(self.wishes.value, disabled=wanted.disabled))
-                if turned is not None and self._clock() - turned < _CALM:
-                    wait = pause.next()
-                    log.warning("allocation.api goes to and fro: waiting", seconds=round(wait, 1))
-                    await asyncio.sleep(wait)
-                else:
-                    pause.reset()
-                turned = self._clock()
-            now = self._wanted.value
-            if sends_elsewhere(self.wishes.value, now):
-                log.info("cards move to the other API", to=_ends(now))
-            self.wishes.publish(now)
+    async def _log_moves(self) -> None:
+        before = self.wishes.value
+        async for wanted in self.wishes.watch():
+            if sends_elsewhere(before, wanted):
+                log.info("cards move to the other API", to=_ends(wanted))
+            before = wanted
 
     async def _acknowledge(self) -> None:
         """Finds out which cards the kubelet no longer offers, while any are to be in slices."""
         async for _ in changes_of(self._lists, self.listed, self.wishes):
-            pause = Backoff(first=_FIRST, longest=_LONGEST)
+            pause = Backoff(first=self._timing.ask_first, longest=self._timing.ask_longest)
             while leaving := self._leaving():
                 if not self._forget(leaving, await self._gone(leaving)):
                     await asyncio.sleep(pause.next())
@@ -231,17 +216,9 @@ class Places:
         return id_ in listed or any(keys & one.keys for one in listed.values())
 
     def _situations(self) -> Mapping[str, CardUse]:
-        """By ID, each card's; found once for all who ask after a change."""
-        wishes, snapshot = self.wishes.value, self._snapshots.value
-        ledger = self._store.states.value
-        seen = wishes, snapshot, ledger, self.listed.value
-        # By identity: a feed keeps its value while an equal one is published.
-        if not (self._seen and all(map(operator.is_, seen, self._seen))):
-            self._seen, self._found = seen, self._find(wishes, snapshot, ledger)
-        return self._found
-
-    def _find(self, wishes: WantedApis, snapshot: Snapshot, ledger: Ledger) -> dict[str, CardUse]:
-        cards = snapshot.cards
+        """By ID, each card's."""
+        wishes, ledger = self.wishes.value, self._store.states.value
+        cards = self._snapshots.value.cards
         if not (ledger.published or ledger.prepared) and set(wishes.families.values()) <= {
             WantedApi.PLUGIN
         }:  # a node without DRA: what the device plugin asks before each list costs nothing

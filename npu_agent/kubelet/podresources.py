@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +20,7 @@ from npu_agent.core.ledger import SETTLED, Assignment, DeviceName, Ledger
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode
 from npu_agent.kubelet.pods import Pods
-from npu_agent.kubelet.rpc import Caller
+from npu_agent.kubelet.rpc import ask
 from npu_agent.logs import Reporter, logger
 from npu_agent.threads import DaemonThread
 from npu_agent.ticks import set_within, until_tick
@@ -84,9 +83,8 @@ async def fetch(
         UnavailableError: the socket is missing, the kubelet does not answer in time, or its answer
             is broken or too large.
     """
-    with closing(Caller(socket)) as kubelet:
-        answer = await _answer(kubelet, _LIST, deadline)
-        assignments, uses = await _read(socket, decode.listed, answer, deadline)
+    answer = await _answer(socket, _LIST, deadline)
+    assignments, uses = await _read(socket, decode.listed, answer, deadline)
     claimed = (
         Assignment(one.namespace, one.pod, one.container, one.driver, one.device, one.claim_name)
         for one in uses
@@ -101,9 +99,8 @@ async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
     Raises:
         UnavailableError: as `fetch`, or this kubelet does not tell.
     """
-    with closing(Caller(socket)) as kubelet:
-        answer = await _answer(kubelet, _ALLOCATABLE, DEADLINE)
-        return await _read(socket, decode.allocatable, answer, DEADLINE)
+    answer = await _answer(socket, _ALLOCATABLE, DEADLINE)
+    return await _read(socket, decode.allocatable, answer, DEADLINE)
 
 
 class PodResources:
@@ -141,10 +138,6 @@ class PodResources:
 
     async def run(self) -> None:
         """Asks until cancelled."""
-        with closing(Caller(self._socket)) as kubelet:
-            await self._follow(kubelet)
-
-    async def _follow(self, kubelet: Caller) -> None:
         last: bytes | None = None
         known: decode.Listed = (), ()
         reporter = Reporter(
@@ -154,7 +147,7 @@ class PodResources:
             self._now.clear()
             asked_at, before = time.monotonic(), self.holdings.value
             try:
-                answer = await _answer(kubelet, _LIST, DEADLINE)
+                answer = await _answer(self._socket, _LIST, DEADLINE)
                 if answer != last:
                     known = await _read(self._socket, decode.listed, answer, DEADLINE)
                     last = answer
@@ -180,11 +173,10 @@ class PodResources:
         return self._ledger.value.orphan_candidates(listed, answer.pods)
 
 
-async def _answer(kubelet: Caller, method: str, deadline: float) -> bytes:
-    socket = kubelet.path
+async def _answer(socket: Path, method: str, deadline: float) -> bytes:
     try:
         async with asyncio.timeout(deadline):
-            message = await kubelet.ask(method, most=_LARGEST)
+            message = await ask(socket, method, most=_LARGEST)
     except FileNotFoundError:
         raise UnavailableError(
             f"{socket} is missing: is the kubelet running, and is its directory mounted here?"
@@ -197,7 +189,7 @@ async def _answer(kubelet: Caller, method: str, deadline: float) -> bytes:
         raise UnavailableError(f"{socket}: {str(error) or type(error).__name__}") from error
     if message is None:  # an empty list comes as an empty message
         raise UnavailableError(f"{socket}: the call ended without an answer")
-    return bytes(message)
+    return message
 
 
 async def _read(socket: Path, read: Callable[[bytes], T], answer: bytes, deadline: float) -> T:

@@ -8,15 +8,16 @@ its UID is kept from the time before, and its cgroup says whether any process of
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from npu_agent import files, text
+import msgspec
+
+from npu_agent import files, text, typedjson
 from npu_agent.core.ledger import DeviceName
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
@@ -28,6 +29,22 @@ has no UIDs."""
 CGROUPS = "sys/fs/cgroup"
 """Below the host's root."""
 
+
+class _Entry(msgspec.Struct):
+    PodUID: str
+    ResourceName: str
+    DeviceIDs: dict[str, list[str] | None] | None
+    """By NUMA node."""
+
+
+class _Data(msgspec.Struct):
+    PodDeviceEntries: list[_Entry] | None
+
+
+class _Checkpoint(msgspec.Struct):
+    Data: _Data
+
+
 _LARGEST = 8 << 20
 """Bytes that are read of it; a Pod with eight cards takes 20 kB."""
 _UNSEEN = (
@@ -38,8 +55,6 @@ _UNREADABLE = (
     "the cgroups of deleted Pods cannot be read: their devices are not given to others until they "
     "can be read"
 )
-_DEADLINE = 2.0
-"""Seconds for a file, or for all cgroups that are asked for."""
 _EVENTS = 4096
 """Bytes that are read of a cgroup's file; kernels write some 25."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
@@ -53,19 +68,22 @@ pod_container_manager_linux.go and cgroup_manager_linux.go): ``pod<uid>`` with t
 class Pods:
     """The Pods of this node, by what the kubelet and the kernel have of them."""
 
-    def __init__(self, directory: Path, host_root: Path) -> None:
+    def __init__(self, directory: Path, host_root: Path, deadline: float = 2.0) -> None:
         """Reads nothing yet.
 
         Args:
             directory: the kubelet's device-plugins directory.
             host_root: where the host's ``/`` is seen.
+            deadline: seconds for a file, or for all cgroups that are asked for.
         """
+        self._deadline = deadline
         self._checkpoint = directory / CHECKPOINT
         self._cgroups = host_root / CGROUPS
         self._simulated = host_root / files.SIMULATION
         self._thread = DaemonThread("npu-pods")
-        self._troubles: set[str] = set()
-        """What was logged."""
+        self._checkpoint_reporter = Reporter(log, _UNSEEN)
+        self._cgroup_reporter = Reporter(log, _UNREADABLE)
+        self._no_cgroups = Reporter(log, _UNSEEN)
 
     async def noted(self) -> Mapping[DeviceName, frozenset[str]]:
         """The UIDs of the Pods that have each device, as the kubelet has noted them last.
@@ -74,10 +92,12 @@ class Pods:
         that cannot be read.
         """
         try:
-            return await self._thread.call(self._noted, deadline=_DEADLINE)
+            found = await self._thread.call(self._noted, deadline=self._deadline)
         except (OSError, ValueError) as error:
-            self._say(_UNSEEN, self._checkpoint, error)
+            self._checkpoint_reporter.failed(_at(self._checkpoint, error))
             return {}
+        self._checkpoint_reporter.works()
+        return found
 
     async def living(self, uids: Collection[str]) -> frozenset[str]:
         """Those of the Pods of which any process runs.
@@ -89,34 +109,26 @@ class Pods:
             return frozenset()
         wanted = frozenset(uids)
         try:
-            return await self._thread.call(lambda: self._living(wanted), deadline=_DEADLINE)
+            found = await self._thread.call(lambda: self._living(wanted), deadline=self._deadline)
         except FileNotFoundError as error:
-            self._say(_UNSEEN, self._cgroups, error)
+            self._no_cgroups.failed(_at(self._cgroups, error))
             return frozenset()
         except OSError as error:
-            self._say(_UNREADABLE, self._cgroups, error)
+            self._cgroup_reporter.failed(_at(self._cgroups, error))
             return wanted
-
-    def _say(self, what: str, path: Path, error: Exception) -> None:
-        reason = text.reason(error)
-        trouble = reason if str(path) in reason else f"{path}: {reason}"
-        if trouble not in self._troubles:
-            self._troubles.add(trouble)
-            log.warning(what, reason=trouble)
+        self._cgroup_reporter.works()
+        return found
 
     def _noted(self) -> dict[DeviceName, frozenset[str]]:
         content = files.content(self._checkpoint, _LARGEST, follow=False)
-        if content is None:  # nobody was given anything yet
+        if content is None:  # no container was given anything yet
             return {}
         found: dict[DeviceName, frozenset[str]] = {}
-        try:
-            for entry in json.loads(content)["Data"]["PodDeviceEntries"] or ():
-                for devices in (entry["DeviceIDs"] or {}).values():
-                    for device in devices or ():
-                        name = DeviceName(str(entry["ResourceName"]), str(device))
-                        found[name] = found.get(name, frozenset()) | {str(entry["PodUID"])}
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError("this is no list of devices as kubelets write it") from error
+        for entry in typedjson.decode(content, _Checkpoint).Data.PodDeviceEntries or ():
+            for devices in (entry.DeviceIDs or {}).values():
+                for device in devices or ():
+                    name = DeviceName(entry.ResourceName, device)
+                    found[name] = found.get(name, frozenset()) | {entry.PodUID}
         return found
 
     def _living(self, uids: frozenset[str]) -> frozenset[str]:
@@ -130,6 +142,12 @@ class Pods:
                 return frozenset()
             missing = "this is missing: is it mounted here?"
             raise FileNotFoundError(errno.ENOENT, missing, str(self._cgroups)) from None
+
+
+def _at(path: Path, error: Exception) -> str:
+    """What went wrong, with the path."""
+    reason = text.reason(error)
+    return reason if str(path) in reason else f"{path}: {reason}"
 
 
 def _pods(top: Path) -> Iterator[tuple[str, Path]]:

@@ -4,8 +4,8 @@ All that the agent uses of grpclib's private parts is here, because there is no 
 
 - `Server._protocol_factory`, overridden to know the open connections: `Server` neither lists nor
   closes them, and `listen(server, ...)` has events for calls only.
-- `Stream._wrapper`, `Stream._stream.recv_data` and `Stream._recv_type`, to receive a message in
-  pieces: `recv_message` takes one of any size, and grpclib's `Configuration` has no limit for it.
+- `Stream._wrapper`, `Stream._stream.recv_data` and `Stream._recv_type`, to refuse a message by its
+  length: `recv_message` takes one of any size, and grpclib's `Configuration` has no limit for it.
 - `Channel.__connect__`, overridden to notice a connection that is closed already.
 - `grpclib._typing.IServable`, a type, for the type checker.
 """
@@ -28,7 +28,7 @@ from weakref import WeakSet
 
 from grpclib.client import Channel
 from grpclib.const import Cardinality, Status
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
@@ -44,17 +44,13 @@ log = logger(__name__)
 
 T = TypeVar("T")
 
-_PIECE = 1 << 16
-"""Bytes of a message that are taken from grpclib at a time."""
 _LARGEST = 4 << 20
 """Bytes of a request: what gRPC's own servers take. The kubelet's have a few hundred."""
 _LOOK_EVERY = 0.2
 """Seconds between checks of the socket of a call that is not answered."""
-_CALLS = 1000
-"""Calls on one connection: h2 remembers something of each."""
 _ACCEPTING = 2
 """Turns of the loop from a connection that asyncio accepts to the one where it can be closed."""
-_DRAINED = 0.2
+DRAINED = 0.2
 """Seconds that streams have to end before their connections are closed."""
 
 
@@ -81,84 +77,44 @@ class Encoded:
         return self.encoded
 
 
-async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> bytearray | None:
-    """Makes one call to the server on the unix socket `path`: see `Caller.ask`."""
-    with contextlib.closing(Caller(path)) as caller:
-        return await caller.ask(method, request, most=most)
+async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> bytes | None:
+    """Makes one call to the server on the unix socket `path`; returns its answer, encoded.
 
+    The caller sets the deadline. A server that is stopped answers no call, and another one may take
+    its place meanwhile: then the call ends.
 
-class Caller:
-    """Makes unary calls to the server on a unix socket, one at a time, on one connection.
+    Args:
+        path: the socket.
+        method: such as ``/v1.PodResourcesLister/List``.
+        request: encoded.
+        most: bytes that the answer may have.
 
-    A connection costs more than a call. It is replaced when it does not work any more, or another
-    server has taken the place of the one it leads to.
+    Returns:
+        The answer; None if the call ends without one.
+
+    Raises:
+        OSError: no server can be reached there, or another one has taken the place.
+        GRPCError: the server refuses.
+        ProtocolError, StreamTerminatedError: it is no server, or it ended during the call.
+        ValueError: the answer is too large, compressed, or ends early.
     """
-
-    def __init__(self, path: Path) -> None:
-        """Connects with the first call."""
-        self.path = path
-        self._channel: UnixChannel | None = None
-        self._leads_to: tuple[int, int, int] | None = None
-        self._calls = 0
-
-    async def ask(self, method: str, request: bytes = b"", *, most: int) -> bytearray | None:
-        """Makes a call that has no side effects; returns its answer, encoded.
-
-        Whoever asks sets the deadline. A server that is stopped answers nobody, and its socket may
-        be replaced by another one's meanwhile: then the call ends.
-
-        Args:
-            method: such as ``/v1.PodResourcesLister/List``.
-            request: encoded.
-            most: bytes that the answer may have.
-
-        Returns:
-            The answer; None if the call ends without one.
-
-        Raises:
-            OSError: nobody can be reached there, or another server has taken the place.
-            GRPCError: the server refuses.
-            ProtocolError, StreamTerminatedError: it is no server, or it ended amid the call.
-            ValueError: the answer is too large, compressed, or ends early.
-        """
-        if self._calls >= _CALLS or _made(self.path) != self._leads_to:
-            self.close()
-        if self._channel:
-            with contextlib.suppress(OSError, ProtocolError, StreamTerminatedError):
-                return await self._call(self._channel, method, request, most)
-        self._leads_to = _made(self.path)
-        self._channel, self._calls = UnixChannel(self.path), 0
-        return await self._call(self._channel, method, request, most)
-
-    def close(self) -> None:
-        """Ends the connection; the next call makes another one."""
-        if self._channel:
-            self._channel.close()
-            self._channel = None
-
-    async def _call(
-        self, channel: UnixChannel, method: str, request: bytes, most: int
-    ) -> bytearray | None:
-        self._calls += 1
-        asking = asyncio.create_task(_ask(channel, method, request, most))  # see `apart`
-        try:
-            while not (await asyncio.wait([asking], timeout=_LOOK_EVERY))[0]:
-                self._check()
-            return asking.result()
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-
-    def _check(self) -> None:
-        if _made(self.path) != self._leads_to:
-            raise ConnectionResetError(errno.ECONNRESET, "another one has taken its place")
+    server = _made(path)
+    asking = asyncio.create_task(_ask(path, method, request, most))  # see `apart`
+    try:
+        while not (await asyncio.wait([asking], timeout=_LOOK_EVERY))[0]:
+            if _made(path) != server:
+                raise ConnectionResetError(errno.ECONNRESET, "another one has taken its place")
+        return asking.result()
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
-async def _ask(channel: UnixChannel, method: str, request: bytes, most: int) -> bytearray | None:
-    async with channel.request(method, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream:
+async def _ask(path: Path, method: str, request: bytes, most: int) -> bytes | None:
+    async with (
+        UnixChannel(path) as channel,
+        channel.request(method, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream,
+    ):
         await stream.send_message(Encoded(request), end=True)
         await stream.recv_initial_metadata()
         with stream._wrapper:  # noqa: SLF001 (it ends the wait when the connection ends)
@@ -197,8 +153,8 @@ async def received(stream: server.Stream[T, Encoded]) -> T:
     """The request of a call that a handler has to answer.
 
     Raises:
-        GRPCError: INVALID_ARGUMENT, as there is none, or it is not the message it should be;
-            RESOURCE_EXHAUSTED, as it has more than 4 MiB.
+        GRPCError: INVALID_ARGUMENT if there is none, or it is not the message it should be;
+            RESOURCE_EXHAUSTED if it has more than 4 MiB.
     """
     try:
         message = await _receive(stream._stream.recv_data, "request", _LARGEST)  # noqa: SLF001
@@ -210,7 +166,7 @@ async def received(stream: server.Stream[T, Encoded]) -> T:
         raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no request")
     try:
         kind: Any = stream._recv_type  # noqa: SLF001
-        request: T = kind.FromString(bytes(message))
+        request: T = kind.FromString(message)
     except Exception as error:  # betterproto has no error type of its own for broken input
         raise GRPCError(
             Status.INVALID_ARGUMENT, f"the request cannot be decoded: {error}"
@@ -257,12 +213,11 @@ class _TooLargeError(ValueError):
 
 async def _receive(
     receive: Callable[[int], Awaitable[bytes]], what: str, most: int
-) -> bytearray | None:
+) -> bytes | None:
     """Receives the message that grpclib's `recv_message` would, still encoded.
 
-    grpclib takes a message of any size, and copies it in one go. Here it is taken piece by piece
-    from the HTTP/2 stream below, once the five bytes before it (whether it is compressed, and its
-    length: the gRPC over HTTP/2 protocol) show that it is not too large.
+    grpclib takes a message of any size. Here the five bytes before it (whether it is compressed,
+    and its length: the gRPC over HTTP/2 protocol) show first that it is not too large.
 
     Args:
         receive: returns so many of the bytes that come next.
@@ -275,28 +230,19 @@ async def _receive(
     Raises:
         ValueError: it is compressed or ends early; a _TooLargeError if it is too large.
     """
-    missing = 0
-    try:
+    with contextlib.suppress(AssertionError):  # grpclib's for a stream that ends too early
         prefix = await receive(5)
         if not prefix:
             return None
         compressed, length = struct.unpack(">?I", prefix)
         if compressed:
-            raise ValueError(f"the {what} is compressed, and nobody asked for that")
+            raise ValueError(f"the {what} is compressed, which was not asked for")
         if length > most:
             raise _TooLargeError(f"the {what} has {length:,} bytes, and the limit is {most:,}")
-        message = bytearray()
-        while missing := length - len(message):
-            piece = await receive(min(_PIECE, missing))
-            if not piece:
-                break
-            message += piece
-            await asyncio.sleep(0)
-    except AssertionError:  # grpclib's for a stream that ends within a piece
-        missing = True
-    if missing:
-        raise ValueError(f"the {what} is cut off")
-    return message
+        message = await receive(length)
+        if len(message) == length:
+            return message
+    raise ValueError(f"the {what} is cut off")
 
 
 @contextlib.contextmanager
@@ -309,10 +255,10 @@ def counted(calls: Feed[int]) -> Iterator[None]:
         calls.publish(calls.value - 1)
 
 
-async def drained(streams: Feed[int]) -> None:
+async def drained(streams: Feed[int], deadline: float = DRAINED) -> None:
     """Waits until none of the streams, whose number this is, is open; for a moment at most."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DRAINED):
+        async with asyncio.timeout(deadline):
             await streams.until(lambda number: not number)
 
 

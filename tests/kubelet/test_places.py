@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-
-import pytest
 
 from npu_agent.core.api_mode import ApiMode, WantedApi, WantedApis
 from npu_agent.core.grant import Refusal
@@ -17,9 +14,8 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import advertise
 from npu_agent.feed import Feed
-from npu_agent.kubelet import places as module
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
-from npu_agent.kubelet.places import Places
+from npu_agent.kubelet.places import Places, Timing
 from npu_agent.kubelet.record import recovered
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import Kubelet
@@ -58,6 +54,7 @@ class Room:
             store=self.store,
             offered=self._offered,
             allocatable=self._allocatable,
+            timing=Timing(ask_first=0.005, ask_longest=0.01),
         )
         (resource,) = resources(NPU, None)
         self.devices = advertise(snapshots.value, resource)
@@ -74,9 +71,7 @@ class Room:
 
 
 @asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
-    monkeypatch.setattr(module, "_FIRST", 0.005)
-    monkeypatch.setattr(module, "_LONGEST", 0.01)
+async def running() -> AsyncIterator[Room]:
     room = Room()
     task = asyncio.create_task(room.places.run())
     try:
@@ -91,10 +86,8 @@ async def turns_of_the_loop() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_list_that_comes_after_the_config_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running(monkeypatch) as room:
+async def test_a_list_that_comes_after_the_config_is_noticed() -> None:
+    async with running() as room:
         room.places.listing({NPU: room.devices})
         room.wanted.publish(wishes(WantedApi.DRA))
         await turns_of_the_loop()  # it is found that nothing leaves yet
@@ -104,9 +97,9 @@ async def test_a_list_that_comes_after_the_config_is_noticed(
         await until(lambda: room.where() == [ApiMode.DRA] * 2)
 
 
-async def test_each_card_has_left_when_nobody_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_card_has_left_when_nobody_counts_it() -> None:
     one, other = (device.id for device in Room().devices)
-    async with running(monkeypatch) as room:
+    async with running() as room:
         room.offered, room.counts = {NPU: frozenset({one, other})}, {NPU: 2}
         room.places.listing({NPU: room.devices})
         room.wanted.publish(wishes(WantedApi.DRA))
@@ -123,12 +116,10 @@ async def test_each_card_has_left_when_nobody_counts_it(monkeypatch: pytest.Monk
         await until(lambda: room.where() == [ApiMode.DRA] * 2)
 
 
-async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits() -> None:
     """The record could not be read: until it was clear who holds what, the card was listed."""
     device = Room().devices[0]
-    async with running(monkeypatch) as room:
+    async with running() as room:
         room.wanted.publish(wishes(WantedApi.DRA))
         room.store.states.publish(recovered(Ledger(), b"{", 0.0))
         await until(lambda: room.where() == [ApiMode.DRAINING_FROM_PLUGIN] * 2)
@@ -151,8 +142,8 @@ async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits(
         assert "delete the Pod" in str(refused)
 
 
-async def test_a_card_that_is_listed_again_has_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(monkeypatch) as room:
+async def test_a_card_that_is_listed_again_has_not_left() -> None:
+    async with running() as room:
         room.places.listing({NPU: room.devices})
         room.offered = {NPU: frozenset(device.id for device in room.devices)}
         room.wanted.publish(wishes(WantedApi.DRA))
@@ -166,27 +157,5 @@ async def test_a_card_that_is_listed_again_has_not_left(monkeypatch: pytest.Monk
         assert room.places.listed.value.keys() == {device.card_id for device in room.devices}
 
 
-async def test_disabled_cards_do_not_wait_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TURN_FIRST", 600.0)
-    async with running(monkeypatch) as room:
-        room.wanted.publish(wishes(WantedApi.DRA))
-        await first(room.places.wishes, lambda now: now == wishes(WantedApi.DRA))
-        disabled = frozenset({CARDS[0].id.lower()})
-        room.wanted.publish(WantedApis(families={"warboy": WantedApi.PLUGIN}, disabled=disabled))
-        await first(room.places.wishes, lambda now: now.disabled == disabled)
-        assert room.where() == [ApiMode.NOWHERE, ApiMode.DRA]
-
-
 def followed(room: Room, wish: WantedApi) -> bool:
     return room.places.wishes.value == wishes(wish)
-
-
-async def test_turns_are_followed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TURN_FIRST", 0.01)
-    monkeypatch.setattr(module, "_TURN_LONGEST", 0.02)
-    for last in (WantedApi.DRA, WantedApi.PLUGIN):
-        async with running(monkeypatch) as room:
-            for wish in (WantedApi.DRA, WantedApi.PLUGIN, WantedApi.DRA, WantedApi.PLUGIN, last):
-                room.wanted.publish(wishes(wish))
-                await turns_of_the_loop()
-            await until(partial(followed, room, last))

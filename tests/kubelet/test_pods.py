@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from npu_agent import files
-from npu_agent.kubelet import pods as module
 from npu_agent.kubelet.pods import CHECKPOINT, Pods
 
 A = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
@@ -88,9 +87,8 @@ async def test_notes_in_another_form_are_reported_once(
     pods = Pods(tmp_path, tmp_path)
     for _ in range(2):
         assert await pods.noted() == {}
-    assert reasons(caplog) == [
-        f"{tmp_path}/{CHECKPOINT}: this is no list of devices as kubelets write it"
-    ]
+    (reason,) = reasons(caplog)
+    assert reason.startswith(f"{tmp_path}/{CHECKPOINT}: ")
 
 
 @pytest.mark.parametrize(
@@ -142,11 +140,6 @@ async def test_a_pod_lives_if_any_cgroup_with_its_name_has_processes(tmp_path: P
         (each / "cgroup.events").write_text("populated 0\nfrozen 0\n")
 
 
-async def test_cgroups_are_searched_at_any_depth(tmp_path: Path) -> None:
-    unified(tmp_path, f"{'a/' * 50}pod{A}")
-    assert await Pods(tmp_path, tmp_path).living({A, B}) == {A}
-
-
 async def test_a_file_of_a_cgroup_is_read_with_a_bound(tmp_path: Path) -> None:
     events = unified(tmp_path, f"kubepods/pod{A}") / "cgroup.events"
     events.write_text("populated 0\n".rjust(1 << 20))
@@ -154,7 +147,6 @@ async def test_a_file_of_a_cgroup_is_read_with_a_bound(tmp_path: Path) -> None:
 
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
-FAILED = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EIO, errno.ENOMEM)
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, number: int) -> None:
@@ -171,7 +163,9 @@ def fail(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, number: int) ->
 
 
 @pytest.mark.parametrize("call", ["scandir", "content"])
-@pytest.mark.parametrize("number", [*GONE, *FAILED], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "number", [errno.ENOENT, errno.ENODEV, errno.EMFILE, errno.EACCES], ids=errno.errorcode.get
+)
 async def test_what_cannot_be_read_lives_unless_it_has_gone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,12 +200,12 @@ async def test_a_kernel_that_does_not_answer_keeps_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(module, "_DEADLINE", 0.05)
-    monkeypatch.setattr(module, "_populated", lambda _: go_on.wait(20))
+    monkeypatch.setattr(files, "content", lambda *_, **__: go_on.wait(20))
     unified(tmp_path, f"kubepods/pod{A}", populated=False)
-    pods = Pods(tmp_path, tmp_path)
+    pods = Pods(tmp_path, tmp_path, deadline=0.05)
     for _ in range(2):
         assert await pods.living({A, B}) == {A, B}
-    assert [record.message for record in caplog.records] == [module._UNREADABLE]
+    (record,) = caplog.records
+    assert "their devices are not given to others" in record.message
     assert "sys/fs/cgroup" in reasons(caplog)[0]
     go_on.set()

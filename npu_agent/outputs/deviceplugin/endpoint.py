@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from npu_agent.kubelet.rpc import UnixServer, drained
+from npu_agent.kubelet.rpc import DRAINED, UnixServer, drained
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 
 
@@ -33,13 +33,13 @@ class Endpoint:
         """Whether the socket is still there: the kubelet sweeps all of them when it starts."""
         return self._server.exists()
 
-    async def close(self) -> None:
-        """Lets the streams end, then closes the connections and the socket; within 0.4 s.
+    async def close(self, drain: float = DRAINED) -> None:
+        """Lets the streams end, then closes the connections and the socket; within `drain` + 0.2 s.
 
         The caller has closed the plugin's devices feed, so that the streams return by themselves
         and the kubelet sees their end. Cancelled, it waits no longer, and leaves no socket.
         """
         try:
-            await drained(self.plugin.streams.map(lambda streams: streams.open))
+            await drained(self.plugin.streams.map(lambda streams: streams.open), drain)
         finally:
             await self._server.shutdown()

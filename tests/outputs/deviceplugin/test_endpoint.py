@@ -137,10 +137,7 @@ async def test_removed_or_replaced_socket_is_not_ours_any_more(directory: Path) 
     assert one.path.read_text() == "somebody else's"
 
 
-async def test_close_ends_the_streams_in_order_and_leaves_other_files(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("npu_agent.kubelet.rpc._DRAINED", DEADLINE)  # on a busy machine too
+async def test_close_ends_the_streams_in_order_and_leaves_other_files(directory: Path) -> None:
     feed: Feed[Devices] = Feed(devices(state()))
     one = endpoint(directory, feed)
     await one.start()
@@ -150,7 +147,7 @@ async def test_close_ends_the_streams_in_order_and_leaves_other_files(
     await asyncio.to_thread(next, stream)
 
     feed.close()
-    await one.close()
+    await one.close(drain=DEADLINE)  # on a busy machine too
     assert await asyncio.to_thread(list, stream) == []
     assert stream.code() is grpc.StatusCode.OK
     assert names(directory) == ["kubelet_internal_checkpoint"]

@@ -57,6 +57,7 @@ class Room:
     """What the kubelet says that it can hand out; None: it does not tell."""
 
     timing: Timing = QUICK
+    settle: float = 0.02
     losses: int = 0
 
     async def ask(self) -> dict[str, frozenset[str]] | None:
@@ -77,7 +78,9 @@ class Room:
             devices=self.devices,
             directory=self.directory,
             socket_name="npu",
-            ownership=Ownership(self.directory),
+            ownership=Ownership(
+                self.directory, timing=ownership.Timing(try_every=0.005, settle=self.settle)
+            ),
             timing=self.timing,
         )
 
@@ -118,19 +121,14 @@ async def room() -> AsyncIterator[Room]:
         await kubelet.stop()
 
 
-@pytest.fixture(autouse=True)
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "_TRY_EVERY", 0.005)
-
-
 @pytest.fixture
-def unhurried(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def unhurried(room: Room) -> None:
     """For tests that count registrations: the kubelet has time to put the old stream away.
 
     It lets go of whichever registration it has when a stream ends (`runClient`).
     """
     room.timing = replace(QUICK, retry_first=0.3, fickle_longest=0.3)
-    monkeypatch.setattr(ownership, "_SETTLE", 0.3)
+    room.settle = 0.3
 
 
 @pytest.fixture
