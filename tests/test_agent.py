@@ -544,9 +544,7 @@ async def test_cdi_specs_that_cannot_be_written_are_the_agents_problem_until_the
         await node.told(lambda p: p.devices == ((UUIDS[0], "Unhealthy"),))
         (note,) = (one for one in problems(agent.state()) if one.subject == "cdi")
         assert "the CDI specs cannot be written" in note.text
-        assert [trouble.what for trouble in unready(agent.state())] == [
-            "the CDI specs cannot be written"
-        ]
+        assert unready(agent.state()) == (note.text,)
         specs.unlink()
         await node.told(lambda p: p.devices == ((UUIDS[0], "Healthy"),))
         assert not [one for one in problems(agent.state()) if one.subject == "cdi"]

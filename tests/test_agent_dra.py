@@ -121,7 +121,7 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
 
 
 def reasons(agent: Agent) -> list[str]:
-    return [str(trouble) for trouble in unready(agent.state())]
+    return list(unready(agent.state()))
 
 
 async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:

@@ -1,4 +1,8 @@
-"""Whether the agent does its job, and what somebody should know: pure functions of the state."""
+"""What is wrong with the node and the agent, and what to do: the one answer to "is all well?".
+
+`problems` wait for a person; `unready` are those of them that keep the agent from being ready;
+`notes` are out of the ordinary and no fault. Page, status.json, /readyz and doctor show them.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,18 @@ from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
-from npu_agent.core.trouble import Trouble, TroubleKind
 
 Subject = Literal["card", "resource", "dra", "assignments", "config", "labels", "hardware", "cdi"]
 
 HOT, VERY_HOT = 90.0, 100.0
-"""°C above which a card is hot, and so hot that somebody should act now: as the alerts have it."""
+"""°C above which a card is hot, and so hot that the load has to go now: as the alerts have it."""
 _RISING = 900.0
 """Seconds for which a counted error is a problem, as the alert has it; later it is a note."""
 _MISSED = 6 * 3600.0
 """The same for a card that left."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something that people should know, and what it is about."""
 
@@ -36,9 +39,16 @@ class Note:
     """What to do about it; empty where there is nothing to do, or the text has it."""
     runbook: str = ""
     """The section of the runbook that has the steps: ``npucardunhealthy``; may be empty."""
+    unready: str = ""
+    """What /readyz says; empty: the agent is ready in spite of it."""
 
 
-def unready(state: AgentState) -> tuple[Trouble, ...]:
+def problems(state: AgentState) -> tuple[Note, ...]:
+    """What somebody should see to; empty when all is well."""
+    return (*_of_cards(state), *_of_the_agent(state))
+
+
+def unready(state: AgentState) -> tuple[str, ...]:
     """What keeps the agent from being ready; empty when nothing does.
 
     It is ready when the kubelet holds every resource that has cards open, or when another instance
@@ -46,65 +56,7 @@ def unready(state: AgentState) -> tuple[Trouble, ...]:
     it ends the old one), and when the config file that is there is the one in force. Keys that
     wait for a restart are no reason: only a restart would help, and that is the user's decision.
     """
-    found = [_unserved(one.session, state) for one in state.resources]
-    found += [_unserved_claims(one) for one in state.dra]
-    if state.config.error is not None:
-        found.append(Trouble(what="config", cause=state.config.error, kind=TroubleKind.CONFIG))
-    if state.tls is not None and state.tls.expires_at is None:
-        cause = state.tls.error or "the certificate is not read yet"
-        found.append(Trouble(what="metrics.tls", cause=cause, kind=TroubleKind.CONFIG))
-    if state.cdi_error is not None:
-        found.append(Trouble(what="the CDI specs cannot be written", cause=state.cdi_error))
-    return tuple(filter(None, found))
-
-
-def _unserved(session: SessionStatus, state: AgentState) -> Trouble | None:
-    """Why this resource is not served as it should be; None if it is."""
-    doing, kind = session.phase.value, TroubleKind.REGISTRATION
-    match session.phase:
-        case SessionPhase.REGISTERED | SessionPhase.STANDBY:
-            return None
-        case SessionPhase.NO_CARDS | SessionPhase.REGISTERING:
-            doing = "registering again" if session.registrations else "registering"
-            if not state.snapshot.complete:
-                doing, kind = "registering: still searching for cards", TroubleKind.STARTING
-            elif not _has_cards(session.resource, state):
-                return None
-    return Trouble(what=f"{session.resource}: {doing}", cause=session.reason, kind=kind)
-
-
-def _unserved_claims(driver: DraState) -> Trouble | None:
-    """Why claims cannot be served as they should be; None if they can."""
-    session, slices = driver.session, driver.slices
-    if session.phase is SessionPhase.STANDBY:
-        return None
-    if session.phase is not SessionPhase.REGISTERED:
-        return Trouble(
-            what=f"DRA driver {driver.name}: {session.phase.value}",
-            cause=session.reason,
-            kind=TroubleKind.REGISTRATION,
-        )
-    if not slices.published:
-        return slices.trouble or Trouble(
-            what=f"DRA driver {driver.name}: its cards are not published yet",
-            kind=TroubleKind.STARTING,
-        )
-    return None
-
-
-def _has_cards(name: str, state: AgentState) -> bool:
-    """Computed from the hardware: a session gets its cards a moment after they were found."""
-    return any(
-        state.places.get(device.card_id, ApiMode.PLUGIN).listed
-        for resource in state.wanted
-        if resource.name == name
-        for device in advertise(state.snapshot, resource, state.disabled)
-    )
-
-
-def problems(state: AgentState) -> tuple[Note, ...]:
-    """What somebody should see to; empty when all is well."""
-    return (*_of_cards(state), *_of_the_agent(state))
+    return tuple(note.unready for note in _of_the_agent(state) if note.unready)
 
 
 def _of_cards(state: AgentState) -> Iterator[Note]:
@@ -118,29 +70,29 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
             yield _hot(card)
     if stale:
         cards = ", ".join(card.card.name for card in stale)
-        text = f"{cards}: readings are stale, no new ones arrive"
-        remedy = (
-            "temperature, load and errors of it are unknown: see `dmesg` on the node; a read that "
-            "hangs in the kernel needs the driver reloaded, or a reboot"
-        )
         yield Note(
-            subject="card", card=stale[0].id, text=text, remedy=remedy, runbook="npureadingsstale"
+            "card",
+            f"{cards}: readings are stale, no new ones arrive",
+            card=stale[0].id,
+            remedy="temperature, load and errors of it are unknown: see `dmesg` on the node; a "
+            "read that hangs in the kernel needs the driver reloaded, or a reboot",
+            runbook="npureadingsstale",
         )
     lately = rising(state)
     for card in state.snapshot.cards:
         if card.id in lately:
             yield Note(
-                subject="card",
+                "card",
+                f"{card.card.name} counted new errors: {_counted(card)}",
                 card=card.id,
-                text=f"{card.card.name} counted new errors: {_counted(card)}",
                 remedy="ask whether the Pods that hold it are well; once is no reason to act",
                 runbook="npuerrorsrising",
             )
     for left in state.timeline.gone:
         if state.monotonic - left.since < _MISSED:
             yield Note(
-                subject="card",
-                text=f"{left.state.card.name} is gone: it was here while this agent ran",
+                "card",
+                f"{left.state.card.name} is gone: it was here while this agent ran",
                 remedy="unless somebody removed it on purpose, `lspci` on the node shows whether "
                 "the bus still has it, and `dmesg` why it left",
                 runbook="npucardmissing",
@@ -148,23 +100,18 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     for gone in state.gone:
         text = f"{_pod(gone)} holds {state.name_of_gone(gone)}, whose card is gone"
         remedy = "delete that Pod if it hangs: what it held is not there any more"
-        yield Note(subject="assignments", text=text, remedy=remedy, runbook="npucardmissing")
+        yield Note("assignments", text, remedy=remedy, runbook="npucardmissing")
 
 
 def _unhealthy(card: CardState, state: AgentState) -> Note:
-    users = dict.fromkeys(_pod(holding.assignment) for holding in state.usages_of(card))
+    users = dict.fromkeys(_pod(usage.assignment) for usage in state.usages_of(card))
     used = f"; in use by {', '.join(users)}" if users else ""
     found = advice(card.health.cause)
     remedy = found.remedy
     if users:
         remedy = f"delete the Pods that hold it, so that they get another card; {remedy}"
-    return Note(
-        subject="card",
-        card=card.id,
-        text=f"{card.card.name} is unhealthy: {plain_reason(card.health)}{used}",
-        remedy=remedy,
-        runbook=found.runbook,
-    )
+    text = f"{card.card.name} is unhealthy: {plain_reason(card.health)}{used}"
+    return Note("card", text, card=card.id, remedy=remedy, runbook=found.runbook)
 
 
 def is_hot(card: CardState, state: AgentState) -> bool:
@@ -178,9 +125,9 @@ def _hot(card: CardState) -> Note:
     temperature = (card.reading and card.reading.temperature()) or 0.0
     very = temperature > VERY_HOT
     return Note(
-        subject="card",
+        "card",
+        f"{card.card.name} is {'very ' if very else ''}hot: {temperature:.1f} °C",
         card=card.id,
-        text=f"{card.card.name} is {'very ' if very else ''}hot: {temperature:.1f} °C",
         remedy=f"take the load away now: delete the Pods that hold it; {COOLING}"
         if very
         else COOLING,
@@ -209,85 +156,123 @@ def _pod(holder: Assignment) -> str:
 
 def _of_the_agent(state: AgentState) -> Iterator[Note]:
     for resource in state.resources:
-        if trouble := _unserved(resource.session, state):
+        if why := _unserved(resource.session, state):
+            remedy = _REMEDIES.get(resource.session.phase, _KUBELET)
+            if not state.snapshot.complete and resource.session.phase in _WITHOUT_CARDS:
+                remedy = ""
             yield Note(
-                subject="resource",
-                text=str(trouble),
-                remedy=_unserved_remedy(resource.session, trouble),
-                runbook="npuresourcenotregistered",
+                "resource", why, remedy=remedy, runbook="npuresourcenotregistered", unready=why
             )
     for driver in state.dra:
-        if trouble := _unserved_claims(driver):
-            published = driver.session.phase is SessionPhase.REGISTERED
-            yield Note(
-                subject="dra",
-                text=str(trouble),
-                remedy="" if published else _unserved_remedy(driver.session, trouble),
-                runbook="npudraslicesnotpublished" if published else "npudranotregistered",
-            )
-        elif driver.slices.incomplete:
-            yield Note(
-                subject="dra",
-                text=f"DRA driver {driver.name}: its pool is incomplete: no card of it is used",
-                remedy="the agent publishes what is missing by itself; `npu-agent doctor` names "
-                "slices that are somebody else's",
-                runbook="npudrapoolincomplete",
-            )
-    if state.config.error is not None:
-        first = state.config.error.partition("\n")[0]
-        text = f"the config file is refused, the last good one stays in force: {first}"
-        remedy = (
-            "correct the file, and try it with `npu-agent config check FILE`: an agent that starts "
-            "now would not come up"
+        yield from _of_driver(driver)
+    if (error := state.config.error) is not None:
+        first = error.partition("\n")[0]
+        yield Note(
+            "config",
+            f"the config file is refused, the last good one stays in force: {first}",
+            remedy="correct the file, and try it with `npu-agent config check FILE`: an agent that "
+            "starts now would not come up",
+            runbook="npuconfigrejected",
+            unready=f"config: {error}",
         )
-        yield Note(subject="config", text=text, remedy=remedy, runbook="npuconfigrejected")
     yield from _of_tls(state)
     if state.assignments_error is not None:
-        text = f"the assignments of devices to Pods are unknown: {state.assignments_error}"
-        remedy = (
-            "cards are served all the same; is the kubelet's directory pod-resources mounted into "
-            "the agent's Pod? `npu-agent doctor` there checks it"
+        yield Note(
+            "assignments",
+            f"the assignments of devices to Pods are unknown: {state.assignments_error}",
+            remedy="cards are served all the same; is the kubelet's directory pod-resources "
+            "mounted into the agent's Pod? `npu-agent doctor` there checks it",
+            runbook="log-lines",
         )
-        yield Note(subject="assignments", text=text, remedy=remedy, runbook="log-lines")
     if state.labels is not None and state.labels.error is not None:
         text = f"the Node's labels are not applied: {state.labels.error}"
-        yield Note(subject="labels", text=text, runbook="npulabelsnotapplied")
+        yield Note("labels", text, runbook="npulabelsnotapplied")
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
-        yield Note(subject="cdi", text=text, runbook="log-lines")
-    for odd in state.snapshot.skipped:
-        if odd.unread:
-            yield Note(
-                subject="hardware",
-                text=f"{odd.entry} cannot be read: {odd.reason}",
-                remedy=UNREADABLE,
-                runbook="a-node-offers-no-npus-or-too-few",
-            )
+        yield Note("cdi", text, runbook="log-lines", unready=text)
+    for entry in state.snapshot.skipped:
+        if entry.unread:
+            text = f"{entry.entry} cannot be read: {entry.reason}"
+            runbook = "a-node-offers-no-npus-or-too-few"
+            yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook)
 
 
-def _unserved_remedy(session: SessionStatus, trouble: Trouble) -> str:
-    if trouble.remedy or trouble.kind is TroubleKind.STARTING:
-        return ""
-    if session.phase in (SessionPhase.WAITING, SessionPhase.BLOCKED):
-        return "the agent tries again by itself; `npu-agent doctor` in its Pod checks all it needs"
-    return (
-        "is the kubelet running? `systemctl status kubelet` on the node: the agent registers by "
-        "itself as soon as it is back"
+_WITHOUT_CARDS = (SessionPhase.NO_CARDS, SessionPhase.REGISTERING)
+_AGAIN = "the agent tries again by itself; `npu-agent doctor` in its Pod checks all it needs"
+_REMEDIES = {SessionPhase.WAITING: _AGAIN, SessionPhase.BLOCKED: _AGAIN}
+_KUBELET = (
+    "is the kubelet running? `systemctl status kubelet` on the node: the agent registers by itself "
+    "as soon as it is back"
+)
+
+
+def _unserved(session: SessionStatus, state: AgentState) -> str | None:
+    """Why this resource is not served as it should be; None if it is."""
+    doing = session.phase.value
+    if session.phase in (SessionPhase.REGISTERED, SessionPhase.STANDBY):
+        return None
+    if session.phase in _WITHOUT_CARDS:
+        doing = "registering again" if session.registrations else "registering"
+        if not state.snapshot.complete:
+            doing = "registering: still searching for cards"
+        elif not _has_cards(session.resource, state):
+            return None
+    return _reasoned(f"{session.resource}: {doing}", session)
+
+
+def _has_cards(name: str, state: AgentState) -> bool:
+    """Computed from the hardware: a session gets its cards a moment after they were found."""
+    return any(
+        state.places.get(device.card_id, ApiMode.PLUGIN).listed
+        for resource in state.wanted
+        if resource.name == name
+        for device in advertise(state.snapshot, resource, state.disabled)
     )
+
+
+def _of_driver(driver: DraState) -> Iterator[Note]:
+    """Why claims cannot be served as they should be."""
+    session, slices, what = driver.session, driver.slices, f"DRA driver {driver.name}"
+    if session.phase not in (SessionPhase.STANDBY, SessionPhase.REGISTERED):
+        text = _reasoned(f"{what}: {session.phase.value}", session)
+        remedy = _REMEDIES.get(session.phase, _KUBELET)
+        yield Note("dra", text, remedy=remedy, runbook="npudranotregistered", unready=text)
+    elif session.phase is SessionPhase.REGISTERED and not slices.published:
+        text = str(slices.trouble or f"{what}: its cards are not published yet")
+        yield Note("dra", text, runbook="npudraslicesnotpublished", unready=text)
+    elif slices.incomplete:
+        yield Note(
+            "dra",
+            f"{what}: its pool is incomplete: no card of it is used",
+            remedy="the agent publishes what is missing by itself; `npu-agent doctor` names slices "
+            "of other owners",
+            runbook="npudrapoolincomplete",
+        )
 
 
 def _of_tls(state: AgentState) -> Iterator[Note]:
     if state.tls is None:
         return
     expires_at, error = state.tls.expires_at, state.tls.error
-    if error is not None:
-        kept = "metrics are not served" if expires_at is None else "the last good one is kept"
-        text = f"the certificate of metrics.tls is refused, {kept}: {error}"
-        remedy = "correct the Secret, or what renews it: the files are read again by themselves"
-        yield Note(subject="config", text=text, remedy=remedy, runbook="npucertificateinvalid")
+    closed = expires_at is None and f"metrics.tls: {error or 'the certificate is not read yet'}"
+    if error is not None or closed:
+        kept = "metrics are not served" if closed else "the last good one is kept"
+        yield Note(
+            "config",
+            f"the certificate of metrics.tls is refused, {kept}: {error}" if error else str(closed),
+            remedy="correct the Secret, or what renews it: the files are read again by themselves"
+            if error
+            else "",
+            runbook="npucertificateinvalid",
+            unready=closed or "",
+        )
     if expires_at is not None and expires_at < state.now:
         text = "the certificate of metrics.tls has expired: renew it"
-        yield Note(subject="config", text=text, runbook="npucertificateinvalid")
+        yield Note("config", text, runbook="npucertificateinvalid")
+
+
+def _reasoned(text: str, session: SessionStatus) -> str:
+    return f"{text}: {session.reason}" if session.reason else text
 
 
 def notes(state: AgentState) -> Iterator[Note]:
@@ -295,46 +280,41 @@ def notes(state: AgentState) -> Iterator[Note]:
     lately = rising(state)
     for gone in state.timeline.gone:
         if state.monotonic - gone.since >= _MISSED:
-            text = f"{gone.state.card.name} is gone"
-            yield Note(subject="card", text=text, runbook="npucardmissing")
+            yield Note("card", f"{gone.state.card.name} is gone", runbook="npucardmissing")
     for card in state.snapshot.cards:
         name = card.card.name
         if card.health.state is HealthState.UNKNOWN:
-            text = f"{name}: its health is unknown: {card.health.reason}"
-            yield Note(subject="card", card=card.id, text=text)
+            yield Note("card", f"{name}: its health is unknown: {card.health.reason}", card.id)
         if card.id not in lately and (counted := _counted(card)):
             text = f"{name} has counted errors, none of them lately: {counted}"
-            yield Note(subject="card", card=card.id, text=text, runbook="npuerrorsrising")
+            yield Note("card", text, card.id, runbook="npuerrorsrising")
         if state.is_disabled(card):
-            text = f"{name} is not offered: disabled in the config"
-            yield Note(subject="card", card=card.id, text=text)
+            yield Note("card", f"{name} is not offered: disabled in the config", card.id)
     for resource in state.resources:
         for device in state.withheld(resource):
-            yield Note(subject="resource", text=f"{device.name} is withheld: {device.reason}")
+            yield Note("resource", f"{device.name} is withheld: {device.reason}")
     for driver in state.dra:
         if driver.slices.dropped:
             fields = ", ".join(driver.slices.dropped)
             text = f"the API server drops {fields} of our ResourceSlices: a feature is off there"
             if driver.slices.uncounted:
                 text += "; dra.partitions has no effect, and cards are offered whole"
-            yield Note(subject="dra", text=text)
+            yield Note("dra", text)
         if driver.session.phase is SessionPhase.STANDBY:
-            yield Note(subject="dra", text=_standby(driver.session, "DRA driver "))
-    if moving := state.moving:
-        yield Note(subject="dra", text=_moving(moving, state))
+            text = f"DRA driver {driver.session.resource} is on standby"
+            yield Note("dra", _reasoned(text, driver.session))
+    if state.moving:
+        yield Note("dra", _moving(state.moving, state))
     if state.config.waiting:
-        keys = ", ".join(state.config.waiting)
-        yield Note(
-            subject="config",
-            text=f"waits for a restart of the agent: {keys}",
-            runbook="npuconfigwaitsforrestart",
-        )
+        text = f"waits for a restart of the agent: {', '.join(state.config.waiting)}"
+        yield Note("config", text, runbook="npuconfigwaitsforrestart")
     labels = state.labels
     if labels is not None and not labels.in_place and labels.error is None and labels.labels:
-        yield Note(subject="labels", text="the Node's labels are not applied yet")
+        yield Note("labels", "the Node's labels are not applied yet")
     for one in state.resources:
         if one.session.phase is SessionPhase.STANDBY:
-            yield Note(subject="resource", text=_standby(one.session))
+            text = f"{one.session.resource} is on standby"
+            yield Note("resource", _reasoned(text, one.session))
 
 
 def _moving(moving: Mapping[str, WantedApi], state: AgentState) -> str:
@@ -349,8 +329,3 @@ def _moving(moving: Mapping[str, WantedApi], state: AgentState) -> str:
         )
     ]
     return f"on the way, each when its Pods have ended: {'; '.join(to)}"
-
-
-def _standby(session: SessionStatus, what: str = "") -> str:
-    why = f": {session.reason}" if session.reason else ""
-    return f"{what}{session.resource} is on standby{why}"

@@ -9,17 +9,6 @@ from dataclasses import dataclass
 class TroubleKind(enum.Enum):
     """What sort of trouble it is, as far as some code decides on it."""
 
-    # What part of the agent is concerned.
-    STARTING = "starting"
-    """Not done yet, and about to be: hardware is being read, the kubelet was not asked yet."""
-    CONFIG = "config"
-    """The config file is refused."""
-    REGISTRATION = "registration"
-    """A resource is not served: no socket, no registration, or another agent's turn."""
-    SLICES = "slices"
-    """What DRA offers could not be published."""
-
-    # What the operating system, or somebody at the other end of a connection, answered.
     DENIED = "denied"
     """Not for this user; another one may."""
     MISSING = "missing"

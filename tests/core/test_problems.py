@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, SkippedDevice
+from npu_agent.core.hardware import CardState, Cause, HealthState, SkippedDevice
 from npu_agent.core.problems import HOT, VERY_HOT, Note, is_hot, notes, problems, unready
 from npu_agent.core.state import LabelState, SessionPhase, SlicesState, TlsState
 from npu_agent.core.timeline import Timeline, TimelineEntry
-from npu_agent.core.trouble import Trouble, TroubleKind
+from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import DRIVER, RESOURCE, claim
@@ -25,75 +25,65 @@ def scene(phase: SessionPhase, reason: str = "", registrations: int = 0, **more:
     return Scene(phase=phase, reason=reason, registrations=registrations, **more)
 
 
-def test_ready_when_the_kubelet_holds_the_resource() -> None:
-    assert scene(SessionPhase.REGISTERED).unready() == ()
+_REGISTERED, _STANDBY, _NO_CARDS = (
+    SessionPhase.REGISTERED,
+    SessionPhase.STANDBY,
+    SessionPhase.NO_CARDS,
+)
+_REGISTERING, _BLOCKED = SessionPhase.REGISTERING, SessionPhase.BLOCKED
 
 
-def test_an_instance_that_stands_by_is_ready() -> None:
-    """A rolling update with maxSurge ends the old one only when the new one is ready."""
-    assert scene(SessionPhase.STANDBY, "served by another").unready() == ()
-
-
-@pytest.mark.parametrize("phase", [SessionPhase.NO_CARDS, SessionPhase.REGISTERING])
-def test_a_node_without_cards_is_ready(phase: SessionPhase) -> None:
-    assert scene(phase, cards=()).unready() == ()
-
-
-def test_a_node_whose_cards_are_all_disabled_is_ready() -> None:
-    assert scene(SessionPhase.NO_CARDS, disabled=frozenset({"npu0"})).unready() == ()
-
-
-@pytest.mark.parametrize("phase", [SessionPhase.NO_CARDS, SessionPhase.REGISTERING])
-def test_not_ready_before_the_cards_were_read(phase: SessionPhase) -> None:
-    found = scene(phase, cards=(), complete=False).unready()
-    assert found == (f"{RESOURCE}: registering: still searching for cards",)
-
-
-def test_not_ready_before_the_session_knows_of_the_cards() -> None:
-    """A session is told of them a moment later: that must not be taken for a node without any."""
-    assert scene(SessionPhase.NO_CARDS).unready() == (f"{RESOURCE}: registering",)
-
-
-def test_not_ready_until_it_is_registered() -> None:
-    found = scene(SessionPhase.REGISTERING, "kubelet.sock is missing").unready()
-    assert found == (f"{RESOURCE}: registering: kubelet.sock is missing",)
-
-
-def test_not_ready_while_it_registers_again() -> None:
-    found = scene(SessionPhase.REGISTERING, "its stream ended", 3).unready()
-    assert found == (f"{RESOURCE}: registering again: its stream ended",)
-
-
-@pytest.mark.parametrize("phase", [SessionPhase.BLOCKED, SessionPhase.ENDED])
-def test_not_ready_when_it_cannot_serve(phase: SessionPhase) -> None:
-    found = scene(phase, "mount it").unready()
-    assert found == (f"{RESOURCE}: {phase.value}: mount it",)
-
-
-def test_a_sick_card_is_no_reason() -> None:
-    """Its device is told as unhealthy, which is the agent's job done."""
-    assert (
-        scene(SessionPhase.REGISTERED, cards=(state(health=HealthState.UNHEALTHY),)).unready() == ()
-    )
+@pytest.mark.parametrize(
+    ("found", "reasons"),
+    [
+        (scene(_REGISTERED), ()),
+        # A rolling update with maxSurge ends the old one only when the new one is ready.
+        (scene(_STANDBY, "served by another"), ()),
+        (scene(_NO_CARDS, cards=()), ()),
+        (scene(_REGISTERING, cards=()), ()),
+        (scene(_NO_CARDS, disabled=frozenset({"npu0"})), ()),
+        (
+            scene(_NO_CARDS, cards=(), complete=False),
+            (f"{RESOURCE}: registering: still searching for cards",),
+        ),
+        # A session gets its cards a moment later: that is no node without any.
+        (scene(_NO_CARDS), (f"{RESOURCE}: registering",)),
+        (scene(_REGISTERING, "no socket"), (f"{RESOURCE}: registering: no socket",)),
+        (scene(_REGISTERING, "it ended", 3), (f"{RESOURCE}: registering again: it ended",)),
+        (scene(_BLOCKED, "mount it"), (f"{RESOURCE}: blocked: mount it",)),
+        (scene(SessionPhase.ENDED), (f"{RESOURCE}: ended",)),
+        # Its device is listed as unhealthy, which is the agent's job done.
+        (scene(_REGISTERED, cards=(state(health=HealthState.UNHEALTHY),)), ()),
+        (scene(_REGISTERED, dra=(driver(),)), ()),
+        (scene(_REGISTERED, dra=(driver(phase=_STANDBY, slices=SlicesState()),)), ()),
+        (
+            scene(_REGISTERED, dra=(driver(phase=_REGISTERING, reason="why"),)),
+            (f"DRA driver {DRIVER}: registering: why",),
+        ),
+        (
+            scene(_REGISTERED, dra=(driver(slices=SlicesState()),)),
+            (f"DRA driver {DRIVER}: its cards are not published yet",),
+        ),
+        (
+            scene(
+                _REGISTERED,
+                dra=(driver(slices=SlicesState(trouble=Trouble(what="forbidden", remedy="do"))),),
+            ),
+            ("forbidden: do",),
+        ),
+    ],
+)
+def test_readiness(found: Scene, reasons: tuple[str, ...]) -> None:
+    assert found.unready() == reasons
+    assert {note.unready for note in problems(found.state())} - {""} == {*reasons}
 
 
 def test_not_ready_with_a_refused_config_and_ready_with_keys_that_wait() -> None:
-    good = scene(SessionPhase.REGISTERED)
+    good = scene(_REGISTERED)
     waiting = replace(good.config, waiting=("resourceName",))
     assert replace(good, config=waiting).unready() == ()
     refused = replace(good.config, error="config.yaml:3:1: unknown key")
     assert replace(good, config=refused).unready() == ("config: config.yaml:3:1: unknown key",)
-
-
-def test_reasons_have_a_kind_for_code_to_decide_on() -> None:
-    def kinds(found: Scene) -> list[TroubleKind]:
-        return [trouble.kind for trouble in unready(found.state())]
-
-    assert kinds(scene(SessionPhase.BLOCKED, "mount it")) == [TroubleKind.REGISTRATION]
-    assert kinds(scene(SessionPhase.NO_CARDS, complete=False)) == [TroubleKind.STARTING]
-    refused = scene(SessionPhase.REGISTERED)
-    refused.config = replace(refused.config, error="bad")
-    assert kinds(refused) == [TroubleKind.CONFIG]
 
 
 def texts(scene: Scene) -> list[str]:
@@ -112,13 +102,6 @@ def test_all_is_well() -> None:
 def test_an_unhealthy_card_is_a_problem_and_its_holders_are_named() -> None:
     card = fenced(state(), "alive says 0", 60)
     scene = Scene(cards=(card,), holdings=Holdings(assignments=(held(card, "yolo"),)))
-    assert texts(scene) == ["npu0 is unhealthy: alive says 0; in use by default/yolo"]
-
-
-def test_a_holder_of_two_parts_is_named_once() -> None:
-    card = fenced(state(), "alive says 0", 60)
-    parts = tuple(held(card, "yolo", CoreRange(core, core)) for core in (0, 1))
-    scene = Scene(cards=(card,), holdings=Holdings(assignments=parts))
     assert texts(scene) == ["npu0 is unhealthy: alive says 0; in use by default/yolo"]
 
 
@@ -179,35 +162,6 @@ def test_what_is_out_of_the_ordinary_is_noted() -> None:
         "the Node's labels are not applied yet",
         "beta.furiosa.ai/npu is on standby: by 7",
     ]
-
-
-@pytest.mark.parametrize(
-    "phase",
-    [SessionPhase.NO_CARDS, SessionPhase.REGISTERING, SessionPhase.BLOCKED, SessionPhase.ENDED],
-)
-def test_not_ready_until_the_kubelet_has_registered_the_dra_driver(phase: SessionPhase) -> None:
-    found = scene(SessionPhase.REGISTERED, dra=(driver(phase=phase, reason="why"),))
-    assert found.unready() == (f"DRA driver {DRIVER}: {phase.value}: why",)
-    assert [note.subject for note in problems(found.state())] == ["dra"]
-
-
-def test_ready_with_a_dra_driver_that_serves_or_stands_by() -> None:
-    unpublished = SlicesState()
-    standby = driver(phase=SessionPhase.STANDBY, reason="served by x", slices=unpublished)
-    for dra in (driver(), standby):
-        assert scene(SessionPhase.REGISTERED, dra=(dra,)).unready() == ()
-    (note,) = notes(scene(SessionPhase.REGISTERED, dra=(standby,)).state())
-    assert (note.subject, note.text) == ("dra", f"DRA driver {DRIVER} is on standby: served by x")
-
-
-def test_not_ready_until_the_slices_are_published() -> None:
-    def reasons(slices: SlicesState) -> tuple[str, ...]:
-        return scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).unready()
-
-    assert reasons(SlicesState()) == (f"DRA driver {DRIVER}: its cards are not published yet",)
-    assert reasons(SlicesState(trouble=Trouble(what="forbidden", remedy="grant it"))) == (
-        "forbidden: grant it",
-    )
 
 
 def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:

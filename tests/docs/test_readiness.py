@@ -29,7 +29,7 @@ def everything_is_wrong() -> list[str]:
         dra=(driver(phase=SessionPhase.REGISTERING), driver(slices=SlicesState())),
     )
     state = replace(scene.state(), tls=TlsState(error="x"), cdi_error="x")
-    return [str(trouble) for trouble in unready(state)]
+    return list(unready(state))
 
 
 def test_the_table_of_the_probes_has_every_reason() -> None:

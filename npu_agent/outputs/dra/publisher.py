@@ -15,7 +15,7 @@ from dataclasses import replace
 from npu_agent.backoff import ApiBackoff, Backoff
 from npu_agent.core.pool import PoolDevice, whole_cards
 from npu_agent.core.state import COUNTERS, TAINTS, SlicesState
-from npu_agent.core.trouble import Trouble, TroubleKind
+from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind, node, resourceslices
 from npu_agent.logs import logger
@@ -393,7 +393,7 @@ class SlicePublisher:
         trouble = None
         known = (self._troubles.get(doing) for doing in ("write", "list", "watch"))
         if error := next(filter(None, known), None):
-            trouble = Trouble(what=error.what, remedy=error.remedy, kind=TroubleKind.SLICES)
+            trouble = Trouble(what=error.what, remedy=error.remedy)
         self.state.publish(replace(self.state.value, trouble=trouble))
 
 

@@ -151,7 +151,7 @@ def _readiness(state: AgentState) -> str:
         offers = state.resources or state.dra
         registered = "whatever has cards is registered with the kubelet, and " if offers else ""
         return f'<p class="ready">Ready: {registered}the config is in force.</p>'
-    first = str(reasons[0]).partition("\n")[0]
+    first = reasons[0].partition("\n")[0]
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return f'<p class="ready"><b>Not ready:</b> {m.text(first)}{more}</p>'
 

@@ -68,7 +68,7 @@ def probes(state: Callable[[], AgentState]) -> Routes:
     """What the kubelet asks for; `state` puts together the agent's state."""
 
     def ready(_: bool) -> Answer:
-        reasons = [str(reason) for reason in unready(state())]
+        reasons = unready(state())
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         return _json({"ready": not reasons, "reasons": reasons}, status)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_agent.core.hardware import CardState, CoreReading, Reading
 from npu_agent.core.ledger import Assignment, PreparedClaim, PreparedDevice, card_of, part_of
-from npu_agent.core.problems import notes, problems, unready
+from npu_agent.core.problems import Note, notes, problems, unready
 from npu_agent.core.state import AgentState, DraState, ResourceState
 
 
@@ -49,9 +49,9 @@ def as_json(state: AgentState) -> dict[str, Any]:
         "started_at": iso(state.wall(state.started_at)),
         "now": iso(state.now),
         "ready": not reasons,
-        "unready": [str(reason) for reason in reasons],
-        "problems": [asdict(note) for note in problems(state)],
-        "notes": [asdict(note) for note in notes(state)],
+        "unready": list(reasons),
+        "problems": [_note(note) for note in problems(state)],
+        "notes": [_note(note) for note in notes(state)],
         "cards": [_card(card, state) for card in state.snapshot.cards],
         "gone": [
             {
@@ -86,6 +86,12 @@ def as_json(state: AgentState) -> dict[str, Any]:
             "applied_at": labels.applied_at and iso(state.wall(labels.applied_at)),
         },
     }
+
+
+def _note(note: Note) -> dict[str, Any]:
+    found = asdict(note)
+    del found["unready"]  # it is in the list of that name
+    return found
 
 
 def iso(at: float) -> str:

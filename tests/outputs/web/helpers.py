@@ -152,7 +152,7 @@ class Scene:
         return Snapshot(cards=self.cards, skipped=self.skipped, complete=self.complete)
 
     def unready(self) -> tuple[str, ...]:
-        return tuple(map(str, unready(self.state())))
+        return unready(self.state())
 
     def state(self) -> AgentState:
         wanted = resources(RESOURCE, self.cores)
