@@ -29,8 +29,8 @@ from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, ApiError, node, serviceaccount
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
+from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.ownership import HAND_OVER, Ownership
-from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.record import left_behind, recovered
@@ -164,7 +164,7 @@ class Agent:
             ledger=ledger,
         )
         self._api = api or Api()
-        self.places = Places(
+        self.modes = ApiModes(
             snapshots=self.inventory.hardware,
             wanted=configs.map_with(self._dra, partial(_wishes, node_name)),
             store=self.store,
@@ -179,7 +179,7 @@ class Agent:
             cdi_root=host_root / cdi.DIRECTORY,
             cdi_kinds=CDI_KINDS,
             by_cdi=by_cdi,
-            places=self.places,
+            modes=self.modes,
         )
         method = config.labels.output if kubelet else "none"
         output = output_of(method, api=self._api, node_name=node_name, host_root=host_root)
@@ -215,7 +215,7 @@ class Agent:
                 store=self.store,
                 snapshots=self.inventory.hardware,
                 wanted=configs.map_with(self._dra, partial(_wanted_by_claims, node_name, words)),
-                places=self.places,
+                modes=self.modes,
                 api=self._api,
                 cdi_root=host_root / cdi.DIRECTORY,
             )
@@ -359,7 +359,7 @@ class Agent:
         return (
             ("pod resources", self.pod_resources.run),
             ("ledger", self.store.run),
-            ("places", self.places.run),
+            ("places", self.modes.run),
             ("devices", self.publisher.run),
             ("DRA support", self._find_dra_support),
             ("events", self.events.run),
@@ -450,8 +450,8 @@ class Agent:
                 if each.needed
             ),
             wanted=wanted.resources,
-            places=self.places.now(),
-            moving=self.places.moving(),
+            places=self.modes.now(),
+            moving=self.modes.moving(),
             disabled=wanted.disabled,
             config=self.poller.states.value,
             stale_after=stale_after(config.metrics.interval),
@@ -475,7 +475,7 @@ class Agent:
 
     def _served(self) -> set[str]:
         """The resources that the device plugin serves, or is to serve."""
-        wishes = self.places.wishes.value.families
+        wishes = self.modes.wishes.value.families
         return {
             resource.name
             for resource in self._wanted.value.resources

@@ -227,7 +227,7 @@ async def test_a_claim_that_was_allocated_just_before_its_card_left_is_prepared(
         moving.configure(PLUGIN)
         await room.offered()
         assert isinstance(await room.prepared(room.claim("c", NAMES[0])), tuple)
-        assert not agent.places.listed.value
+        assert not agent.modes.listed.value
         await first(agent.store.prepared, lambda claims: "uid-c" in claims)
 
 
@@ -249,8 +249,8 @@ async def test_the_kubelet_has_to_say_that_it_no_longer_offers_a_card(
             asked.append("API server")
             return counts.pop(0) if counts else {}
 
-        monkeypatch.setattr(agent.places, "_offered", offered)
-        monkeypatch.setattr(agent.places, "_allocatable", allocatable)
+        monkeypatch.setattr(agent.modes, "_offered", offered)
+        monkeypatch.setattr(agent.modes, "_allocatable", allocatable)
         moving.configure(DRA)
         await room.free(*NAMES)
         assert asked == ["kubelet"] * 3 + ["API server", "kubelet"] * 2 + ["API server"]
@@ -302,13 +302,13 @@ async def test_while_the_api_server_is_away_cards_stay_in_their_slice(moving: Mo
         moving.configure(PLUGIN)
         await until(lambda: len(agent.state().moving) == 2)
         await until(lambda: not agent.drivers[0].slices.state.value.published)
-        assert not agent.places.listed.value
+        assert not agent.modes.listed.value
     # Nor does the next agent take them, whatever its config says.
     room.cluster.trouble = drops
     async with moving.agent(PLUGIN) as agent:
         await first(agent.store.asked, lambda asked: asked)
         await first(agent.drivers[0].slices.state, lambda state: state.trouble)
-        assert not agent.places.listed.value
+        assert not agent.modes.listed.value
         assert list(room.cluster.devices()) == NAMES
         room.cluster.trouble = None
         room.cluster.instead.clear()
@@ -328,7 +328,7 @@ async def test_without_the_right_to_see_slices_they_are_gone_after_a_while(
     room.cluster.instead["list"] = status(403, "not allowed")
     async with moving.agent(PLUGIN) as agent:
         await until(lambda: agent.drivers[0].slices.no_access)
-        assert not agent.places.listed.value
+        assert not agent.modes.listed.value
     await first(room.manager.instances, lambda now: not now)
     monkeypatch.setattr(driver_module, "_WIPED", 1.5)
     async with moving.agent(PLUGIN) as agent, never_both(moving), deletes_slices(room, after=0.1):

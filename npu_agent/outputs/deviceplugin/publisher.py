@@ -16,7 +16,7 @@ from npu_agent.core.ledger import DeviceName
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
-from npu_agent.kubelet.places import Places
+from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
@@ -55,7 +55,7 @@ class Publisher:
         cdi_root: Path,
         cdi_kinds: Collection[str] = (),
         by_cdi: bool = False,
-        places: Places | None = None,
+        modes: ApiModes | None = None,
     ) -> None:
         """A publisher of nothing yet.
 
@@ -68,7 +68,7 @@ class Publisher:
             cdi_kinds: the kinds of which an agent before this one may have left a spec there.
             by_cdi: whether the devices are written there before they are offered. If not, what was
                 left there goes once no container holds any of it.
-            places: which cards are offered here; all of them without it.
+            modes: which cards are offered here; all of them without it.
         """
         self.devices: Mapping[str, Feed[Devices]] = {
             resource.name: Feed(()) for resource in wanted.value.resources
@@ -77,7 +77,7 @@ class Publisher:
         self._wanted = wanted
         self._pod_resources = pod_resources
         self._store = store
-        self._places = places
+        self._modes = modes
         self._missing: set[DeviceName] = set()
         self._specs = cdi.SpecDirectory(cdi_root)
         self._ends = False
@@ -113,7 +113,7 @@ class Publisher:
             self._pod_resources.holdings,
             self._store.prepared,
             self._store.unrecorded,
-            *(self._places.feeds if self._places else ()),
+            *(self._modes.feeds if self._modes else ()),
         ):
             await self.publish()
 
@@ -163,8 +163,8 @@ class Publisher:
             resource.name: self._placed(advertise(snapshot, resource, wanted.disabled))
             for resource in wanted.resources
         }
-        if self._places:
-            self._places.listing(offered)
+        if self._modes:
+            self._modes.listing(offered)
         self._store.offering(offered)
         unrecorded = UNRECORDED if self._store.unrecorded.value else None
         return {
@@ -182,9 +182,9 @@ class Publisher:
 
     def _placed(self, devices: Devices) -> Devices:
         """Those whose cards are the device plugin's."""
-        if not self._places:
+        if not self._modes:
             return devices
-        places = self._places.now()
+        places = self._modes.now()
 
         def placed(device: Device) -> Iterator[Device]:
             match places.get(device.card_id):

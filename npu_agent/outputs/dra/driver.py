@@ -28,8 +28,8 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, resourceclaims
 from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.registration import Standing
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
@@ -105,7 +105,7 @@ class Driver:
         store: AllocationStore,
         snapshots: Feed[Snapshot],
         wanted: Feed[Wanted],
-        places: Places,
+        modes: ApiModes,
         api: Api,
         cdi_root: Path,
     ) -> None:
@@ -122,7 +122,7 @@ class Driver:
             store: the ledger.
             snapshots: the cards.
             wanted: what to offer.
-            places: which cards are offered here.
+            modes: which cards are offered here.
             api: for claims and slices.
             cdi_root: where container runtimes read CDI specs.
         """
@@ -141,7 +141,7 @@ class Driver:
         self._store = store
         self._snapshots = snapshots
         self._wanted = wanted
-        self._places = places
+        self._modes = modes
         self._unsaved: frozenset[str] = frozenset()
         """The IDs of cards that are about to be in slices, and that the disk does not know yet."""
         self._unwritten: Feed[str] = Feed("")
@@ -157,7 +157,7 @@ class Driver:
         pool_name = node_name or ""
         self.claims = Claims(
             fetch=lambda namespace, name: resourceclaims.get(api, namespace, name),
-            pool=LocalPool(dra=dra, name=pool_name, devices=self._known, refusal=places.refusal),
+            pool=LocalPool(dra=dra, name=pool_name, devices=self._known, refusal=modes.refusal),
             store=store,
             cdi_root=cdi_root,
         )
@@ -278,7 +278,7 @@ class Driver:
         async for _ in changes_of(
             *(self._snapshots, self._wanted, self._uncounted, self._untainted),
             *(store.states, store.asked, store.unrecorded),
-            *(*self._places.feeds, self._again),
+            *(*self._modes.feeds, self._again),
         ):
             snapshot, wanted = self._snapshots.value, self._wanted.value
             if not self.needed or not snapshot.complete or not store.asked.value:
@@ -310,13 +310,13 @@ class Driver:
         Returns whether there are any that the disk does not know. The answer holds until the next
         await.
         """
-        places, before = self._places.now(), self._store.published.value
+        modes, before = self._modes.now(), self._store.published.value
         self._store.slicing(
             self._dra.driver,
             (
                 state
                 for state in self._snapshots.value.cards
-                if state.card.family in self._vendor_families and places[state.id].published
+                if state.card.family in self._vendor_families and modes[state.id].published
             ),
         )
         now = self._store.published.value
@@ -355,9 +355,9 @@ class Driver:
 
     def _placed(self) -> tuple[PoolDevice, ...]:
         """The devices whose cards are to be in slices."""
-        places, wanted = self._places.now(), self._wanted.value
+        modes, wanted = self._modes.now(), self._wanted.value
         cut = wanted.partitions and not self._uncounted.value
-        here = {id_ for id_, place in places.items() if place.published} - self._unsaved
+        here = {id_ for id_, place in modes.items() if place.published} - self._unsaved
         # The scheduler counts the cores of claims for devices that it sees, and of no others.
         seen = {
             one.name
@@ -378,7 +378,7 @@ class Driver:
         leaving = Taint(key=f"{self._dra.driver}/moving", effect=Effect.NO_SCHEDULE)
         return tuple(
             replace(one, taints=(*one.taints, leaving))
-            if places[one.device.card_id] is ApiMode.DRAINING_FROM_DRA
+            if modes[one.device.card_id] is ApiMode.DRAINING_FROM_DRA
             else one
             for one in devices
             if one.device.card_id in here
@@ -399,7 +399,7 @@ class Driver:
     def _leaving(self) -> set[str]:
         """The cards that are not to be in slices any more."""
         stay = {one.device.card_id for one in self.offered.value or ()}
-        stay |= {id_ for id_, place in self._places.now().items() if place.published}
+        stay |= {id_ for id_, place in self._modes.now().items() if place.published}
         return self._sliced() - stay
 
     def _in_place(self) -> bool:

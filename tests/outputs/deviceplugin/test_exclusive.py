@@ -1,7 +1,7 @@
 """No core, and no device node, to two living holders: whatever happens, in whatever order.
 
 A state machine plays hardware, kubelet, config, claims and the agent's own restarts against the
-real ledger, the real places and the real publisher. It knows which physical cores each container
+real ledger, the real modes and the real publisher. It knows which physical cores each container
 was given, and by which nodes. Slices it plays as well, as `outputs/dra/driver.py` writes them.
 """
 
@@ -40,7 +40,7 @@ from npu_agent.core.ledger import (
 from npu_agent.core.offer import Device, cut
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
-from npu_agent.kubelet.places import Places
+from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.kubelet.record import RECORD, left_behind, recovered
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
@@ -142,7 +142,7 @@ class Agent:
     publisher: Publisher
     pod_resources: Kubelet
     wanted: Feed[Wanted]
-    places: Places
+    modes: ApiModes
     name: str
     known: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -278,16 +278,16 @@ class Machine(RuleBasedStateMachine):
             # They end when the machine has them end.
             timing=Timing(holder_ends=0.0, clock=lambda: self.now),
         )
-        places = Places(snapshots=self.snapshots, wanted=Feed(self.wishes()), store=store)
+        modes = ApiModes(snapshots=self.snapshots, wanted=Feed(self.wishes()), store=store)
         publisher = Publisher(
             snapshots=self.snapshots,
             wanted=feed,
             pod_resources=kubelet,
             store=store,
             cdi_root=self.directory / "cdi",
-            places=places,
+            modes=modes,
         )
-        return Agent(store, publisher, kubelet, feed, places, name)
+        return Agent(store, publisher, kubelet, feed, modes, name)
 
     def own(self, agent: Agent) -> None:
         self.agent, self.standby = agent, None
@@ -349,26 +349,26 @@ class Machine(RuleBasedStateMachine):
     @rule(wish=st.sampled_from((WantedApi.PLUGIN, WantedApi.DRA, WantedApi.DRA, WantedApi.STAY)))
     def turned(self, wish: WantedApi) -> None:
         self.wish = wish
-        self.agent.places.wishes.publish(self.wishes())
+        self.agent.modes.wishes.publish(self.wishes())
 
     @rule()
     def kubelet_offers_no_more(self) -> None:
         """What it is no longer told of; here it takes a list at once."""
-        places, devices = self.agent.places, self.agent.publisher.devices.values()
+        modes, devices = self.agent.modes, self.agent.publisher.devices.values()
         told = {device.card_id for each in devices for device in each.value}
-        leaving = places._leaving()
-        places._forget(leaving, leaving.keys() - told)
+        leaving = modes._leaving()
+        modes._forget(leaving, leaving.keys() - told)
 
     @rule(lost=st.booleans(), killed=st.booleans())
     def slices_written(self, lost: bool, killed: bool) -> None:
         """As the driver does it; the answer may be lost, and the agent be killed meanwhile."""
-        store, places = self.agent.store, self.agent.places
+        store, modes = self.agent.store, self.agent.modes
         if not store.asked.value:
             return
         cards = self.snapshots.value.cards
-        store.slicing(DRIVER, [one for one in cards if places.now()[one.id].published])
+        store.slicing(DRIVER, [one for one in cards if modes.now()[one.id].published])
         self.runner.run(store.saved())
-        pool = {one.id for one in cards if places.now()[one.id].published}
+        pool = {one.id for one in cards if modes.now()[one.id].published}
         self.slices = pool
         if killed:
             self.own(self.start(self.agent.name, None))
@@ -433,7 +433,7 @@ class Machine(RuleBasedStateMachine):
             devices=(named,),
         )
         store = self.agent.store
-        if uid not in store.prepared.value and self.agent.places.refusal(device):
+        if uid not in store.prepared.value and self.agent.modes.refusal(device):
             return
         self.runner.run(store.replacing(claim))
         try:

@@ -20,8 +20,8 @@ from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
+from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.kubelet.places import Places
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import left_behind, recovered
 from npu_agent.outputs.dra import driver as driver_module
@@ -92,7 +92,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             store=store,
             snapshots=snapshots,
             wanted=wanted,
-            places=Places(snapshots=snapshots, wanted=wishes, store=store),
+            modes=ApiModes(snapshots=snapshots, wanted=wishes, store=store),
             api=api,
             cdi_root=root / "cdi",
         )

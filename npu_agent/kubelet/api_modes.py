@@ -1,8 +1,9 @@
 """Where each card of this node is offered: the one answer for the device plugin and for DRA.
 
-Start reading at `Places.now`; the decision itself is `npu_agent.core.api_mode`. Both outputs ask it
-immediately before they publish, and note what they publish in the same moment, so that no card can
-be taken by both. What it needs to know of acknowledgements it asks the kubelet and the API server.
+Start reading at `ApiModes.now`; the decision itself is `npu_agent.core.api_mode`. Both outputs ask
+it immediately before they publish, and note what they publish in the same moment, so that no card
+can be taken by both. What it needs to know of acknowledgements it asks the kubelet and the API
+server.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Allocatable = Callable[[], Awaitable[Mapping[str, int] | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The times of `Places`, in seconds."""
+    """The times of `ApiModes`, in seconds."""
 
     ask_first: float = 0.2
     """Between the first two questions whether a card has left the kubelet's list."""
@@ -62,7 +63,7 @@ async def _unknown() -> None:
     return None
 
 
-class Places:
+class ApiModes:
     """Decides where cards are offered, and notes where they are."""
 
     def __init__(

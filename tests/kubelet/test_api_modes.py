@@ -15,7 +15,7 @@ from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import advertise
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
-from npu_agent.kubelet.places import Places, Timing
+from npu_agent.kubelet.api_modes import ApiModes, Timing
 from npu_agent.kubelet.record import recovered
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import Kubelet
@@ -48,7 +48,7 @@ class Room:
             directory=Path("/nowhere"),
             ledger=kubelet.ledger,
         )
-        self.places = Places(
+        self.modes = ApiModes(
             snapshots=snapshots,
             wanted=self.wanted,
             store=self.store,
@@ -67,13 +67,13 @@ class Room:
         return self.counts
 
     def where(self) -> list[ApiMode]:
-        return list(self.places.now().values())
+        return list(self.modes.now().values())
 
 
 @asynccontextmanager
 async def running() -> AsyncIterator[Room]:
     room = Room()
-    task = asyncio.create_task(room.places.run())
+    task = asyncio.create_task(room.modes.run())
     try:
         yield room
     finally:
@@ -88,12 +88,12 @@ async def turns_of_the_loop() -> None:
 
 async def test_a_list_that_comes_after_the_config_is_noticed() -> None:
     async with running() as room:
-        room.places.listing({NPU: room.devices})
+        room.modes.listing({NPU: room.devices})
         room.wanted.publish(wishes(WantedApi.DRA))
         await turns_of_the_loop()  # it is found that nothing leaves yet
         assert room.where() == [ApiMode.NOWHERE] * 2
         assert room.asked == 0
-        room.places.listing({NPU: ()})
+        room.modes.listing({NPU: ()})
         await until(lambda: room.where() == [ApiMode.DRA] * 2)
 
 
@@ -101,9 +101,9 @@ async def test_each_card_has_left_when_nobody_counts_it() -> None:
     one, other = (device.id for device in Room().devices)
     async with running() as room:
         room.offered, room.counts = {NPU: frozenset({one, other})}, {NPU: 2}
-        room.places.listing({NPU: room.devices})
+        room.modes.listing({NPU: room.devices})
         room.wanted.publish(wishes(WantedApi.DRA))
-        room.places.listing({NPU: ()})
+        room.modes.listing({NPU: ()})
         await until(lambda: room.asked > 2)
         assert room.where() == [ApiMode.NOWHERE] * 2
         room.offered = {NPU: frozenset({other})}
@@ -123,20 +123,20 @@ async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits() -> None:
         room.wanted.publish(wishes(WantedApi.DRA))
         room.store.states.publish(recovered(Ledger(), b"{", 0.0))
         await until(lambda: room.where() == [ApiMode.DRAINING_FROM_PLUGIN] * 2)
-        room.places.listing({NPU: room.devices})
-        assert room.places.refusal(device) is None  # the ledger has a reason
+        room.modes.listing({NPU: room.devices})
+        assert room.modes.refusal(device) is None  # the ledger has a reason
         room.store.states.publish(Ledger())
-        refused = room.places.refusal(device)
+        refused = room.modes.refusal(device)
         assert refused
         assert refused.kind is Refusal.HELD
         assert "on its way to DRA" in str(refused)
-        room.places.listing({NPU: ()})
+        room.modes.listing({NPU: ()})
         await until(lambda: room.where() == [ApiMode.DRA] * 2)
-        assert room.places.refusal(device) is None
+        assert room.modes.refusal(device) is None
         room.wanted.publish(wishes(WantedApi.PLUGIN))
-        room.places.listing({NPU: room.devices})
+        room.modes.listing({NPU: room.devices})
         await until(lambda: followed(room, WantedApi.PLUGIN))
-        refused = room.places.refusal(device)
+        refused = room.modes.refusal(device)
         assert refused
         assert refused.kind is Refusal.UNFIT
         assert "delete the Pod" in str(refused)
@@ -144,18 +144,18 @@ async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits() -> None:
 
 async def test_a_card_that_is_listed_again_has_not_left() -> None:
     async with running() as room:
-        room.places.listing({NPU: room.devices})
+        room.modes.listing({NPU: room.devices})
         room.offered = {NPU: frozenset(device.id for device in room.devices)}
         room.wanted.publish(wishes(WantedApi.DRA))
-        room.places.listing({NPU: ()})
+        room.modes.listing({NPU: ()})
         await until(lambda: room.asked)
         room.wanted.publish(wishes(WantedApi.PLUGIN))
-        await first(room.places.wishes, lambda now: now == wishes(WantedApi.PLUGIN))
-        room.places.listing({NPU: room.devices})
+        await first(room.modes.wishes, lambda now: now == wishes(WantedApi.PLUGIN))
+        room.modes.listing({NPU: room.devices})
         room.offered = {}
         await turns_of_the_loop()
-        assert room.places.listed.value.keys() == {device.card_id for device in room.devices}
+        assert room.modes.listed.value.keys() == {device.card_id for device in room.devices}
 
 
 def followed(room: Room, wish: WantedApi) -> bool:
-    return room.places.wishes.value == wishes(wish)
+    return room.modes.wishes.value == wishes(wish)
