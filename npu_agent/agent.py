@@ -19,7 +19,7 @@ from npu_agent import __version__, logs
 from npu_agent.backoff import ApiBackoff
 from npu_agent.config import Config, Effective, Poller, disabled_for, poller
 from npu_agent.config.resources import asks_for, offered_by, resources_of, wishes_of
-from npu_agent.core import health
+from npu_agent.core import changes, health
 from npu_agent.core.api_mode import WantedApi, WantedApis
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
@@ -51,9 +51,9 @@ from npu_agent.outputs.prometheus import page
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.page import Page
 from npu_agent.outputs.web.authorization import Authorizer
-from npu_agent.outputs.web.chronicle import Chronicle
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, pages, probes
+from npu_agent.outputs.web.recorder import Recorder
 from npu_agent.outputs.web.server import Limits, Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.shutdown import LONGEST, Shutdown
@@ -279,15 +279,23 @@ class Agent:
             )
             for resource, devices in self.publisher.devices.items()
         )
-        self._chronicle = Chronicle(
-            version=__version__,
-            hardware=self.inventory.hardware,
-            snapshots=self.inventory.snapshots,
-            configs=self.poller.states,
-            sessions=[session.status for session in self.sessions],
-            drivers=[driver.status for driver in self.drivers],
-            holdings=self.store.usages,
-            labels=self.labeller.state if self.labeller else None,
+        self._recorder = Recorder(
+            __version__,
+            self.inventory.hardware,
+            self.store.usages,
+            [
+                (self.inventory.snapshots.map(changes.errors_of), changes.error_entries),
+                (self.poller.states, changes.config_entries),
+                *(
+                    (one.status, partial(changes.session_entries, subject="resource"))
+                    for one in self.sessions
+                ),
+                *(
+                    (one.status, partial(changes.session_entries, subject="dra"))
+                    for one in self.drivers
+                ),
+                *(((self.labeller.state, changes.label_entries),) if self.labeller else ()),
+            ],
         )
 
     async def run(
@@ -307,7 +315,7 @@ class Agent:
                     ("log settings", self._follow_log),
                     *self._at_the_kubelet(),
                     ("history", self._history.run),
-                    ("timeline", self._chronicle.run),
+                    ("timeline", self._recorder.run),
                     ("loop lag", self._lag.run),
                     *((("certificates", self.certificates.run),) if self.certificates else ()),
                 )
@@ -457,7 +465,7 @@ class Agent:
             stale_after=stale_after(config.metrics.interval),
             max_temperature=config.health.max_temperature,
             labels=self.labeller.state.value if self.labeller else None,
-            timeline=self._chronicle.timeline,
+            timeline=self._recorder.timeline,
             restarts=self.restarts,
             lag=self._lag.seconds,
             labels_applied=self.labeller.results if self.labeller else {},

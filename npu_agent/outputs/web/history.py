@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from array import array
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from npu_agent.core.hardware import Reading, Snapshot
 from npu_agent.feed import Feed
 
-SPAN = 3600
-"""Seconds that are remembered."""
-STEP = 30
+STEP = 60
 """Seconds that share a point."""
-MOST = SPAN // STEP
-"""Points of a card."""
+MOST = 60
+"""Points of a card: an hour."""
 
 
 def step_of(at: float) -> int:
@@ -22,8 +22,7 @@ def step_of(at: float) -> int:
     return int(at // STEP)
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(NamedTuple):
     """What the page shows large of one reading; NaN where the driver does not report it."""
 
     temperature: float = math.nan
@@ -40,56 +39,41 @@ class Figures:
             return cls()
         loads = [core.utilization for core in reading.cores]
         known = [load for load in loads if load is not None and math.isfinite(load)]
+        temperature, power = reading.temperature(), reading.power()
         return cls(
-            temperature=_or_nan(reading.temperature()),
-            power=_or_nan(reading.power()),
+            temperature=math.nan if temperature is None else temperature,
+            power=math.nan if power is None else power,
             load=sum(known) / len(known) if known else math.nan,
         )
 
 
 @dataclass(slots=True)
-class Track:
-    """A card's points, oldest first: columns of equal length, at most `MOST` long.
+class Point:
+    """The readings of a step: the highest temperature, so that a peak stays, and means."""
 
-    A point has the highest temperature of its step, so that a peak stays, and the means of power
-    and load. Kept as arrays: an hour of 64 cards is 120 kB.
-    """
-
-    steps: array[int] = field(default_factory=lambda: array("i"))
-    """The number of each point's step, rising; one is missing where nothing was read."""
-    temperature: array[float] = field(default_factory=lambda: array("f"))
-    power: array[float] = field(default_factory=lambda: array("f"))
-    load: array[float] = field(default_factory=lambda: array("f"))
-    _last: float = -math.inf
+    step: int
+    figures: Figures
+    at: float
     """When the last reading was taken."""
-    _shared: int = 0
-    """Readings in the last point."""
+    readings: int = 1
 
-    def add(self, reading: Reading) -> None:
-        """Adds a reading unless it is there already."""
-        if reading.at <= self._last:
-            return
-        self._last, step, now = reading.at, step_of(reading.at), Figures.of(reading)
-        if not self.steps or self.steps[-1] != step:
-            first = next((i for i, s in enumerate(self.steps) if s > step - MOST), len(self.steps))
-            for column in (self.steps, self.temperature, self.power, self.load):
-                del column[:first]
-            self.steps.append(step)
-            self.temperature.append(now.temperature)
-            self.power.append(now.power)
-            self.load.append(now.load)
-            self._shared = 1
-            return
-        self._shared += 1
-        hottest = max(self.temperature[-1], now.temperature, key=lambda t: (t == t, t))
-        self.temperature[-1] = hottest
-        for column, value in ((self.power, now.power), (self.load, now.load)):
-            mean = column[-1]
-            column[-1] = value if math.isnan(mean) else mean + (value - mean) / self._shared
+    def add(self, at: float, now: Figures) -> None:
+        """Adds another reading of this step."""
+        self.at = at
+        self.readings += 1
+        temperatures = (self.figures.temperature, now.temperature)
+        self.figures = Figures(
+            max(temperatures, key=lambda value: (not math.isnan(value), value)),
+            self._mean(self.figures.power, now.power),
+            self._mean(self.figures.load, now.load),
+        )
+
+    def _mean(self, mean: float, value: float) -> float:
+        return value if math.isnan(mean) else mean + (value - mean) / self.readings
 
 
-NOTHING = Track()
-"""Of a card without readings."""
+Track = Sequence[Point]
+"""Of a card, the oldest point first; steps without a reading are left out."""
 
 
 class History:
@@ -98,7 +82,7 @@ class History:
     def __init__(self, snapshots: Feed[Snapshot]) -> None:
         """Follows `snapshots` once it runs."""
         self._snapshots = snapshots
-        self._tracks: dict[str, Track] = {}
+        self._tracks: dict[str, deque[Point]] = {}
 
     async def run(self) -> None:
         """Remembers until cancelled."""
@@ -107,16 +91,19 @@ class History:
 
     def of(self, card_id: str) -> Track:
         """The card's points; none for a card that is not there."""
-        return self._tracks.get(card_id, NOTHING)
+        return self._tracks.get(card_id, ())
 
     def add(self, snapshot: Snapshot) -> None:
         """Adds what is new in `snapshot`, and forgets the cards that are not in it."""
-        tracks = self._tracks
-        self._tracks = {state.id: tracks.get(state.id) or Track() for state in snapshot.cards}
+        self._tracks = {state.id: self._tracks.get(state.id, deque()) for state in snapshot.cards}
         for state in snapshot.cards:
-            if state.reading is not None:
-                self._tracks[state.id].add(state.reading)
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
+            track, reading = self._tracks[state.id], state.reading
+            if reading is None or (track and reading.at <= track[-1].at):
+                continue
+            step, now = step_of(reading.at), Figures.of(reading)
+            if track and track[-1].step == step:
+                track[-1].add(reading.at, now)
+                continue
+            track.append(Point(step, now, reading.at))
+            while track[0].step <= step - MOST:
+                track.popleft()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from html import escape
 
 from npu_agent.outputs.web.history import MOST as MOST_POINTS
@@ -16,9 +15,10 @@ MOST = 100
 LONGEST = 300
 """Characters of a text from outside that are shown; of an error in full it is fifty times that."""
 
-WIDE, HIGH = 2 * MOST_POINTS, 72
-"""The box of a curve; a step of the history is as wide as 2."""
-_GAP = 10
+STEP_WIDE = 4
+WIDE, HIGH = STEP_WIDE * MOST_POINTS, 72
+"""The box of a curve, and of a step of the history in it."""
+_GAP = 12
 """Width without a reading from which on a curve is broken."""
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -46,8 +46,7 @@ def bounds(values: Iterable[float], least: float) -> tuple[float, float]:
 
 def curve(
     title: str,
-    at: Sequence[int],
-    values: Sequence[float],
+    points: Iterable[tuple[int, float]],
     ends: tuple[float, float],
     *,
     alert: bool = False,
@@ -56,24 +55,22 @@ def curve(
 
     Args:
         title: what it shows, for screen readers.
-        at: the horizontal position of each value, 0 to `WIDE`.
-        values: NaN where one is missing; there the curve is broken.
+        points: horizontal positions, 0 to `WIDE`, and values: NaN where one is missing. There the
+            curve is broken, and where positions are more than `_GAP` apart.
         ends: the values at the bottom and at the top: see `bounds`.
         alert: whether it stands out.
     """
-    if not any(map(math.isfinite, values)):
-        return '<dd class="plot"></dd>'
     low, high = ends
-    bottom = HIGH - 2
-    scale = (bottom - 2) / (high - low)
+    bottom, before = HIGH - 2, -WIDE
     lines: list[list[str]] = []
-    before = -WIDE
-    for x, value in zip(at, values, strict=True):  # thousands of times a page: kept lean
+    for x, value in points:
         if low <= value <= high:  # not NaN
             if x - before > _GAP:
                 lines.append([])
             before = x
-            lines[-1].append(f"{x},{int(bottom - (value - low) * scale)}")
+            lines[-1].append(f"{x},{int(bottom - (value - low) * (bottom - 2) / (high - low))}")
+    if not lines:
+        return '<dd class="plot"></dd>'
     drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in lines if len(line) > 1)
     return (
         f'<dd class="plot"><svg class="curve{" alert" if alert else ""}" '
@@ -94,10 +91,10 @@ def error(kind: str, message: str) -> str:
     return f'<pre class="{kind}">{plain(message, 50 * LONGEST)}</pre>'
 
 
-def pairs(found: Iterable[tuple[str, str]]) -> str:
+def pairs(found: Iterable[tuple[str, str]], kind: str = ' class="pairs"') -> str:
     """Names and values, as HTML."""
     items = "".join(f"<dt>{key}</dt><dd>{value}</dd>" for key, value in found)
-    return f'<dl class="pairs">{items}</dl>'
+    return f"<dl{kind}>{items}</dl>"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -134,8 +131,6 @@ _ICONS = {
     "warn": '<path d="M8 3v6M8 12.6v.1"/>',
     "unknown": '<path d="M5.4 5.6a2.6 2.6 0 1 1 3.9 2.3C8.4 8.4 8 8.9 8 9.8M8 12.9v.1"/>',
     "wait": '<circle cx="8" cy="8" r="5.5"/><path d="M8 5v3l2 1.5"/>',
-    "hot": '<path d="M6.3 9.4V3.6a1.7 1.7 0 0 1 3.4 0v5.8a3 3 0 1 1-3.4 0z"/>',
-    "gone": '<path d="M3.5 8h9"/>',
     "dot": '<circle cx="8" cy="8" r="2"/>',
     "off": '<circle cx="8" cy="8" r="5.5"/><path d="M4.2 11.8l7.6-7.6"/>',
 }
@@ -159,13 +154,12 @@ def pill(kind: str, words: str, sign: str = "") -> str:
 _UNSHOWABLE = re.compile(r"[^\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-@lru_cache(512)  # nearly all of a page's texts are those of the page before
-def text(found: str, longest: int = LONGEST) -> str:
+def text(found: str) -> str:
     """A text from outside as HTML: escaped, cut short, and unable to turn its surroundings around.
 
     Marks that change the direction of writing stay within their <bdi>.
     """
-    escaped = plain(found, longest)
+    escaped = plain(found)
     return escaped if escaped.isascii() else f"<bdi>{escaped}</bdi>"
 
 
@@ -183,6 +177,19 @@ def plain(text: str, longest: int = LONGEST) -> str:
 def number(count: int, noun: str) -> str:
     """``1 card``, ``2 cards``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def facts(found: Iterable[tuple[str, str | None]]) -> str:
+    """Names and texts from outside, but for those that are not known."""
+    return pairs(((key, text(value)) for key, value in found if value), kind="")
+
+
+def section(anchor: str, title: str, content: str) -> str:
+    """A part of the page with its heading."""
+    return (
+        f'<section id="{anchor}" aria-labelledby="{anchor}-title"><h2 id="{anchor}-title">{title}'
+        f'</h2><div class="box">{content}</div></section>'
+    )
 
 
 def span(seconds: float) -> str:

@@ -52,12 +52,7 @@ _BUILD = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 
 
 def page(state: AgentState, history: tiles.Tracks) -> str:
-    """The document.
-
-    Args:
-        state: what it shows.
-        history: a card's last hour, by the card's ID.
-    """
+    """The document; `history` gives a card's last hour by the card's ID."""
     found = problems(state)
     summary = m.number(len(found), "problem") if found else "all well"
     return _HTML.substitute(
@@ -75,7 +70,7 @@ def page(state: AgentState, history: tiles.Tracks) -> str:
         dra=_dra(state),
         config=_config(state),
         labels=_labels(state),
-        odd=_odd(state),
+        odd=_skipped(state),
     )
 
 
@@ -120,16 +115,15 @@ def _head(state: AgentState, found: Sequence[Note]) -> str:
     """What is wrong, or that nothing is."""
     cards = state.snapshot.cards
     sick, counted = sum(map(is_fenced, cards)), m.number(len(cards), "card")
-    if not found:
-        kind, icon = "good", "good"
-        text = f"Healthy: {counted}" if cards else "Healthy: no cards on this node"
-        if not state.snapshot.complete:
-            kind, icon, text = "plain", "wait", _SEARCHING
-    else:
+    if found:
         kind = icon = "bad" if sick or unready(state) else "warn"
         text = m.number(len(found), "problem")
-        if sick:
-            text += f": {sick} of {counted} unhealthy"
+        text += f": {sick} of {counted} unhealthy" if sick else ""
+    elif state.snapshot.complete:
+        kind = icon = "good"
+        text = f"Healthy: {counted}" if cards else "Healthy: no cards on this node"
+    else:
+        kind, icon, text = "plain", "wait", _SEARCHING
     shown = [(note, "problem") for note in found] + [(note, "note") for note in notes(state)]
     lines = "".join(
         f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, state)}">'
@@ -138,9 +132,7 @@ def _head(state: AgentState, found: Sequence[Note]) -> str:
     )
     return (
         f'<div class="head {kind}"><h2 id="headline">{m.icon(icon)}<span>{text}</span></h2>'
-        + _readiness(state)
-        + (f"<ul>{lines}</ul>" if lines else "")
-        + "</div>"
+        f"{_readiness(state)}{f'<ul>{lines}</ul>' if lines else ''}</div>"
     )
 
 
@@ -158,12 +150,16 @@ def _readiness(state: AgentState) -> str:
 
 def _to_do(note: Note, number: int) -> str:
     """The remedy, and a link to the steps."""
+    remedy = m.prose(m.sentence(note.remedy)) if note.remedy else ""
     steps = ""
     if note.runbook:
-        words = "Steps" if note.remedy else "What to do"
+        words = "Steps" if remedy else "What to do"
         steps = f'<a id="do-{number}" class="steps" href="runbook#{note.runbook}">{words}</a>'
-    remedy = m.prose(m.sentence(note.remedy)) if note.remedy else ""
     return f'<p class="do">{remedy} {steps}</p>' if remedy or steps else ""
+
+
+_ANCHORS = {"card": "cards", "hardware": "not-served", "cdi": "cards", "resource": "resources"}
+"""Where the page tells more of a note's subject; of the others under their own name."""
 
 
 def _anchor(note: Note, state: AgentState) -> str:
@@ -172,14 +168,11 @@ def _anchor(note: Note, state: AgentState) -> str:
             return tiles.anchor_of(card)
     if note.subject == "dra" and not state.dra:
         return "resources"
-    return {"card": "cards", "resource": "resources", "hardware": "not-served", "cdi": "cards"}.get(
-        note.subject, note.subject
-    )
+    return _ANCHORS.get(note.subject, note.subject)
 
 
 _SHOWN = 8
 """Entries of the timeline that are shown before somebody asks for more."""
-_TONES = {"good": "good", "bad": "bad", "warn": "warn", "plain": "dot"}
 
 
 def _timeline(state: AgentState) -> str:
@@ -187,28 +180,27 @@ def _timeline(state: AgentState) -> str:
     found = state.timeline.entries(state.monotonic)
     if not found:
         return m.empty("Nothing yet.")
-    lines = [_happening(one, state) for one in found]
+    lines = [_entry(one, state) for one in found]
     rest = ""
     if len(found) > _SHOWN:
-        earlier = "".join(lines[_SHOWN:])
         rest = (
             f'<details id="earlier"><summary id="to-earlier">{len(found) - _SHOWN} more, back to '
             f"{m.clock(state.wall(found[-1].at), state.now)}</summary>"
-            f'<ol class="happened">{earlier}</ol></details>'
+            f'<ol class="happened">{"".join(lines[_SHOWN:])}</ol></details>'
         )
-    return (
-        f'{_strip(found, state.monotonic)}<ol class="happened">{"".join(lines[:_SHOWN])}</ol>{rest}'
-    )
+    first = f'<ol class="happened">{"".join(lines[:_SHOWN])}</ol>'
+    return f"{_strip(found, state.monotonic)}{first}{rest}"
 
 
-def _happening(one: TimelineEntry, state: AgentState) -> str:
+def _entry(one: TimelineEntry, state: AgentState) -> str:
     times = ""
     if one.count > 1:
         first = m.clock(state.wall(one.first), state.now)
         times = f" <small>{one.count} times since {first}</small>"
+    icon = m.icon("dot" if one.tone == "plain" else one.tone)
     return (
-        f'<li class="{one.tone}-tone">{m.clock(state.wall(one.at), state.now)}'
-        f"{m.icon(_TONES[one.tone])}<span>{m.text(one.text)}{times}</span></li>"
+        f'<li class="{one.tone}-tone">{m.clock(state.wall(one.at), state.now)}{icon}'
+        f"<span>{m.text(one.text)}{times}</span></li>"
     )
 
 
@@ -232,23 +224,16 @@ def _strip(found: Sequence[TimelineEntry], now: float) -> str:
 
 
 def _assignments(state: AgentState) -> str:
-    held = [
-        (
-            holding.assignment,
-            f"{tiles.link(card, number)}, {tiles.cut(holding, card)} "
-            + (
-                tiles.PILLS[card.health.state]
-                if card.health.state is not HealthState.HEALTHY
-                else ""
-            ),
-        )
-        for card in state.snapshot.cards
-        for number, holding in enumerate(state.usages_of(card))
-    ]
-    held += [
-        (gone, f"gone: {m.text(state.name_of_gone(gone))} {tiles.PILLS[HealthState.UNHEALTHY]}")
-        for gone in state.gone
-    ]
+    held = []
+    for card in state.snapshot.cards:
+        healthy = card.health.state is HealthState.HEALTHY
+        pill = "" if healthy else tiles.PILLS[card.health.state]
+        held += [
+            (one.assignment, f"{tiles.link(card, number)}, {tiles.cut(one, card)} {pill}")
+            for number, one in enumerate(state.usages_of(card))
+        ]
+    gone = tiles.PILLS[HealthState.UNHEALTHY]
+    held += [(one, f"gone: {m.text(state.name_of_gone(one))} {gone}") for one in state.gone]
     rows = [
         (
             m.text(holder.namespace),
@@ -265,14 +250,16 @@ def _assignments(state: AgentState) -> str:
     return trouble + (table or m.empty("No container holds a card."))
 
 
+def _count(good: int, devices: Sequence[object], words: str) -> str:
+    return f"{good} of {len(devices)} {words}" if devices else "none"
+
+
 def _resources(state: AgentState) -> str:
     rows = [
         (
             m.text(one.session.resource),
             _phase(one.session),
-            f"{sum(device.healthy for device in one.devices)} of {len(one.devices)} healthy"
-            if one.devices
-            else "none",
+            _count(sum(device.healthy for device in one.devices), one.devices, "healthy"),
             str(one.session.registrations),
         )
         for one in state.resources
@@ -297,10 +284,7 @@ def _dra(state: AgentState) -> str:
             m.text(one.name),
             _phase(one.session),
             _slices(one.slices),
-            f"{sum(not device.taints for device in one.devices)} of {len(one.devices)} without "
-            "taints"
-            if one.devices
-            else "none",
+            _count(sum(not each.taints for each in one.devices), one.devices, "without taints"),
             str(one.session.registrations),
         )
         for one in state.dra
@@ -317,10 +301,10 @@ def _dra(state: AgentState) -> str:
     ]
     columns = ("Driver", "At the kubelet", "ResourceSlices", "Devices", "Registrations")
     prepared = m.table(("Namespace", "Claim", "Pods", "Devices"), claims)
-    return (
-        '<section id="dra" aria-labelledby="dra-title"><h2 id="dra-title">Claims (DRA)</h2>'
-        f'<div class="box">{m.table(columns, drivers)}'
-        f"{prepared or m.empty('No claim is prepared.')}</div></section>"
+    return m.section(
+        "dra",
+        "Claims (DRA)",
+        f"{m.table(columns, drivers)}{prepared or m.empty('No claim is prepared.')}",
     )
 
 
@@ -330,14 +314,14 @@ def _slices(slices: SlicesState) -> str:
         state = m.pill("good", "published")
     else:
         state = m.pill("bad", "not published") if slices.trouble else _NOT_YET
-    lines = [f"{m.number(slices.slices, 'slice')}, generation {slices.generation}"]
+    lines = [state, f"{m.number(slices.slices, 'slice')}, generation {slices.generation}"]
     if slices.incomplete:
         lines.append("the pool is incomplete: the scheduler does not use it")
     if slices.trouble:
         lines.append(m.text(str(slices.trouble)))
     if slices.dropped:
         lines.append(m.text(f"dropped by the API server: {', '.join(slices.dropped)}"))
-    return f"<span>{state}<br>{'<br>'.join(lines)}</span>"
+    return f"<span>{'<br>'.join(lines)}</span>"
 
 
 _NOT_YET = m.pill("plain", "not yet", "wait")
@@ -345,23 +329,22 @@ _NOT_YET = m.pill("plain", "not yet", "wait")
 
 def _claimed(device: PreparedDevice, state: AgentState) -> str:
     """A device of a claim: its card, if that is present, and what it is for."""
-    card_id = card_of(device.footprint, state.snapshot.cards)
-    cards = (card for card in state.snapshot.cards if card.id == card_id)
-    name = next((card.card.name for card in cards), None)
-    what = m.text(name) if name else f"gone: {m.text(device.device)}"
+    cards = {card.id: card.card for card in state.snapshot.cards}
+    card = cards.get(card_of(device.footprint, state.snapshot.cards) or "")
+    what = m.text(card.name) if card else f"gone: {m.text(device.device)}"
     if part := part_of(device.footprint, state.snapshot.cards):
-        what += f" cores {part}" if len(part) > 1 else f" core {part}"
+        what += f" core{'s' if len(part) > 1 else ''} {part}"
     return f"{what} for {m.text(device.request)}{', admin access' if device.admin else ''}"
 
 
 def _phase(session: SessionStatus) -> str:
-    kind, sign = {
-        SessionPhase.REGISTERED: ("good", ""),
-        SessionPhase.NO_CARDS: ("plain", "wait"),
-        SessionPhase.STANDBY: ("plain", "wait"),
-        SessionPhase.WAITING: ("plain", "wait"),
-        SessionPhase.REGISTERING: ("warn", ""),
-    }.get(session.phase, ("bad", ""))
+    kind, sign = "bad", ""
+    if session.phase is SessionPhase.REGISTERED:
+        kind = "good"
+    elif session.phase is SessionPhase.REGISTERING:
+        kind = "warn"
+    elif session.phase in (SessionPhase.NO_CARDS, SessionPhase.STANDBY, SessionPhase.WAITING):
+        kind, sign = "plain", "wait"
     reason = f"<br>{m.text(session.reason)}" if session.reason else ""
     return f"<span>{m.pill(kind, session.phase.value, sign)}{reason}</span>"
 
@@ -406,14 +389,10 @@ def _labels(state: AgentState) -> str:
     return m.pairs(pairs) + m.table(("Label", "Value"), rows)
 
 
-def _odd(state: AgentState) -> str:
-    if not state.snapshot.skipped:
-        return ""
+def _skipped(state: AgentState) -> str:
     rows = [
-        (f"<code>{m.text(odd.entry)}</code>", m.text(odd.reason)) for odd in state.snapshot.skipped
+        (f"<code>{m.text(one.entry)}</code>", m.text(one.reason)) for one in state.snapshot.skipped
     ]
-    return (
-        '<section id="not-served" aria-labelledby="not-served-title">'
-        '<h2 id="not-served-title">Found and not served</h2>'
-        f'<div class="box">{m.table(("Entry", "Why"), rows)}</div></section>'
-    )
+    if not rows:
+        return ""
+    return m.section("not-served", "Found and not served", m.table(("Entry", "Why"), rows))

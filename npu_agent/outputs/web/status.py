@@ -6,10 +6,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from npu_agent.core.hardware import CardState, CoreReading, Reading
-from npu_agent.core.ledger import Assignment, PreparedClaim, PreparedDevice, card_of, part_of
-from npu_agent.core.problems import Note, notes, problems, unready
-from npu_agent.core.state import AgentState, DraState, ResourceState
+from npu_agent.core.hardware import CardState
+from npu_agent.core.ledger import Assignment, card_of, part_of
+from npu_agent.core.problems import notes, problems, unready
+from npu_agent.core.state import AgentState, DraState, SessionStatus
+
+_NOTE = ("subject", "text", "card", "remedy", "runbook")
 
 
 def as_json(state: AgentState) -> dict[str, Any]:
@@ -42,23 +44,20 @@ def as_json(state: AgentState) -> dict[str, Any]:
     ``config``: ``generation, loaded_at, error, rejected, waiting``;
     ``labels``: null or ``output, labels, in_place, error, applied_at``.
     """
-    labels, reasons = state.labels, unready(state)
+    reasons, labels = unready(state), state.labels
     return {
-        "node": state.node,
-        "version": state.version,
+        **_pick(state, "node", "version"),
         "started_at": iso(state.wall(state.started_at)),
         "now": iso(state.now),
         "ready": not reasons,
         "unready": list(reasons),
-        "problems": [_note(note) for note in problems(state)],
-        "notes": [_note(note) for note in notes(state)],
+        "problems": [_pick(note, *_NOTE) for note in problems(state)],
+        "notes": [_pick(note, *_NOTE) for note in notes(state)],
         "cards": [_card(card, state) for card in state.snapshot.cards],
         "gone": [
             {
                 "id": gone.state.id,
-                "name": gone.state.card.name,
-                "family": gone.state.card.family,
-                "product": gone.state.card.product,
+                **_pick(gone.state.card, "name", "family", "product"),
                 "since": iso(state.wall(gone.since)),
             }
             for gone in state.timeline.gone
@@ -67,31 +66,34 @@ def as_json(state: AgentState) -> dict[str, Any]:
             {**asdict(one), "at": iso(state.wall(one.at)), "first": iso(state.wall(one.first))}
             for one in state.timeline.entries(state.monotonic)
         ],
-        "not_served": [
-            {"entry": odd.entry, "reason": odd.reason} for odd in state.snapshot.skipped
-        ],
+        "not_served": [_pick(one, "entry", "reason") for one in state.snapshot.skipped],
         "assignments": {
             "missing": [_holder(gone, cores=None) for gone in state.gone],
             "error": state.assignments_error,
         },
-        "resources": [_resource(one, state) for one in state.resources],
+        "resources": [
+            {
+                "resource": one.session.resource,
+                **_session(one.session),
+                "offered": len(one.devices),
+                "healthy": sum(device.healthy for device in one.devices),
+                "withheld": [
+                    {"device": device.name, "reason": device.reason}
+                    for device in state.withheld(one)
+                ],
+            }
+            for one in state.resources
+        ],
         "dra": [_driver(one, state) for one in state.dra],
         "config": {**asdict(state.config), "loaded_at": iso(state.wall(state.config.loaded_at))},
         "labels": labels
         and {
             "output": labels.output,
             "labels": dict(labels.labels),
-            "in_place": labels.in_place,
-            "error": labels.error,
+            **_pick(labels, "in_place", "error"),
             "applied_at": labels.applied_at and iso(state.wall(labels.applied_at)),
         },
     }
-
-
-def _note(note: Note) -> dict[str, Any]:
-    found = asdict(note)
-    del found["unready"]  # it is in the list of that name
-    return found
 
 
 def iso(at: float) -> str:
@@ -99,57 +101,45 @@ def iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
-def _resource(one: ResourceState, state: AgentState) -> dict[str, Any]:
+def _pick(value: object, *names: str) -> dict[str, Any]:
+    """These attributes under their own names."""
+    return {name: getattr(value, name) for name in names}
+
+
+def _session(session: SessionStatus) -> dict[str, Any]:
     return {
-        "resource": one.session.resource,
-        "phase": one.session.phase.value,
-        "reason": one.session.reason or None,
-        "registrations": one.session.registrations,
-        "offered": len(one.devices),
-        "healthy": sum(device.healthy for device in one.devices),
-        "withheld": [
-            {"device": device.name, "reason": device.reason} for device in state.withheld(one)
-        ],
+        "phase": session.phase.value,
+        "reason": session.reason or None,
+        "registrations": session.registrations,
     }
 
 
 def _driver(one: DraState, state: AgentState) -> dict[str, Any]:
-    trouble = one.slices.trouble
+    cards, trouble = state.snapshot.cards, one.slices.trouble
     return {
         "driver": one.name,
-        "phase": one.session.phase.value,
-        "reason": one.session.reason or None,
-        "registrations": one.session.registrations,
+        **_session(one.session),
         "offered": len(one.devices),
         "untainted": sum(not device.taints for device in one.devices),
         "slices": {**asdict(one.slices), "trouble": trouble and str(trouble)},
-        "claims": [_claim(claim, state) for claim in one.claims],
-    }
-
-
-def _claim(claim: PreparedClaim, state: AgentState) -> dict[str, Any]:
-    return {
-        "namespace": claim.namespace,
-        "name": claim.name,
-        "uid": claim.uid,
-        "pods": list(claim.pods),
-        "devices": [
+        "claims": [
             {
-                "request": device.request,
-                "device": device.device,
-                "card": card_of(device.footprint, state.snapshot.cards),
-                "cores": _cores(device, state),
-                "admin": device.admin,
+                **_pick(claim, "namespace", "name", "uid"),
+                "pods": list(claim.pods),
+                "devices": [
+                    {
+                        **_pick(device, "request", "device"),
+                        "card": card_of(device.footprint, cards),
+                        # None where it is all of the card, or gone.
+                        "cores": (part := part_of(device.footprint, cards)) and str(part),
+                        "admin": device.admin,
+                    }
+                    for device in claim.devices
+                ],
             }
-            for device in claim.devices
+            for claim in one.claims
         ],
     }
-
-
-def _cores(device: PreparedDevice, state: AgentState) -> str | None:
-    """The cores of a part of a card; None where it is all of it, or gone."""
-    part = part_of(device.footprint, state.snapshot.cards)
-    return None if part is None else str(part)
 
 
 def _holder(one: Assignment, *, cores: str | None) -> dict[str, Any]:
@@ -161,16 +151,8 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
     card, health, reading = state.card, state.health, state.reading
     return {
         "id": state.id,
-        "name": card.name,
-        "family": card.family,
-        "product": card.product,
-        "uuid": card.uuid,
-        "serial": card.serial,
-        "pci_bus_id": card.pci_bus_id,
-        "numa_node": card.numa_node,
-        "driver_version": card.driver_version,
-        "firmware_version": card.firmware_version,
-        "core_count": card.core_count,
+        **_pick(card, "name", "family", "product", "uuid", "serial", "pci_bus_id", "numa_node"),
+        **_pick(card, "driver_version", "firmware_version", "core_count"),
         "disabled": agent.is_disabled(state),
         "moving_to": (to := agent.moving.get(state.id)) and to.value,
         "health": {
@@ -183,7 +165,26 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
         and {
             "at": iso(agent.wall(reading.at)),
             "late": agent.is_stale(state),
-            **_reading(reading),
+            **_pick(reading, "alive", "uptime"),
+            "temperature": reading.temperature(),
+            "power": reading.power(),
+            "errors": dict(reading.errors),
+            "sensors": [
+                {
+                    "kind": sensor.kind.name.lower(),
+                    **_pick(sensor, "label", "value"),
+                    "unit": sensor.kind.value,
+                }
+                for sensor in reading.sensors
+            ],
+            "cores": [
+                {
+                    "core": core.core,
+                    "utilization": core.utilization and round(core.utilization, 2),
+                    **_pick(core, "frequency", "dram_total", "dram_used"),
+                }
+                for core in reading.cores
+            ],
         },
         "holders": [
             _holder(
@@ -192,34 +193,4 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
             )
             for holding in agent.usages_of(state)
         ],
-    }
-
-
-def _reading(reading: Reading) -> dict[str, Any]:
-    return {
-        "alive": reading.alive,
-        "uptime": reading.uptime,
-        "temperature": reading.temperature(),
-        "power": reading.power(),
-        "errors": dict(reading.errors),
-        "sensors": [
-            {
-                "kind": sensor.kind.name.lower(),
-                "label": sensor.label,
-                "value": sensor.value,
-                "unit": sensor.kind.value,
-            }
-            for sensor in reading.sensors
-        ],
-        "cores": [_core(core) for core in reading.cores],
-    }
-
-
-def _core(core: CoreReading) -> dict[str, Any]:
-    return {
-        "core": core.core,
-        "utilization": core.utilization and round(core.utilization, 2),
-        "frequency": core.frequency,
-        "dram_total": core.dram_total,
-        "dram_used": core.dram_used,
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from npu_agent.core.advice import plain_reason
 from npu_agent.core.api_mode import WantedApi
-from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState
+from npu_agent.core.hardware import Card, CardState, CoreReading, Health, HealthState
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.problems import is_hot, rising
 from npu_agent.core.state import AgentState, is_fenced
@@ -19,8 +19,6 @@ MANY = 12
 """Cards from which on a tile is small, and shows the rest of it when it is opened."""
 _IN_FULL = 6
 """Cards with a problem that have a large tile even so."""
-_COARSE = 3
-"""Where cards are many, one of so many points is drawn: the page is sent every other second."""
 
 Tracks = Callable[[str], Track]
 """A card's last hour, by its ID."""
@@ -28,28 +26,27 @@ Tracks = Callable[[str], Track]
 
 def tiles(state: AgentState, tracks: Tracks) -> str:
     """All cards, those that are gone as well; nothing where there are none."""
-    gone = [one for one in state.timeline.gone if not _is_here(one, state)]
+    present = {card.id for card in state.snapshot.cards}
+    gone = [_gone(one, state) for one in state.timeline.gone if one.state.id not in present]
     cards = sorted(state.snapshot.cards, key=lambda card: _urgency(card, state))[: m.MOST]
     if len(cards) + len(gone) <= MANY:
-        shown = [_large(card, state, tracks(card.id)) for card in cards]
         sick = sum(is_fenced(card) for card in cards)
-        shown[sick:sick] = [_gone(one, state) for one in gone]
-        return f'<div class="cards">{"".join(shown)}</div>' if shown else ""
-    urgent = [card for card in cards if _urgency(card, state) < _WELL][:_IN_FULL]
-    large = [_large(card, state, tracks(card.id)) for card in urgent]
-    large += [_gone(one, state) for one in gone[:_IN_FULL]]
-    # Each has its place, whatever becomes of the others.
-    small = [
-        _small(card, state, tracks(card.id), opens=card not in urgent)
-        for card in state.snapshot.cards[: m.MOST]
-    ]
-    return (f'<div class="cards">{"".join(large)}</div>' if large else "") + (
-        f'<div class="many">{"".join(small)}</div>' if small else ""
+        large = [_large(card, state, tracks(card.id)) for card in cards]
+        large[sick:sick] = gone
+        small = []
+    else:
+        urgent = [card for card in cards if _urgency(card, state) < _WELL][:_IN_FULL]
+        large = [_large(card, state, tracks(card.id)) for card in urgent] + gone[:_IN_FULL]
+        # Each has its place, whatever becomes of the others.
+        small = [
+            _small(card, state, tracks(card.id), opens=card not in urgent)
+            for card in state.snapshot.cards[: m.MOST]
+        ]
+    return "".join(
+        f'<div class="{kind}">{"".join(shown)}</div>'
+        for kind, shown in (("cards", large), ("many", small))
+        if shown
     )
-
-
-def _is_here(gone: GoneCard, state: AgentState) -> bool:
-    return any(card.id == gone.state.id for card in state.snapshot.cards)
 
 
 _WELL = 3
@@ -75,11 +72,31 @@ def link(card: CardState, number: int) -> str:
     return f'<a id="at-{anchor}-{number}" href="#{anchor}">{m.text(card.card.name)}</a>'
 
 
-def _large(card: CardState, state: AgentState, track: Track) -> str:
-    anchor = anchor_of(card)
+def _large(card: CardState, state: AgentState, track: Track, look: str | None = None) -> str:
+    anchor, look = anchor_of(card), _look(card, state) if look is None else look
+    more = m.pill("warn", "hot") if is_hot(card, state) else ""
+    more += m.pill("plain", "disabled", "off") if state.is_disabled(card) else ""
+    if api := _APIS.get(state.moving.get(card.id, WantedApi.STAY)):
+        more += m.pill("plain", f"moves to {api}", "wait")
+    return _article(
+        anchor,
+        look,
+        card.card,
+        f"{PILLS[card.health.state]}{more}",
+        _why(card.health, state)
+        + _figures(card, state, track)
+        + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
+        + _users(card, state.usages_of(card))
+        + _traits(card, anchor),
+    )
+
+
+def _article(anchor: str, look: str, card: Card, pills: str, content: str) -> str:
+    """The frame of a large tile; `look` is a class with a space before it, or nothing."""
     return (
-        f'<article class="card{_look(card, state)}" id="{anchor}" aria-labelledby="{anchor}-t">'
-        f"{_all_of(card, state, track)}</article>"
+        f'<article class="card{look}" id="{anchor}" aria-labelledby="{anchor}-t">'
+        f'<header><h3 id="{anchor}-t">{m.text(card.name)}<small>{m.text(card.title)}</small></h3>'
+        f'<div class="pills">{pills}</div></header>{content}</article>'
     )
 
 
@@ -112,39 +129,15 @@ def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> 
     look = _look(card, state)
     if not opens:
         return f'<a class="small{look}" id="to-{anchor}" href="#{anchor}">{brief}</a>'
-    coarse = Track(
-        track.steps[::_COARSE],
-        track.temperature[::_COARSE],
-        track.power[::_COARSE],
-        track.load[::_COARSE],
-    )
     return (
         f'<details class="small{look}" id="{anchor}-box">'
-        f'<summary id="to-{anchor}-box">{brief}</summary><article class="card" id="{anchor}" '
-        f'aria-labelledby="{anchor}-t">{_all_of(card, state, coarse)}</article></details>'
+        f'<summary id="to-{anchor}-box">{brief}</summary>{_large(card, state, track, look="")}'
+        "</details>"
     )
 
 
 def _look(card: CardState, state: AgentState) -> str:
     return " sick" if is_fenced(card) else " warm" if is_hot(card, state) else ""
-
-
-def _all_of(card: CardState, state: AgentState, track: Track) -> str:
-    anchor = anchor_of(card)
-    more = m.pill("warn", "hot") if is_hot(card, state) else ""
-    more += m.pill("plain", "disabled", "off") if state.is_disabled(card) else ""
-    if api := _APIS.get(state.moving.get(card.id, WantedApi.STAY)):
-        more += m.pill("plain", f"moves to {api}", "wait")
-    return (
-        f'<header><h3 id="{anchor}-t">{m.text(card.card.name)}'
-        f"<small>{m.text(card.card.title)}</small></h3>"
-        f'<div class="pills">{PILLS[card.health.state]}{more}</div></header>'
-        + _why(card.health, state)
-        + _figures(card, state, track)
-        + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
-        + _users(card, state.usages_of(card))
-        + _traits(card, anchor)
-    )
 
 
 _APIS = {WantedApi.DRA: "DRA", WantedApi.PLUGIN: "the device plugin"}
@@ -162,16 +155,16 @@ def _gone(one: GoneCard, state: AgentState) -> str:
         f'<ul class="users"><li>held by {m.text(", ".join(holders))}</li></ul>' if holders else ""
     )
     anchor = f"gone-{'-'.join(map(str, card.key))}-{one.since:.0f}"
-    pairs = (("PCI address", card.pci_bus_id), ("Serial", card.serial), ("Device ID", one.state.id))
-    items = "".join(f"<dt>{k}</dt><dd>{m.text(v)}</dd>" for k, v in pairs if v)
-    return (
-        f'<article class="card gone" id="{anchor}" aria-labelledby="{anchor}-t">'
-        f'<header><h3 id="{anchor}-t">{m.text(card.name)}<small>{m.text(card.title)}</small></h3>'
-        f'<div class="pills">{m.pill("bad", "gone")}</div></header>'
-        f'<p class="why"><b>not found on this host any more</b>'
+    facts = (("PCI address", card.pci_bus_id), ("Serial", card.serial), ("Device ID", one.state.id))
+    return _article(
+        anchor,
+        " gone",
+        card,
+        m.pill("bad", "gone"),
+        '<p class="why"><b>not found on this host any more</b>'
         f"since {m.when(state.wall(one.since), state.now)}"
         f' (<a id="to-{anchor}" href="runbook#npucardmissing">what to do</a>)</p>{held}'
-        f'<div class="traits"><dl>{items}</dl></div></article>'
+        f'<div class="traits">{m.facts(facts)}</div>',
     )
 
 
@@ -198,27 +191,25 @@ def _figures(card: CardState, state: AgentState, track: Track) -> str:
     """Temperature, power and load: the present value, and the curve of the last hour."""
     stale, hot = state.is_stale(card), is_hot(card, state)
     now, end = Figures.of(card.reading), step_of(state.monotonic)
-    at = [m.WIDE - 2 * (end - step) for step in track.steps]
-    figures = (
-        ("Temperature", now.temperature, "°C", track.temperature, 20.0),
-        ("Power", now.power, "W", track.power, 5.0),
-        ("Load", now.load, "%", track.load, 100.0),
-    )
+    at = [m.WIDE - m.STEP_WIDE * (end - point.step) for point in track]
     rows = []
-    for title, value, unit, values, least in figures:
+    for column, (title, unit, least) in enumerate(
+        (("Temperature", "°C", 20.0), ("Power", "W", 5.0), ("Load", "%", 100.0))
+    ):
+        values = [point.figures[column] for point in track]
         alert = hot and title == "Temperature"
         ends = (0.0, 100.0) if unit == "%" else m.bounds(values, least)
+        curve = m.curve(title, zip(at, values, strict=True), ends, alert=alert)
         rows.append(
             f"<div><dt>{title}</dt>"
             f'<dd class="value{" hot" if alert else " stale" if stale else ""}">'
-            f"{_shown(value, unit)}</dd>{m.curve(title, at, values, ends, alert=alert)}</div>"
+            f"{_shown(now[column], unit)}</dd>{curve}</div>"
         )
-    old = ""
+    old = axis = ""
     if stale and card.reading:
         read = m.when(state.wall(card.reading.at), state.now)
         old = f'<p class="why">{m.pill("warn", "stale")} read {read}</p>'
-    axis = ""
-    if track.steps:
+    if track:
         axis = '<p class="axis" aria-hidden="true"><span>1 h ago</span><span>now</span></p>'
     return f'<dl class="figures">{"".join(rows)}</dl>{axis}{old}'
 
@@ -295,11 +286,10 @@ def _traits(card: CardState, anchor: str) -> str:
         ("Device ID", card.id),
         ("Running for", uptime),
     )
-    items = "".join(f"<dt>{k}</dt><dd>{m.text(v)}</dd>" for k, v in pairs if v is not None)
     return (
         '<div class="traits">'
         + (f'<p class="errors">errors counted: {m.text(errors)}</p>' if errors else "")
         + f'<details id="{anchor}-more"><summary id="to-{anchor}-more">'
         f"{m.text(' · '.join(filter(None, brief))) or 'Details'}</summary>"
-        f"<dl>{items}</dl></details></div>"
+        f"{m.facts(pairs)}</details></div>"
     )

@@ -1,5 +1,6 @@
 """The status page as a document; how it looks and behaves is for `test_browser`."""
 
+import math
 import re
 import time
 from dataclasses import replace
@@ -14,7 +15,6 @@ from npu_agent.core.state import LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline, TimelineEntry
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.outputs.web.history import NOTHING
 from npu_agent.outputs.web.markup import MOST, NBSP, bounds, curve, span
 from npu_agent.outputs.web.page import page, runbook
 from npu_agent.outputs.web.status import as_json
@@ -137,7 +137,7 @@ def test_who_holds_a_card_by_a_claim() -> None:
     card = read(state())
     holder = Assignment("ml", "train-0", "", "npu.furiosa.ai", "npu0", claim="two-cards")
     found = replace(Scene(cards=(card,)).state(), usages=(Usage(card.id, ALL, holder),))
-    text = Document(page(found, lambda _: NOTHING)).text
+    text = Document(page(found, lambda _: ())).text
     assert "all cores ml / train-0" in text
     assert "train-0 npu0 , all cores npu.furiosa.ai, claim two-cards" in text
 
@@ -209,25 +209,28 @@ def test_a_card_of_which_little_is_known() -> None:
     assert "nan" not in found
 
 
-def test_a_curve_is_broken_where_nothing_was_read() -> None:
-    ats, nan, ends = [0, 2, 4, 200, 202, 204, 206, 208], float("nan"), (0.0, 10.0)
-    whole = curve("Load", [2 * n for n in range(8)], [1.0] * 8, ends)
-    assert whole.count("<polyline") == 1
-    assert "over the last hour" in whole
-    assert curve("Load", ats, [1.0] * 8, ends).count("<polyline") == 2
-    assert curve("Load", ats, [1.0, 2.0, 3.0, *[nan] * 5], ends).count("<polyline") == 1
-    assert curve("Load", ats, [1.0, *[nan] * 7], ends).count("<polyline") == 0
-    assert curve("Load", ats, [nan] * 8, ends) == '<dd class="plot"></dd>', "no axis for nothing"
+@pytest.mark.parametrize(
+    ("points", "lines"),
+    [
+        ([(2 * n, 1.0) for n in range(8)], 1),
+        ([(0, 1.0), (4, 1.0), (200, 1.0), (204, 1.0)], 2),
+        ([(0, 1.0), (4, 2.0), (8, math.nan)], 1),
+        ([(0, 1.0), (4, math.nan)], 0),
+    ],
+)
+def test_a_curve_is_broken_where_nothing_was_read(
+    points: list[tuple[int, float]], lines: int
+) -> None:
+    made = curve("Load", points, (0.0, 10.0))
+    assert made.count("<polyline") == lines
+    assert "over the last hour" in made
 
 
 def test_a_curve_has_an_axis() -> None:
-    made = curve("Power", [0, 2, 4], [52.0, 71.5, 60.0], (50.0, 75.0))
+    made = curve("Power", [(0, 75.0), (4, 50.0)], (50.0, 75.0))
     assert '<span class="high">75</span><span class="low">50</span>' in made
-    assert 'points="0,' in made
-    top = curve("Power", [0, 2], [75.0, 75.0], (50.0, 75.0))
-    assert 'points="0,2 2,2"' in top
-    bottom = curve("Power", [0, 2], [50.0, 50.0], (50.0, 75.0))
-    assert 'points="0,70 2,70"' in bottom
+    assert 'points="0,2 4,70"' in made
+    assert curve("Load", [(0, math.nan)], (0.0, 10.0)) == '<dd class="plot"></dd>', "no axis"
 
 
 @pytest.mark.parametrize(
@@ -317,7 +320,7 @@ def test_each_problem_has_a_remedy_in_plain_words() -> None:
 def test_whether_it_is_ready_and_why_not() -> None:
     assert "Ready: whatever has cards is registered" in shown(Scene(cards=(state(),))).text
     alone = replace(Scene(cards=(state(),)).state(), resources=())
-    assert "Ready: the config is in force." in Document(page(alone, lambda _: NOTHING)).text
+    assert "Ready: the config is in force." in Document(page(alone, lambda _: ())).text
     blocked = Scene(cards=(state(),), phase=SessionPhase.BLOCKED, reason="mount it")
     assert "Not ready: beta.furiosa.ai/npu: blocked: mount it" in shown(blocked).text
     blocked.config = replace(blocked.config, error="c.yaml:1:1: bad")
@@ -332,7 +335,7 @@ def order(scene: Scene) -> list[str]:
 def test_a_card_on_its_way_to_the_other_api_says_so() -> None:
     card, other = read(state(uuid="A")), read(state(index=1, uuid="B"))
     scene = replace(Scene(cards=(card, other)).state(), moving={card.id: WantedApi.DRA})
-    found = Document(page(scene, lambda _: NOTHING))
+    found = Document(page(scene, lambda _: ()))
     assert found.text.count("moves to DRA") == 1
     inside = {link[1:] for link in links_of(found) if link.startswith("#")}
     assert inside <= anchors_of(found), "the note leads somewhere"

@@ -1,0 +1,64 @@
+"""Records the timeline of what happened on this node, from the feeds of the agent's parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from npu_agent.core import changes
+from npu_agent.core.hardware import Snapshot
+from npu_agent.core.ledger import Usage
+from npu_agent.core.timeline import Timeline, TimelineEntry
+from npu_agent.feed import Feed, changes_of
+
+_SETTLE = 10.0
+"""Seconds after the start in which a Pod with a card is no news: the kubelet is asked who holds
+what, and those have held it before."""
+
+Source = tuple[Feed[Any], Callable[[Any, Any], Iterable[TimelineEntry]]]
+"""A feed, and what happened between two of its values."""
+
+
+class Recorder:
+    """Records what happens while it runs. `timeline` is what it knows."""
+
+    def __init__(
+        self,
+        version: str,
+        hardware: Feed[Snapshot],
+        usages: Feed[tuple[Usage, ...]],
+        sources: Sequence[Source],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Follows all these once it runs; `hardware` changes without readings only."""
+        self.timeline = Timeline()
+        self._version = version
+        self._hardware = hardware
+        self._usages = usages
+        self._sources = sources
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Follows them until cancelled."""
+        started, text = self._clock(), f"npu-agent {self._version} started"
+        first = TimelineEntry(subject="agent", tone="plain", text=text)
+        self.timeline = self.timeline.noted([first], started)
+        hardware, usages = Snapshot(), self._usages.value
+        values = [feed.value for feed, _ in self._sources]
+        feeds = [feed for feed, _ in self._sources]
+        async for _ in changes_of(self._hardware, self._usages, *feeds):
+            now, before, used = self._clock(), hardware, usages
+            hardware, usages = self._hardware.value, self._usages.value
+            cards = tuple(changes.card_changes(before, hardware))
+            found = [*changes.card_entries(cards)]
+            if now - started > _SETTLE:
+                found += changes.usage_entries(used, usages, before, hardware)
+            for at, (feed, entries) in enumerate(self._sources):
+                found += entries(values[at], feed.value)
+                values[at] = feed.value
+            if found:
+                self.timeline = self.timeline.noted(found, now)
+            if hardware is not before:
+                left = [one.card for one in cards if one.kind is changes.ChangeKind.REMOVED]
+                self.timeline = self.timeline.left(left, hardware.cards, now)
