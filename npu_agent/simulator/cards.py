@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from npu_agent.text import closest
@@ -77,12 +78,17 @@ class Family:
     firmware_version: str
 
 
+_VENDORS = (
+    "furiosa",
+)  # fmt: skip
+"""The folders of vendors here, each with its `FAMILIES`."""
+
+
 @lru_cache(1)
 def families() -> Mapping[str, Family]:
-    """Those of all vendors, each of which has a folder here."""
-    from npu_agent.simulator import furiosa
-
-    return {family.name: family for vendor in (furiosa,) for family in vendor.FAMILIES}
+    """The families of all vendors by name."""
+    folders = (import_module(f"npu_agent.simulator.{vendor}") for vendor in _VENDORS)
+    return {family.name: family for folder in folders for family in folder.FAMILIES}
 
 
 def default_cards() -> str:

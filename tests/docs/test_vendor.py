@@ -97,7 +97,7 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package with the page's folders and its line; the directory to import it from."""
+    """The package with the page's folders and its lines; the directory to import it from."""
     where = tmp_path_factory.mktemp("package")
     shutil.copytree(
         ROOT / "npu_agent", where / "npu_agent", ignore=shutil.ignore_patterns("__pycache__")
@@ -107,9 +107,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path, code in files:
         (where / "npu_agent" / path).parent.mkdir(exist_ok=True)
         (where / "npu_agent" / path).write_text(code)
-    [diff] = [code for language, code in PAGE.blocks if language == "diff"]
-    table = where / "npu_agent/vendors/__init__.py"
-    table.write_text(applied(diff, table.read_text()))
+    diffs = [code for language, code in PAGE.blocks if language == "diff"]
+    tables = ("npu_agent/vendors/__init__.py", "npu_agent/simulator/cards.py")
+    for name, diff in zip(tables, diffs, strict=True):
+        (where / name).write_text(applied(diff, (where / name).read_text()))
     return where
 
 
