@@ -109,6 +109,13 @@ HELM = GoBuild(
     checksum="h1:UndCoLe9UPmNoL7IvWzaUXveL7T5t/ijoorEmgJdI9g=",
     packages=("cmd/helm",),
 )
+HELM_3 = GoBuild(
+    name="helm-3.22.0",
+    module="helm.sh/helm/v3",
+    version="v3.22.0",
+    checksum="h1:n1if5iQgHYsujPAcO5oonH/KiSNUmqmUF0iGVjSF3AU=",
+    packages=("cmd/helm",),
+)
 REGISTRY = GoBuild(
     name="registry-3.1.2",
     module="github.com/distribution/distribution/v3",
@@ -158,6 +165,23 @@ def ensure_binaries(*builds: GoBuild) -> dict[str, Path]:
         directory = cached(build.name, asdict(build), partial(_build, build))
         binaries.update({path.name: path for path in directory.iterdir()})
     return binaries
+
+
+def ensure_own(source: Path) -> Path:
+    """Build the Go program in this directory of the repository, with its own go.mod and go.sum.
+
+    Raises:
+        BuildError: no Go, or a failed build.
+    """
+    files = {str(file.relative_to(source)): file.read_text() for file in source.rglob("*.*")}
+
+    def build(directory: Path) -> None:
+        go, env = _go()
+        env["GOFLAGS"] = "-mod=readonly -buildvcs=false"
+        arguments = ["-trimpath", "-ldflags", "-s -w", "-o", str(directory / source.name), "."]
+        _run([go, "build", *arguments], cwd=source, env=env, log=source.name)
+
+    return cached(source.name, files, build) / source.name
 
 
 def _missing_packages() -> list[str]:

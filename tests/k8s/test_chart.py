@@ -180,9 +180,9 @@ def test_the_port_follows_the_config() -> None:
 
 
 def test_a_pod_monitor_scrapes_by_https_where_that_is_served(overlay: Overlay) -> None:
-    made = comparable(template({"podMonitor": True, "metricsTLS": True}))
+    made = comparable(template({"podMonitor": {"enabled": True}, "metricsTLS": True}))
     assert made == comparable(overlay(["podmonitor", "metrics-tls"]))
-    both = {"podMonitor": True, "metricsTLS": True, "metricsAuthorization": True}
+    both = {"podMonitor": {"enabled": True}, "metricsTLS": True, "metricsAuthorization": True}
     assert comparable(template(both)) == comparable(
         overlay(["podmonitor", "metrics-tls", "metrics-authorization"])
     )
@@ -223,7 +223,7 @@ def test_the_kubelets_directories_follow_the_config() -> None:
         ({"image": {"pullPolicy": "always"}}, "'Always', 'IfNotPresent', 'Never'"),
         ({"nodes": "all"}, "'any', 'every', 'nfd', 'nfd-class', 'label'"),
         ({"podmonitor": True}, "additional properties 'podmonitor' not allowed"),
-        ({"alerts": "true"}, "at '/alerts': got string, want boolean"),
+        ({"podMonitor": True}, "at '/podMonitor': got boolean, want object"),
         (
             {"resources": {"limit": {}}},
             "at '/resources': additional properties 'limit' not allowed",
@@ -332,7 +332,7 @@ def test_every_value_is_described() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert undescribed(schema, "") == []
     known = set(schema["properties"])
-    assert known - {"alerts"} == set(yaml.safe_load((CHART / "values.yaml").read_text()))
+    assert known == set(yaml.safe_load((CHART / "values.yaml").read_text()))
 
 
 def test_the_policies_can_be_left_out(overlay: Overlay) -> None:

@@ -40,8 +40,8 @@ def test_selectors_are_what_they_were_whoever_labels_what() -> None:
     given = {
         "podLabels": {"team": "ml"},
         "commonLabels": {"cost": "42"},
-        "networkPolicy": True,
-        "podMonitor": True,
+        "networkPolicy": {"enabled": True},
+        "podMonitor": {"enabled": True},
     }
     made = template(given)
     pod = one(made, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
@@ -78,7 +78,7 @@ def test_labels_and_annotations_of_ones_own() -> None:
         "commonLabels": {"cost": "42", "app.kubernetes.io/part-of": "platform"},
         "podLabels": {"team": "ml"},
         "podAnnotations": {"example.com/why": "Because: of\nthat"},
-        "dashboard": True,
+        "dashboard": {"enabled": True},
     }
     made = template(given)
     for thing in made:
@@ -98,9 +98,9 @@ def test_another_name_is_in_every_name_and_in_what_refers_to_it() -> None:
     everything = {
         "dra": {"enabled": True},
         "metricsAuthorization": True,
-        "networkPolicy": True,
-        "podMonitor": True,
-        "dashboard": True,
+        "networkPolicy": {"enabled": True},
+        "podMonitor": {"enabled": True},
+        "dashboard": {"enabled": True},
         "openshift": True,
         "prometheusRule": {"enabled": True},
     }
@@ -131,7 +131,11 @@ def test_another_name_is_in_every_name_and_in_what_refers_to_it() -> None:
 
 
 def test_a_name_override_is_in_selectors_and_in_the_job_that_alerts_know() -> None:
-    given = {"nameOverride": "cards", "podMonitor": True, "networkPolicy": True}
+    given = {
+        "nameOverride": "cards",
+        "podMonitor": {"enabled": True},
+        "networkPolicy": {"enabled": True},
+    }
     made = template({**given, "prometheusRule": {"enabled": True}})
     selector = {"app.kubernetes.io/name": "cards"}
     assert one(made, "DaemonSet")["metadata"]["name"] == "cards"
@@ -289,24 +293,11 @@ def test_who_gets_through_the_network_policy() -> None:
     assert rule == {"from": peers, "ports": [{"port": "metrics", "protocol": "TCP"}]}
 
 
-@pytest.mark.parametrize("part", ["networkPolicy", "podMonitor", "dashboard"])
-def test_parts_may_be_switched_as_they_were(part: str) -> None:
-    assert comparable(template({part: True})) == comparable(template({part: {"enabled": True}}))
-    assert comparable(template({part: False})) == comparable(template({}))
-
-
 def alerts(**values: Any) -> dict[str, Object]:
     """The alerts that the chart makes, by name."""
     made = template({"prometheusRule": {"enabled": True, **values}})
     rules = one(made, "PrometheusRule")["spec"]["groups"][0]["rules"]
     return {rule["alert"]: rule for rule in rules if "alert" in rule}
-
-
-def test_alerts_by_their_older_name() -> None:
-    new = template({"prometheusRule": {"enabled": True}})
-    assert comparable(template({"alerts": True})) == comparable(new)
-    both = {"alerts": False, "prometheusRule": {"enabled": True}}
-    assert "leave alerts out" in refusal(both)
 
 
 def test_each_threshold_is_in_its_own_alert_and_in_what_that_says() -> None:
@@ -460,7 +451,7 @@ def test_wrong_values_are_refused_with_their_places() -> None:
         "at '/rbac': got boolean, want object",
         "at '/podMonitor/interval': got number, want string",
         "at '/networkPolicy/from/0': minProperties",
-        "at '/dashboard': got string, want boolean or object",
+        "at '/dashboard': got string, want object",
         "at '/openshift': got string, want boolean",
         "at '/prometheusRule/disabled/0': value must be one of 'NpuCardUnhealthy'",
         "at '/prometheusRule/thresholds/NpuTemperatureHigh': got string, want number",

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.build import HELM, KUBE_SCORE, KUBERNETES, OPA, GoBuild, ensure_binaries
+from tests.cluster.build import HELM, HELM_3, KUBE_SCORE, KUBERNETES, OPA, GoBuild, ensure_binaries
 
 K8S = Path(__file__).parents[2] / "k8s"
 CHART = K8S / "chart"
@@ -18,7 +18,7 @@ COMPONENTS = sorted(path.parent.name for path in K8S.glob("components/*/kustomiz
 
 Object = dict[str, Any]
 
-_BUILDS = {"helm": HELM, "kube-score": KUBE_SCORE, "opa": OPA}
+_BUILDS = {"helm": HELM, "helm-3": HELM_3, "kube-score": KUBE_SCORE, "opa": OPA}
 
 
 @functools.cache
@@ -29,7 +29,7 @@ def program(name: str) -> Path:
         BuildError: it could not be built.
     """
     build: GoBuild = _BUILDS.get(name, KUBERNETES)
-    return ensure_binaries(build)[name]
+    return ensure_binaries(build)[name.removesuffix("-3")]
 
 
 def run(name: str, *arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,16 @@ Two that share it (nodeSelector, affinity) take nameOverride, which is in the se
 {{/* The ConfigMap with the config file; the vendor's name for it, unless the agent has another. */}}
 {{- define "npu-agent.configMap" -}}
 {{- $name := include "npu-agent.fullname" . -}}
-{{- eq $name "npu-agent" | ternary "npu-device-plugin" (printf "%s-config" $name) -}}
+{{- .Values.existingConfigMap | default (eq $name "npu-agent" | ternary "npu-device-plugin" (printf "%s-config" $name)) -}}
+{{- end }}
+
+{{/* Pull secrets: those that all charts share, then the release's, each once; as a JSON list of objects. */}}
+{{- define "npu-agent.imagePullSecrets" -}}
+{{- $secrets := list }}
+{{- range concat (.Values.global.imagePullSecrets | default list) .Values.imagePullSecrets }}
+  {{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) }}
+{{- end }}
+{{- toJson (uniq $secrets) }}
 {{- end }}
 
 {{- define "npu-agent.serviceAccount" -}}
@@ -75,18 +84,6 @@ app.kubernetes.io/name: {{ include "npu-agent.name" . }}
 {{- fail (printf "kubeletRootDir is %s and config.pluginDir is %s: leave config.pluginDir out, it is %s then" $root $given $there) }}
 {{- end }}
 {{- $given | default $there }}
-{{- end }}
-
-{{/*
-Whether a part is wanted. Parts were switched by `true` and `false` alone before they had values of
-their own, and still may be: .part is its name.
-*/}}
-{{- define "npu-agent.wants" -}}
-{{- $value := index .root.Values .part }}
-{{- if kindIs "bool" $value }}
-{{- if $value }}yes{{ end }}
-{{- else if $value.enabled }}yes
-{{- end }}
 {{- end }}
 
 {{/* The port of config.metrics.listen, for Prometheus. */}}
