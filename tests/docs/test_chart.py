@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from .pages import ROOT, page
+from .pages import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 chart: Any = import_module("chart")
@@ -20,13 +18,6 @@ VALUES = ROOT / "k8s/chart/values.yaml"
 
 def test_the_readme_is_current() -> None:
     assert chart.FILE.read_text() == chart.current(), "run `make docs`"
-
-
-def test_every_value_has_its_row() -> None:
-    rows = set(re.findall(r"^\| `([\w.]+)` \|", page("k8s/chart/README.md").text, re.MULTILINE))
-    for name, value in yaml.safe_load(VALUES.read_text()).items():
-        below = {row for row in rows if re.match(rf"{name}\.\w+$", row)}
-        assert name in rows or below == {f"{name}.{key}" for key in value}, name
 
 
 def test_a_value_that_nobody_describes_is_refused(

@@ -46,15 +46,6 @@ def variants(text: str) -> Iterator[str]:
 ALL = sorted({(page.name, text) for page in pages() for text in commands(page)})
 
 
-def test_commands_are_found() -> None:
-    assert len(ALL) > 30
-
-
-def test_variants() -> None:
-    assert list(variants("a [b | c [d]]")) == ["a", "a b", "a c", "a", "a b", "a c d"]
-    assert list(variants("labels show|clear")) == ["labels show", "labels clear"]
-
-
 @pytest.mark.parametrize(("page", "text"), ALL, ids=lambda value: value)
 def test_the_real_parser_takes_it(page: str, text: str) -> None:
     for variant in variants(text):

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from npu_agent.config import KEYS, SOCKET_SUFFIX, ConfigError, parse
-from npu_agent.files import SOCKET_PATH_MAX
+from npu_agent.config import KEYS, ConfigError, parse
 from npu_agent.vendors import REGISTRY
 
 from .pages import ROOT
@@ -59,9 +58,3 @@ resources:
     with pytest.raises(ConfigError) as caught:
         parse(text.encode(), "config.yaml", REGISTRY)
     assert f"```\n{caught.value}\n```" in PAGE
-
-
-def test_socket_path() -> None:
-    assert f"Linux takes {SOCKET_PATH_MAX} bytes" in PAGE
-    assert f"adds up to {SOCKET_SUFFIX}" in PAGE
-    assert f"may have {SOCKET_PATH_MAX - SOCKET_SUFFIX - 1} bytes together" in PAGE

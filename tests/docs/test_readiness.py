@@ -40,10 +40,3 @@ def test_the_table_of_the_probes_has_every_reason() -> None:
     assert {begin for begin in REASONS for each in found if each.startswith(begin)} == {*REASONS}
     assert [each for each in found if not each.startswith(tuple(REASONS))] == []
     assert [words for words in REASONS.values() if words not in row] == []
-
-
-def test_troubleshooting_has_the_form_of_every_reason() -> None:
-    text = page("docs/troubleshooting.md").text
-    for begin in REASONS:
-        form = begin.replace(RESOURCE, "RESOURCE").replace(DRIVER, "DRIVER")
-        assert f"`{form}…`" in text

@@ -34,15 +34,6 @@ def test_a_page_that_is_up_to_date_has_the_same_sections_and_commands(path: Path
         assert language == language.strip()
 
 
-def test_which_pages_there_are_in_which_language() -> None:
-    found = {
-        language: {p.name for p in PAGES if p.parent.name == language} for language in ("ko", "ja")
-    }
-    assert {"install.md", "configuration.md", "labels.md", "metrics.md", "troubleshooting.md",
-            "migration.md", "dra.md", "limitations.md"} <= found["ko"]  # fmt: skip
-    assert {"install.md", "troubleshooting.md", "limitations.md"} <= found["ja"]
-
-
 def test_a_page_that_lags_says_so_to_its_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,12 +55,6 @@ def test_a_page_that_lags_says_so_to_its_readers(
     korean.write_text("# 가\n")
     with pytest.raises(ValueError, match="sha256sum docs/a"):
         translations.current(korean)
-
-
-def test_the_readmes_lead_to_each_other() -> None:
-    names = ["README.md", "README.ko.md", "README.ja.md"]
-    for name in names:
-        assert page(name).links[:2] == [other for other in names if other != name]
 
 
 @pytest.mark.parametrize("language", ["ko", "ja"])

@@ -13,7 +13,7 @@ import pytest
 from npu_agent.vendors.furiosa.labels import SETS
 
 from .pages import ROOT, Page
-from .typed import LEFT_OUT, LINES_LEFT_OUT, PAGES, TYPED, blocks, commands
+from .typed import LEFT_OUT, PAGES, TYPED, blocks, commands
 
 
 @pytest.mark.parametrize("of", PAGES, ids=lambda one: one.name)
@@ -34,11 +34,6 @@ def test_the_tests_that_are_named_exist() -> None:
     for name in set(TYPED.values()):
         file, _, test = name.partition("::")
         assert f"def {test}(" in (ROOT / file).read_text(), name
-
-
-def test_lines_that_are_left_out_are_in_a_page() -> None:
-    there = {one for of in PAGES for _, *block in blocks(of) for one in commands(*block)}
-    assert LINES_LEFT_OUT.keys() <= there
 
 
 def test_commands_of_several_lines() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -188,35 +187,3 @@ def test_the_commands_know_both(package: Path, tmp_path: Path) -> None:
     assert "(default: beta.furiosa.ai/npu)" in " ".join(text.split())
     refused = run(package, "-m", "npu_agent", "run", "--resources", "a.b/c=anvl")
     assert "only anvil and rngd and warboy: did you mean anvil?" in refused.stderr
-
-
-def test_doctor_and_verify_know_both(package: Path, tmp_path: Path) -> None:
-    host = tmp_path / "host"
-    run(package, "-m", "npu_agent", "simulate", host, "--cards", "rngd,anvil", "--once")
-    done = run(package, "-m", "npu_agent", "doctor", "--format=json", "--host-root", host)
-    lines = {line["name"]: line for line in json.loads(done.stdout)}
-    assert [lines[f"driver {name}"]["state"] for name in ("rngd", "anvil")] == ["ok", "ok"]
-    assert lines["card npu1"]["state"] == "ok"
-    assert lines["PCI"]["detail"] == "1 FuriosaAI device on the bus"
-
-    for node in (host / "dev").iterdir():
-        if not node.name.startswith("anvil"):
-            shutil.rmtree(node) if node.is_dir() else node.unlink()
-    granted = {**os.environ, "ANVIL_CORES": "1:0,1:1"}
-    done = run(package, "-m", "npu_agent", "verify", "--host-root", host, environ=granted)
-    assert done.returncode == 0, done.stdout
-    assert "ok     npu1: Acme Anvil: 3 device nodes" in done.stdout
-    granted["ANVIL_CORES"] = "1:x"
-    done = run(package, "-m", "npu_agent", "verify", "--host-root", host, environ=granted)
-    assert "wrong  ANVIL_CORES: '1:x' in '1:x' has not the form 0:0-1" in done.stdout
-    assert "NPU_DEVNAME" not in done.stdout
-
-
-def test_the_code_of_the_page_is_as_good_as_ours(package: Path) -> None:
-    ruff = str(Path(sys.executable).parent / "ruff")
-    folders = [f"npu_agent/{room}/acme" for room in ("vendors", "simulator")]
-    config = ["--config", str(ROOT / "pyproject.toml")]
-    for words in (["check"], ["format", "--check"]):
-        command = [ruff, *words, *config, *folders]
-        done = subprocess.run(command, cwd=package, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout

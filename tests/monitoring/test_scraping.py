@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from npu_agent.config import Config
-from tests.monitoring.helpers import COMPONENTS, PAGE, manifest, needs_promtool, promtool, rules
+from tests.monitoring.helpers import PAGE, manifest, needs_promtool, promtool, rules
 
 _, PORT = Config().metrics.address
 
@@ -29,11 +29,6 @@ def _pods() -> dict[str, str]:
     """The labels by which the agents' Pods are found."""
     labels: dict[str, str] = manifest("daemonset.yaml")["spec"]["selector"]["matchLabels"]
     return labels
-
-
-def test_the_agents_have_the_port_that_is_asked_for() -> None:
-    [container] = manifest("daemonset.yaml")["spec"]["template"]["spec"]["containers"]
-    assert {"name": "metrics", "containerPort": PORT} in container["ports"]
 
 
 def test_the_service_leads_to_every_agent() -> None:
@@ -70,14 +65,6 @@ def test_the_podmonitor_keeps_the_holders_labels_and_adds_the_node() -> None:
         "sourceLabels": ["__meta_kubernetes_pod_node_name"],
         "targetLabel": "hostname",
     }
-
-
-def test_components_have_the_files_that_they_name() -> None:
-    for name in ("podmonitor", "alerts", "dashboard"):
-        component = manifest(f"components/{name}/kustomization.yaml")
-        assert component["kind"] == "Component"
-        files = component.get("resources") or component["configMapGenerator"][0]["files"]
-        assert all((COMPONENTS / name / file).is_file() for file in files)
 
 
 @needs_promtool
