@@ -28,6 +28,7 @@ from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, ApiError, node, serviceaccount
+from npu_agent.kubelet import api_modes
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.ownership import HAND_OVER, Ownership
@@ -39,7 +40,8 @@ from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.session import Session
-from npu_agent.outputs.dra.driver import Driver
+from npu_agent.outputs.dra import driver
+from npu_agent.outputs.dra.driver import Driver, Host, Shared
 from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
 from npu_agent.outputs.dra.support import support
 from npu_agent.outputs.events import Events
@@ -82,6 +84,8 @@ class Timing:
     """Until a node that could not do DRA is asked again."""
     config: poller.Timing = field(default_factory=poller.Timing)
     sessions: session.Timing = field(default_factory=session.Timing)
+    modes: api_modes.Timing = field(default_factory=api_modes.Timing)
+    drivers: driver.Timing = field(default_factory=driver.Timing)
 
 
 _JUMP = 0.1
@@ -170,6 +174,7 @@ class Agent:
             store=self.store,
             offered=partial(_offered, socket_beside(directory)),
             allocatable=partial(_allocatable, self._api, node_name),
+            timing=timing.modes,
         )
         self.publisher = Publisher(
             snapshots=self.inventory.hardware,
@@ -206,18 +211,22 @@ class Agent:
         self._ownership = ownership = Ownership(directory, self.store.disowned)
         self.drivers = tuple(
             Driver(
-                dra=words.dra,
-                vendor_families=frozenset(words.families),
-                node_name=node_name,
-                pod_uid=os.environ.get("POD_UID"),
-                kubelet_root=directory.parent,
-                ownership=ownership,
-                store=self.store,
-                snapshots=self.inventory.hardware,
-                wanted=configs.map_with(self._dra, partial(_wanted_by_claims, node_name, words)),
-                modes=self.modes,
-                api=self._api,
-                cdi_root=host_root / cdi.DIRECTORY,
+                words,
+                Host(
+                    node_name=node_name,
+                    pod_uid=os.environ.get("POD_UID"),
+                    kubelet_root=directory.parent,
+                    cdi_root=host_root / cdi.DIRECTORY,
+                ),
+                Shared(
+                    snapshots=self.inventory.hardware,
+                    store=self.store,
+                    ownership=ownership,
+                    modes=self.modes,
+                ),
+                configs.map_with(self._dra, partial(_wanted_by_claims, node_name, words)),
+                self._api,
+                timing.drivers,
             )
             for words in SPECS
             if words.dra and kubelet

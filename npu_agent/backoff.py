@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-_API_FIRST, _API_LONGEST = 0.5, 60.0
-"""The most seconds that the first pause, and any pause, between two tries of the API server has."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Backoff:
@@ -39,6 +36,10 @@ class ApiBackoff:
     one agent waiting keeps those of thousands of nodes waiting, and they must not come together.
     """
 
+    first: float = 0.5
+    """Seconds that the first pause has at most."""
+    longest: float = 60.0
+    """Seconds that any pause has at most."""
     tries: int = 0
 
     def next(self, retry_after: float | None = None) -> float:
@@ -48,7 +49,7 @@ class ApiBackoff:
             retry_after: the seconds that the API server asks for; the pause comes after them, as
                 many agents may have been given the same ones.
         """
-        most = _doubled(_API_FIRST, self.tries, _API_LONGEST)
+        most = _doubled(self.first, self.tries, self.longest)
         self.tries += 1
         return (retry_after or 0.0) + random.uniform(0.0, most)  # noqa: S311 (as above)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 from npu_agent.backoff import Backoff
@@ -38,6 +39,20 @@ async def keep_running(
         if loop.time() - since > _STEADY:
             pause.reset()
         await asyncio.sleep(pause.next())
+
+
+@asynccontextmanager
+async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs `parts` while the context is open; where one fails the context is cancelled.
+
+    Raises:
+        ExceptionGroup: with what a part, or the context, has failed with.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(part) for part in parts]
+        yield
+        for task in tasks:
+            task.cancel()
 
 
 async def _to_its_end(running: asyncio.Task[None]) -> None:

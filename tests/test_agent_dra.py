@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,7 @@ from npu_agent.inventory import prober
 from npu_agent.kubelet import decode
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.record import RECORD
-from npu_agent.outputs.dra import claims
-from npu_agent.outputs.dra import driver as driver_module
+from npu_agent.outputs.dra import claims, driver
 from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.simulator.apiserver import (
@@ -112,12 +110,17 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
         manager = StandInPluginManager(directory, interval=0.01)
         async with served(cluster.answer) as url:
             monkeypatch.setenv("KUBECONFIG", str(kubeconfig(directory, url)))
-            monkeypatch.setattr(claims, "Timing", partial(claims.Timing, holder_ends=1.0))
             await kubelet.start()
             await manager.start()
-            yield Room(Node(directory / "host", plugins, kubelet), cluster, manager)
+            node = Node(directory / "host", plugins, kubelet, timing())
+            yield Room(node, cluster, manager)
             await manager.stop()
             await kubelet.stop()
+
+
+def timing(**drivers: Any) -> Timing:
+    """The agent's, with these of its drivers; a holder is waited for as long as tests do."""
+    return Timing(drivers=driver.Timing(**{"claims": claims.Timing(holder_ends=1.0), **drivers}))
 
 
 def reasons(agent: Agent) -> list[str]:
@@ -195,11 +198,8 @@ async def test_what_a_container_holds_by_the_device_plugin_no_claim_gets(room: R
         await room.prepared(room.claim("e", held))
 
 
-async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver_module, "_LINGER", 1.0)
-    monkeypatch.setattr(driver_module, "_GRACE", 0.1)
+async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: Room) -> None:
+    room.node.timing = timing(linger=1.0, grace=0.1)
     room.node.cards("warboy=2")
     ref = room.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
@@ -230,8 +230,7 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However slow the disk is: without a driver to ask again, its Pod would stay Terminating."""
-    monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.02)
-    monkeypatch.setattr(driver_module, "_GRACE", 0.0)
+    room.node.timing = timing(look_every=0.02, grace=0.0)
     room.node.cards("warboy=1")
     ref = room.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
@@ -380,8 +379,7 @@ async def test_a_card_that_a_full_disk_does_not_know_delays_nothing_else(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays out of the slices, as the next agent would not know that it is in one."""
-    monkeypatch.setattr(driver_module, "_GRACE", 0.05)
-    monkeypatch.setattr(driver_module, "_RETRY_LONGEST", 0.2)
+    room.node.timing = timing(grace=0.05, retry_longest=0.2)
     room.node.cards("warboy=2")
     record, state = room.node.plugins / RECORD, room.manager.state
     replace, tries = files.replace, 0
@@ -470,10 +468,8 @@ async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
         assert doubted == [agent.store]  # it does not list all of its Pods yet
 
 
-async def test_sockets_that_are_removed_are_made_again(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.05)
+async def test_sockets_that_are_removed_are_made_again(room: Room) -> None:
+    room.node.timing = timing(look_every=0.05)
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
         before = await first(room.manager.instances, len)
@@ -492,11 +488,9 @@ async def test_the_sockets_of_an_agent_that_was_killed_are_swept(room: Room) -> 
         assert not dead.exists()
 
 
-async def test_a_claim_outlives_its_agent_and_a_lost_record(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_outlives_its_agent_and_a_lost_record(room: Room) -> None:
     """Which claims there are, the next agent knows from the record; and it sweeps those."""
-    monkeypatch.setattr(driver_module, "_SWEEP_EVERY", 0.2)
+    room.node.timing = timing(collect_every=0.2)
     room.node.cards("warboy=2")
     kept, gone = room.claim("kept", NAMES[0]), room.claim("gone", NAMES[1])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
@@ -647,7 +641,7 @@ async def test_a_second_agent_waits_for_the_first(room: Room) -> None:
 async def test_a_part_of_the_driver_that_fails_starts_the_driver_again(
     room: Room, monkeypatch: pytest.MonkeyPatch, where: str, method: str
 ) -> None:
-    monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.05)
+    room.node.timing = timing(look_every=0.05)
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         part = getattr(agent.drivers[0], where)

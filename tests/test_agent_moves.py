@@ -6,21 +6,22 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from grpclib.exceptions import GRPCError
 
-from npu_agent.agent import Agent, Timing
+from npu_agent.agent import Agent
 from npu_agent.config import poller
 from npu_agent.core.claim import PreparedResult
-from npu_agent.outputs.dra import driver as driver_module
+from npu_agent.kubelet import api_modes
 from npu_agent.simulator.apiserver import drops, status
 from npu_agent.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER
 from tests.test_agent import NPU, UUIDS
-from tests.test_agent_dra import NAMES, Room, reasons, room
+from tests.test_agent_dra import NAMES, Room, reasons, room, timing
 from tests.until import first, until
 
 __all__ = ["room"]  # a fixture
@@ -28,11 +29,17 @@ PLUGIN, DRA, AUTO = "device-plugin", "dra", "auto"
 
 
 @pytest.fixture(autouse=True)
-def quick(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    room.node.timing = Timing(config=poller.Timing(every=0.02, settle=0.0))
-    monkeypatch.setattr(driver_module, "_GRACE", 0.05)
-    monkeypatch.setattr(driver_module, "_CONFIRM_EVERY", 0.02)
-    monkeypatch.setattr(driver_module, "_LOOK_EVERY", 0.05)
+def quick(room: Room) -> None:
+    times(room)
+
+
+def times(room: Room, **drivers: float) -> None:
+    """Sets the times of agents that start from now on, of which these are their drivers'."""
+    room.node.timing = replace(
+        timing(**{"grace": 0.05, "look_every": 0.05, **drivers}),
+        config=poller.Timing(every=0.02, settle=0.0),
+        modes=api_modes.Timing(ask_first=0.02),
+    )
 
 
 class Moving:
@@ -217,10 +224,10 @@ async def test_who_has_an_old_view_is_refused_with_the_reason(moving: Moving) ->
 
 
 async def test_a_claim_that_was_allocated_just_before_its_card_left_is_prepared(
-    moving: Moving, monkeypatch: pytest.MonkeyPatch
+    moving: Moving,
 ) -> None:
-    monkeypatch.setattr(driver_module, "_GRACE", 600.0)
     room = moving.room
+    times(room, grace=600.0)
     async with moving.agent(DRA) as agent:
         await room.registered()
         await room.free(*NAMES)
@@ -317,9 +324,7 @@ async def test_while_the_api_server_is_away_cards_stay_in_their_slice(moving: Mo
         assert list(room.cluster.devices()) == []
 
 
-async def test_without_the_right_to_see_slices_they_are_gone_after_a_while(
-    moving: Moving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_right_to_see_slices_they_are_gone_after_a_while(moving: Moving) -> None:
     """The component of DRA was removed: the kubelet deletes the slices of a driver that is gone."""
     room = moving.room
     async with moving.agent(DRA):
@@ -330,7 +335,7 @@ async def test_without_the_right_to_see_slices_they_are_gone_after_a_while(
         await until(lambda: agent.drivers[0].slices.no_access)
         assert not agent.modes.listed.value
     await first(room.manager.instances, lambda now: not now)
-    monkeypatch.setattr(driver_module, "_WIPED", 1.5)
+    times(room, wiped=1.5)
     async with moving.agent(PLUGIN) as agent, never_both(moving), deletes_slices(room, after=0.1):
         await moving.listed(*UUIDS)
         assert agent.state().dra == ()
@@ -357,11 +362,11 @@ async def test_without_the_right_to_see_slices_the_driver_comes_back_when_it_is_
 
 
 async def test_without_the_right_to_see_slices_the_last_claim_is_answered_for(
-    moving: Moving, monkeypatch: pytest.MonkeyPatch
+    moving: Moving,
 ) -> None:
     """A kubelet that has not got the answer asks again, and needs the driver for that."""
     room = moving.room
-    monkeypatch.setattr(driver_module, "_LINGER", 1.0)
+    times(room, linger=1.0)
     ref = room.claim("c", NAMES[0])
     async with moving.agent(DRA):
         await room.registered()

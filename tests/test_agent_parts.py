@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from npu_agent import simulator
@@ -13,17 +11,18 @@ from npu_agent.outputs.dra import claims, publisher
 from npu_agent.simulator.apiserver import COUNTERS, drops
 from npu_agent.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER, pools
-from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room
+from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room, timing
 from tests.until import first, until
 
 __all__ = ["room"]  # the fixture
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for holders: they stay. Nor between two rounds of writes."""
-    monkeypatch.setattr(publisher, "_GAP_LONGEST", publisher._GAP_FIRST)
-    monkeypatch.setattr(claims, "Timing", partial(claims.Timing, holder_ends=0.0))
+def _impatient(room: Room) -> None:
+    """Nothing waits for holders: they stay. Nor between two rounds of writes."""
+    room.node.timing = timing(
+        claims=claims.Timing(holder_ends=0.0), slices=publisher.Timing(gap_longest=0.1)
+    )
 
 
 CARD = f"npu-{simulator.card('rngd', 0).uuid.lower()}"

@@ -168,13 +168,11 @@ async def client(cluster: Cluster, directory: Path) -> AsyncIterator[Api]:
 async def publishing(cluster: Cluster, directory: Path) -> AsyncIterator[World]:
     async with client(cluster, directory) as api:
         feed: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
-        publisher = SlicePublisher(
-            api=api, node_name=cluster.node_name, driver=DRIVER, devices=feed
-        )
+        publisher = SlicePublisher(api, cluster.node_name, DRIVER, feed)
         task = asyncio.create_task(publisher.run())
         try:
             # Connected, so that what is measured is the publishing.
-            await first(publisher._live, lambda live: live is not None)
+            await first(publisher.live, lambda live: live is not None)
             yield World(cluster, api, feed, publisher)
             assert not task.done()
         finally:
@@ -320,7 +318,7 @@ async def test_two_hundred_cards_that_are_cut_on_demand(cluster: Cluster, tmp_pa
     async with publishing(cluster, tmp_path) as world:
         world.devices.publish(devices)
         await first(world.publisher.state, lambda state: state.published, deadline=60)
-        size = len(json.dumps(world.publisher._live.value))
+        size = len(json.dumps(world.publisher.live.value))
         print(f"{world.state.slices} slices with {world.state.devices} devices are {size} bytes")
         assert size > 2 * 2**20
     async with publishing(cluster, tmp_path) as world:

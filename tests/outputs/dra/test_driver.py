@@ -24,13 +24,11 @@ from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import left_behind, recovered
-from npu_agent.outputs.dra import driver as driver_module
-from npu_agent.outputs.dra.driver import Driver, Wanted
+from npu_agent.outputs.dra.driver import Driver, Host, Shared, Timing, Wanted
 from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.simulator.apiserver import StandInApiServer
 from npu_agent.simulator.pluginmanager import StandInPluginManager
-from npu_agent.vendors.furiosa.attributes import NAMES
-from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors import SPECS
 from tests.outputs.dra.api import NODE, cluster
 from tests.outputs.dra.cards import card
 from tests.outputs.dra.helpers import kubelet_root
@@ -39,6 +37,7 @@ from tests.outputs.helpers import Kubelet, claim
 from tests.until import first, until
 
 FAMILY = frozenset({"rngd"})
+(SPEC,) = SPECS
 
 
 @dataclass
@@ -83,18 +82,17 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             lambda now: WantedApis(families=dict.fromkeys(now.families, WantedApi.DRA))
         )
         driver = Driver(
-            dra=NAMES,
-            vendor_families=frozenset(FAMILIES),
-            node_name=NODE,
-            pod_uid=None,
-            kubelet_root=root,
-            ownership=Ownership(directory),
-            store=store,
-            snapshots=snapshots,
-            wanted=wanted,
-            modes=ApiModes(snapshots=snapshots, wanted=wishes, store=store),
-            api=api,
-            cdi_root=root / "cdi",
+            SPEC,
+            Host(node_name=NODE, pod_uid=None, kubelet_root=root, cdi_root=root / "cdi"),
+            Shared(
+                snapshots=snapshots,
+                store=store,
+                ownership=Ownership(directory),
+                modes=ApiModes(snapshots=snapshots, wanted=wishes, store=store),
+            ),
+            wanted,
+            api,
+            Timing(linger=1.0, grace=0.1),
         )
         task = asyncio.create_task(driver.run())
         try:
@@ -161,12 +159,8 @@ async def test_a_failure_is_tried_again_in_the_same_part(tmp_path: Path) -> None
         await manager.stop()
 
 
-async def test_a_prepared_claim_is_served_although_its_card_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_prepared_claim_is_served_although_its_card_is_gone(tmp_path: Path) -> None:
     """Else its Pod would stay Terminating."""
-    monkeypatch.setattr(driver_module, "_LINGER", 1.0)
-    monkeypatch.setattr(driver_module, "_GRACE", 0.1)
     async with world(tmp_path) as here:
         manager = StandInPluginManager(here.root)
         await manager.start()
@@ -246,7 +240,8 @@ async def test_what_fails_beside_the_serving_fails_the_whole_part(
     else:
         monkeypatch.setattr(Driver, "_report", fails)
     async with world(tmp_path) as here:
-        with pytest.raises(RuntimeError, match="a fault"):
+        with pytest.raises(ExceptionGroup) as failed:
             async with asyncio.timeout(30):
                 await asyncio.shield(here.task)
+        assert "a fault" in repr(failed.value)
         assert here.sockets() == 0

@@ -99,7 +99,7 @@ class Room:
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     monkeypatch.setattr(labeller, "_SETTLE", 0.01)
-    monkeypatch.setattr(backoff, "_API_LONGEST", 0.01)
+    monkeypatch.setattr(backoff.ApiBackoff, "next", lambda *_: 0.01)
     return Room()
 
 
