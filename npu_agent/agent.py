@@ -39,7 +39,8 @@ from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
-from npu_agent.outputs.deviceplugin.session import Session
+from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session
+from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from npu_agent.outputs.dra import driver
 from npu_agent.outputs.dra.driver import Driver, Host, Shared
 from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
@@ -179,12 +180,9 @@ class Agent:
         self.publisher = Publisher(
             snapshots=self.inventory.hardware,
             wanted=self._wanted,
-            pod_resources=self.pod_resources,
             store=self.store,
-            cdi_root=host_root / cdi.DIRECTORY,
-            cdi_kinds=CDI_KINDS,
-            by_cdi=by_cdi,
             modes=self.modes,
+            specs=PluginSpecs(host_root / cdi.DIRECTORY, CDI_KINDS, by_cdi=by_cdi),
         )
         method = config.labels.output if kubelet else "none"
         output = output_of(method, api=self._api, node_name=node_name, host_root=host_root)
@@ -272,19 +270,24 @@ class Agent:
             Limits(silence=2.0),  # the kubelet comes on a new connection for each probe
         )
         """A listener of the kubelet's own: no stranger at the other one keeps its probes out."""
+        hooks = Hooks(
+            prepare=self.publisher.renew,
+            grant=self.store.grant_when_free,
+            kubelet_lost=self.store.kubelet_lost,
+            offered=partial(_offered, socket_beside(directory)),
+        )
         self.sessions = tuple(
             Session(
-                resource=resource,
-                devices=devices,
-                directory=directory,
-                socket_name=config.socket_name,
-                ownership=ownership,
-                prepare=self.publisher.renew,
-                note=self.store.grant_when_free,
-                kubelet_lost=self.store.kubelet_lost,
-                offered=partial(_offered, socket_beside(directory)),
-                by_cdi=by_cdi,
-                timing=timing.sessions,
+                Plugin(
+                    resource=resource,
+                    directory=directory,
+                    socket_name=config.socket_name,
+                    by_cdi=by_cdi,
+                ),
+                devices,
+                ownership,
+                hooks,
+                timing.sessions,
             )
             for resource, devices in self.publisher.devices.items()
         )

@@ -115,6 +115,8 @@ class AllocationStore:
         self.unrecorded: Feed[frozenset[str]] = Feed(frozenset())
         """The drivers of claims that containers use and no record has: nobody knows which cores
         these have, until `rebuilt`."""
+        self.answers = pod_resources.holdings
+        """What the kubelet has said last."""
         self._snapshots = snapshots
         self._pod_resources = pod_resources
         self._served = served
@@ -162,7 +164,7 @@ class AllocationStore:
 
     def claim_uses(self) -> tuple[ClaimUse, ...] | None:
         """Which containers use which claims, as pod-resources says; None if it does not answer."""
-        answer = self._pod_resources.holdings.value
+        answer = self.answers.value
         return None if answer.error or not answer.asked_at else answer.claim_uses
 
     async def containers_of(self, namespace: str, claim: str, deadline: float) -> list[set[str]]:
@@ -213,7 +215,7 @@ class AllocationStore:
         What it returns holds until the next await.
         """
         cards = self._cards()
-        answer = self._pod_resources.holdings.value
+        answer = self.answers.value
         self._away = self._away or answer.error is not None
         if answer.error is None and answer.asked_at > self._answered_at:
             self._answered_at = answer.asked_at
@@ -446,10 +448,11 @@ class AllocationStore:
             await self._record.remove()
             return True
 
-    async def save(self) -> bool:
-        """Writes the ledger if the disk has another one; returns whether it tried to."""
+    async def save(self) -> None:
+        """Writes the ledger if the disk has another one."""
         async with self._saving:
-            return self._owner and await self._record.write(encode(self._ledger))
+            if self._owner:
+                await self._record.write(encode(self._ledger))
 
     async def saved(self) -> None:
         """Returns when the disk has all that is known now.

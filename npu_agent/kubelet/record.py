@@ -267,13 +267,13 @@ class RecordFile:
         """Has a record that failed a moment ago tried again with the next `write`."""
         self._failed = None
 
-    async def write(self, record: bytes) -> bool:
-        """Writes the record if the disk has another one; returns whether it tried to."""
+    async def write(self, record: bytes) -> None:
+        """Writes the record if the disk has another one."""
         if record == self.on_disk:
             self._reporter.works()
-            return False
+            return
         if self._failed and self._failed[0] == record and self._clock() < self._failed[1]:
-            return False
+            return
         try:
             await files.replace(self._path, record, durable=True)
         except OSError as error:
@@ -285,7 +285,6 @@ class RecordFile:
             self._reporter.works()
             with contextlib.suppress(OSError):
                 await files.replace(self._directory / OLD_RECORD, None)
-        return True
 
     async def remove(self) -> None:
         """Removes it, unless the directory is read-only now."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from npu_agent import files
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
-from npu_agent.outputs.cdi import recovered, specs
+from npu_agent.outputs.cdi import SpecDirectory, recovered, specs
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 
@@ -112,3 +118,49 @@ def test_noise_on_disk_has_no_devices(content: bytes) -> None:
         "kind": KIND,
         "devices": [],
     }
+
+
+SPECS = {"a.json": b"a", "b.json": b"b"}
+
+
+async def written(path: Path) -> SpecDirectory:
+    directory = SpecDirectory(path)
+    assert await directory.sync(SPECS)
+    assert not await directory.sync(SPECS)
+    return directory
+
+
+def on_disk(path: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in path.iterdir()}
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"noise")])
+async def test_a_spec_that_another_program_removes_or_changes_is_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
+) -> None:
+    directory = await written(tmp_path)
+    harm(tmp_path / "a.json")
+    for _ in range(2):
+        await directory.sync(SPECS)
+    assert on_disk(tmp_path) == SPECS
+    assert [record.message for record in caplog.records] == [
+        "a CDI spec was missing or changed: written again"
+    ]
+
+
+async def test_where_no_spec_can_be_written_the_last_good_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = await written(tmp_path)
+    (tmp_path / "b.json").write_bytes(b"noise")
+    full = AsyncMock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace", full)
+        for _ in range(2):
+            await directory.sync({"a.json": b"new", "b.json": b"new"})
+    assert directory.files == {"a.json": b"a"}
+    assert "a.json: No space left on device" in str(directory.error)
+    assert [record.message for record in caplog.records] == ["the CDI specs cannot be written"]
+    await directory.sync({})
+    assert directory.error is None
+    assert on_disk(tmp_path) == {"b.json": b"noise"}  # no longer ours

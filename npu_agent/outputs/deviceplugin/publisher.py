@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from npu_agent.core.api_mode import ApiMode
 from npu_agent.core.hardware import Snapshot
@@ -17,10 +13,9 @@ from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
 from npu_agent.kubelet.api_modes import ApiModes
-from npu_agent.kubelet.podresources import PodResources
 from npu_agent.logs import logger
-from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.service import Devices
+from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 
 log = logger(__name__)
 
@@ -50,70 +45,45 @@ class Publisher:
         *,
         snapshots: Feed[Snapshot],
         wanted: Feed[Wanted],
-        pod_resources: PodResources,
         store: AllocationStore,
-        cdi_root: Path,
-        cdi_kinds: Collection[str] = (),
-        by_cdi: bool = False,
-        modes: ApiModes | None = None,
+        modes: ApiModes,
+        specs: PluginSpecs,
     ) -> None:
         """A publisher of nothing yet.
 
         Args:
             snapshots: the cards.
             wanted: what the config says.
-            pod_resources: who holds what.
             store: the ledger.
-            cdi_root: where container runtimes read CDI specs.
-            cdi_kinds: the kinds of which an agent before this one may have left a spec there.
-            by_cdi: whether the devices are written there before they are offered. If not, what was
-                left there goes once no container holds any of it.
-            modes: which cards are offered here; all of them without it.
+            modes: which cards are offered here.
+            specs: written before the devices in them are offered.
         """
         self.devices: Mapping[str, Feed[Devices]] = {
             resource.name: Feed(()) for resource in wanted.value.resources
         }
         self._snapshots = snapshots
         self._wanted = wanted
-        self._pod_resources = pod_resources
         self._store = store
         self._modes = modes
+        self._specs = specs
         self._missing: set[DeviceName] = set()
-        self._specs = cdi.SpecDirectory(cdi_root)
-        self._ends = False
-        """Whether the agent is about to end: no spec is written any more."""
-        self._cdi_kinds = cdi_kinds
-        self._by_cdi = by_cdi
-        self._unwritten: frozenset[str] = frozenset()
-        """The IDs of the devices that they do not have as they are now."""
-        self._decided: Mapping[str, bytes] = {}
-        """The CDI specs that there should be, as of this round."""
-        self._published: Mapping[str, bytes] = {}
-        """The same as of the round that published what is offered: they have all that can be held,
-        also what is granted while a round goes on."""
-        self._tried: Mapping[str, bytes] | None = None
-        """What could not be written in this round."""
-        self._found: bool | None = None
-        """Whether the node was this agent's when the specs were read that were there before; None:
-        they were not read yet."""
-        self._looked = -math.inf
-        """When the specs on disk were checked last, by `time.monotonic`."""
+        """Devices that vanished from under a running Pod."""
         self._publishing = asyncio.Lock()
 
     @property
     def cdi_error(self) -> str | None:
         """Why the CDI specs cannot be written; None while nothing is wrong."""
-        return self._specs.error if self._by_cdi else None
+        return self._specs.error
 
     async def run(self) -> None:
         """Follows hardware, config and the ledger until cancelled."""
         async for _ in changes_of(
             self._snapshots,
             self._wanted,
-            self._pod_resources.holdings,
+            self._store.answers,
             self._store.prepared,
             self._store.unrecorded,
-            *(self._modes.feeds if self._modes else ()),
+            *self._modes.feeds,
         ):
             await self.publish()
 
@@ -138,18 +108,22 @@ class Publisher:
 
     async def _clean_up(self) -> None:
         async with self._publishing:  # which would write them again
-            self._ends = True
-            if await self._store.end():
-                await self._specs.sync({})
+            await self._specs.end(remove=await self._store.end())
 
     async def publish(self) -> None:
         """Publishes what is to be offered now."""
         async with self._publishing:
-            self._tried = None
             while (lists := self._lists()) is not None:
-                # A grant or a change may come while a file is written: then all is decided again.
-                wrote = await self._store.save() | await self._write_specs(lists)
-                if not wrote:
+                decided = self._store.states.value
+                await self._store.save()
+                await self._specs.write(
+                    [device for devices in lists.values() for device in devices],
+                    self._held(),
+                    owned=self._store.owned,
+                    cards=bool(self._snapshots.value.cards),
+                )
+                # A grant may come while a file is written: then all is decided again.
+                if self._store.states.value is decided:
                     self._put(lists)
                     break
 
@@ -163,8 +137,7 @@ class Publisher:
             resource.name: self._placed(advertise(snapshot, resource, wanted.disabled))
             for resource in wanted.resources
         }
-        if self._modes:
-            self._modes.listing(offered)
+        self._modes.listing(offered)
         self._store.offering(offered)
         unrecorded = UNRECORDED if self._store.unrecorded.value else None
         return {
@@ -182,12 +155,10 @@ class Publisher:
 
     def _placed(self, devices: Devices) -> Devices:
         """Those whose cards are the device plugin's."""
-        if not self._modes:
-            return devices
-        places = self._modes.now()
+        modes = self._modes.now()
 
         def placed(device: Device) -> Iterator[Device]:
-            match places.get(device.card_id):
+            match modes.get(device.card_id):
                 case ApiMode.PLUGIN:
                     yield device
                 case ApiMode.DRAINING_FROM_PLUGIN:
@@ -199,13 +170,13 @@ class Publisher:
     def _put(self, lists: Mapping[str, Devices]) -> None:
         """Publishes; there must be no await between the last use of the ledger and this."""
         self._report_missing(lists)
-        self._published = self._decided
+        self._specs.published()
         for name, devices in lists.items():
-            if self._unwritten:
+            if self._specs.unwritten:
                 reason = f"the CDI specs cannot be written: {self.cdi_error}"
                 devices = tuple(  # noqa: PLW2901
                     replace(device, healthy=False, reason=reason)
-                    if device.id in self._unwritten
+                    if device.id in self._specs.unwritten
                     else device
                     for device in devices
                 )
@@ -231,64 +202,11 @@ class Publisher:
             log.info("the device is listed again, or its Pod has ended", device=name.device)
         self._missing = set(gone)
 
-    async def _write_specs(self, lists: Mapping[str, Devices]) -> bool:
-        """Writes the CDI specs if the disk has others, and returns whether it did.
-
-        A container cannot start without the spec of its device, so what is held stays. Where a file
-        cannot be replaced, the last good one stays, and what is in it can still be handed out.
-        """
-        owned, cards = self._store.owned, self._snapshots.value.cards
-        if self._ends or (not owned and (cards or not self._by_cdi)):
-            return False  # another agent, with a config of its own, may serve the node
-        if self._found is not owned:
-            self._specs.files = await self._left_behind()
-            self._published, self._looked, self._found = dict(self._specs.files), -math.inf, owned
-            return True
-        if not (self._by_cdi or self._specs.files):
-            return False
-        self._decided = specs = cdi.specs(
-            (device for devices in lists.values() for device in devices if self._by_cdi),
-            before=self._published,
-            held=self._held(),
-        )
-        now, error = time.monotonic(), self._specs.error
-        if specs == self._specs.files and now < self._looked + cdi.LOOK_EVERY and not error:
-            self._unwritten = frozenset()
-            return False
-        if specs == self._tried:
-            return False
-        self._looked = now
-        await self._specs.sync(specs)
-        if self._specs.error and not self._by_cdi:
-            # What is left does no harm, and the agent needs no right to write there.
-            self._specs.files = {}
-            return True
-        self._unwritten = (
-            cdi.missing(specs, self._specs.files) if self._specs.error else frozenset()
-        )
-        self._tried = specs
-        return True
-
     def _held(self) -> set[str] | None:
-        """The IDs of the devices that containers hold; None: nobody knows.
+        """The IDs of the devices that containers hold; None: not known.
 
         As long as the kubelet does not say it: the record of an agent before this one may be lost.
         """
-        if self._pod_resources.holdings.value.error is not None:
+        if self._store.answers.value.error is not None:
             return None
-        return {device for _, device in self._store.states.value.allocations}
-
-    async def _left_behind(self) -> dict[str, bytes]:
-        """The specs of an agent before this one, by file name: its Pods may still run.
-
-        What cannot be read is as good as nothing: no container can be started by it either.
-        """
-        found = {}
-        for kind in self._cdi_kinds:
-            name = cdi.spec_file(kind)
-            with contextlib.suppress(OSError):
-                content = await self._specs.read(name)
-                spec = cdi.recovered(kind, content)
-                if self._by_cdi or spec == content:  # else it may be somebody else's
-                    found[name] = spec
-        return found
+        return {name.device for name in self._store.states.value.allocations}

@@ -6,8 +6,9 @@ the answers are bytes that are ready (`npu_agent.outputs.deviceplugin.encode`).
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,12 +200,10 @@ class DevicePlugin:
         await stream.send_message(Encoded(b""))  # never asked for; nothing to do
 
 
-class _refusals_as_status:  # noqa: N801 (reads as a statement)
+@contextlib.contextmanager
+def _refusals_as_status() -> Iterator[None]:
     """Turns a refusal into the gRPC status that says the same."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RefusalError):
-            raise GRPCError(_STATUS[error.kind], str(error)) from error
+    try:
+        yield
+    except RefusalError as error:
+        raise GRPCError(_STATUS[error.kind], str(error)) from error

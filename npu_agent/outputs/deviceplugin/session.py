@@ -78,12 +78,41 @@ class Timing:
     (`Ownership.hand_over`, then calls under way). The kubelet starts no other Pod meanwhile."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """What is registered."""
+
+    resource: str
+    """Its name, as Pods ask for it."""
+    directory: Path
+    """The kubelet's device-plugins directory."""
+    socket_name: str
+    """What the name of our socket begins with."""
+    by_cdi: bool = False
+    """Whether containers get their device nodes by CDI names."""
+
+
 async def _nothing() -> None:
     pass
 
 
-async def _untold() -> None:
+async def _unknown() -> None:
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What a session has done by others."""
+
+    prepare: Callable[[], Awaitable[None]] = _nothing
+    """Awaited when the devices are ours, before any is offered."""
+    grant: Callable[[str, Sequence[Device]], Awaitable[None]] = unnoted
+    """As `note` of `DevicePlugin`."""
+    kubelet_lost: Callable[[], None] = lambda: None
+    """Called whenever the kubelet has dropped our devices."""
+    offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _unknown
+    """Asks the kubelet for the IDs that it can hand out of each resource; None if it does not
+    say."""
 
 
 class Session:
@@ -94,50 +123,32 @@ class Session:
 
     def __init__(
         self,
-        *,
-        resource: str,
+        plugin: Plugin,
         devices: Feed[Devices],
-        directory: Path,
-        socket_name: str,
         ownership: Ownership,
-        prepare: Callable[[], Awaitable[None]] = _nothing,
-        note: Callable[[str, Sequence[Device]], Awaitable[None]] = unnoted,
-        kubelet_lost: Callable[[], None] = lambda: None,
-        offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _untold,
-        by_cdi: bool = False,
-        timing: Timing | None = None,
+        hooks: Hooks = Hooks(),
+        timing: Timing = Timing(),
     ) -> None:
         """A session that has not begun.
 
         Args:
-            resource: its name, as Pods ask for it.
+            plugin: what to register.
             devices: what to serve.
-            directory: the kubelet's device-plugins directory.
-            socket_name: what the name of our socket begins with.
             ownership: the agent's, shared by its sessions.
-            prepare: awaited when the devices are ours, before any is offered.
-            note: as of `DevicePlugin`.
-            kubelet_lost: called whenever the kubelet has dropped our devices.
-            offered: asks the kubelet for the IDs that it can hand out of each resource; None if it
-                does not tell.
-            by_cdi: whether containers get their device nodes by CDI names.
+            hooks: what others do.
             timing: all times.
         """
-        self.timing = timing or Timing()
-        self._standing = Standing(resource)
+        self.timing = timing
+        self._standing = Standing(plugin.resource)
         self.status = self._standing.status
         self.counts = Counts()
-        self._resource = resource
+        self._config = plugin
+        self._resource = plugin.resource
         self._devices = devices
-        self._directory = directory
-        self._socket_name = socket_name
+        self._directory = plugin.directory
         self._ownership = ownership
-        self._prepare = prepare
-        self._note = note
-        self._kubelet_lost = kubelet_lost
-        self._offered = offered
-        self._by_cdi = by_cdi
-        self._kubelet = directory / KUBELET_SOCKET
+        self._hooks = hooks
+        self._kubelet = plugin.directory / KUBELET_SOCKET
         self._proofs = Backoff(first=self.timing.prove_every, longest=self.timing.prove_seldom)
         self._lost = False
         """Whether a registration was lost and there has been no new one yet."""
@@ -162,8 +173,8 @@ class Session:
                         self._take_on_early,
                         last=True,
                     ) as still_ours:
-                        sweep(self._directory, rf"{re.escape(self._socket_name)}-.*\.sock")
-                        await self._prepare()
+                        sweep(self._directory, rf"{re.escape(self._config.socket_name)}-.*\.sock")
+                        await self._hooks.prepare()
                         self._ours.publish(True)
                         await self._hold(still_ours)
                     pause.reset()
@@ -200,7 +211,7 @@ class Session:
                 since = loop.time()
                 lost = await self._until_lost(endpoint)
                 self._lost = True
-                self._kubelet_lost()
+                self._hooks.kubelet_lost()
                 log.warning(
                     "lost the kubelet: registering again", resource=self._resource, reason=lost
                 )
@@ -268,7 +279,7 @@ class Session:
             raise RefusalError(
                 Refusal.UNFIT, "another agent serves this node and does not end"
             ) from None
-        await self._note(resource, devices)
+        await self._hooks.grant(resource, devices)
 
     @contextlib.asynccontextmanager
     async def _served(self) -> AsyncIterator[Endpoint]:
@@ -278,11 +289,11 @@ class Session:
             self._resource,
             served,
             note=self._note_when_ours,
-            by_cdi=self._by_cdi,
+            by_cdi=self._config.by_cdi,
             counts=self.counts,
         )
         self._plugin = plugin
-        endpoint = Endpoint(plugin, self._directory, self._socket_name)
+        endpoint = Endpoint(plugin, self._directory, self._config.socket_name)
         await endpoint.start()
         follow = asyncio.create_task(self._follow(served))
         try:
@@ -401,7 +412,7 @@ class Session:
 
     async def _missing(self) -> frozenset[str]:
         """The IDs of our healthy devices that the kubelet does not offer."""
-        offered = await self._offered()
+        offered = await self._hooks.offered()
         if offered is None:
             return frozenset()
         ours = frozenset(device.id for device in self._devices.value if device.healthy)

@@ -1,7 +1,5 @@
 """The bytes written by hand are what betterproto writes for the same message, and say the same."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -117,22 +115,6 @@ def test_numa_node_zero_is_told_and_no_numa_node_is_no_topology(
     assert [node.id for node in device.topology.nodes] == ([numa] if topology else [])
     # Field 3 of Device is there or not: absent is what "no NUMA node" has to be.
     assert (b"\x1a" in encoded[-6:]) == topology
-
-
-def test_health_is_in_the_kubelets_words() -> None:
-    (good,) = devices(state())
-    encoded = encode.device_list((good, replace(good, id="other", healthy=False)))
-    found = wire.ListAndWatchResponse().parse(encoded).devices
-    assert [device.health for device in found] == ["Healthy", "Unhealthy"]
-
-
-def test_no_devices_are_an_empty_message() -> None:
-    assert encode.device_list(()) == b"" == bytes(wire.ListAndWatchResponse())
-
-
-def test_many_devices() -> None:
-    found = list(devices(*(state(index=index, numa_node=index % 2) for index in range(300))))
-    assert encode.device_list(found) == bytes(listed(found))
 
 
 def test_several_devices_are_told_in_card_order_and_shared_nodes_once() -> None:

@@ -44,6 +44,7 @@ from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.kubelet.record import RECORD, left_behind, recovered
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
+from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.helpers import LivingPods
@@ -282,10 +283,9 @@ class Machine(RuleBasedStateMachine):
         publisher = Publisher(
             snapshots=self.snapshots,
             wanted=feed,
-            pod_resources=kubelet,
             store=store,
-            cdi_root=self.directory / "cdi",
             modes=modes,
+            specs=PluginSpecs(self.directory / "cdi"),
         )
         return Agent(store, publisher, kubelet, feed, modes, name)
 

@@ -17,17 +17,19 @@ from unittest.mock import AsyncMock
 import pytest
 
 from npu_agent import files
+from npu_agent.core.api_mode import WantedApis
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import RefusalError
-from npu_agent.core.hardware import CoreRange, Snapshot
+from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, advertise
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
+from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, left_behind, recovered
-from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
+from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import Kubelet, claim
 from tests.until import first, until
@@ -62,11 +64,9 @@ class Room:
         self.publisher = Publisher(
             snapshots=self.snapshots,
             wanted=self.wanted,
-            pod_resources=self.kubelet,
             store=self.store,
-            cdi_root=directory / "cdi",
-            cdi_kinds=("furiosa.ai/npu",),
-            by_cdi=by_cdi,
+            modes=ApiModes(snapshots=self.snapshots, wanted=Feed(WantedApis()), store=self.store),
+            specs=PluginSpecs(directory / "cdi", ("furiosa.ai/npu",), by_cdi=by_cdi),
         )
         self.messages: list[tuple[tuple[str, bool], ...]] = []
 
@@ -158,19 +158,9 @@ async def test_a_claim_that_is_prepared_or_ends_is_published_without_an_answer(
         await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
         room.store.prepare(claim("c", room.card), ())
-        await room.until(lambda d: d == {room.card.id: False})
+        await room.until(lambda d: not d)
         room.store.unprepare("uid-c")
         await room.until(lambda d: d == {room.card.id: True})
-
-
-async def test_a_change_of_shape_takes_effect_where_nobody_holds_anything(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    card = room.card.id
-    async with room.running():
-        room.says()
-        await room.until(lambda d: d == {card: True})
-        room.wanted.publish(SINGLE)
-        await room.until(lambda d: d == {f"{card}_cores_0": True, f"{card}_cores_1": True})
 
 
 async def test_what_a_pod_holds_in_the_old_shape_keeps_the_new_one_back(tmp_path: Path) -> None:
@@ -190,41 +180,6 @@ async def test_what_a_pod_holds_in_the_old_shape_keeps_the_new_one_back(tmp_path
         assert await room.until(len) == parts
         room.says()
         await room.until(lambda d: d == dict.fromkeys(parts, True))
-
-
-async def test_a_device_just_allocated_counts_before_the_kubelet_shows_it(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    card = room.card.id
-    async with room.running():
-        room.says()
-        await room.until(lambda d: d == {card: True})
-        room.granted()
-        room.wanted.publish(SINGLE)
-        await room.until(lambda d: len(d) == 2 and _reason(room).startswith("a container"))
-        assert not any(d.healthy for d in room.publisher.devices[NPU].value)
-
-
-async def test_what_is_held_is_not_granted_whatever_the_list_says(tmp_path: Path) -> None:
-    """A grant may come while the list is still the one of before."""
-    room = Room(tmp_path)
-    async with room.running():
-        room.says()
-        await room.until(lambda d: d == {room.card.id: True})
-        (whole,) = room.publisher.devices[NPU].value
-        room.granted()
-        other = replace(whole, id=f"{whole.id}_cores_0", cores=CoreRange(0, 0))
-        with pytest.raises(RefusalError, match="is not free: a container that starts still holds"):
-            room.store.grant(NPU, [other])
-
-
-async def test_a_card_that_has_just_been_renumbered_is_not_granted(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    async with room.running():
-        room.says()
-        await room.until(lambda d: d == {room.card.id: True})
-        room.snapshots.publish(Snapshot((state(index=1, id_=room.card.id),), complete=True))
-        with pytest.raises(RefusalError, match="its card has just gone, or got another number"):
-            room.granted()
 
 
 async def test_a_grant_while_a_file_is_written_counts(
@@ -248,13 +203,6 @@ async def test_a_grant_while_a_file_is_written_counts(
         room.granted()  # of the old list, which is still the one that is offered
         go_on.set()
         assert not any((await room.until(lambda d: len(d) == 2)).values())
-
-
-async def test_another_resources_holder_keeps_even_the_same_device_back(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    async with room.running():
-        room.says(room.card.id, resource="furiosa.ai/warboy")
-        await room.until(lambda d: d == {room.card.id: False})
 
 
 def record(wanted: Wanted) -> bytes:
@@ -304,25 +252,6 @@ async def test_doubt_at_the_start(
         assert await room.until(len) == {room.card.id: offered}
         async with asyncio.timeout(10):
             while not room.publisher.devices[NPU].value[0].healthy:
-                room.says()
-                await asyncio.sleep(0.001)
-
-
-async def test_the_record_says_what_was_offered_and_what_is_held(tmp_path: Path) -> None:
-    (tmp_path / RECORD).write_bytes(record(FUSION))
-    room = Room(tmp_path, SINGLE)
-    whole = room.card.id
-
-    def recorded() -> set[str]:
-        found = json.loads((tmp_path / RECORD).read_bytes())
-        return {device["device"] for device in found["devices"]}
-
-    async with room.running():
-        room.says(whole)
-        await room.owned(whole)
-        assert recorded() == {whole, f"{whole}_cores_0", f"{whole}_cores_1"}
-        async with asyncio.timeout(10):
-            while recorded() != {f"{whole}_cores_0", f"{whole}_cores_1"}:
                 room.says()
                 await asyncio.sleep(0.001)
 
@@ -392,6 +321,32 @@ async def test_cdi_specs_are_there_before_the_device_is_offered(tmp_path: Path) 
         assert not room.spec.exists()
 
 
+async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path, by_cdi=True)
+    card, write = room.card.id, files.replace
+
+    async def refused(path: Path, content: bytes | None, **how: Any) -> None:
+        if path == room.spec:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        await write(path, content, **how)
+
+    async with room.running():
+        await room.owned()
+        await room.until(lambda d: d == {card: True})
+        monkeypatch.setattr(files, "replace", refused)
+        new = Snapshot((room.card, state(index=1, id_="new")), complete=True)
+        room.snapshots.publish(new)
+        await room.until(lambda d: d == {card: True, "new": False})
+        assert room.publisher.cdi_error == f"{room.spec}: {os.strerror(errno.EROFS)}"
+        monkeypatch.undo()
+        room.says()  # as it does every few seconds: it is tried again
+        await room.until(lambda d: d == {card: True, "new": True})
+        assert not room.publisher.cdi_error
+    assert all(dict(message)[card] for message in room.messages if message)
+
+
 async def test_without_a_cdi_spec_nothing_is_offered(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("in the way")
     room = Room(tmp_path, by_cdi=True)
@@ -399,77 +354,6 @@ async def test_without_a_cdi_spec_nothing_is_offered(tmp_path: Path) -> None:
         await room.owned()
         await room.until(lambda d: d == {room.card.id: False})
         assert "cannot be written" in _reason(room)
-
-
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS])
-async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_can_be_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    number: int,
-) -> None:
-    room = Room(tmp_path, by_cdi=True)
-    card, new = room.card.id, state(index=1, id_="new")
-    write = files.replace
-
-    async def refused(path: Path, content: bytes | None, **how: Any) -> None:
-        if path == room.spec:
-            raise OSError(number, os.strerror(number))
-        await write(path, content, **how)
-
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {card: True})
-        good = room.spec.read_bytes()
-        monkeypatch.setattr(files, "replace", refused)
-        room.snapshots.publish(Snapshot((room.card, new), complete=True))
-        await room.until(lambda d: d == {card: True, "new": False})
-        room.says()
-        await until(lambda: not room.publisher._publishing.locked())
-        assert room.publisher.cdi_error == f"{room.spec}: {os.strerror(number)}"
-        assert room.spec.read_bytes() == good
-        monkeypatch.undo()
-        room.says()  # as it does every few seconds: it is tried again
-        await room.until(lambda d: d == {card: True, "new": True})
-        assert not room.publisher.cdi_error
-        assert b'"new"' in room.spec.read_bytes()
-    assert all(dict(message)[card] for message in room.messages if message)
-    assert [record.message for record in caplog.records] == ["the CDI specs cannot be written"]
-
-
-@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"noise")])
-async def test_a_last_good_cdi_spec_that_is_no_more_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], object]
-) -> None:
-    room = Room(tmp_path, by_cdi=True)
-    card = room.card.id
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {card: True})
-        harm(room.spec)
-        monkeypatch.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
-        room.snapshots.publish(Snapshot((room.card, state(index=1, id_="new")), complete=True))
-        await room.until(lambda d: d == {card: False, "new": False})
-        monkeypatch.undo()
-        room.says()
-        await room.until(lambda d: d == {card: True, "new": True})
-
-
-@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"noise")])
-async def test_a_cdi_spec_that_somebody_removes_or_changes_is_written_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
-) -> None:
-    room = Room(tmp_path, by_cdi=True)
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {room.card.id: True})
-        good = room.spec.read_bytes()
-        harm(room.spec)
-        room.publisher._looked -= cdi.LOOK_EVERY
-        room.says()  # as it does every few seconds
-        await until(lambda: "missing or changed: written again" in caplog.text)
-        assert room.spec.read_bytes() == good
-    assert caplog.text.count("missing or changed: written again") == 1
 
 
 @pytest.mark.parametrize("change", ["shape", "disabled", "the card leaves"])
@@ -770,7 +654,7 @@ async def test_the_record_of_an_older_agent_goes_when_its_own_is_written(
         await until(lambda: room.kubelet.asked)
         room.says()
         await renewing
-        assert await room.store.save()
+        await room.store.save()
         assert (tmp_path / OLD_RECORD).exists()
     await room.store.saved()
     assert (tmp_path / RECORD).exists()
@@ -831,20 +715,6 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
         room.says()
         await renewing
         assert not room.store.owned
-
-
-async def test_a_record_of_the_one_before_us_is_read_when_the_node_is_ours(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    async with room.running():  # it stands by
-        (tmp_path / RECORD).write_bytes(record(SINGLE))
-        renewing = asyncio.create_task(room.publisher.renew())
-        async with asyncio.timeout(10):
-            while not room.kubelet.asked:
-                await asyncio.sleep(0)
-        room.says(error="no answer")
-        await renewing
-        assert await room.until(bool) == {room.card.id: False}
-        assert "a container from before the agent's start" in _reason(room)
 
 
 async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(

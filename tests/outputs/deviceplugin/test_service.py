@@ -1,7 +1,6 @@
 """The gRPC service over a real socket, asked by gRPC's C core from another thread."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,7 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint
-from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, Streams
+from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices
 from tests.outputs.deviceplugin.client import (
     DEADLINE,
     Client,
@@ -66,13 +65,6 @@ async def served() -> AsyncIterator[Served]:
         await endpoint.close()
 
 
-async def test_options_ask_for_preferred_allocation_and_not_for_pre_start(served: Served) -> None:
-    answer = await asyncio.to_thread(served.client.call, "GetDevicePluginOptions")
-    options = wire.DevicePluginOptions().parse(answer)
-    assert options.get_preferred_allocation_available
-    assert not options.pre_start_required
-
-
 async def test_allocate(served: Served) -> None:
     given = await asyncio.to_thread(served.client.allocate, "UUID-B", "UUID-A")
     assert given.envs == {
@@ -89,17 +81,15 @@ async def test_preferred_allocation(served: Served) -> None:
     answer = await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
     response = wire.PreferredAllocationResponse().parse(answer)
     assert [one.device_i_ds for one in response.container_responses] == [["UUID-A"]]
-
-
-async def test_pre_start_is_answered_though_nobody_asks(served: Served) -> None:
-    request = bytes(wire.PreStartContainerRequest(devices_ids=["UUID-A"]))
-    assert await asyncio.to_thread(served.client.call, "PreStartContainer", request) == b""
+    assert served.counts.preferred == {"one card": 1}
+    # The kubelet asks for this only if it is an option.
+    answer = await asyncio.to_thread(served.client.call, "GetDevicePluginOptions")
+    assert wire.DevicePluginOptions().parse(answer).get_preferred_allocation_available
 
 
 @pytest.mark.parametrize(
     ("method", "request_", "status", "message"),
     [
-        ("Allocate", b"", "INVALID_ARGUMENT", f"Allocate for {RESOURCE} names no container"),
         ("Allocate", allocation(), "INVALID_ARGUMENT", f"Allocate for {RESOURCE} names no device"),
         ("Allocate", allocation("UUID-Z"), "NOT_FOUND", "device 'UUID-Z' is not one of"),
         (
@@ -107,12 +97,6 @@ async def test_pre_start_is_answered_though_nobody_asks(served: Served) -> None:
             allocation("UUID-BAD"),
             "FAILED_PRECONDITION",
             "device 'UUID-BAD' (npu2) is unhealthy: heiß: 99 °C",
-        ),
-        (
-            "Allocate",
-            allocation("UUID-A", "UUID-A"),
-            "INVALID_ARGUMENT",
-            "device 'UUID-A' is asked for twice",
         ),
         ("GetPreferredAllocation", b"", "INVALID_ARGUMENT", "the request names no container"),
         (
@@ -129,8 +113,6 @@ async def test_pre_start_is_answered_though_nobody_asks(served: Served) -> None:
             "the request cannot be decoded: ",
         ),
         ("GetPreferredAllocation", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded"),
-        ("GetDevicePluginOptions", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded"),
-        ("PreStartContainer", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded"),
         ("Explode", b"", "UNIMPLEMENTED", "Method not found"),
     ],
 )
@@ -178,37 +160,8 @@ async def test_list_is_sent_at_once_and_again_on_change_only(served: Served) -> 
     served.devices.publish(())
     assert await asyncio.to_thread(listed, stream) == []
     stream.cancel()
-
-
-async def test_refusals_follow_the_list_of_this_moment(served: Served) -> None:
-    ask = served.client.refused
-    served.devices.publish(LISTED[1:])
-    assert (await asyncio.to_thread(ask, "Allocate", allocation("UUID-A")))[0] == "NOT_FOUND"
-    ill = replace(LISTED[0], healthy=False, reason="dead")
-    served.devices.publish((ill,))
-    status, _ = await asyncio.to_thread(ask, "Allocate", allocation("UUID-A"))
-    assert status == "FAILED_PRECONDITION"
-    served.devices.publish(LISTED)
-    assert await asyncio.to_thread(served.client.allocate, "UUID-A")
-
-
-async def test_two_streams_at_once_are_both_told(served: Served) -> None:
-    other = Client(served.endpoint.path)
-    streams = [served.client.watch(), other.watch()]
-    for stream in streams:
-        assert len(await asyncio.to_thread(listed, stream)) == 3
-    await served.streams(2)
-    served.devices.publish(LISTED[:1])
-    for stream in streams:
-        assert await asyncio.to_thread(listed, stream) == [("UUID-A", "Healthy")]
-
-    streams[0].cancel()  # the stream alone
-    await served.streams(1)
-    served.devices.publish(LISTED[:2])
-    assert len(await asyncio.to_thread(listed, streams[1])) == 2
-    await asyncio.to_thread(other.close)  # the whole connection
     await served.streams(0)
-    assert served.endpoint.plugin.streams.value == Streams(open=0, ever=2)
+    assert served.counts.messages == 3
 
 
 async def test_closed_feed_ends_the_stream_in_order(served: Served) -> None:
@@ -257,24 +210,6 @@ async def test_slow_reader_holds_nobody_up_and_skips_what_it_missed(served: Serv
     await served.streams(0)
 
 
-async def test_what_was_allocated_and_what_was_refused_is_logged(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, "npu_agent.outputs.deviceplugin")
-    await asyncio.to_thread(served.client.allocate, "UUID-B", "UUID-A")
-    await asyncio.to_thread(served.client.refused, "Allocate", allocation("UUID-Z"))
-    request = preference(["UUID-A", "UUID-B"], 1)
-    await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
-    said = {r.message: r.__dict__["fields"] for r in caplog.records if "npu_agent" in r.name}
-    assert said["allocated"] == {"resource": RESOURCE, "devices": "UUID-B,UUID-A"}
-    assert str(said["allocation refused"]["reason"]).startswith("device 'UUID-Z' is not one of")
-    assert said["allocation preferred"] == {
-        "resource": RESOURCE,
-        "devices": "UUID-A",
-        "reason": "one card",
-    }
-
-
 async def test_allocations_are_counted_by_how_they_end(served: Served) -> None:
     assert await asyncio.to_thread(served.client.allocate, "UUID-A", "UUID-B")
     assert await asyncio.to_thread(served.client.allocate, "UUID-A")
@@ -296,30 +231,6 @@ async def test_allocations_are_counted_by_how_they_end(served: Served) -> None:
     seconds = served.counts.allocation_seconds
     assert sum(seconds.counts) == 7
     assert 0 < seconds.total < DEADLINE
-
-
-async def test_lists_are_counted_when_they_are_sent(served: Served) -> None:
-    stream = served.client.watch()
-    await asyncio.to_thread(next, stream)
-    served.devices.publish(tuple(LISTED))  # the same: nothing is sent
-    served.devices.publish(LISTED[:1])
-    await asyncio.to_thread(next, stream)
-    async with asyncio.timeout(DEADLINE):
-        while served.counts.messages < 2:  # it is counted just after it has gone
-            await asyncio.sleep(0.001)
-    stream.cancel()
-    await served.streams(0)
-    assert served.counts.messages == 2
-
-
-async def test_preferred_allocations_are_counted_by_their_reason(served: Served) -> None:
-    for size, available in ((1, ["UUID-A"]), (1, ["UUID-B"]), (2, ["UUID-A", "UUID-B"])):
-        request = preference(available, size)
-        await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
-    await asyncio.to_thread(
-        served.client.refused, "GetPreferredAllocation", preference(["UUID-A"], 2)
-    )
-    assert served.counts.preferred == {"one card": 2, "spread": 1}
 
 
 async def test_the_ledger_is_asked_before_the_answer_and_may_refuse() -> None:

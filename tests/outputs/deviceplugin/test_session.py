@@ -22,9 +22,9 @@ from npu_agent.kubelet.registration import Standing
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import Devices
-from npu_agent.outputs.deviceplugin.session import Session, Timing
-from npu_agent.simulator.kubelet import Plugin, StandInKubelet
-from tests.kubelet.closing import closed_when_connected
+from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session, Timing
+from npu_agent.simulator.kubelet import Plugin as KnownPlugin
+from npu_agent.simulator.kubelet import StandInKubelet
 from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
 from tests.until import first, until
 
@@ -60,8 +60,16 @@ class Room:
     settle: float = 0.02
     losses: int = 0
 
+    asks: int = 0
+
     async def ask(self) -> dict[str, frozenset[str]] | None:
+        self.asks += 1
         return self.offered
+
+    async def more_asks(self, count: int) -> None:
+        """Waits until the kubelet was asked so many times more what it offers."""
+        wanted = self.asks + count
+        await until(lambda: self.asks >= wanted)
 
     async def prepare(self) -> None:
         pass
@@ -71,17 +79,11 @@ class Room:
 
     def session(self) -> Session:
         return Session(
-            offered=self.ask,
-            prepare=self.prepare,
-            kubelet_lost=self.lost,
-            resource=RESOURCE,
-            devices=self.devices,
-            directory=self.directory,
-            socket_name="npu",
-            ownership=Ownership(
-                self.directory, timing=ownership.Timing(try_every=0.005, settle=self.settle)
-            ),
-            timing=self.timing,
+            Plugin(resource=RESOURCE, directory=self.directory, socket_name="npu"),
+            self.devices,
+            Ownership(self.directory, timing=ownership.Timing(try_every=0.005, settle=self.settle)),
+            Hooks(offered=self.ask, prepare=self.prepare, kubelet_lost=self.lost),
+            self.timing,
         )
 
     @asynccontextmanager
@@ -99,11 +101,11 @@ class Room:
         finally:
             await ended(task)
 
-    async def told(self, condition: Callable[[Plugin], bool] = bool) -> Plugin:
+    async def told(self, condition: Callable[[KnownPlugin], bool] = bool) -> KnownPlugin:
         """Waits until what the kubelet knows of the resource meets the condition."""
         return await self.kubelet.until(RESOURCE, condition, DEADLINE)
 
-    async def registered(self, after: str = "") -> Plugin:
+    async def registered(self, after: str = "") -> KnownPlugin:
         """Waits until the kubelet has a list, from another socket than `after`, and we know it."""
         plugin = await self.told(lambda p: p.connected and p.messages > 0 and p.endpoint != after)
         if self.one:
@@ -177,24 +179,19 @@ class Tries:
         await until(lambda: self._count >= wanted)
 
 
-async def test_registers_and_lists_the_devices(room: Room, said: Callable[[], list[str]]) -> None:
+async def test_the_devices_are_listed_and_after_a_change_once_more(
+    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    looks = Tries(monkeypatch, Endpoint, "exists")
     await room.kubelet.start()
     async with room.running() as one:
         plugin = await room.registered()
         assert plugin.devices == (("UUID-A", "Healthy"), ("UUID-B", "Healthy"))
         assert plugin.endpoint in names(room.directory)
-        status = await first(one.status, lambda s: s.phase is SessionPhase.REGISTERED)
-        assert status == SessionStatus(
+        assert one.status.value == SessionStatus(
             resource=RESOURCE, phase=SessionPhase.REGISTERED, registrations=1
         )
         assert said() == ["registered"]
-
-
-async def test_change_is_sent_and_nothing_else(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = Tries(monkeypatch, Endpoint, "exists")
-    await room.kubelet.start()
-    async with room.running():
-        await room.registered()
         room.devices.publish((replace(CARDS[0], healthy=False, reason="dead"), CARDS[1]))
         plugin = await room.told(lambda p: p.messages == 2)
         assert plugin.devices == (("UUID-A", "Unhealthy"), ("UUID-B", "Healthy"))
@@ -257,30 +254,6 @@ async def test_kubelet_restarts(room: Room, said: Callable[[], list[str]]) -> No
         assert said()[-1] == "registered"
 
 
-async def test_kubelet_stays_away_for_long(
-    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
-) -> None:
-    tries = Tries(monkeypatch, Session, "_register")
-    await room.kubelet.start()
-    async with room.running():
-        before = await room.registered()
-        await room.kubelet.stop()
-        await tries.more(20)
-        assert len([line for line in said() if "is missing" in line]) == 1
-        await room.kubelet.start()
-        await room.registered(after=before.endpoint)
-
-
-@pytest.mark.usefixtures("unhurried")
-async def test_kubelet_hangs_up(room: Room) -> None:
-    await room.kubelet.start()
-    async with room.running():
-        before = await room.registered()
-        room.kubelet.hang_up(RESOURCE)
-        await room.registered(after=before.endpoint)
-        assert room.kubelet.calls == 2
-
-
 @pytest.mark.usefixtures("unhurried")
 async def test_own_socket_is_removed(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
@@ -340,35 +313,6 @@ async def test_register_is_never_answered(room: Room, said: Callable[[], list[st
         room.kubelet.answers = True
         await room.registered()
         assert said() == [f"not registered: trying again: {status.reason}", "registered"]
-
-
-async def test_kubelet_dies_while_it_is_asked(room: Room, said: Callable[[], list[str]]) -> None:
-    await room.kubelet.start()
-    room.kubelet.answers = False
-    async with room.running() as one:
-        async with asyncio.timeout(DEADLINE):
-            while not room.kubelet.calls:
-                await asyncio.sleep(0.001)
-        await room.kubelet.stop()
-        await first(one.status, lambda s: "Connection lost" in s.reason)
-        room.kubelet.answers = True
-        await room.kubelet.start()
-        await room.registered()
-    assert "not registered: trying again: the kubelet does not answer: Connection lost" in said()
-
-
-async def test_a_socket_that_accepts_and_closes(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The session goes on by itself, and has not to be started again."""
-    closed_when_connected(monkeypatch)
-    tries = Tries(monkeypatch, Session, "_register")
-    closing = await asyncio.start_unix_server(
-        lambda _, writer: writer.close(), room.directory / "kubelet.sock"
-    )
-    async with room.running() as one, closing:
-        await tries.more(5)
-        assert "the kubelet does not answer" in one.status.value.reason
 
 
 async def test_the_socket_of_a_kubelet_that_is_stopped_beside_a_new_one(
@@ -435,12 +379,12 @@ async def test_kubelet_offers_somebody_elses_devices(
     room.offered = {RESOURCE: frozenset(("UUID-A", "UUID-B", "more"))}
     async with room.running() as one:
         before = await room.registered()
-        await more_looks(room, 3)
+        await room.more_asks(3)
         assert one.status.value.registrations == 1  # all that is healthy is offered
         room.offered = {RESOURCE: frozenset(("vendor-0",)), "other/npu": frozenset(("UUID-A",))}
         await room.registered(after=before.endpoint)
         room.offered = None  # it does not tell: no reason to do anything
-        await more_looks(room, 3)
+        await room.more_asks(3)
         assert one.status.value.registrations == 2
     assert (
         "lost the kubelet: registering again: it no longer offers 2 of our devices, such as "
@@ -466,7 +410,7 @@ async def test_a_kubelet_that_never_says_that_it_offers_ours_is_left_alone_for_l
         await first(one.status, lambda s: s.registrations == 4)
         assert tries[:3] == [0, 1, 2]
         room.offered = {RESOURCE: frozenset(("UUID-A", "UUID-B"))}
-        await more_looks(room, 3)
+        await room.more_asks(3)
         assert tries[-1] == 0  # it was of use
 
 
@@ -488,24 +432,6 @@ async def test_device_that_is_not_offered_for_a_moment_is_nothing(room: Room) ->
         assert one.status.value.registrations == 1
 
 
-async def more_looks(room: Room, count: int) -> None:
-    """Waits until the kubelet was asked so many times more what it offers."""
-    ask, done = room.ask, asyncio.Event()
-
-    async def counting() -> dict[str, frozenset[str]] | None:
-        nonlocal count
-        count -= 1
-        if count == 0:
-            done.set()
-        return await ask()
-
-    assert room.one
-    room.one._offered = counting
-    async with asyncio.timeout(DEADLINE):
-        await done.wait()
-    room.one._offered = ask
-
-
 async def test_plugin_directory_is_missing_and_appears(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
@@ -519,32 +445,6 @@ async def test_plugin_directory_is_missing_and_appears(
             "is it mounted? (option --plugin-dir)"
         )
         assert said() == [f"not registered: trying again: {one.status.value.reason}"]
-        room.directory.mkdir()
-        await room.kubelet.start()
-        await room.registered()
-
-
-async def test_plugin_directory_vanishes_and_appears_again(room: Room) -> None:
-    await room.kubelet.start()
-    async with room.running() as one:
-        before = await room.registered()
-        await room.kubelet.stop()
-        for name in names(room.directory):
-            (room.directory / name).unlink()
-        room.directory.rmdir()
-        await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
-        room.directory.mkdir()
-        await room.kubelet.start()
-        await room.registered(after=before.endpoint)
-
-
-async def test_file_in_the_way_of_the_directory(room: Room) -> None:
-    room.directory.rmdir()
-    room.directory.write_text("")
-    async with room.running() as one:
-        status = await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
-        assert status.reason == f"{lock_path(room.directory)}: Not a directory"
-        room.directory.unlink()
         room.directory.mkdir()
         await room.kubelet.start()
         await room.registered()
@@ -576,15 +476,6 @@ async def test_directory_that_cannot_be_written(
         monkeypatch.setattr(os, "open", real)
         await room.kubelet.start()
         await room.registered()
-
-
-async def test_socket_path_that_is_too_long(room: Room, said: Callable[[], list[str]]) -> None:
-    room.directory = room.directory / ("d" * 100)
-    room.directory.mkdir()
-    async with room.running() as one:
-        status = await first(one.status, lambda s: s.phase is SessionPhase.BLOCKED)
-        assert "bytes and Linux takes 107: choose a shorter directory" in status.reason
-    assert said() == [f"not registered: trying again: {status.reason}"]
 
 
 async def test_no_cards_at_all_is_quiet_until_one_appears(
@@ -669,28 +560,6 @@ async def test_fickle_kubelet_is_asked_less_and_less(
     assert len(said()) == 2 * room.kubelet.calls - 1
 
 
-@pytest.mark.usefixtures("unhurried")
-async def test_our_socket_is_removed_again_and_again(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries: list[int] = []
-
-    class Recorded(Backoff):
-        def next(self) -> float:
-            if self.longest == room.timing.fickle_longest:
-                tries.append(self.tries)
-            return Backoff.next(self)
-
-    monkeypatch.setattr(session, "Backoff", Recorded)
-    await room.kubelet.start()
-    async with room.running():
-        plugin = await room.registered()
-        for _ in range(3):
-            (room.directory / plugin.endpoint).unlink()
-            plugin = await room.registered(after=plugin.endpoint)
-    assert tries == [0, 1, 2]
-
-
 async def test_nothing_is_offered_before_the_ledger_is_up_to_date(room: Room) -> None:
     await room.kubelet.start()
     asked, ready = asyncio.Event(), asyncio.Event()
@@ -718,7 +587,7 @@ async def test_a_fenced_device_that_is_not_offered_is_no_reason_to_register_agai
     room.offered = {RESOURCE: frozenset((good.id,))}
     async with room.running() as one:
         await room.registered()
-        await more_looks(room, 4)
+        await room.more_asks(4)
         assert one.status.value.registrations == 1
 
 

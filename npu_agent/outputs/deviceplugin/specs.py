@@ -1,0 +1,114 @@
+"""The CDI specs of the device plugin: on disk before a device is offered, and while it is held."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from npu_agent.core.offer import Device
+from npu_agent.outputs import cdi
+
+
+class PluginSpecs:
+    """The specs of the offered devices, and of those that an agent before this one has left.
+
+    A container cannot start without the spec of its device, so what is held stays. Where a file
+    cannot be replaced, the last good one stays, and what is in it can still be handed out.
+    """
+
+    def __init__(
+        self, directory: Path, kinds: Collection[str] = (), *, by_cdi: bool = False
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            directory: where container runtimes read CDI specs.
+            kinds: those of which an agent before this one may have left a spec there.
+            by_cdi: whether containers get their devices by these specs. If not, what was left
+                there goes once no container holds any of it.
+        """
+        self.unwritten: frozenset[str] = frozenset()
+        """The IDs of the devices that the specs on disk do not have as they are now."""
+        self._directory = cdi.SpecDirectory(directory)
+        self._kinds = kinds
+        self._by_cdi = by_cdi
+        self._ends = False
+        """Whether the agent is about to end: no spec is written any more."""
+        self._decided: Mapping[str, bytes] = {}
+        """What there should be."""
+        self._published: Mapping[str, bytes] = {}
+        """The same when the present devices were offered: it has all that can be held, also what is
+        granted while a file is written."""
+        self._read_as_owner: bool | None = None
+        """Whether the node was this agent's when the files were read; None: not read yet."""
+        self._checked_at = -math.inf
+
+    @property
+    def error(self) -> str | None:
+        """Why the specs cannot be written; None while nothing is wrong."""
+        return self._directory.error if self._by_cdi else None
+
+    def published(self) -> None:
+        """The devices of the last `write` are offered now."""
+        self._published = self._decided
+
+    async def write(
+        self, devices: Iterable[Device], held: Collection[str] | None, *, owned: bool, cards: bool
+    ) -> None:
+        """Writes the specs if the disk has others.
+
+        Args:
+            devices: what is to be offered.
+            held: the IDs of the devices that containers hold; None: not known.
+            owned: whether the node is this agent's. If not, another agent, with a config of its
+                own, may serve it.
+            cards: whether the node has any.
+        """
+        if self._ends or (not owned and (cards or not self._by_cdi)):
+            return
+        if self._read_as_owner is not owned:
+            self._directory.files = await self._left_behind()
+            self._published = dict(self._directory.files)
+            self._checked_at, self._read_as_owner = -math.inf, owned
+        if not (self._by_cdi or self._directory.files):
+            return
+        self._decided = specs = cdi.specs(
+            (device for device in devices if self._by_cdi), before=self._published, held=held
+        )
+        now, error = time.monotonic(), self._directory.error
+        same = specs == self._directory.files
+        if same and now < self._checked_at + cdi.LOOK_EVERY and not error:
+            self.unwritten = frozenset()
+            return
+        self._checked_at = now
+        await self._directory.sync(specs)
+        if self._directory.error and not self._by_cdi:
+            # What is left does no harm, and the agent needs no right to write there.
+            self._directory.files = {}
+            return
+        failed = self._directory.error
+        self.unwritten = cdi.missing(specs, self._directory.files) if failed else frozenset()
+
+    async def end(self, *, remove: bool) -> None:
+        """Writes nothing from now on; removes all of them, if no container holds a device."""
+        self._ends = True
+        if remove:
+            await self._directory.sync({})
+
+    async def _left_behind(self) -> dict[str, bytes]:
+        """The specs of an agent before this one, by file name: its Pods may still run.
+
+        What cannot be read is as good as nothing: no container can be started by it either.
+        """
+        found = {}
+        for kind in self._kinds:
+            name = cdi.spec_file(kind)
+            with contextlib.suppress(OSError):
+                content = await self._directory.read(name)
+                spec = cdi.recovered(kind, content)
+                if self._by_cdi or spec == content:  # else it may be another program's
+                    found[name] = spec
+        return found
