@@ -49,16 +49,8 @@ def cards_as_json(
     held = holders(snapshot, assignments or ())
     return [
         {
-            "name": state.card.name,
-            "family": state.card.family,
-            "product": state.card.product,
-            "uuid": state.card.uuid,
-            "serial": state.card.serial,
-            "pci_bus_id": state.card.pci_bus_id,
+            **state.card.as_json(),
             "cores": state.card.core_count,
-            "driver_version": state.card.driver_version,
-            "firmware_version": state.card.firmware_version,
-            "numa_node": state.card.numa_node,
             "health": state.health.state.value,
             "health_reason": state.health.reason,
             "title": state.card.title,

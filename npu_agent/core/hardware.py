@@ -124,6 +124,20 @@ class Card:
         """What identifies the card wherever it is: ``uuid:...``, ``serial:...``, ``pci:...``."""
         return _identities(self.uuid, self.serial, self.pci_bus_id)
 
+    def as_json(self) -> dict[str, str | int | None]:
+        """What status.json, `info -o json` and all that shows a card to programs have of it."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "product": self.product,
+            "uuid": self.uuid,
+            "serial": self.serial,
+            "pci_bus_id": self.pci_bus_id,
+            "driver_version": self.driver_version,
+            "firmware_version": self.firmware_version,
+            "numa_node": self.numa_node,
+        }
+
     def same_as(self, other: Card) -> bool:
         """Whether both are one card, as far as they say: two that say nothing may well be."""
         return _same(self.identities, other.identities) is not False

@@ -161,8 +161,6 @@ class CardWatch:
     def hurry(self) -> None:
         """Makes everything due now."""
         self.due = self._probe_at = self._identify_at = self._read_at = 0.0
-        self._settled: Answers | None = None
-        """To a mere probe, answers that change nothing."""
 
     def move(self, entry: Entry | None) -> None:
         """Watches another entry of the same place from now on; None: the card has gone."""
@@ -195,10 +193,6 @@ class CardWatch:
         if self._utilization.counts and self._probe_at - now > LONGEST_PAUSE:
             self.due = now + until_tick(LONGEST_PAUSE, 0)
 
-    def expected(self, asked: Questions) -> Answers | None:
-        """The answers that change nothing; None: any answer may change something."""
-        return None if asked.identify or asked.read or asked.count else self._settled
-
     def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:
         """Takes note of answers.
 
@@ -209,8 +203,6 @@ class CardWatch:
             return  # it moved in the meantime
         if answers.bug:
             raise answers.bug
-        if answers == self.expected(asked):
-            return
         self.failures.update(answers.failures)
         if answers.limited:
             self._limit(asked.entry, answers.limited)
@@ -237,7 +229,7 @@ class CardWatch:
         if self.entry is None:
             return
         self.failures["hung"] += 1
-        now, self._settled = time.monotonic(), None
+        now = time.monotonic()
         self.due = now + until_tick(settings.health_interval, 0)
         if self._known is None:
             self.view = _not_served(self.entry, late)
@@ -270,17 +262,12 @@ class CardWatch:
 
     def _judge(self, before: Card, answers: Answers, settings: Settings, now: float) -> None:
         """Steps the card's health by a probe, and shows it with its latest reading."""
-        card, health_before = self._known or before, self._health
+        card = self._known or before
         if answers.probe and not answers.probe.nodes <= card.nodes:  # udev was still at work
             card = self._known = replace(card, nodes=card.nodes | answers.probe.nodes)
         self._step(_verdict(card, answers), settings, now)
         if answers.reading and card.same_as(before):
             self._measure(answers.reading, settings)
-        quiet = health_before == self._health and card == before and not answers.failures
-        no_heat = settings.policy.max_temperature is None
-        self._settled = replace(answers, card=None, reading=None, cores=None, at=0.0)
-        if not quiet or not no_heat or answers.not_served:
-            self._settled = None
 
     def _measure(self, reading: Reading, settings: Settings) -> None:
         # Where heat is a reason, it is read as often as everything else.

@@ -138,12 +138,11 @@ class Inventory:
                 Job(
                     name=f"npu-{watch.entry.family}-{watch.entry.index}",
                     call=partial(ask, watch.vendor, questions),
-                    expected=watch.expected(questions),
                 ),
             )
         jobs = [*([search] if search else ()), *(job for _, job in asked.values())]
         if jobs:
-            await self._prober.run(jobs, pause=until_tick(settings.health_interval, 0))
+            await self._prober.run(jobs)
         for key, (questions, job) in asked.items():
             if job.result is not None:
                 self._answered(self._watches[key], questions, job.result, settings)
@@ -164,7 +163,7 @@ class Inventory:
         if None in self._hung:
             return None
         search = partial(_search, self._vendors, self._found)
-        return Job(name="npu-scan", call=search, expected=self._found)
+        return Job(name="npu-scan", call=search)
 
     def _returned(self) -> None:
         """Asks again what did not answer before, and forgets cards that went in the meantime."""

@@ -41,8 +41,6 @@ class Job(Generic[T]):
     """Of its thread where it has one of its own, as seen in stack dumps."""
     call: Callable[[], T]
     """Must not raise."""
-    expected: T | None = None
-    """A result that the event loop does not have to be woken for."""
     began: float | None = None
     """Seconds of `time.monotonic`; None: no thread has begun it."""
     result: T | None = None
@@ -53,11 +51,6 @@ class Job(Generic[T]):
         self.began = time.monotonic()
         self.result = self.call()
         self.done = True
-
-    @property
-    def news(self) -> bool:
-        """Whether the result is another one than expected."""
-        return self.result != self.expected
 
 
 class Prober:
@@ -75,12 +68,8 @@ class Prober:
         """The reason while a read hangs: always the same, because it is shown and compared."""
         return f"no answer within {self.deadline:g} s"
 
-    async def run(self, jobs: Sequence[Job[Any]], *, pause: float) -> None:
-        """Returns when each job is `done`, has missed its deadline, or found no thread.
-
-        `pause` is the time in seconds for which results that are as expected may wait: the loop is
-        not woken for them.
-        """
+    async def run(self, jobs: Sequence[Job[Any]]) -> None:
+        """Returns when each job is `done`, has missed its deadline, or found no thread."""
         if self._worker is None:
             try:
                 self._worker = _Worker()
@@ -90,9 +79,7 @@ class Prober:
         self._limited = False
         batch = _Batch(jobs, asyncio.get_running_loop())
         self._worker.batches.put(batch)
-        # With a pause that is as long as the deadline, an idle agent wakes once for each batch.
-        await set_within(batch.news, min(pause, self.deadline))
-        batch.awaited = True
+        await set_within(batch.progress, self.deadline)
         while not batch.done:
             now = time.monotonic()
             if now >= batch.began + self.deadline and self._worker:
@@ -109,9 +96,9 @@ class Prober:
             ]
             if not any(end > now for end in ends):
                 return
-            batch.news.clear()
+            batch.progress.clear()
             if not batch.done:
-                await set_within(batch.news, min(end for end in ends if end > now) - now)
+                await set_within(batch.progress, min(end for end in ends if end > now) - now)
 
     def close(self) -> None:
         """Ends the worker after the job that it runs."""
@@ -133,9 +120,8 @@ class Prober:
 class _Batch:
     def __init__(self, jobs: Sequence[Job[Any]], loop: asyncio.AbstractEventLoop) -> None:
         self.began = time.monotonic()
-        self.news = asyncio.Event()
-        """Set when a thread has finished, if a result is not as expected or `awaited` is set."""
-        self.awaited = False
+        self.progress = asyncio.Event()
+        """Set when a thread has finished."""
         self._jobs = tuple(jobs)
         self._waiting = deque(jobs)
         """Jobs that no thread has taken yet; the thread that pops one runs it."""
@@ -162,7 +148,7 @@ class _Batch:
     def wake(self) -> None:
         """Wakes the loop, on any thread."""
         with suppress(RuntimeError):  # the loop is closed: the agent has ended
-            self._loop.call_soon_threadsafe(self.news.set)
+            self._loop.call_soon_threadsafe(self.progress.set)
 
     def _alone(self, job: Job[Any]) -> None:
         job.run()
@@ -182,12 +168,9 @@ class _Worker:
 
     def _work(self) -> None:
         while (batch := self.batches.get()) is not None:
-            news = False
             while (job := batch.take()) is not None:
                 self.job = job
                 job.run()
                 self.job = None
-                news = news or job.news
-            if news or batch.awaited:
-                batch.wake()
+            batch.wake()
             del batch, job  # not kept until the next one

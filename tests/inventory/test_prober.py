@@ -13,8 +13,6 @@ import pytest
 from npu_agent.inventory.prober import Job, Prober
 from tests.until import until
 
-LONG = 30.0
-
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
@@ -38,8 +36,8 @@ def ours() -> list[threading.Thread]:
     return [each for each in found if each not in STRANGERS]
 
 
-def job(call: Callable[[], Any], expected: object = None, name: str = "npu-job") -> Job[Any]:
-    return Job(name=name, call=call, expected=expected)
+def job(call: Callable[[], Any], name: str = "npu-job") -> Job[Any]:
+    return Job(name=name, call=call)
 
 
 async def test_jobs_run_in_order_on_one_thread() -> None:
@@ -52,37 +50,23 @@ async def test_jobs_run_in_order_on_one_thread() -> None:
     prober = Prober()
     for _ in range(2):
         jobs = [job(partial(noted, n)) for n in range(5)]
-        await prober.run(jobs, pause=LONG)
+        await prober.run(jobs)
         assert [one.result for one in jobs] == list(range(5))
     prober.close()
     assert [n for n, _ in ran] == [*range(5), *range(5)]
     assert len({thread for _, thread in ran}) == 1
 
 
-async def test_results_that_are_expected_wait_for_the_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The event loop is not woken for them."""
-    woken: list[object] = []
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *_: woken.append(1))
-    prober = Prober(deadline=LONG)
-    same = job(lambda: "as before", expected="as before")
-    await prober.run([same], pause=0.05)
-    assert (same.result, woken) == ("as before", [])
-    prober.close()
-
-
 async def test_a_job_that_hangs_keeps_one_thread_and_the_others_run(gate: threading.Event) -> None:
     prober = Prober(deadline=0.05)
     hung = job(gate.wait, name="npu-hung")
     rest = [job(lambda n=n: n) for n in range(3)]  # type: ignore[misc]
-    await prober.run([rest[0], hung, *rest[1:]], pause=LONG)
+    await prober.run([rest[0], hung, *rest[1:]])
     assert [one.result for one in rest] == [0, 1, 2]
     assert not hung.done
     assert hung.began is not None
     again = job(lambda: "next")
-    await prober.run([again], pause=LONG)
+    await prober.run([again])
     assert again.result == "next"
     # On a busy machine others may have been late, too; their threads end soon.
     await until(lambda: sorted(each.name for each in ours()) == ["npu-hung", "npu-probes"])
@@ -96,19 +80,19 @@ async def test_jobs_that_all_hang_are_all_begun(gate: threading.Event) -> None:
     """In one batch: not one more with each batch."""
     prober = Prober(deadline=0.05)
     hung = [job(gate.wait, name=f"npu-hung{n}") for n in range(8)]
-    await prober.run(hung, pause=LONG)
+    await prober.run(hung)
     assert all(one.began is not None for one in hung)
     prober.close()
 
 
 async def test_a_cancelled_batch_leaves_a_prober_that_works(gate: threading.Event) -> None:
     prober = Prober(deadline=0.05)
-    running = asyncio.create_task(prober.run([job(gate.wait)], pause=LONG))
+    running = asyncio.create_task(prober.run([job(gate.wait)]))
     await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
     prober.close()
     after = job(lambda: "works")
-    await prober.run([after], pause=LONG)
+    await prober.run([after])
     assert after.result == "works"
     prober.close()

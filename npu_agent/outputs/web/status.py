@@ -151,8 +151,8 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
     card, health, reading = state.card, state.health, state.reading
     return {
         "id": state.id,
-        **_pick(card, "name", "family", "product", "uuid", "serial", "pci_bus_id", "numa_node"),
-        **_pick(card, "driver_version", "firmware_version", "core_count"),
+        **card.as_json(),
+        "core_count": card.core_count,
         "disabled": agent.is_disabled(state),
         "moving_to": (to := agent.moving.get(state.id)) and to.value,
         "health": {
