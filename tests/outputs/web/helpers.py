@@ -2,10 +2,14 @@
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
 
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import (
@@ -197,6 +201,20 @@ class Scene:
         if isinstance(self.metrics, Exception):
             raise self.metrics
         return self.metrics + b"# EOF\n" * openmetrics
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stops both clocks, so that a scene is the same each time."""
+    monkeypatch.setattr("time.monotonic", lambda: 500_000.0)
+    monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)
+
+
+def golden(name: str, found: str) -> str:
+    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
+    path = Path(__file__).parent / "golden" / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(found)
+    return path.read_text()
 
 
 async def listening(server: Server) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -10,20 +11,17 @@ import pytest
 
 from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.hardware import CoreRange, CoreReading, SkippedDevice
-from npu_agent.core.ledger import Assignment, Usage
-from npu_agent.core.state import LabelState, SessionPhase, SlicesState
+from npu_agent.core.state import AgentState, LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline, TimelineEntry
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import MOST, NBSP, bounds, curve, span
 from npu_agent.outputs.web.page import page, runbook
-from npu_agent.outputs.web.status import as_json
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
-from tests.outputs.web.helpers import PUBLISHED, Scene, driver, fenced, held, night, read
+from tests.outputs.web.helpers import Scene, driver, fenced, golden, held, night, read, stopped
 
 _EMPTY = {"meta", "link", "br"}
-ALL = CoreRange(0, 1)
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -95,109 +93,72 @@ def test_the_first_line_says_whether_all_is_well() -> None:
 
 def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
     found = shown(night())
-    anchors = {attrs["id"] for _, attrs in found.elements if "id" in attrs}
+    ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
+    anchors = set(ids)
+    assert len(ids) == len(anchors), "each is there once"
     links = [attrs["href"] for tag, attrs in found.elements if tag == "a"]
     inside = [href[1:] for href in links if href and href.startswith("#")]
     assert {"rngd-2", "rngd-5", "config"} <= set(inside)
     assert set(inside) <= anchors
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "npu2 FuriosaAI RNGD unhealthy the driver reports the card dead (device_state says 0)",
-        "healthy works since 3 d 1 h ago",
-        "the driver does not say",
-        "taken out of service above 95 °C",
-        "Temperature 97.4 °C",
-        "Power 148.0 W",
-        "cores 0-3 speech / whisper-large-5c9d7b6f4-x8kzq / main",
-        "stale read 12 min",
-        "errors counted: pcie_post_error 17",
-        "0000:37:00.0 · NUMA 0 · driver 2025.4.0",
-        "Firmware 2025.4.0, c1bebfd",
-        "Serial RNGD0236FH505KREO",
-        "beta.furiosa.ai/npu registered 6 of 8 healthy",
-        "Waits for a restart metrics.listen , resourceName",
-        "metrics.interval: must be a number of seconds from 1 to 3600, not 0",
-        "beta.furiosa.ai/npu.count 8",
-        "/sys/class/rngd_mgmt/rngd!npu8mgmt platform_type is VITIS",
-        "npu-agent 1.2.3 up 3 d 1 h",
-    ],
-)
-def test_it_shows(part: str) -> None:
-    assert part in shown(night()).text.replace("\N{NO-BREAK SPACE}", " ")
+def by_claims() -> AgentState:
+    """A card that two Pods share, one that is cut, one that is gone; one is on its way to DRA."""
+    whole, cut = read(state(uuid="A")), read(state("rngd", 1, uuid="B"))
+    gone = state(index=2, uuid="GONE")
+    device = claim("cut", cut).devices[0]
+    parts = tuple(
+        replace(device, request=name, footprint=replace(device.footprint, cores=cores))
+        for name, cores in (("most", CoreRange(0, 3)), ("one", CoreRange(5, 5)))
+    )
+    claims = (
+        claim("shared", whole, pods=("a", "b")),
+        replace(claim("cut", cut), devices=parts),
+        claim("train", gone),
+    )
+    scene = Scene(
+        cards=(whole, cut),
+        dra=(driver(*claims, slices=SlicesState(dropped=("devices.taints",))),),
+        timeline=Timeline().left([gone], [], time.monotonic() - 60),
+    )
+    return replace(scene.state(), moving={whole.id: WantedApi.DRA})
+
+
+SCENES: dict[str, Callable[[], AgentState]] = {
+    "night": lambda: night().state(),
+    "troubled": lambda: troubled().state(),
+    "claims": by_claims,
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_what_a_page_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is in a golden file, an element a line; after a wanted change: UPDATE_GOLDEN=1."""
+    stopped(monkeypatch)
+    found = Document(page(SCENES[name](), lambda _: ()))
+    lines = (" ".join(words.replace(NBSP, " ").split()) for words in found.words)
+    text = "\n".join(filter(None, lines)) + "\n"
+    assert text == golden(f"{name}.txt", text)
 
 
 def test_what_is_too_hot_stands_out() -> None:
     assert re.findall('value hot">([^<]*)', html(night())) == ["97.4\N{NO-BREAK SPACE}°C"]
 
 
-def test_who_holds_a_card_by_a_claim() -> None:
-    card = read(state())
-    holder = Assignment("ml", "train-0", "", "npu.furiosa.ai", "npu0", claim="two-cards")
-    found = replace(Scene(cards=(card,)).state(), usages=(Usage(card.id, ALL, holder),))
-    text = Document(page(found, lambda _: ())).text
-    assert "all cores ml / train-0" in text
-    assert "train-0 npu0 , all cores npu.furiosa.ai, claim two-cards" in text
-
-
 def test_a_node_without_dra_shows_no_section_of_it() -> None:
     assert "DRA" not in shown(night()).text
 
 
-def test_drivers_and_their_claims() -> None:
-    card, gone = read(state(uuid="A")), state(index=1, uuid="B")
-    shared = claim("shared", card, gone, pods=("a", "b"))
-    text = shown(Scene(cards=(card,), dra=(driver(shared),))).text
-    assert "npu.furiosa.ai registered published 1 slice, generation 1 none 1" in text
-    assert f"ml shared a, b npu0 for npu gone: npu-{gone.id.lower()} for npu" in text
-    assert f"a gone: npu-{gone.id.lower()}" in text
-    text = shown(Scene(cards=(card,), dra=(driver(),))).text
-    assert "No claim is prepared." in text
-
-
-def test_a_card_that_is_cut() -> None:
-    card = read(state("rngd", uuid="A"))
-    whole = claim("cut", card, pods=("a",)).devices[0]
-    parts = tuple(
-        replace(whole, request=request, footprint=replace(whole.footprint, cores=cores))
-        for request, cores in (("most", CoreRange(0, 3)), ("one", CoreRange(5, 5)))
-    )
-    made = driver(replace(claim("cut", card, pods=("a",)), devices=parts))
-    text = shown(Scene(cards=(card,), dra=(made,))).text
-    assert "npu0 cores 0-3 for most npu0 core 5 for one" in text
-    devices = as_json(Scene(cards=(card,), dra=(made,)).state())["dra"][0]["claims"][0]["devices"]
-    assert [one["cores"] for one in devices] == ["0-3", "5"]
-
-
-def test_a_pool_that_is_incomplete() -> None:
-    incomplete = replace(PUBLISHED, incomplete=True)
-    found = shown(Scene(cards=(read(state()),), dra=(driver(slices=incomplete),)))
-    assert "the pool is incomplete: the scheduler does not use it" in found.text
-    assert "incomplete" not in shown(Scene(cards=(read(state()),), dra=(driver(),))).text
-
-
-def test_slices_that_are_not_in_place_and_fields_that_are_dropped() -> None:
-    slices = SlicesState(trouble=Trouble(what="may not", remedy="do"), dropped=("devices.taints",))
-    found = shown(Scene(cards=(read(state()),), dra=(driver(slices=slices),)))
-    assert "not published" in found.text
-    assert "may not: do" in found.text
-    assert "dropped by the API server: devices.taints" in found.text
-    links = [attrs["href"] for tag, attrs in found.elements if tag == "a"]
-    assert links.count("#dra") == 2, "the problem and the note lead to the section"
-    assert "not yet" in shown(Scene(dra=(driver(slices=SlicesState()),))).text
-
-
-def test_every_id_is_there_once() -> None:
-    ids = [attrs["id"] for _, attrs in shown(night()).elements if "id" in attrs]
-    assert len(ids) == len(set(ids))
-
-
 def test_old_figures_are_not_drawn_as_those_of_now() -> None:
-    fresh, old = read(state(), load=80), read(state(), load=80, age=600)
+    fresh, old = read(state(), load=80), read(state(), load=80, temperature=99, age=600)
     assert '<rect width="80.0"' in html(Scene(cards=(fresh,)))
-    assert '<rect width="80.0"' not in html(Scene(cards=(old,)))
+    shown_old = html(Scene(cards=(old,)))
+    assert '<rect width="80.0"' not in shown_old
+    assert 'value stale">' in shown_old
+    assert 'value hot">' not in shown_old
+    scene, none = many(), '<rect width="0" height="10"/>'
+    scene.cards = (read(scene.cards[0], age=600), *scene.cards[1:])
+    assert html(scene).count(none) == 1
 
 
 def test_a_card_of_which_little_is_known() -> None:
@@ -249,10 +210,6 @@ def test_the_ends_of_an_axis_are_round_and_hold_every_value(
     values: list[float], least: float, ends: tuple[float, float]
 ) -> None:
     assert bounds(values, least) == ends
-
-
-def test_noise_does_not_move_the_axis() -> None:
-    assert bounds([51.2, 53.8], 5.0) == bounds([51.3, 53.9, 52.0], 5.0)
 
 
 def links_of(found: Document) -> set[str]:
@@ -307,16 +264,6 @@ def test_the_runbook_leads_nowhere_else() -> None:
     ]
 
 
-def test_each_problem_has_a_remedy_in_plain_words() -> None:
-    text = shown(night()).text
-    for part in (
-        "npu2 is unhealthy: the driver reports the card dead (device_state says 0); in use by",
-        "Delete the Pods that hold it, so that they get another card; read what the driver says",
-        "Correct the file, and try it with npu-agent config check FILE : an agent",
-    ):
-        assert part in text
-
-
 def test_whether_it_is_ready_and_why_not() -> None:
     assert "Ready: whatever has cards is registered" in shown(Scene(cards=(state(),))).text
     alone = replace(Scene(cards=(state(),)).state(), resources=())
@@ -327,34 +274,7 @@ def test_whether_it_is_ready_and_why_not() -> None:
     assert "blocked: mount it (and 1 more)" in shown(blocked).text
 
 
-def order(scene: Scene) -> list[str]:
-    found = shown(scene).elements
-    return [str(attrs["id"]) for tag, attrs in found if tag == "article"]
-
-
-def test_a_card_on_its_way_to_the_other_api_says_so() -> None:
-    card, other = read(state(uuid="A")), read(state(index=1, uuid="B"))
-    scene = replace(Scene(cards=(card, other)).state(), moving={card.id: WantedApi.DRA})
-    found = Document(page(scene, lambda _: ()))
-    assert found.text.count("moves to DRA") == 1
-    inside = {link[1:] for link in links_of(found) if link.startswith("#")}
-    assert inside <= anchors_of(found), "the note leads somewhere"
-
-
-def test_cards_with_a_problem_come_first() -> None:
-    cards = order(night())
-    assert cards[:2] == ["rngd-2", "rngd-5"]
-    assert cards[2].startswith("gone-rngd-8-")
-    assert cards[3:] == ["rngd-6", "rngd-0", "rngd-1", "rngd-3", "rngd-4", "rngd-7"]
-    hot = Scene(cards=(read(state()), read(state(index=1), temperature=91)))
-    assert order(hot) == ["warboy-1", "warboy-0"]
-    stale = Scene(cards=(read(state()), read(state(index=1), age=600)))
-    assert order(stale) == ["warboy-1", "warboy-0"]
-
-
 def test_a_card_that_is_gone_is_shown_by_its_name() -> None:
-    text = shown(night()).text
-    assert "npu8 FuriosaAI RNGD gone not found on this host any more since 5 h 50 min ago" in text
     left = state(index=3, id_="LEFT", uuid="LEFT")
     scene = Scene(
         cards=(read(state()),),
@@ -369,65 +289,22 @@ def test_a_card_that_is_gone_is_shown_by_its_name() -> None:
     assert f"default/yolo holds {left.id}, whose card is gone" in shown(scene).text
 
 
-@pytest.mark.parametrize("jump", [0.0, 315e6, -315e6])
+@pytest.mark.parametrize("jump", [315e6, -315e6])
 def test_how_long_ago_something_was_does_not_depend_on_the_wall_clock(jump: float) -> None:
     scene = replace(night(), jump=jump)
     text = shown(scene).text.replace("\N{NO-BREAK SPACE}", " ")
     for words in (
         "up 3 d 1 h",
         "works since 3 d 1 h ago",
-        "(device_state says 0) since 12 min 3",
         "not found on this host any more since 5 h 50 min ago",
-        "Last good 1 h 30 min ago",
         "Last written 3 d 1 h ago",
-        "npu2 counted new errors: pcie_post_error",
         "npu-agent 1.2.3 started",  # almost a day ago
     ):
         assert words in text, words
 
 
-def test_a_claim_on_a_card_that_is_gone_has_its_name() -> None:
-    left = state(index=3, uuid="LEFT")
-    scene = Scene(
-        cards=(read(state(uuid="A")),),
-        dra=(driver(claim("train", left)),),
-        timeline=Timeline().left([left], [], time.monotonic() - 60),
-    )
-    assert "ml/train-pod holds npu3, whose card is gone" in shown(scene).text
-
-
-def test_a_hot_card_looks_hot_without_the_option() -> None:
-    def hot(temperature: float, limit: float | None = None) -> bool:
-        card = read(state(), temperature=temperature)
-        return 'value hot">' in html(Scene(cards=(card,), max_temperature=limit))
-
-    assert not hot(90.0)
-    assert hot(90.1)
-    assert hot(81.0, limit=80.0)
-    assert hot(91.0, limit=105.0), "as the alert has it"
-    assert "npu0 is hot: 91.0 °C" in shown(Scene(cards=(read(state(), temperature=91),))).text
-
-
-def test_what_was_hot_long_ago_is_stale_and_not_hot() -> None:
-    old = Scene(cards=(read(state(), temperature=99, age=600),))
-    assert 'value hot">' not in html(old)
-    assert 'value stale">' in html(old)
-
-
-def test_what_happened_is_shown_with_the_latest_first() -> None:
-    text = shown(night()).text
-    parts = (
-        "npu5 became unhealthy: it is too hot",
-        "npu2 counted new errors: pcie_post_error",
-        "npu8 is gone",
-        "npu8 became unhealthy 9 times since",
-        "more, back to",
-        "the kubelet dropped beta.furiosa.ai/npu: its stream ended",
-        "npu-agent 1.2.3 started",
-    )
-    places = [text.index(part, text.index("Last 24 hours")) for part in parts]
-    assert places == sorted(places)
-    assert "Nothing yet." in shown(Scene()).text
+def articles(found: Document) -> list[str]:
+    return [str(attrs["id"]) for tag, attrs in found.elements if tag == "article"]
 
 
 def many(count: int = 64) -> Scene:
@@ -441,23 +318,15 @@ def test_many_cards_are_small_and_have_all_the_rest_within() -> None:
     found = shown(scene)
     small = [a for tag, a in found.elements if tag == "details" and a.get("class") == "small"]
     assert len(small) == 64
-    assert len(order(scene)) == 64
+    assert len(articles(found)) == 64
     scene.cards = (*scene.cards[:20], fenced(scene.cards[20], "dead", 1), *scene.cards[21:])
     found = shown(scene)
-    assert order(scene)[0] == "rngd-20", "large, before all others"
+    assert articles(found)[0] == "rngd-20", "large, before all others"
     places = [a["href"] for tag, a in found.elements if a.get("class") == "small sick"]
     assert places == ["#rngd-20"], "and its place among the small ones leads there"
     ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
     assert len(html(scene)) < 500_000
-
-
-def test_a_small_card_shows_no_load_that_is_old() -> None:
-    scene = many()
-    none = '<rect width="0" height="10"/>'
-    assert html(scene).count(none) == 0
-    scene.cards = (read(scene.cards[0], age=600), *scene.cards[1:])
-    assert html(scene).count(none) == 1
 
 
 def test_if_all_of_many_cards_are_sick_it_is_still_one_glance() -> None:
@@ -515,15 +384,6 @@ def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
     assert not any(char in text for char in "\x00\x1b\r\x7f\u200b")
 
 
-def test_many_of_everything_stay_a_page() -> None:
-    card = state()
-    pods = tuple(held(card, f"pod-{index}") for index in range(5_000))
-    odd = tuple(SkippedDevice(f"/sys/{index}", "odd", unread=True) for index in range(5_000))
-    text = html(Scene(cards=(card,), skipped=odd, holdings=Holdings(assignments=pods)))
-    assert len(text) < 200_000
-    assert "and 4900 more" in text
-
-
 @pytest.mark.parametrize(
     ("seconds", "shown_as"),
     [(-1, "0 s"), (0, "0 s"), (59.9, "59 s"), (3600, "1 h 0 min"), (90_061, "1 d 1 h")],
@@ -533,23 +393,17 @@ def test_a_length_of_time(seconds: float, shown_as: str) -> None:
 
 
 def test_what_is_left_out_is_said_and_only_then() -> None:
-    pods = tuple(held(state(), f"pod-{index}") for index in range(MOST + 1))
+    pods = tuple(held(state(), f"pod-{index}") for index in range(5_000))
     for count in (MOST, MOST + 1):
         cards = many(count).cards
         text = shown(Scene(cards=cards, holdings=Holdings(assignments=pods[:count]))).text
         assert (f"The first {MOST} are shown" in text) == (count > MOST)
         assert ("and 1 more" in text) == (count > MOST)
-
-
-def test_holders_are_as_last_known_while_the_kubelet_does_not_answer() -> None:
-    known = "As last known: no socket"
-    holders = (held(state(), "train"),)
-    for error in (None, "no socket"):
-        text = shown(
-            Scene(cards=(state(),), holdings=Holdings(assignments=holders, error=error))
-        ).text
-        assert "train" in text
-        assert (known in text) == (error is not None)
+    holders = Holdings(assignments=pods, error="no socket")
+    text = html(Scene(cards=(state(),), holdings=holders))
+    assert len(text) < 200_000
+    assert "and 4900 more" in text
+    assert "As last known: no socket" in text
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e300, 1e300])

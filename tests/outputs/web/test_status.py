@@ -1,9 +1,7 @@
 """/status.json as a whole, in a golden file; after a wanted change: UPDATE_GOLDEN=1."""
 
 import json
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,7 @@ from npu_agent.core.trouble import Trouble
 from npu_agent.outputs.web.status import as_json
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
-from tests.outputs.web.helpers import Scene, driver, night
-
-GOLDEN = Path(__file__).parent / "golden/status.json"
+from tests.outputs.web.helpers import Scene, driver, golden, night, stopped
 
 
 def scene() -> Scene:
@@ -32,13 +28,9 @@ def scene() -> Scene:
 
 
 def test_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.monotonic", lambda: 500_000.0)
-    monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)
+    stopped(monkeypatch)
     found = json.dumps(as_json(scene().state()), indent=2) + "\n"
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(found)
-    assert found == GOLDEN.read_text()
+    assert found == golden("status.json", found)
 
 
 def test_the_json_of_little_is_whole_too() -> None:
