@@ -43,54 +43,6 @@ def names(metrics: list[Metric]) -> list[str]:
     return [metric.name.removeprefix("furiosa_npu_") for metric in metrics]
 
 
-@pytest.mark.parametrize(
-    ("schema", "temperature", "power"),
-    [
-        ("0.8", {("peak",): 45_500, ("ambient",): 30_000}, {("rms_total",): 53_250_000}),
-        ("2025", {("peak",): 45.5, ("ambient",): 30}, {("rms",): 53.25}),
-    ],
-)
-def test_units_and_names_of_sensors_differ_by_schema(
-    schema: str, temperature: dict[tuple[str], float], power: dict[tuple[str], float]
-) -> None:
-    found = families_of_cards(snapshot(FULL), schemas=(SCHEMAS[schema],))
-    assert values(found, "furiosa_npu_hw_temperature", "label") == temperature
-    assert values(found, "furiosa_npu_hw_power", "label") == power
-    assert values(found, "furiosa_npu_hw_voltage", "label") == {("vdd",): 750}
-    assert values(found, "furiosa_npu_hw_current", "label") == {("idd",): 1_200}
-    unit = {"0.8": ("m°C", "µW"), "2025": (" °C,", " W,")}[schema]
-    helps = {metric.name: metric.documentation for metric in found}
-    assert unit[0] in helps["furiosa_npu_hw_temperature"]
-    assert unit[1] in helps["furiosa_npu_hw_power"]
-
-
-def test_labels_of_a_card_and_of_a_core() -> None:
-    one = card(
-        index=3,
-        uuid="UUID-A",
-        pci_bus_id="0000:6d:00.0",
-        driver_version="1.9.2, 3def9c2",
-        firmware_version="1.6.0, c1bebfd",
-        reading=full_reading(),
-    )
-    found = families_of_cards(snapshot(one))
-    common = {
-        "arch": "rngd",
-        "device": "npu3",
-        "uuid": "UUID-A",
-        "pci_bus_id": "0000:6d:00.0",
-        "driver_version": "1.9.2, 3def9c2",
-        "firmware_version": "1.6.0, c1bebfd",
-        "hostname": "node-1",
-    }
-    by_name = {metric.name: metric for metric in found}
-    (alive,) = by_name["furiosa_npu_alive"].samples
-    assert alive.labels == {**common, "core": "0-7"}
-    (_, second) = by_name["furiosa_npu_core_utilization"].samples
-    assert second.labels == {**common, "core": "1"}
-    assert second.value == 12.5
-
-
 def test_what_is_not_known_is_no_series_and_no_label() -> None:
     bare = card("warboy", reading=reading())
     found = families_of_cards(snapshot(bare))
@@ -127,34 +79,10 @@ def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
     }
 
 
-def test_whole_card_names_its_holder_everywhere() -> None:
-    found = families_of_cards(snapshot(FULL, card(index=1)), held("UUID-A", "train-0"))
-    assert values(found, "furiosa_npu_alive", *POD) == {("ml", "train-0", "main"): 1}
-    cores = values(found, "furiosa_npu_core_utilization", "core", "pod")
-    assert set(cores) == {(str(core), "train-0") for core in range(8)}
-    info = values(found, "furiosa_npu_info", "device", "pod")
-    assert set(info) == {("npu0", "train-0"), ("npu1", "-")}
-    assert values(found, "furiosa_npu_assigned", "device", "core", "resource", *POD) == {
-        ("npu0", "0-7", RESOURCE, "ml", "train-0", "main"): 1
-    }
-
-
 def test_a_holder_by_a_claim_has_no_container() -> None:
     holding = Usage(FULL.id, FULL.card.all_cores, replace(held("npu0"), container=""))
     (shown,) = cards.shown(snapshot(FULL), (holding,), hostname="node-1", pod_labels=True)
     assert shown.labels.text.endswith('namespace="ml",pod="train-0"')
-
-
-def test_two_pods_on_one_card_are_told_apart_by_core() -> None:
-    two = (held("UUID-A_cores_0", "one"), held("UUID-A_cores_2-3", "two"))
-    found = families_of_cards(snapshot(FULL), *two)
-    assert values(found, "furiosa_npu_alive", "pod") == {("-",): 1}
-    cores = values(found, "furiosa_npu_core_utilization", "core", "pod")
-    assert [pod for _, pod in cores] == ["one", "-", "two", "two", "-", "-", "-", "-"]
-    assert set(values(found, "furiosa_npu_assigned", "core", "pod")) == {
-        ("0", "one"),
-        ("2-3", "two"),
-    }
 
 
 def test_cores_that_two_claim_name_neither() -> None:

@@ -58,11 +58,3 @@ def test_labels_of_the_agents_metrics_are_those_of_the_page(name: str) -> None:
     assert samples
     listed = set(re.findall("`([a-z_]+)`", rows("npu_agent_")[name][1]))
     assert {label for sample in samples for label in sample.labels} - {"le"} == listed
-
-
-def test_every_metric_that_the_page_speaks_of_is_there() -> None:
-    spoken = set(re.findall(r"\b(?:furiosa_npu|npu_agent)_[a-z_]*[a-z]\b", TEXT))
-    names = {definition.name for definition in own.DEFINITIONS}
-    for schema in SCHEMAS.values():
-        names |= {metric.name for metric in schema.metrics}
-    assert {name.removesuffix("_bucket") for name in spoken} - {"npu_agent_"} <= names

@@ -7,14 +7,11 @@ from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.outputs.prometheus.own import DEFINITIONS
 from tests.outputs.helpers import RESOURCE
 from tests.outputs.prometheus.helpers import (
-    card,
     families,
     own,
     own_page,
     parsed,
-    reading,
     series,
-    snapshot,
     values,
 )
 
@@ -84,16 +81,6 @@ def test_config_in_force_refused_and_waiting(config: ConfigState, shown: list[fl
         *("rejected_total", "restart_required"),
     )
     assert [values(found, f"npu_agent_config_{name}")[()] for name in names] == shown
-
-
-def test_age_of_readings() -> None:
-    new, none = card("warboy", 0, reading=reading(100.25)), card("rngd", 1)
-    cards = snapshot(card("rngd", 0, reading=reading(97.5)), new, none)
-    found = families(own(monotonic=100.0, snapshot=cards))
-    assert values(found, "npu_agent_reading_age_seconds", "arch", "device") == {
-        ("rngd", "npu0"): 2.5,
-        ("warboy", "npu0"): 0,
-    }
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])

@@ -104,21 +104,9 @@ def test_pages_say_what_the_library_would_say(given: Given) -> None:
         assert parsed(ours, openmetrics=openmetrics) == parsed(theirs, openmetrics=openmetrics)
 
 
-def test_hostile_label_values_become_one_valid_line() -> None:
-    labels = Labels(a='quote " backslash \\ newline \n', b="lone \ud800 surrogate", c="°C…")
-    assert labels.text == ('a="quote \\" backslash \\\\ newline \\n",b="lone ? surrogate",c="°C…"')
-
-
 def test_a_label_that_is_none_is_none_and_a_long_one_is_cut() -> None:
     labels = Labels(a=None, b="x" * 10_000, c="x" * LONGEST)
     assert labels.text == f'b="{"x" * (LONGEST - 1)}…",c="{"x" * LONGEST}"'
-
-
-def test_plus_leaves_the_labels_it_came_from_alone() -> None:
-    base = Labels(a="1")
-    more = base.plus(b="2").plus(c=None, d="4")
-    assert (base.text, more.text) == ('a="1"', 'a="1",b="2",d="4"')
-    assert NONE.plus(a="1").text == 'a="1"'
 
 
 @pytest.mark.parametrize(
