@@ -21,10 +21,6 @@ LONGEST_PAUSE = 2.0
 """Seconds that may pass between two reads of counters of 32 bits: at up to 2.1 GHz they cannot have
 come round to where they were."""
 
-_FREE_PAUSE = 6.0
-"""The same while no core is in use and nothing can wrap: what is missed is the beginning of a use.
-A little more than the default between two readings, which then are enough."""
-
 
 def interval(before: CoreReading, after: CoreReading, *, wraps: bool) -> tuple[int, int] | None:
     """``(cycles, task cycles)`` between two reads of one core, the latter not above the former.
@@ -99,9 +95,7 @@ class UtilizationTracker:
 
     def __init__(self, *, wraps: bool) -> None:
         """`wraps` as in `interval`."""
-        self.counts = False
-        """Whether a counter that wraps is being followed."""
-        self._wraps = wraps
+        self.wraps = wraps
         self._tallies: dict[int, Tally] = {}
         self._counted: dict[int, tuple[float, float]] = {}
         """How busy each core was when its cycles had last passed, and when that was."""
@@ -109,18 +103,16 @@ class UtilizationTracker:
 
     def due(self, now: float, pause: float) -> bool:
         """Whether counters have to be read now, as `pause` seconds later may be too late."""
-        longest = LONGEST_PAUSE if self.counts else _FREE_PAUSE
-        return self._wraps and now + pause > self._at + longest
+        return self.wraps and now + pause > self._at + LONGEST_PAUSE
 
     def add(self, samples: Collection[CoreReading], now: float) -> None:
         """Counts a sample between two readings."""
         self._at = now
         # A core of which nothing is known this time begins again.
         self._tallies = {
-            sample.core: self._tallies.get(sample.core, Tally()).add(sample, wraps=self._wraps)
+            sample.core: self._tallies.get(sample.core, Tally()).add(sample, wraps=self.wraps)
             for sample in samples
         }
-        self.counts = self._wraps and any(sample.source for sample in samples)
 
     def measured(
         self, samples: tuple[CoreReading, ...], now: float, *, held: float = 0.0

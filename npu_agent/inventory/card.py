@@ -190,7 +190,7 @@ class CardWatch:
     def _plan(self, now: float) -> None:
         self.due = self._probe_at
         # Where the next probe is far away, counters are read in between.
-        if self._utilization.counts and self._probe_at - now > LONGEST_PAUSE:
+        if self._utilization.wraps and self._probe_at - now > LONGEST_PAUSE:
             self.due = now + until_tick(LONGEST_PAUSE, 0)
 
     def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:

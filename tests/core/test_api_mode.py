@@ -8,7 +8,6 @@ does with `place` is written down here as its outputs do it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import pytest
@@ -59,21 +58,6 @@ ENDS = (WantedApi.PLUGIN, WantedApi.DRA)
 )
 def test_where_a_card_is_offered(known: CardUse, where: ApiMode) -> None:
     assert api_mode(known) is where
-
-
-def test_no_card_is_offered_while_the_other_side_may_have_it() -> None:
-    either = (False, True)
-    for wish, listed, sliced, container, claim in product(
-        WantedApi, either, either, either, either
-    ):
-        known = CardUse(
-            wanted=wish, listed=listed, published=sliced, by_container=container, by_claim=claim
-        )
-        where = api_mode(known)
-        assert not (where.listed and known.published), known
-        assert not (where.published and known.listed), known
-        assert not (where is ApiMode.PLUGIN and known.by_claim and wish in ENDS), known
-        assert wish is not WantedApi.NEITHER or where is ApiMode.NOWHERE
 
 
 def test_what_is_on_its_way() -> None:

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
@@ -84,15 +82,3 @@ def test_wrong_request_is_refused_with_the_id_and_the_reason(
     with pytest.raises(RefusalError) as refusal:
         allocate(requests, KNOWN, RESOURCE)
     assert (refusal.value.kind, str(refusal.value)) == (wrong, message)
-
-
-def test_device_that_fell_ill_is_refused_and_one_that_recovered_is_granted() -> None:
-    ill = {**KNOWN, "UUID-A": replace(KNOWN["UUID-A"], healthy=False, reason="no answer for 0.5 s")}
-    with pytest.raises(RefusalError, match=r"'UUID-A' \(npu0\) is unhealthy: no answer"):
-        allocate([["UUID-A"]], ill, RESOURCE)
-    assert allocate([["UUID-A"]], KNOWN, RESOURCE)
-
-
-def test_nothing_is_listed() -> None:
-    with pytest.raises(RefusalError, match=r"\(0 are listed\)"):
-        allocate([["UUID-A"]], {}, RESOURCE)

@@ -40,12 +40,6 @@ CLAIMS = st.lists(st.tuples(IDENTITY, IDENTITY, IDENTITY), max_size=6)
 
 
 @given(CLAIMS)
-def test_ids_are_never_shared(claims: list[tuple[str | None, str | None, str | None]]) -> None:
-    ids = identify(tuple(warboy(at, *claim) for at, claim in enumerate(claims)))
-    assert len(set(ids)) == len(claims)
-
-
-@given(CLAIMS)
 def test_ids_do_not_depend_on_the_order_or_on_what_else_is_there(
     claims: list[tuple[str | None, str | None, str | None]],
 ) -> None:
@@ -127,10 +121,6 @@ def test_what_cannot_be_read_any_more_is_remembered() -> None:
     assert known == {"U": frozenset({"uuid:U", "serial:S", "pci:P", "name:warboy-0"})}
 
 
-def test_an_id_does_not_change_when_the_card_gets_another_number() -> None:
-    assert identify((warboy(0, "U", "S", "P"),)) == identify((warboy(5, "U", "S", "P"),))
-
-
 @pytest.mark.parametrize(("text", "cores"), [("0", CoreRange(0, 0)), ("0-3", CoreRange(0, 3))])
 def test_core_ranges_are_written_as_in_node_names(text: str, cores: CoreRange) -> None:
     assert str(cores) == text
@@ -187,13 +177,10 @@ def test_families_have_the_nodes_of_their_driver(
     [
         ("warboy", "Warboy", "B0", "warboyB0"),
         ("warboy", "warboy", "b0", "warboyB0"),
-        ("warboy", "Warboy", "A0", "warboy"),
         ("warboy", "Warboy", None, "warboy"),
         ("warboy", "RNGD", "B0", None),
         ("rngd", "RNGD", "B0", "rngd"),
-        ("rngd", "rngd", None, "rngd"),
         ("rngd", "Warboy", "B0", None),
-        ("rngd", "", None, None),
     ],
 )
 def test_products(family: str, device_type: str, soc_rev: str | None, product: str | None) -> None:

@@ -70,15 +70,6 @@ def test_courses(looks: str, expected: str) -> None:
     assert states(looks, Policy(failures=2, recoveries=3)) == expected
 
 
-def test_one_look_is_enough_if_that_is_asked_for() -> None:
-    assert states("gbgbsb", Policy(failures=1, recoveries=1)) == "HUHU?U"
-
-
-def test_a_change_tells_why_and_since_when() -> None:
-    health = courses("gbb", Policy(failures=2))[-1].health
-    assert (health.reason, health.since) == ("b2", 2.0)
-
-
 def test_a_policy_changed_meanwhile_counts_from_the_next_look() -> None:
     course = courses("gd", Policy(failures=5))[-1]
     strict = Policy(failures=1)

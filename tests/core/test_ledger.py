@@ -15,7 +15,6 @@ from npu_agent.core.ledger import (
     SETTLED,
     UNSEEN,
     Assignment,
-    Conflicts,
     DeviceName,
     Ledger,
     PreparedClaim,
@@ -102,21 +101,6 @@ def test_another_shape_of_the_held_cores_is_not_free() -> None:
 
 def test_other_cores_of_the_card_are_free_although_they_share_nodes() -> None:
     assert against(held(A, by="U0_cores_0", cores=1), A, cores=1)["U0_cores_1"] is None
-
-
-def test_what_is_held_is_compared_once_however_often_it_was_granted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first, *others = devices = offered(A, cores=1)
-    ledger = Ledger().with_grant(NPU, devices, 0.0)
-    conflicts = ledger.conflicts([A])
-    for _ in range(100):
-        for name, hold in ledger.allocations.items():
-            conflicts.add(name, hold)
-    compared: list[Any] = []
-    monkeypatch.setattr(Conflicts, "_shared", lambda *those: compared.append(those))
-    assert conflicts.against(DeviceName(NPU, first.id), first) is None
-    assert len(compared) == len(others)
 
 
 def test_another_resource_of_the_held_cores_is_not_free() -> None:
@@ -421,13 +405,6 @@ def test_a_pod_does_not_keep_a_card_from_itself() -> None:
     assert again(one, one, "a").orphans == {}
 
 
-def test_a_claim_that_is_prepared_again_and_again_notes_the_same_once() -> None:
-    one, other = offered(A, B)
-    ledger = again(one, other, "b")
-    back = ledger.with_claim(replace(claim(prepared("r", one)), pod_uids=("a",)))
-    assert back.before_replacing(ledger.prepared["uid-c"], ["a"], 2.0) is back
-
-
 def test_a_pod_that_is_listed_for_another_device_keeps_what_it_had_by_a_claim() -> None:
     one, other = offered(A, B)
     nic = pod("eth0", resource="example.com/nic")
@@ -493,17 +470,6 @@ def test_a_pod_that_is_no_longer_listed_and_lives_keeps_its_cores() -> None:
     assert ledger == Ledger()
 
 
-def test_it_keeps_them_in_whatever_shape_and_under_whatever_name() -> None:
-    assert set(against(outlived(), A, cores=1).values()) == {STILL}
-
-
-def test_a_pod_that_has_ended_keeps_nothing() -> None:
-    ledger = noted(Ledger(), pod("U0"), at=1.0)
-    for at in (5.0, 7.0):
-        ledger = noted(ledger, at=at, running=())
-    assert ledger == Ledger()
-
-
 def test_a_pod_that_is_listed_again_is_an_ordinary_holder() -> None:
     ledger = noted(outlived(), pod("U0"), at=16.0)
     assert ledger.orphans == {}
@@ -525,13 +491,6 @@ def test_the_pods_before_are_known_although_the_kubelet_has_noted_the_next_one()
     ledger = noted(Ledger(), pod("U0"), at=1.0)
     for at, held in ((2.0, [pod("U0")]), (5.0, []), (5.0 + HOLDER_ENDS, [])):
         ledger = ledger.with_answer(held, at, cards=[A], resources=[NPU], running={UID})
-    assert against(ledger, A) == {"U0": STILL}
-
-
-def test_an_answer_from_before_ends_nothing() -> None:
-    hold = outlived().orphans[UID]
-    assert hold.since == 15.0
-    ledger = noted(outlived(), at=14.9, running=())
     assert against(ledger, A) == {"U0": STILL}
 
 
@@ -561,20 +520,6 @@ def test_by_which_api_a_pod_was_given_them() -> None:
         by_container = ledger.conflicts([A], by_claim=False).against(DeviceName("", ""), whole)
         claimed = ledger.conflicts([A], by_plugin=False).against(DeviceName("", ""), whole)
         assert (claimed is not None, by_container is not None) == (by_claim, not by_claim)
-
-
-def test_who_has_a_device_is_kept_over_restarts() -> None:
-    """The kubelet may have forgotten it when the next agent asks."""
-    ledger = Ledger().with_predecessor(noted(Ledger(), pod("U0"), at=1.0), 2.0)
-    assert ledger.allocations[DeviceName(NPU, "U0")].pod_uids == {UID}
-    ledger = (
-        Ledger()
-        .with_predecessor(noted(Ledger(), pod("U0"), at=1.0), 2.0)
-        .with_predecessor(Ledger(), 3.0)
-    )
-    for at in (4.0, 4.0 + HOLDER_ENDS):
-        ledger = ledger.with_answer([], at, cards=[A], resources=[NPU], running={UID})
-    assert "not listed by the kubelet, but its containers run" in str(against(ledger, A)["U0"])
 
 
 def test_what_the_kubelet_has_noted_is_added_to_what_is_known() -> None:

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.offer import LONGEST_ID, Device, Resource, advertise, cut
+from npu_agent.core.offer import LONGEST_ID, Device, Resource, advertise
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import (
     devices,
@@ -42,31 +41,6 @@ def test_devices_of_a_card_are_the_golden_ones(family: str, cores: int | None) -
     found = "\n".join(map(shown, devices(card, cores=cores))) + "\n"
     name = f"{family}-{cores or 'whole'}.txt"
     assert found == golden(GOLDEN / name, found)
-
-
-def test_whole_rngd_is_its_two_halves() -> None:
-    (device,) = devices(state("rngd", 0))
-    assert devnames(device) == ("npu0pe0-3", "npu0pe4-7")
-    assert selectors(device) == ("npu:0:0-3", "npu:0:4-7")
-
-
-def test_whole_warboy_has_every_node_of_the_card_and_a_core_only_its_own() -> None:
-    shared = {"npu0_mgmt", "npu0ch0", "npu0ch1", "npu0ch2", "npu0ch3"}
-    (whole,) = devices(state())
-    assert set(whole.nodes) == {"npu0", "npu0pe0", "npu0pe1", "npu0pe0-1", *shared}
-    first, second = devices(state(), cores=1)
-    assert set(first.nodes) == {"npu0pe0", *shared}
-    assert set(second.nodes) == {"npu0pe1", *shared}
-
-
-def test_part_of_an_rngd_has_every_pe_node_inside_it_and_no_other() -> None:
-    second_half = devices(state("rngd", 0), cores=4)[1]
-    assert second_half.id == "RNGD-0_cores_4-7"
-    assert {node for node in second_half.nodes if "pe" in node} == {
-        f"rngd/npu0pe{cores}" for cores in ("4", "5", "6", "7", "4-5", "6-7", "4-7")
-    }
-    # 35 nodes a card, 14 of them for cores.
-    assert len([node for node in second_half.nodes if "pe" not in node]) == 21
 
 
 @pytest.mark.parametrize(
@@ -124,11 +98,6 @@ def test_disabled_by_any_name_in_any_case(word: str) -> None:
 def test_disabled_word_that_names_no_card_changes_nothing() -> None:
     (resource,) = resources("r/r", None)
     assert len(advertise(snapshot(state()), resource, ["npu", "npu00", ""])) == 1
-
-
-def test_no_numa_node_is_none() -> None:
-    assert devices(state())[0].card.numa_node is None
-    assert devices(state(numa_node=0))[0].card.numa_node == 0
 
 
 def test_id_follows_the_card_and_not_its_number() -> None:
@@ -225,13 +194,6 @@ def test_no_core_is_in_two_devices_and_none_is_lost(
         card = next(s.card for s in host.cards if s.id == device.card_id)
         assert set(device.nodes) <= card.nodes
         assert len(devnames(device)) == len(selectors(device))
-
-
-def test_a_card_that_fails_again_and_again_has_the_devices_it_had() -> None:
-    # They are kept for the next Snapshot: one more for each failure would fill memory.
-    card = state("rngd", health=HealthState.UNHEALTHY, reason="alive says 0")
-    later = replace(card, health=replace(card.health, since=99.0))
-    assert cut(later, 1) is cut(card, 1)
 
 
 def _count(card: CardState) -> int:

@@ -124,15 +124,6 @@ def test_cores_of_one_card_stay_together() -> None:
     assert (ids, reason) == ([f"U0_cores_{core}" for core in range(8)], "one card")
 
 
-def test_8_of_16_and_32_of_64_fill_whole_cards_of_one_numa_node() -> None:
-    ids, reason = chosen(8, list(SINGLE), known=SINGLE)
-    assert reason == "one NUMA node"
-    assert {id_[:2] for id_ in ids} == {"U0", "U1", "U4", "U5"}
-    ids, reason = chosen(32, list(CORES), known=CORES)
-    assert reason == "one NUMA node"
-    assert {id_[:2] for id_ in ids} == {"U0", "U1", "U4", "U5"}
-
-
 def test_host_that_tells_neither_switches_nor_numa_nodes() -> None:
     plain = {device.id: device for device in devices(*(state(index=index) for index in range(4)))}
     assert chosen(2, list(plain), known=plain) == (["WARBOY-0", "WARBOY-1"], "spread")

@@ -3,12 +3,10 @@
 import pytest
 
 from npu_agent.core.hardware import CoreRange
-from npu_agent.core.ledger import Assignment
 from npu_agent.core.state import stale_after
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.helpers import RESOURCE
-from tests.outputs.web.helpers import Scene, fenced, held, read
+from tests.outputs.web.helpers import Scene, held, read
 
 
 def test_who_holds_which_cores_of_which_card() -> None:
@@ -18,30 +16,6 @@ def test_who_holds_which_cores_of_which_card() -> None:
     holders = [(one.assignment.pod, str(one.cores)) for one in found.usages_of(card)]
     assert holders == [("a", "0"), ("b", "1")]
     assert found.usages_of(other) == ()
-    assert found.gone == ()
-
-
-def test_devices_of_others_are_none_of_our_business() -> None:
-    other = Assignment("default", "gpu-pod", "main", "example.com/gpu", "GPU-1")
-    found = Scene(cards=(state(),), holdings=Holdings(assignments=(other,))).state()
-    assert (found.usages, found.gone) == ((), ())
-
-
-def test_a_holder_of_a_card_that_is_gone() -> None:
-    (gone,) = Scene(holdings=Holdings(assignments=(held(state(), "yolo"),))).state().gone
-    assert (gone.namespace, gone.pod) == ("default", "yolo")
-
-
-def test_the_ledger_decides_what_an_id_means() -> None:
-    """The ID of this whole card looks like that of core 0 of a card WBY."""
-    card = state(serial="WBY_cores_0", id_="WBY_cores_0")
-    whole = Assignment("default", "yolo", "main", RESOURCE, "WBY_cores_0")
-    part = Assignment("default", "more", "main", RESOURCE, "WBY_cores_0_cores_1")
-    found = Scene(cards=(card,), holdings=Holdings(assignments=(whole, part))).state()
-    assert {one.assignment.pod: one.cores for one in found.usages_of(card)} == {
-        "yolo": CoreRange(0, 1),
-        "more": CoreRange(1, 1),
-    }
     assert found.gone == ()
 
 
@@ -60,17 +34,3 @@ def test_times_of_day_are_by_the_wall_clock_as_it_was_set_last(jump: float) -> N
     assert found.now - found.wall(card.reading.at) == pytest.approx(16, abs=5)
     assert found.is_stale(card)
     assert found.wall(found.monotonic + 60) == found.now, "nothing has happened in the future"
-
-
-@pytest.mark.parametrize("name", ["npu0", "NPU0", "WARBOY-0"])
-def test_a_card_is_disabled_by_any_of_its_names(name: str) -> None:
-    one, other = state(), state(index=1)
-    found = Scene(cards=(one, other), disabled=frozenset({name})).state()
-    assert [found.is_disabled(card) for card in (one, other)] == [True, False]
-
-
-def test_withheld_are_devices_of_cards_that_are_healthy_themselves() -> None:
-    unlisted = state(index=1, missing=("pe1", "pe0-1"))
-    found = Scene(cards=(fenced(state(), "dead", 1), unlisted, state(index=2))).state()
-    (resource,) = found.resources
-    assert [device.name for device in found.withheld(resource)] == ["npu1"]

@@ -26,9 +26,7 @@ def test_one_line_for_people(trouble: Trouble, line: str) -> None:
     ("number", "kind"),
     [
         (errno.EACCES, TroubleKind.DENIED),
-        (errno.EPERM, TroubleKind.DENIED),
         (errno.ENOENT, TroubleKind.MISSING),
-        (errno.ENOTDIR, TroubleKind.MISSING),
         (errno.ECONNREFUSED, TroubleKind.REFUSED),
         (errno.ETIMEDOUT, TroubleKind.TIMEOUT),
         (errno.EIO, TroubleKind.OTHER),

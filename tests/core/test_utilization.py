@@ -128,10 +128,6 @@ def test_a_clock_that_stands_still_tells_nothing() -> None:
     assert tally(look(7, 3), look(7, 3)).utilization() is None
 
 
-def test_looks_between_are_summed() -> None:
-    assert tally(look(0, 0), look(100, 100), look(400, 100)).utilization() == 25
-
-
 def test_an_interval_with_a_reset_is_dropped_and_the_others_count() -> None:
     looks = (look(1000, 500), look(2000, 600), look(10, 5), look(1010, 305))
     assert tally(*looks[:3]).utilization() == 10
@@ -206,27 +202,10 @@ def test_no_more_than_the_longest_pause_is_between_two_looks(pauses: list[float]
         assert now - at <= LONGEST_PAUSE + 1e-9
 
 
-def test_free_cores_are_looked_at_less_often_than_they_are_read_by_default() -> None:
-    tracker = UtilizationTracker(wraps=True)
-    tracker.add((FREE,), 100.0)
-    assert not any(tracker.due(100.0 + half / 2, 0.5) for half in range(11))
-    assert tracker.due(106.0, 0.5)
-
-
 def test_counters_that_do_not_wrap_are_never_due() -> None:
     tracker = UtilizationTracker(wraps=False)
     tracker.add((look(1, 1),), 0.0)
     assert not tracker.due(100.0, 100.0)
-    assert not tracker.counts
-
-
-def test_a_meter_knows_whether_there_is_anything_to_follow() -> None:
-    tracker = UtilizationTracker(wraps=True)
-    assert not tracker.counts
-    tracker.add((FREE,), 0.0)
-    assert not tracker.counts
-    tracker.add((look(1, 1),), 0.0)
-    assert tracker.counts
 
 
 def test_a_core_is_as_busy_as_it_was_while_its_card_has_not_counted_on() -> None:
