@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> int:
     context = Context.here(wanted, host_root(args), vendors(args))
 
     async def act() -> int:
-        people = args.output not in view.DATA
+        people = not view.is_data(args)
         if people and not args.all and good.state is State.OK and await no_node(context):
             view.show(NO_NODE.format(directory=context.directory))
             sys.stdout.flush()
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
             parts = report.parts(checks, everything=wide or args.all, columns=columns)
             view.show(*parts, wide=wide)
         else:
-            print(view.data([check.as_json() for check in checks], args.output))
+            print(view.data([check.as_json() for check in checks], args))
         sys.stdout.flush()
         return FAILED if report.failed(checks) else 0
 

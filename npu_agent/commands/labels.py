@@ -38,8 +38,8 @@ async def _act(args: argparse.Namespace) -> int:
     try:
         if args.action == "clear":
             cleared = sorted(await output.clear())
-            if args.output in view.DATA:
-                print(view.data(cleared, args.output))
+            if view.is_data(args):
+                print(view.data(cleared, args))
             else:
                 print(*cleared or ["nothing to clear"], sep="\n")
         else:
@@ -59,9 +59,9 @@ async def _show_or_apply(
     doubt = compute.unsure(snapshot)
     if args.action == "show":
         explained = list(compute.explained(snapshot, machine, sets))
-        if args.output in view.DATA:
+        if view.is_data(args):
             rows = [{"label": one.key, "value": one.value, "why": one.why} for one in explained]
-            print(view.data(rows, args.output))
+            print(view.data(rows, args))
         else:
             view.show(view.labels_table(explained), wide=args.output == "wide")
         if doubt:
@@ -78,8 +78,8 @@ async def _show_or_apply(
             "apply again when it can be read or is gone, or clear and apply to have the labels of "
             "the other cards"
         )
-    if args.output in view.DATA:
-        print(view.data(dict(labels), args.output))
+    if view.is_data(args):
+        print(view.data(dict(labels), args))
     else:
         print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
 

@@ -1,26 +1,27 @@
-"""A terminal's alternate screen, for commands that go on; and how these are ended."""
+"""Commands that go on: one loop that shows a text again, a terminal's alternate screen, the end."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext, suppress
 from typing import Any, Self
 
+from npu_agent.commands import view
+from npu_agent.ticks import set_within
+
+_REFRESH = 2.0
+"""Seconds after which a text is made again: with the time, and what announces no change."""
 _ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 """Another screen, and no cursor; and back: xterm's control sequences, which all terminals know."""
 _HOME, _REST_OF_LINE, _REST = "\033[H", "\033[K", "\033[J"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def is_screen() -> bool:
-    """Whether stdout is a terminal that has an alternate screen."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Screen:
@@ -53,6 +54,32 @@ class Screen:
         shown = f"{_REST_OF_LINE}\n".join(lines)
         sys.stdout.write(f"{_HOME}{shown}{_REST_OF_LINE}{_REST}")
         sys.stdout.flush()
+
+
+async def watch(
+    args: argparse.Namespace,
+    text: Callable[[], Awaitable[str]],
+    changed: Callable[[], asyncio.Event] = asyncio.Event,
+) -> None:
+    """Shows `text` until cancelled: on a screen of its own, or printed when it differs.
+
+    Args:
+        args: of the command.
+        text: makes it.
+        changed: gives an event that is set when it may differ; each two seconds it is made anyway.
+    """
+    terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    full = terminal and not view.is_data(args)
+    with Screen(f"npu-agent {args.command}") if full else nullcontext() as screen:
+        before = None
+        while True:
+            event, shown = changed(), await text()
+            if screen:
+                screen.draw(shown)
+            elif shown != before:
+                print(shown, flush=True)
+            before = shown
+            await set_within(event, _REFRESH)
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> int:

@@ -53,8 +53,8 @@ def main(args: argparse.Namespace) -> int:
     """Exit code 1 if anything is wrong."""
     quiet(args)
     checks = asyncio.run(verify(host_root(args), os.environ, expect=args.expect))
-    if args.output in view.DATA:
-        print(view.data([check.as_json() for check in checks], args.output))
+    if view.is_data(args):
+        print(view.data([check.as_json() for check in checks], args))
     else:
         print(report.lines(checks))
     return FAILED if report.failed(checks) else 0

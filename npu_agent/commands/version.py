@@ -11,9 +11,9 @@ from npu_agent.commands import view
 
 def main(args: argparse.Namespace) -> int:
     """Prints it."""
-    if args.output in view.DATA:
+    if view.is_data(args):
         found = {"version": __version__, "python": platform.python_version()}
-        print(view.data(found, args.output))
+        print(view.data(found, args))
     else:
         print(f"npu-agent {__version__}")
     return 0

@@ -16,23 +16,31 @@ from npu_agent.outputs.labels.compute import Explained
 from npu_agent.text import one_line
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    import argparse
 
-DATA = ("json", "yaml")
-"""The values of --output that are for programs."""
+    from rich.table import Table
 
 WIDE = 400
 """Columns for what is not cut."""
 
 
-def data(value: object, output: str) -> str:
-    """A value for programs, as JSON or YAML; in ASCII, as it may quote what is no text."""
-    if output == "json":
-        return json.dumps(value, indent=2)
+def is_data(args: argparse.Namespace) -> bool:
+    """Whether the output is for programs."""
+    return args.output in ("json", "yaml")
+
+
+def data(value: object, args: argparse.Namespace) -> str:
+    """A value for programs, as JSON or YAML; in ASCII, as it may quote what is no text.
+
+    With --watch JSON is a line, and YAML one of several documents.
+    """
+    several = getattr(args, "watch", False)
+    if args.output == "json":
+        return json.dumps(value, indent=None if several else 2)
     import yaml
 
     text: str = yaml.safe_dump(value, sort_keys=False, width=1 << 20)
-    return text.rstrip("\n")
+    return f"{'---' * several}\n{text}".strip("\n")
 
 
 def cards_as_json(
