@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from npu_agent import simulator
 from npu_agent.config import MetricsConfig, default_config
 from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import advertise
-from npu_agent.doctor.check import Check
+from npu_agent.doctor.check import Check, State
 from npu_agent.doctor.context import Context, Timing
 from npu_agent.doctor.examine import examine
 from npu_agent.inventory.inventory import read_once
@@ -286,7 +286,7 @@ async def good_node(
                 uid=0,
                 hostname=POD,
                 agent_config=base / "config.yaml",
-                timing=Timing(read=2.0, connection=1.0),
+                timing=Timing(request=20.0),  # of a busy machine,
             )
             node = Node(root, context, kubelet, api, probes, pages, registered, lock)
             try:
@@ -334,3 +334,38 @@ def own(node: Node, manager: str) -> None:
     """Makes `manager` the owner of all our labels."""
     keys = [key for key in node.api.node["metadata"]["labels"] if "furiosa" in key]
     node.api.node["metadata"]["managedFields"] = [_owned(manager, keys)]
+
+
+@dataclass(frozen=True)
+class Break:
+    """Something that is wrong with a node."""
+
+    do: Callable[[Node], object]
+    """What it returns is awaited, if it can be."""
+    lines: str | dict[str, State]
+    """The lines that change, the broken one first; or the one that is wrong."""
+    detail: str = ""
+    """Words of the first one."""
+    remedy: str = ""
+    gone: tuple[str, ...] = ()
+    """Lines that are there no more."""
+
+
+async def check_break(node: Node, broken: Break) -> None:
+    """Exactly these lines have to turn; every other one stays as it was, word for word."""
+    before = await node.examined()
+    doing = broken.do(node)
+    if isinstance(doing, Awaitable):
+        await doing
+    after = await node.examined()
+    lines = {broken.lines: State.WRONG} if isinstance(broken.lines, str) else broken.lines
+    assert {key: after[key].state for key in after if after[key] != before.get(key)} == lines
+    assert before.keys() - after.keys() == set(broken.gone)
+    line = after[next(iter(lines))]
+    assert broken.detail in line.detail
+    assert broken.remedy in line.remedy
+    assert line.remedy or line.state is not State.WRONG
+    # It is what to fix, and there is something to type for it.
+    assert line.follows == ""
+    assert bool(line.command) or line.state is not State.WRONG
+    assert {after[key].follows for key in lines} <= {"", *lines}

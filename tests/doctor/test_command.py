@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from npu_agent import cli, simulator
+from npu_agent import simulator
 from npu_agent.simulator.kubelet import StandInKubelet
 from tests.doctor.helpers import RESOURCE, write_checkpoint
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -68,38 +68,12 @@ async def test_beside_a_running_agent(base: Path) -> None:
             await asyncio.to_thread(served, agent)
             code, lines, err = await asyncio.to_thread(examined, base, file)
         assert err == ""
-        assert {name: line["state"] for name, line in lines.items()} == {
-            "config": "ok",
-            "rights": "n/a",
-            "uid": "ok",
-            "/sys": "ok",
-            "/dev": "ok",
-            "driver warboy": "ok",
-            "driver rngd": "n/a",
-            "PCI": "ok",
-            "cards": "ok",
-            "card npu0": "ok",
-            "card npu1": "ok",
-            "plugin directory": "ok",
-            "kubelet.sock": "ok",
-            "socket path": "ok",
-            "our sockets": "ok",
-            "other plugins": "ok",
-            "serving agent": "ok",
-            "pod-resources": "ok",
-            "cgroups": "n/a",
-            f"resource {RESOURCE}": "ok",
-            "CDI directory": "n/a",
-            "NFD directory": "n/a",
-            "metrics.listen": "ok",
-            "metrics.probes": "ok",
-            "readiness": "ok",
-            "NODE_NAME": "n/a",
-            "API server": "n/a",
-            "Node": "n/a",
-            "labels": "n/a",
-            "DRA": "n/a",
-        }
+        states = {name: line["state"] for name, line in lines.items()}
+        unused = ["rights", "driver rngd", "cgroups", "CDI directory", "NFD directory"]
+        unused += ["NODE_NAME", "API server", "Node", "labels", "DRA"]
+        assert sorted(name for name, state in states.items() if state == "n/a") == sorted(unused)
+        assert set(states.values()) == {"ok", "n/a"}
+        assert states.keys() > {"config", "card npu1", f"resource {RESOURCE}", "readiness"}
         assert code == 0
         assert lines["our sockets"]["detail"] == "1 served"
         assert f"pid {agent.pid}, since" in lines["serving agent"]["detail"]
@@ -110,15 +84,6 @@ async def test_beside_a_running_agent(base: Path) -> None:
 
 def served(agent: Process) -> None:
     agent.said("serving metrics and status")
-
-
-def test_without_an_agent_and_a_kubelet(base: Path) -> None:
-    code, lines, err = examined(base, config_file(base))
-    assert (code, err) == (1, "")
-    assert {name for name, line in lines.items() if line["state"] == "wrong"} == {
-        "kubelet.sock",
-        "pod-resources",
-    }
 
 
 def test_a_bad_file_is_a_line_and_the_rest_is_looked_at(base: Path) -> None:
@@ -189,16 +154,3 @@ def test_a_bad_file_is_said_on_any_host(laptop: Path) -> None:
     _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={laptop}")
     assert f"{file}:2: intervall: unknown key" in out
     assert f"$ npu-agent config check {file}" in out
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [("--format=xml",), ("--interval=soon",), ("--config-file=/x", "--interval=5"), ("extra",)],
-)
-def test_wrong_use(wrong: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = cli.main(["doctor", *wrong])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    assert code == 2
-    assert capsys.readouterr().out == ""

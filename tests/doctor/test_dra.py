@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +11,9 @@ import pytest
 from npu_agent.config import AllocationConfig, ResourceSpec
 from npu_agent.config.schema import DraConfig
 from npu_agent.doctor.check import State
+from npu_agent.doctor.dra import resource_names
 from npu_agent.doctor.report import to_fix
-from tests.doctor.helpers import RESOURCE, Node, unserved
+from tests.doctor.helpers import RESOURCE, Break, Node, check_break, unserved
 
 DRIVER = "npu.furiosa.ai"
 REGISTRY, DIRECTORY = f"DRA registry of {DRIVER}", f"DRA directory of {DRIVER}"
@@ -133,17 +134,6 @@ async def test_where_dra_cannot_be(claims: Node, do: Callable[[Node], None], why
     assert every[f"resource {RESOURCE}"].state is State.OK
 
 
-@dataclass(frozen=True)
-class Break:
-    """Something that is wrong with a node."""
-
-    do: Callable[[Node], object]
-    line: str
-    verdict: State
-    detail: str
-    remedy: str = ""
-
-
 def says(**values: object) -> Callable[[Node], None]:
     def do(node: Node) -> None:
         for name, value in values.items():
@@ -177,77 +167,61 @@ def nobody_serves(node: Node) -> None:
 
 
 BREAKS = {
-    "no registry": Break(no_registry, REGISTRY, State.WRONG, "is missing", "mount the host's"),
+    "no registry": Break(no_registry, REGISTRY, "is missing", "mount the host's"),
     "a second driver": Break(
         registers(f"{DRIVER}-0d5a8e1c-1f3b-4d52-9d2e-0123456789ab-reg.sock"),
         REGISTRY,
-        State.WRONG,
         f"a second driver registers as {DRIVER}",
         "delete the vendor's DRA driver",
     ),
-    "a second driver without an instance": Break(
-        registers(f"{DRIVER}-reg.sock"), REGISTRY, State.WRONG, "a second driver", "delete"
-    ),
-    "no directory": Break(directory_is_a_file, DIRECTORY, State.WRONG, "is missing", "by the"),
+    "no directory": Break(directory_is_a_file, DIRECTORY, "is missing", "by the"),
     "somebody else's slices": Break(
         says(slices={"00000-npu.furiosa.ai-n1": 2, "n1-npu.furiosa.ai-x7k2p": 8}),
         SLICES,
-        State.WRONG,
         "n1-npu.furiosa.ai-x7k2p is not npu-agent's",
         "kubectl delete resourceslice n1-npu.furiosa.ai-x7k2p",
     ),
-    "no slices": Break(
-        says(slices={}), SLICES, State.WRONG, "none, though an agent serves", "readiness"
-    ),
+    "no slices": Break(says(slices={}), SLICES, "none, though an agent serves", "readiness"),
     "no slices, and nobody to write them": Break(
-        nobody_serves, SLICES, State.NOTE, "none, and no npu-agent serves this node"
+        nobody_serves,
+        {SLICES: State.NOTE, "serving agent": State.NOTE},
+        "none, and no npu-agent serves this node",
     ),
     "taints are dropped": Break(
-        says(keeps_taints=False), FEATURES, State.NOTE, "drops devices.taints", "DRADeviceTaints"
+        says(keeps_taints=False), {FEATURES: State.NOTE}, "drops devices.taints", "DRADeviceTaints"
     ),
-    "no class": Break(says(device_class=404), CLASS, State.WRONG, "missing", "components/dra"),
+    "no class": Break(says(device_class=404), CLASS, "missing", "components/dra"),
     "a class that may not be read": Break(
-        says(device_class=403), CLASS, State.UNUSED, f"kubectl get deviceclass {DRIVER}"
+        says(device_class=403), {CLASS: State.UNUSED}, f"kubectl get deviceclass {DRIVER}"
     ),
-    "an API server that fails": Break(says(device_class=500), CLASS, State.UNKNOWN, "500"),
+    "an API server that fails": Break(says(device_class=500), {CLASS: State.UNKNOWN}, "500"),
     "classes that may not be read": Break(
-        says(classes=403), RESOURCES, State.UNUSED, "an administrator may: npu-agent doctor"
+        says(classes=403), {RESOURCES: State.UNUSED}, "an administrator may: npu-agent doctor"
     ),
     "two classes for a name": Break(
         says(classes=[named("whole", RESOURCE), named("new", RESOURCE, "2026-11-22T07:00:01Z")]),
         RESOURCES,
-        State.WRONG,
         f"{RESOURCE} is the resource name of new and whole: the scheduler takes new",
         "kubectl delete deviceclass NAME",
     ),
     "a name that a device plugin serves": Break(
         still_plugged,
-        RESOURCES,
-        State.NOTE,
+        {RESOURCES: State.NOTE},
         f"a device plugin still offers 3 {RESOURCE} here",
         "another device plugin registers that name",
     ),
     "no policy": Break(
-        says(policy=None), POLICY, State.NOTE, "may write slices of other nodes", "ServiceAccount"
+        says(policy=None), {POLICY: State.NOTE}, "may write slices of other nodes", "ServiceAccount"
     ),
     "another policy": Break(
-        says(policy="of-somebody"), POLICY, State.UNKNOWN, "refused, and not by that policy"
+        says(policy="of-somebody"), {POLICY: State.UNKNOWN}, "refused, and not by that policy"
     ),
 }
 
 
 @pytest.mark.parametrize("name", BREAKS)
 async def test_exactly_the_broken_line_turns(claims: Node, name: str) -> None:
-    each = BREAKS[name]
-    before = await lines(claims)
-    each.do(claims)
-    after = await lines(claims)
-    assert {line for line in after if after[line] != before[line]} == {each.line}
-    verdict, detail, remedy = after[each.line]
-    assert verdict is each.verdict
-    assert each.detail in detail
-    assert each.remedy in remedy
-    assert bool(remedy) == bool(each.remedy)
+    await check_break(claims, BREAKS[name])
 
 
 async def test_sockets_of_others_are_none_of_ours(claims: Node) -> None:
@@ -255,6 +229,25 @@ async def test_sockets_of_others_are_none_of_ours(claims: Node) -> None:
     for name in ("gpu.nvidia.com-reg.sock", f"{DRIVER}.example-reg.sock", f"x{DRIVER}-reg.sock"):
         registers(name)(claims)
     assert await lines(claims) == before
+
+
+def test_of_several_classes_the_newest_counts_and_else_the_first_by_name() -> None:
+    old, new = "2026-11-22T07:00:00Z", "2026-11-22T07:00:01Z"
+    rivals = [named("c", RESOURCE, old), named("b", RESOURCE, new), named("a", RESOURCE, old)]
+    found = resource_names(DRIVER, rivals, {})
+    assert found.state is State.WRONG
+    assert found.detail == f"{RESOURCE} is the resource name of a, b and c: the scheduler takes b"
+    del rivals[1]
+    assert resource_names(DRIVER, rivals, {}).detail.endswith("of a and c: the scheduler takes a")
+
+
+def test_classes_of_others_are_none_of_ours() -> None:
+    others = [named("gpu", "nvidia.com/gpu"), named("lure", "notfuriosa.ai/npu")]
+    for one in others:
+        one["spec"]["selectors"] = []
+    twins = [*others, *others]
+    assert resource_names(DRIVER, twins, {"nvidia.com/gpu": "8"}).state is State.UNUSED
+    assert resource_names(DRIVER, [*twins, named("own", RESOURCE)], {}).state is State.OK
 
 
 async def test_on_the_host_the_policy_is_not_judged(claims: Node) -> None:
