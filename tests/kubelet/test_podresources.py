@@ -16,13 +16,11 @@ from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Allocation, Assignment, DeviceName, Ledger
 from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
-from npu_agent.kubelet.decode import listed
 from npu_agent.kubelet.podresources import (
     Holdings,
     UnavailableError,
     fetch,
     offered,
-    socket_beside,
 )
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1 as wire
@@ -215,17 +213,8 @@ async def ask(socket: Path, reply: Reply) -> tuple[Assignment, ...]:
         return await fetch(socket)
 
 
-def test_socket_is_beside_the_plugin_directory() -> None:
-    found = socket_beside(Path("/var/lib/kubelet/device-plugins"))
-    assert found == Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-
-
 async def test_assignments_are_sorted_and_complete(socket: Path) -> None:
     assert await ask(socket, HELD) == ASSIGNED
-
-
-async def test_nobody_holds_anything(socket: Path) -> None:
-    assert await ask(socket, b"") == ()
 
 
 async def test_socket_is_missing(socket: Path) -> None:
@@ -248,12 +237,6 @@ async def test_kubelet_that_never_answers(socket: Path) -> None:
             await fetch(socket, deadline=0.1)
 
 
-async def test_kubelet_that_refuses(socket: Path) -> None:
-    refusal = GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
-    with pytest.raises(UnavailableError, match="RESOURCE_EXHAUSTED: rejected by rate limit"):
-        await ask(socket, refusal)
-
-
 async def test_server_that_speaks_another_language(socket: Path) -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example.com ESMTP\r\n")
@@ -264,11 +247,6 @@ async def test_server_that_speaks_another_language(socket: Path) -> None:
             await fetch(socket)
     reason = str(error.value).removeprefix(f"{socket}: ")
     assert reason  # whatever it is, it is not empty
-
-
-async def test_answer_in_many_pieces(socket: Path) -> None:
-    whole = announced(len(HELD)) + HELD
-    assert await ask(socket, says(*(whole[at : at + 1] for at in range(len(whole))))) == ASSIGNED
 
 
 async def test_too_large_an_answer_is_refused_before_it_has_come(socket: Path) -> None:
@@ -282,6 +260,10 @@ async def test_too_large_an_answer_is_refused_before_it_has_come(socket: Path) -
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
+        (
+            GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit"),
+            "RESOURCE_EXHAUSTED: rejected by rate limit",
+        ),
         (says(announced(5, compressed=True), b"xxxxx"), "the answer is compressed"),
         (says(announced(100)), "the answer is cut off"),
         (says(announced(100), b"short"), "the answer is cut off"),
@@ -385,12 +367,6 @@ async def test_it_is_asked_again_a_second_after_a_grant(socket: Path) -> None:
         await until(lambda: kubelet.node.reads > reads)
         assert time.monotonic() - began > 0.9
         assert kubelet.node.reads == reads + 1
-
-
-def test_two_pods_of_one_name_are_one() -> None:
-    """As of a StatefulSet, while the one that has ended is still listed."""
-    both = answer(("n", "p", {"c": {NPU: ["U0"]}}), ("n", "p", {"c": {NPU: ["U0", "U1"]}}))
-    assert [one.device for one in listed(both)[0]] == ["U0", "U1"]
 
 
 async def test_what_the_kubelet_offers(socket: Path) -> None:

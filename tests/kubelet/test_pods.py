@@ -117,11 +117,6 @@ async def test_a_pod_lives_as_long_as_its_cgroup_has_processes(tmp_path: Path, n
     assert await pods.living({A}) == frozenset()
 
 
-async def test_a_static_pod_has_a_hash_for_a_uid(tmp_path: Path) -> None:
-    unified(tmp_path, f"kubepods/burstable/pod{STATIC}")
-    assert await Pods(tmp_path, tmp_path).living({STATIC}) == {STATIC}
-
-
 async def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
     by_controller(tmp_path, f"kubepods/besteffort/pod{A}", processes=2)
     by_controller(tmp_path, f"kubepods/besteffort/pod{B}", processes=0)

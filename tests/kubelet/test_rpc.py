@@ -6,7 +6,6 @@ import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from grpclib.const import Cardinality, Handler, Status
@@ -113,7 +112,7 @@ async def test_a_call_that_nobody_answers_ends_when_another_server_takes_the_pla
         stopped[0].close()
 
 
-@pytest.mark.parametrize("length", [(4 << 20) + 1, 200 << 20, (1 << 32) - 1])
+@pytest.mark.parametrize("length", [(4 << 20) + 1, (1 << 32) - 1])
 async def test_a_request_that_is_too_large_is_refused_by_its_length(
     socket: Path, server: UnixServer, length: int
 ) -> None:
@@ -164,14 +163,3 @@ async def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
     path = tmp_path / ("s" * 108)
     with pytest.raises(OSError, match=f"{path} has {len(str(path))} bytes and Linux takes 107"):
         await UnixServer([Registration()], path).listen()
-
-
-async def test_a_directory_that_keeps_us_out_has_not_lost_our_socket(
-    server: UnixServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else one chmod would take all devices from the node, while the stream works as before."""
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "lstat", Mock(side_effect=PermissionError))
-        assert server.exists()
-    server.path.unlink()
-    assert not server.exists()

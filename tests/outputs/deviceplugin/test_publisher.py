@@ -9,7 +9,6 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -110,9 +109,7 @@ class Room:
         """This agent gets the node: the kubelet is asked, and answers that these are held."""
         renewing = asyncio.create_task(self.publisher.renew())
         before = self.kubelet.asked
-        async with asyncio.timeout(10):
-            while self.kubelet.asked == before:
-                await asyncio.sleep(0)
+        await until(lambda: self.kubelet.asked > before)
         self.says(*held)
         await renewing
 
@@ -120,9 +117,7 @@ class Room:
         """The agent ends: the kubelet is asked once more, and answers so."""
         ending = asyncio.create_task(self.publisher.end())
         before = self.kubelet.asked
-        async with asyncio.timeout(10):
-            while self.kubelet.asked == before:
-                await asyncio.sleep(0)
+        await until(lambda: self.kubelet.asked > before)
         self.says(*held, error=error)
         await ending
 
@@ -356,179 +351,6 @@ async def test_without_a_cdi_spec_nothing_is_offered(tmp_path: Path) -> None:
         assert "cannot be written" in _reason(room)
 
 
-@pytest.mark.parametrize("change", ["shape", "disabled", "the card leaves"])
-async def test_what_a_pod_holds_stays_in_the_cdi_spec_until_the_pod_has_ended(
-    tmp_path: Path, change: str
-) -> None:
-    """The kubelet passes on the same CDI name when a container starts again in its Pod."""
-    room = Room(tmp_path, by_cdi=True)
-    card, new = room.card.id, []
-    await room.owned()
-    before = room.spec.read_bytes()
-    room.granted()
-    match change:
-        case "shape":
-            room.wanted.publish(SINGLE)
-            new = [f"{card}_cores_0", f"{card}_cores_1"]
-        case "disabled":
-            room.wanted.publish(replace(FUSION, disabled=frozenset({"npu0"})))
-        case _:
-            room.snapshots.publish(Snapshot((), complete=True))
-    for _ in range(3):  # in doubt, and later as the kubelet says
-        await room.publisher.publish()
-        assert named(room) == [*new, card]
-        assert json.loads(before)["devices"][0] in json.loads(room.spec.read_bytes())["devices"]
-        room.says(card)
-    for _ in range(3):
-        room.says()
-        await room.publisher.publish()
-    assert (named(room) if new else room.spec.exists()) == (new or False)
-
-
-async def test_what_a_pod_holds_stays_in_the_cdi_spec_when_the_agent_is_killed(
-    tmp_path: Path,
-) -> None:
-    killed = Room(tmp_path, by_cdi=True)
-    card = killed.card.id
-    await killed.owned()
-    killed.granted()
-    room = Room(tmp_path, SINGLE, by_cdi=True)
-    room.says()
-    await room.publisher.publish()  # it stands by
-    await room.owned(card)
-    assert named(room) == [f"{card}_cores_0", f"{card}_cores_1", card]
-    for _ in range(3):
-        room.says()
-        await room.publisher.publish()
-    assert named(room) == [f"{card}_cores_0", f"{card}_cores_1"]
-
-
-async def test_what_was_held_when_the_cards_went_is_known_when_the_node_becomes_ours(
-    tmp_path: Path,
-) -> None:
-    """Without cards nobody serves the node; what was read then is not what is there later."""
-    room = Room(tmp_path, SINGLE, by_cdi=True)
-    room.snapshots.publish(Snapshot((), complete=True))
-    room.says()
-    await room.publisher.publish()
-    other = Room(tmp_path, by_cdi=True)
-    await other.owned()
-    other.granted()
-    room.snapshots.publish(Snapshot((room.card,), complete=True))
-    await room.owned(room.card.id)
-    assert room.card.id in named(room)
-
-
-@pytest.mark.parametrize("left", ["spec", "noise"])
-async def test_a_cdi_spec_of_a_killed_agent_goes_if_there_are_no_cards_now(
-    tmp_path: Path, left: str
-) -> None:
-    killed = Room(tmp_path, by_cdi=True)
-    await killed.owned()
-    if left == "noise":
-        killed.spec.write_bytes(b"noise")
-    (tmp_path / RECORD).unlink()
-    room = Room(tmp_path, by_cdi=True)
-    room.snapshots.publish(Snapshot((), complete=True))
-    room.says()
-    await room.publisher.publish()
-    assert not room.spec.exists()
-
-
-async def test_a_cdi_spec_of_a_killed_agent_stays_for_its_pods_although_there_are_no_cards(
-    tmp_path: Path,
-) -> None:
-    killed = Room(tmp_path, by_cdi=True)
-    await killed.owned()
-    killed.granted()
-    room = Room(tmp_path, by_cdi=True)
-    room.snapshots.publish(Snapshot((), complete=True))
-    for _ in range(3):
-        room.says(room.card.id)
-        await room.publisher.publish()
-        assert named(room) == [room.card.id]
-    for _ in range(3):
-        room.says()
-        await room.publisher.publish()
-    assert not room.spec.exists()
-
-
-async def test_without_cdi_names_a_spec_that_was_left_goes_with_the_last_pod_that_was_given_them(
-    tmp_path: Path,
-) -> None:
-    killed = Room(tmp_path, SINGLE, by_cdi=True)
-    card = killed.card.id
-    await killed.owned()
-    room = Room(tmp_path)
-    room.says(f"{card}_cores_0")
-    await room.publisher.publish()  # it stands by: the other one may still offer all of it
-    assert named(room) == [f"{card}_cores_0", f"{card}_cores_1"]
-    await room.owned(f"{card}_cores_0")
-    for _ in range(3):
-        room.says(f"{card}_cores_0")
-        await room.publisher.publish()
-    assert named(room) == [f"{card}_cores_0"]
-    for _ in range(3):
-        room.says()
-        await room.publisher.publish()
-    assert not room.spec.exists()
-    assert [device.healthy for device in room.publisher.devices[NPU].value] == [True]
-
-
-async def test_without_cdi_names_no_spec_is_written_and_nobody_elses_is_removed(
-    tmp_path: Path,
-) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    assert not room.spec.parent.exists()
-    room.spec.parent.mkdir()
-    room.spec.write_text('{"kind": "furiosa.ai/npu", "devices": []}')
-    (tmp_path / RECORD).unlink()
-    other = Room(tmp_path)
-    await other.owned()
-    assert room.spec.exists()
-
-
-async def test_without_cdi_names_a_spec_that_cannot_be_removed_is_nobodys_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = Room(tmp_path, by_cdi=True)
-    await killed.owned()
-    write = files.replace
-
-    async def read_only(path: Path, content: bytes | None, **how: Any) -> bool:
-        if path == killed.spec:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return await write(path, content, **how)
-
-    monkeypatch.setattr(files, "replace", read_only)
-    room = Room(tmp_path)
-    room.wanted.publish(SINGLE)
-    await room.owned()
-    for _ in range(3):
-        room.says()
-        await room.publisher.publish()
-    assert room.spec.exists()
-    assert room.publisher.cdi_error is None
-    assert [device.healthy for device in room.publisher.devices[NPU].value] == [True, True]
-
-
-async def test_no_device_leaves_the_cdi_spec_while_nobody_knows_who_holds_it(
-    tmp_path: Path,
-) -> None:
-    killed = Room(tmp_path, by_cdi=True)
-    await killed.owned()
-    (tmp_path / RECORD).unlink()
-    room = Room(tmp_path, by_cdi=True)
-    room.snapshots.publish(Snapshot((), complete=True))
-    room.says(error="kubelet.sock is missing")
-    await room.publisher.publish()
-    assert named(room) == [room.card.id]
-    room.says()
-    await room.publisher.publish()
-    assert not room.spec.exists()
-
-
 async def test_what_is_granted_while_the_cdi_spec_is_written_without_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -555,17 +377,6 @@ async def test_what_is_granted_while_the_cdi_spec_is_written_without_it_returns(
     assert room.card.id in named(room)
 
 
-async def test_an_agent_that_stands_by_leaves_the_cdi_specs_alone(tmp_path: Path) -> None:
-    """Its config may be another one, and the one that serves the node hands out what is there."""
-    room, standby = Room(tmp_path, by_cdi=True), Room(tmp_path, SINGLE, by_cdi=True)
-    await room.owned()
-    assert named(room) == [room.card.id]
-    standby.says()
-    await standby.publisher.publish()
-    assert len(standby.publisher.devices[NPU].value) == 2
-    assert named(room) == [room.card.id]
-
-
 def named(room: Room) -> list[str]:
     """The devices in the spec on disk."""
     return [device["name"] for device in json.loads(room.spec.read_bytes())["devices"]]
@@ -580,9 +391,7 @@ async def test_nothing_is_left_on_the_disk_if_no_container_holds_a_device(tmp_pa
     record = tmp_path / RECORD
     async with room.running():
         await room.owned()
-        async with asyncio.timeout(10):
-            while not (record.exists() and room.spec.exists()):
-                await asyncio.sleep(0.001)
+        await until(lambda: record.exists() and room.spec.exists())
         await room.ended()
         assert not record.exists()
         assert not room.spec.exists()
@@ -602,9 +411,7 @@ async def test_what_the_next_agent_needs_is_left(
     card = room.card.id
     async with room.running():
         await room.owned()
-        async with asyncio.timeout(10):
-            while not (record.exists() and room.spec.exists()):
-                await asyncio.sleep(0.001)
+        await until(lambda: record.exists() and room.spec.exists())
         match why:
             case "held":
                 await room.ended(card)
@@ -683,18 +490,26 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
     """It ends before the file's deadline of 5 s has passed, and hands out nothing any more."""
     room = Room(tmp_path, by_cdi=True)
     hangs, go_on = threading.Event(), threading.Event()
-    replace = files._replace
+    content, unlink = files.content, Path.unlink
 
-    def replacing(path: Path, *args: Any, **named: Any) -> bool:
+    def hang(path: Path) -> None:
         if path.name == name:
             hangs.set()
             go_on.wait(30)
-        return replace(path, *args, **named)
+
+    def reading(path: Path, *args: Any, **named: Any) -> bytes | None:
+        hang(path)
+        return content(path, *args, **named)
+
+    def removing(path: Path, *, missing_ok: bool = False) -> None:
+        hang(path)
+        unlink(path, missing_ok=missing_ok)
 
     async with room.running():
         await room.owned()
         await until(room.spec.exists)
-        monkeypatch.setattr(files, "_replace", replacing)
+        monkeypatch.setattr(files, "content", reading)
+        monkeypatch.setattr(Path, "unlink", removing)
         if removed:
             await room.ended()
         else:
