@@ -49,9 +49,9 @@ SERVICES = (
 A kubelet 1.36 knows the alpha version of the health service, and asks every driver for it.
 """
 
-_ANSWER_WITHIN = 40.0
+ANSWER_WITHIN = 40.0
 """Seconds. The kubelet waits for 45, and what it then writes to the Pod names no cause."""
-_HEARTBEAT = 10.0
+HEARTBEAT = 10.0
 """Seconds between two lists if nothing changes.
 
 Each device that a kubelet has not heard of for 30 s is Unknown to it. A longer limit could be asked
@@ -114,7 +114,6 @@ class Registration:
     async def _get_info(self, stream: Stream[pluginregistration.InfoRequest, Encoded]) -> None:
         await received(stream)
         await stream.send_message(self._info)
-        await stream.send_trailing_metadata()
         now = self.state.value
         self.state.publish(replace(now, asked=now.asked + 1))
 
@@ -124,7 +123,6 @@ class Registration:
         status = await received(stream)
         # Whatever it says: an error in answer to a success would undo the registration.
         await stream.send_message(Encoded(b""))
-        await stream.send_trailing_metadata()
         before = self.state.value
         now = replace(
             before,
@@ -147,7 +145,7 @@ class DraPlugin:
     """
 
     def __init__(
-        self, prepare: Prepare, unprepare: Unprepare, *, deadline: float = _ANSWER_WITHIN
+        self, prepare: Prepare, unprepare: Unprepare, *, deadline: float = ANSWER_WITHIN
     ) -> None:
         """`prepare` and `unprepare` are cancelled after `deadline` seconds, or at the agent's end.
 
@@ -179,66 +177,48 @@ class DraPlugin:
 
     async def _node_prepare(self, stream: Stream[v1.NodePrepareResourcesRequest, Encoded]) -> None:
         refs = _refs((await received(stream)).claims)
-        for ref in refs.values():
-            if not (ref.namespace and ref.name):
-                raise GRPCError(Status.INVALID_ARGUMENT, f"claim {ref.uid!r} lacks its name")
-        with counted(self.calls):
-            found: Mapping[str, Prepared] = await self._ask(self._prepare, refs)
-            parts = []
-            for uid, ref in refs.items():
-                outcome = found[uid]
-                if isinstance(outcome, str):
-                    log.warning("claim not prepared", claim=_name(ref), reason=outcome)
-                    error = _cut(outcome, _LONGEST_MESSAGE)
-                    answer = v1.NodePrepareResourceResponse(error=error)
-                else:
-                    log.info("claim prepared", claim=_name(ref), devices=_devices(outcome))
-                    answer = v1.NodePrepareResourceResponse(devices=_encodable(outcome))
-                parts.append(bytes(v1.NodePrepareResourcesResponse(claims={uid: answer})))
-                await asyncio.sleep(0)
-            await stream.send_message(_joined(parts))
-            await stream.send_trailing_metadata()
+        answers = {}
+        for ref, outcome in (await self._call(self._prepare, refs)).items():
+            if isinstance(outcome, str):
+                log.warning("claim not prepared", claim=_name(ref), reason=outcome)
+                # An empty text would be a success to the kubelet.
+                error = _cut(outcome or "no reason given")
+                answers[ref.uid] = v1.NodePrepareResourceResponse(error=error)
+            else:
+                devices = ",".join(one.device for one in outcome)
+                log.info("claim prepared", claim=_name(ref), devices=devices)
+                answers[ref.uid] = v1.NodePrepareResourceResponse(devices=_encodable(outcome))
+        await stream.send_message(Encoded(bytes(v1.NodePrepareResourcesResponse(claims=answers))))
 
     async def _node_unprepare(
         self, stream: Stream[v1.NodeUnprepareResourcesRequest, Encoded]
     ) -> None:
         refs = _refs((await received(stream)).claims)
-        with counted(self.calls):
-            found: Mapping[str, str | None] = await self._ask(self._unprepare, refs)
-            parts = []
-            for uid, ref in refs.items():
-                if error := found[uid]:
-                    log.warning("claim not unprepared", claim=_name(ref), reason=error)
-                else:
-                    log.info("claim unprepared", claim=_name(ref))
-                answer = v1.NodeUnprepareResourceResponse(error=error or "")
-                parts.append(bytes(v1.NodeUnprepareResourcesResponse(claims={uid: answer})))
-                await asyncio.sleep(0)
-            await stream.send_message(_joined(parts))
-            await stream.send_trailing_metadata()
+        answers = {}
+        for ref, error in (await self._call(self._unprepare, refs)).items():
+            if error is not None:
+                log.warning("claim not unprepared", claim=_name(ref), reason=error)
+            else:
+                log.info("claim unprepared", claim=_name(ref))
+            answers[ref.uid] = v1.NodeUnprepareResourceResponse(error=error or "")
+        await stream.send_message(Encoded(bytes(v1.NodeUnprepareResourcesResponse(claims=answers))))
 
-    async def _ask(
+    async def _call(
         self,
         function: Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, T]]],
-        refs: Mapping[str, ClaimRef],
-    ) -> dict[str, T | str]:
-        """The outcome for each of `refs`, and for nothing else; within the deadline."""
-        try:
-            async with asyncio.timeout(self._deadline) as limit:
-                found = await function(tuple(refs.values()))
-        except TimeoutError:
-            if not limit.expired():
-                raise  # of the operating system
-            late = f"npu-agent was not ready within {self._deadline:g} s; the kubelet tries again"
-            return dict.fromkeys(refs, late)
-        for uid in found.keys() - refs.keys():
-            log.error("the answer names a claim that was not asked for: dropped", uid=uid)
-        missing = "npu-agent has no answer for this claim: please report it as a bug"
-        # An empty text would be a success to the kubelet.
-        return {
-            uid: ("no reason given" if (outcome := found.get(uid, missing)) == "" else outcome)
-            for uid in refs
-        }
+        refs: Sequence[ClaimRef],
+    ) -> dict[ClaimRef, T | str]:
+        """The outcome for each of `refs`, within the deadline."""
+        with counted(self.calls):
+            try:
+                async with asyncio.timeout(self._deadline) as limit:
+                    found = await function(refs)
+            except TimeoutError:
+                if not limit.expired():
+                    raise  # of the operating system
+                late = f"not ready within {self._deadline:g} s; the kubelet tries again"
+                return dict.fromkeys(refs, f"npu-agent was {late}")
+            return {ref: found[ref.uid] for ref in refs}
 
 
 class Health:
@@ -253,7 +233,7 @@ class Health:
         pool: str,
         devices: Feed[tuple[PoolDevice, ...] | None],
         *,
-        heartbeat: float = _HEARTBEAT,
+        heartbeat: float = HEARTBEAT,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A reporter of `devices`, which are in `pool`; nothing is sent while they are None.
@@ -317,7 +297,7 @@ class Health:
                         # reported as healthy, and the message says more.
                         health=_HEALTHY if one.device.healthy else _UNHEALTHY,
                         last_updated_time=self._since[one.name][1],
-                        message=_cut(one.device.reason, _LONGEST_MESSAGE),
+                        message=_cut(one.device.reason),
                     )
                     for one in devices
                 ]
@@ -325,26 +305,17 @@ class Health:
         )
 
 
-def _refs(claims: Sequence[v1.Claim]) -> dict[str, ClaimRef]:
-    """The claims of a request, by UID.
+def _refs(claims: Sequence[v1.Claim]) -> tuple[ClaimRef, ...]:
+    """The claims of a request.
 
     Raises:
-        GRPCError: INVALID_ARGUMENT, as one has no UID, or one that another claim has as well, or
-            one that cannot be part of a file's name.
+        GRPCError: INVALID_ARGUMENT, as one has a UID that cannot be part of a file's name.
     """
-    refs: dict[str, ClaimRef] = {}
-    for claim in claims:
-        ref = ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid)
-        if not ref.uid:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"claim {_name(ref)!r} lacks its UID")
+    refs = tuple(ClaimRef(namespace=one.namespace, name=one.name, uid=one.uid) for one in claims)
+    for ref in refs:
         if not is_uid(ref.uid):
             what = f"claim {_name(ref)!r} has the UID {quoted(ref.uid)}, which is none"
             raise GRPCError(Status.INVALID_ARGUMENT, what)
-        if refs.setdefault(ref.uid, ref) != ref:
-            raise GRPCError(
-                Status.INVALID_ARGUMENT,
-                f"claims {_name(refs[ref.uid])!r} and {_name(ref)!r} have the same UID {ref.uid!r}",
-            )
     return refs
 
 
@@ -360,22 +331,10 @@ def _encodable(results: Sequence[PreparedResult]) -> list[v1.Device]:
     ]
 
 
-def _joined(parts: Sequence[bytes]) -> Encoded:
-    """One answer made of several, as the entries of a map may be in any number of pieces.
-
-    A thousand claims take betterproto half a second, in which the loop would do nothing else.
-    """
-    return Encoded(b"".join(parts))
-
-
 def _name(ref: ClaimRef) -> str:
     return f"{ref.namespace}/{ref.name}"
 
 
-def _devices(results: Sequence[PreparedResult]) -> str:
-    return ",".join(result.device for result in results)
-
-
-def _cut(text: str, most: int) -> str:
-    """As much of `text` as fits into `most` bytes, without half a character."""
-    return text.encode(errors="replace")[:most].decode(errors="ignore")
+def _cut(text: str) -> str:
+    """As much of `text` as fits, without half a character."""
+    return text.encode(errors="replace")[:_LONGEST_MESSAGE].decode(errors="ignore")

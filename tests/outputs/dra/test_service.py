@@ -18,7 +18,14 @@ from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire import v1 as health_v1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1, v1beta1
 from npu_agent.outputs.dra.endpoint import Endpoint
-from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared, RegistrationState
+from npu_agent.outputs.dra.service import (
+    ANSWER_WITHIN,
+    HEARTBEAT,
+    DraPlugin,
+    Health,
+    Prepared,
+    RegistrationState,
+)
 from tests.outputs.dra.helpers import DRIVER, POOL, Driver, given, kubelet_root, listed, ref
 from tests.until import first
 
@@ -114,13 +121,6 @@ class TestRegistration:
         restarted = await first(state, lambda now: now.asked == 2)
         assert restarted.registered
 
-    async def test_a_refusal_without_words_has_words(
-        self, endpoint: Endpoint, kubelet: pluginregistration.RegistrationStub
-    ) -> None:
-        await kubelet.notify_registration_status(pluginregistration.RegistrationStatus())
-        now = await first(endpoint.registration, lambda state: state.notifications)
-        assert (now.registered, now.error) == (False, "no reason given")
-
     async def test_refusals_are_logged_once_each(
         self,
         endpoint: Endpoint,
@@ -145,8 +145,10 @@ class TestPrepare:
             "u1": (given("npu-0", "train", "side"), given("npu-1", "train")),
             "u2": "npu-2 is held by Pod ml/other",
             "u3": (),
+            "u4": "",  # an error without words would be a success without devices
         }
-        answers = await prepare(channel, ref("u1"), ref("u2"), ref("u3"), wire=wire)
+        refs = [ref(uid) for uid in driver.prepared]
+        answers = await prepare(channel, *refs, wire=wire)
         assert answers == {
             "u1": wire.NodePrepareResourceResponse(
                 devices=[
@@ -166,8 +168,9 @@ class TestPrepare:
             ),
             "u2": wire.NodePrepareResourceResponse(error="npu-2 is held by Pod ml/other"),
             "u3": wire.NodePrepareResourceResponse(),
+            "u4": wire.NodePrepareResourceResponse(error="no reason given"),
         }
-        assert driver.asked == [("prepare", (ref("u1"), ref("u2"), ref("u3")))]
+        assert driver.asked == [("prepare", tuple(refs))]
 
     @BOTH
     async def test_unprepare_says_what_failed_and_nothing_of_what_went_well(
@@ -178,80 +181,16 @@ class TestPrepare:
         assert answers == {"u1": "", "u2": "the disk is full", "u3": ""}
         assert driver.asked == [("unprepare", (ref("u1"), ref("u2"), ref("u3")))]
 
-    async def test_the_answer_has_exactly_the_claims_of_the_question(
-        self, driver: Driver, channel: Channel, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        driver.prepared = {"u1": (given("npu-0", "r"),), "u9": (given("npu-9", "r"),), "u3": ""}
-        answers = await prepare(channel, ref("u1"), ref("u2"), ref("u3"))
-        assert answers.keys() == {"u1", "u2", "u3"}
-        assert sum("was not asked for" in one.getMessage() for one in caplog.records) == 1
-        assert "no answer for this claim" in answers["u2"].error
-        # An error without words would be a success without devices.
-        assert answers["u3"].error == "no reason given"
-        driver.unprepared = {"u9": None}
-        left = await unprepare(channel, ref("u1"))
-        assert left.keys() == {"u1"}
-        assert "no answer for this claim" in left["u1"]
-
-    async def test_a_claim_named_twice_is_one(self, driver: Driver, channel: Channel) -> None:
-        assert (await prepare(channel, ref("u1"), ref("u1"))).keys() == {"u1"}
-        assert driver.asked == [("prepare", (ref("u1"),))]
-
-    async def test_a_thousand_claims_in_one_call_leave_the_loop_its_turns(
-        self, channel: Channel
-    ) -> None:
-        turns = 0
-
-        async def tick() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        refs = [ref(f"{index:036}") for index in range(1000)]
-        ticker = asyncio.create_task(tick())
-        answers = await prepare(channel, *refs)
-        assert turns >= 1000
-        turns = 0
-        assert await unprepare(channel, *refs) == {one.uid: "" for one in refs}
-        assert turns >= 1000
-        ticker.cancel()
-        assert [answers[one.uid].devices[0].device_name for one in refs] == [
-            f"npu-{one.uid}" for one in refs
-        ]
-
-    @pytest.mark.parametrize(
-        ("refs", "message"),
-        [
-            ((ref("u1"), ref("", "nobody")), "claim 'ml/nobody' lacks its UID"),
-            (
-                (ref("u1"), ref("../u2", "outside")),  # it is part of a file's name
-                "claim 'ml/outside' has the UID '../u2', which is none",
-            ),
-            (
-                (ref("u1", "one"), ref("u1", "two")),
-                "claims 'ml/one' and 'ml/two' have the same UID 'u1'",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize("uid", ["", "../u2"])  # it is part of a file's name
     async def test_broken_requests_are_refused(
-        self, driver: Driver, channel: Channel, refs: Sequence[ClaimRef], message: str
+        self, driver: Driver, channel: Channel, uid: str
     ) -> None:
         for call in (prepare, unprepare):
             with pytest.raises(GRPCError) as error:
-                await call(channel, *refs)
+                await call(channel, ref("u1"), ref(uid, "outside"))
+            message = f"claim 'ml/outside' has the UID {uid!r}, which is none"
             assert (error.value.status, error.value.message) == (Status.INVALID_ARGUMENT, message)
         assert driver.asked == []
-
-    async def test_only_unprepare_needs_no_name(self, driver: Driver, channel: Channel) -> None:
-        nameless = ClaimRef(namespace="ml", name="", uid="u1")
-        nowhere = ClaimRef(namespace="", name="claim", uid="u1")
-        for one in (nameless, nowhere):
-            with pytest.raises(GRPCError, match="claim 'u1' lacks its name"):
-                await prepare(channel, one)
-            assert driver.asked == []
-            assert await unprepare(channel, one) == {"u1": ""}
-            driver.asked.clear()
 
     async def test_a_call_that_takes_too_long_is_answered_before_the_kubelet_gives_up(
         self, root: Path, driver: Driver
@@ -279,7 +218,7 @@ class TestPrepare:
         assert ended == ["u1", "u3"]
 
     def test_the_deadline_is_below_the_kubelets_45_s(self) -> None:
-        assert 30 <= DraPlugin(Driver().prepare, Driver().unprepare)._deadline <= 42
+        assert 30 <= ANSWER_WITHIN <= 42
 
     async def test_calls_do_not_wait_for_each_other(self, root: Path, driver: Driver) -> None:
         both = asyncio.Barrier(2)
@@ -372,7 +311,7 @@ class TestHealth:
         assert len(received[0].devices) == 2
 
     def test_the_heartbeat_is_well_under_the_kubelets_30_s(self) -> None:
-        assert 5 <= Health(POOL, Driver().devices)._heartbeat <= 12
+        assert 5 <= HEARTBEAT <= 12
 
     async def test_a_device_has_the_time_of_its_last_change(
         self, root: Path, driver: Driver
