@@ -9,14 +9,13 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from npu_agent import __version__, logs
-from npu_agent.backoff import ApiBackoff
 from npu_agent.config import Config, Effective, Poller, disabled_for, poller
 from npu_agent.config.resources import asks_for, offered_by, resources_of, wishes_of
 from npu_agent.core import changes, health
@@ -41,10 +40,10 @@ from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
-from npu_agent.outputs.dra import driver
-from npu_agent.outputs.dra.driver import Driver, Host, Shared
+from npu_agent.outputs.dra import driver, support
+from npu_agent.outputs.dra.driver import Driver, Shared
 from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
-from npu_agent.outputs.dra.support import support
+from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events
 from npu_agent.outputs.hostcdi import HostCdi
 from npu_agent.outputs.labels import output_of
@@ -61,10 +60,13 @@ from npu_agent.outputs.web.server import Limits, Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.shutdown import LONGEST, Shutdown
 from npu_agent.supervise import keep_running
-from npu_agent.ticks import set_within
 from npu_agent.vendors import CDI_KINDS, DRIVERS, REGISTRY, SPECS, VENDORS
 
 log = logger(__name__)
+
+
+_Part = tuple[str, Callable[[], Coroutine[Any, Any, None]]]
+"""A name, for the log and the metric of restarts, and what runs until it is cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +96,18 @@ _JUMP = 0.1
 two clock reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Dra:
-    """Whether this node can do DRA."""
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where an agent runs."""
 
-    available: bool | None = None
-    """What `allocation.api: auto` follows; None as long as that is not known."""
-    impossible: str | None = None
-    """Why `allocation.api: dra` cannot be followed; "" if it can, None if that is not known yet."""
+    root: Path
+    """Where its ``/`` is seen, with /sys, /dev and /var/run/cdi; the plugin directory is used as
+    configured."""
+    node_name: str | None
+    """This Node's name, for what the config says of single nodes."""
+    kubelet: bool = True
+    """Whether there is one. If not, the agent watches the cards, serves metrics and pages, and
+    writes CDI specs for people who name cards by hand."""
 
 
 class Agent:
@@ -110,29 +116,24 @@ class Agent:
     def __init__(
         self,
         effective: Effective,
+        host: Host,
         *,
-        host_root: Path,
-        node_name: str | None,
         config_file: Path | None = None,
         api: Api | None = None,
-        kubelet: bool = True,
         timing: Timing = Timing(),
     ) -> None:
         """Builds the parts; nothing runs yet.
 
         Args:
             effective: the config to start with.
-            host_root: where the host's ``/`` is seen: /sys, /dev and /var/run/cdi are below it. The
-                plugin directory is used as configured: the kubelet is not simulated.
-            node_name: this Node's name, for what the config says of single nodes.
+            host: where it runs.
             config_file: where the config came from, to be followed; None for options.
             api: the API server; None: the one that this Pod, or this user, belongs to.
-            kubelet: whether this host has one. If not, the agent watches the cards, serves metrics
-                and pages, and writes CDI specs for people who name cards by hand.
             timing: all times.
         """
         self._timing = timing
         config = effective.config
+        host_root, node_name, kubelet = host.root, host.node_name, host.kubelet
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
         self.poller = Poller(config_file, REGISTRY, effective, timing.config)
@@ -155,9 +156,10 @@ class Agent:
         )
         self._node_name = node_name
         self._hostname = node_name or platform.node()
-        self._dra = Feed(_Dra())
-        """Whether this node can do DRA."""
-        self._asks = configs.map(partial(_asks, node_name))
+        self._api = api or Api()
+        self.dra_support = SupportWatch(
+            self._api, node_name, configs.map(partial(_asks, node_name)), timing.ask_again
+        )
         self._wanted = configs.map(partial(_wanted, node_name, kubelet))
         self.store = AllocationStore(
             snapshots=self.inventory.hardware,
@@ -168,10 +170,9 @@ class Agent:
             directory=directory,
             ledger=ledger,
         )
-        self._api = api or Api()
         self.modes = ApiModes(
             snapshots=self.inventory.hardware,
-            wanted=configs.map_with(self._dra, partial(_wishes, node_name)),
+            wanted=configs.map_with(self.dra_support.state, partial(_wishes, node_name)),
             store=self.store,
             offered=partial(_offered, socket_beside(directory)),
             allocatable=partial(_allocatable, self._api, node_name),
@@ -210,7 +211,7 @@ class Agent:
         self.drivers = tuple(
             Driver(
                 words,
-                Host(
+                driver.Host(
                     node_name=node_name,
                     pod_uid=os.environ.get("POD_UID"),
                     kubelet_root=directory.parent,
@@ -222,7 +223,9 @@ class Agent:
                     ownership=ownership,
                     modes=self.modes,
                 ),
-                configs.map_with(self._dra, partial(_wanted_by_claims, node_name, words)),
+                configs.map_with(
+                    self.dra_support.state, partial(_wanted_by_claims, node_name, words)
+                ),
                 self._api,
                 timing.drivers,
             )
@@ -319,36 +322,21 @@ class Agent:
         `allow` is called with the seconds that the end may take from then on.
         """
         async with asyncio.TaskGroup() as parts:
-            rest = [
-                parts.create_task(keep_running(name, run, self.restarts))
-                for name, run in (
-                    ("inventory", self.inventory.run),
-                    ("config", self.poller.run),
-                    ("log settings", self._follow_log),
-                    *self._at_the_kubelet(),
-                    ("history", self._history.run),
-                    ("timeline", self._recorder.run),
-                    ("loop lag", self._lag.run),
-                    *((("certificates", self.certificates.run),) if self.certificates else ()),
+
+            def start(named: Iterable[_Part]) -> list[asyncio.Task[None]]:
+                return [
+                    parts.create_task(keep_running(name, run, self.restarts)) for name, run in named
+                ]
+
+            rest = start(self._parts())
+            sessions = () if self.host_cdi else self.sessions
+            kubelet = start(
+                (
+                    *((f"plugin {s.status.value.resource}", s.run) for s in sessions),
+                    *((f"DRA {d.status.value.resource}", d.run) for d in self.drivers),
                 )
-            ]
-            sessions = [
-                parts.create_task(
-                    keep_running(f"plugin {s.status.value.resource}", s.run, self.restarts)
-                )
-                for s in self.sessions
-                if not self.host_cdi
-            ]
-            drivers = [
-                parts.create_task(
-                    keep_running(f"DRA {d.status.value.resource}", d.run, self.restarts)
-                )
-                for d in self.drivers
-            ]
-            servers = [
-                parts.create_task(keep_running(name, server.run, self.restarts))
-                for name, server in (("server", self.server), ("probes", self.probes))
-            ]
+            )
+            servers = start((("server", self.server.run), ("probes", self.probes.run)))
             await stop.wait()
             allow(HAND_OVER + self._timing.calls + LONGEST)
             await self._ownership.hand_over()
@@ -364,64 +352,35 @@ class Agent:
                 await self.publisher.end()
             # The kubelet first: it should see the end of its stream while everything still works.
             # The servers have their own deadline, for clients that do not let go.
-            for task in (*sessions, *drivers, *servers):
+            for task in (*kubelet, *servers):
                 task.cancel()
-            if kubelet_tasks := (*sessions, *drivers):
-                await asyncio.wait(kubelet_tasks, timeout=max(0.0, until - time.monotonic()))
-            for task in (*rest, *sessions, *drivers):
+            if kubelet:
+                await asyncio.wait(kubelet, timeout=max(0.0, until - time.monotonic()))
+            for task in rest:
                 task.cancel()
         await self._api.close()
 
-    def _at_the_kubelet(self) -> tuple[tuple[str, Callable[[], Coroutine[Any, Any, None]]], ...]:
-        """The parts that a Node needs; on a host without a kubelet, what stands in their place."""
+    def _parts(self) -> Iterator[_Part]:
+        """The parts that run but for sessions, drivers and servers."""
+        yield "inventory", self.inventory.run
+        yield "config", self.poller.run
+        yield "log settings", self._follow_log
         if self.host_cdi:
-            return (("CDI specs", self.host_cdi.run),)
-        return (
-            ("pod resources", self.pod_resources.run),
-            ("ledger", self.store.run),
-            ("places", self.modes.run),
-            ("devices", self.publisher.run),
-            ("DRA support", self._find_dra_support),
-            ("events", self.events.run),
-            *((("labels", self.labeller.run),) if self.labeller else ()),
-        )
-
-    async def _find_dra_support(self) -> None:
-        """Finds out whether this node can do DRA, if the config asks for it.
-
-        What `auto` stands for is found out once. Where `dra` is impossible, that is asked again: a
-        cluster is updated while its agents run.
-        """
-        pause = ApiBackoff()
-        while True:
-            changed, (auto, dra) = self._asks.changed, self._asks.value
-            known = self._dra.value
-            if self._node_name is None or not (auto or dra):
-                if known.impossible != "":
-                    self._dra.publish(replace(known, available=False))
-                await changed.wait()
-                if known.impossible != "":  # that was no answer
-                    self._dra.publish(replace(known, available=None))
-                continue
-            if known.available is not None and not (dra and known.impossible != ""):
-                await changed.wait()
-                continue
-            try:
-                found = await support(self._api, self._node_name)
-            except ApiError as error:
-                log.warning("not known yet whether this node can do DRA", reason=error)
-                await set_within(changed, pause.next(error.retry_after))
-                continue
-            available = known.available
-            if available is None:
-                available = found.available
-                if auto:
-                    chosen = "dra" if available else "device-plugin"
-                    log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
-            impossible = "" if found.available else found.reason
-            self._dra.publish(_Dra(available=available, impossible=impossible))
-            if not found.available:
-                await set_within(changed, self._timing.ask_again)
+            yield "CDI specs", self.host_cdi.run
+        else:
+            yield "pod resources", self.pod_resources.run
+            yield "ledger", self.store.run
+            yield "places", self.modes.run
+            yield "devices", self.publisher.run
+            yield "DRA support", self.dra_support.run
+            yield "events", self.events.run
+            if self.labeller:
+                yield "labels", self.labeller.run
+        yield "history", self._history.run
+        yield "timeline", self._recorder.run
+        yield "loop lag", self._lag.run
+        if self.certificates:
+            yield "certificates", self.certificates.run
 
     async def _follow_log(self) -> None:
         """Applies what the config says of the log."""
@@ -517,9 +476,10 @@ def _watching(config: Config) -> card.Settings:
     )
 
 
-def _asks(node_name: str | None, config: Config) -> tuple[bool, bool]:
-    """Whether the config has `auto`, and `dra`, for any of this node's cards."""
-    return asks_for(config, "auto", node_name), asks_for(config, "dra", node_name)
+def _asks(node_name: str | None, config: Config) -> support.Wanted:
+    return support.Wanted(
+        auto=asks_for(config, "auto", node_name), dra=asks_for(config, "dra", node_name)
+    )
 
 
 def _wanted(node_name: str | None, kubelet: bool, config: Config) -> Wanted:
@@ -528,7 +488,7 @@ def _wanted(node_name: str | None, kubelet: bool, config: Config) -> Wanted:
     return Wanted(found, disabled_for(config, node_name))
 
 
-def _wishes(node_name: str | None, config: Config, dra: _Dra) -> WantedApis:
+def _wishes(node_name: str | None, config: Config, dra: support.Known) -> WantedApis:
     return WantedApis(
         families=wishes_of(
             config, REGISTRY.families, node_name, auto=dra.available, possible=dra.impossible == ""
@@ -538,7 +498,7 @@ def _wishes(node_name: str | None, config: Config, dra: _Dra) -> WantedApis:
 
 
 def _wanted_by_claims(
-    node_name: str | None, words: VendorSpec, config: Config, dra: _Dra
+    node_name: str | None, words: VendorSpec, config: Config, dra: support.Known
 ) -> WantedByClaims:
     return WantedByClaims(
         families=offered_by(config, words.families, WantedApi.DRA, node_name, auto=dra.available),
@@ -585,33 +545,25 @@ async def _allocatable(api: Api, node_name: str | None) -> Mapping[str, int] | N
 
 async def run(
     effective: Effective,
+    host: Host,
     *,
-    host_root: Path,
-    node_name: str | None,
     config_file: Path | None,
     shutdown: Shutdown,
-    kubelet: bool = True,
 ) -> None:
     """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP reads the config now."""
     config = effective.config
     log.info(
         "npu-agent starts",
         version=__version__,
-        node=node_name or "unknown (NODE_NAME is not set)",
-        host_root=host_root,
+        node=host.node_name or "unknown (NODE_NAME is not set)",
+        host_root=host.root,
         plugin_dir=config.plugin_dir,
         resources=",".join(
             resource.name for resource in resources_of(config, REGISTRY.core_counts)
         ),
     )
     serviceaccount.trust_only_the_cluster()
-    agent = Agent(
-        effective,
-        host_root=host_root,
-        node_name=node_name,
-        config_file=config_file,
-        kubelet=kubelet,
-    )
+    agent = Agent(effective, host, config_file=config_file)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(logs.LoopErrors())

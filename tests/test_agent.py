@@ -22,7 +22,7 @@ import pytest
 
 from npu_agent import agent as agent_module
 from npu_agent import files, simulator
-from npu_agent.agent import Agent, Timing
+from npu_agent.agent import Agent, Host, Timing
 from npu_agent.config import (
     AllocationConfig,
     DisabledDevice,
@@ -91,8 +91,7 @@ class Node:
             effective = load(config_file, REGISTRY)
         agent = Agent(
             effective,
-            host_root=self.root,
-            node_name=node_name,
+            Host(self.root, node_name),
             config_file=config_file,
             timing=self.timing,
         )

@@ -311,7 +311,7 @@ async def test_the_api_server_is_not_asked_about_dra_unless_that_decides(room: R
     room.node.cards("warboy=1")
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await room.node.listed(1)
-        await first(agent._dra, lambda now: now.available is False)
+        await first(agent.dra_support.state, lambda now: now.available is False)
         assert room.cluster.calls == []
 
 

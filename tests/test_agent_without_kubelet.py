@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from npu_agent import simulator
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Host
 from npu_agent.cli import main
 from npu_agent.config import Effective, HealthConfig, MetricsConfig, default_config
 from npu_agent.outputs.cdi import SpecDirectory
@@ -60,7 +60,7 @@ async def test_the_agent_watches_writes_specs_and_serves_pages_and_nothing_else(
         health=HealthConfig(interval=0.05),
         metrics=MetricsConfig(listen="127.0.0.1:0"),
     )
-    agent = Agent(Effective(config, {}), host_root=root, node_name=None, kubelet=False)
+    agent = Agent(Effective(config, {}), Host(root, None, kubelet=False))
     stop = asyncio.Event()
     running = asyncio.create_task(agent.run(stop))
     try:
@@ -91,7 +91,7 @@ async def test_specs_that_cannot_be_written_are_a_problem_and_the_agent_is_not_r
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc" / "cdi").write_text("in the way")
     config = replace(default_config(REGISTRY), metrics=MetricsConfig(listen="127.0.0.1:0"))
-    agent = Agent(Effective(config, {}), host_root=root, node_name=None, kubelet=False)
+    agent = Agent(Effective(config, {}), Host(root, None, kubelet=False))
     stop = asyncio.Event()
     running = asyncio.create_task(agent.run(stop))
     try:

@@ -19,7 +19,7 @@ from pathlib import Path
 from grpclib.exceptions import GRPCError
 
 from npu_agent import logs, simulator
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Host
 from npu_agent.commands import FAILED, CommandError
 from npu_agent.commands.demo_claims import ClaimsNode, Step
 from npu_agent.config import load
@@ -88,7 +88,7 @@ async def run(*, once: bool) -> int:
             f"the config is {file},\n"
             f"the agent's log is in {log}."
         )
-        agent = Agent(load(file, REGISTRY), host_root=root, node_name="demo-node", config_file=file)
+        agent = Agent(load(file, REGISTRY), Host(root, "demo-node"), config_file=file)
         tour = Tour(root, file, specs, kubelet, agent)
         claims = ClaimsNode(directory / "dra", specs)
         async with contextlib.AsyncExitStack() as ends, asyncio.TaskGroup() as parts:

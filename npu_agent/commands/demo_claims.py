@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent import simulator
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Host
 from npu_agent.config import load
 from npu_agent.core.claim import ClaimRef
 from npu_agent.kube import Api
@@ -222,9 +222,7 @@ class ClaimsNode:
         os.environ.pop("POD_UID", None)
         here = Credentials(server=url, source="the demo")
         config, api = load(file, REGISTRY), Api(credentials=here)
-        self._agent = Agent(
-            config, host_root=self._root, node_name=_NODE, config_file=file, api=api
-        )
+        self._agent = Agent(config, Host(self._root, _NODE), config_file=file, api=api)
         parts = (self._agent.run(self._stop), simulator.Simulation(self._root).run())
         self._running = [asyncio.create_task(part) for part in parts]
 

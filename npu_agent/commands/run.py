@@ -23,14 +23,7 @@ def main(args: argparse.Namespace) -> int:
     found = effective(args)
     logs.setup(found.config.log.level, found.config.log.format)
     shutdown = Shutdown()
-    asyncio.run(
-        agent.run(
-            found,
-            host_root=host_root(args),
-            node_name=os.environ.get("NODE_NAME") or None,
-            config_file=getattr(args, "config_file", None),
-            shutdown=shutdown,
-            kubelet=args.kubelet,
-        )
-    )
+    host = agent.Host(host_root(args), os.environ.get("NODE_NAME") or None, kubelet=args.kubelet)
+    file = getattr(args, "config_file", None)
+    asyncio.run(agent.run(found, host, config_file=file, shutdown=shutdown))
     return 0

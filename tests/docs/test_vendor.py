@@ -23,7 +23,7 @@ import asyncio, json, sys, urllib.request
 from pathlib import Path
 
 from npu_agent import simulator
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Host
 from npu_agent.config import parse
 from npu_agent.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
@@ -59,7 +59,7 @@ async def main(directory, method):
     kubelet = StandInKubelet(directory / "plugins", directory / "pod-resources")
     await kubelet.start()
     config = parse(CONFIG.format(directory=directory, method=method).encode(), "config", REGISTRY)
-    agent = Agent(config, host_root=root, node_name="node")
+    agent = Agent(config, Host(root, "node"))
     stop = asyncio.Event()
     running = asyncio.create_task(agent.run(stop))
     found = {"listed": {}, "granted": {}}

@@ -18,7 +18,7 @@ import yaml
 from grpclib import GRPCError
 
 from npu_agent import simulator
-from npu_agent.agent import Agent
+from npu_agent.agent import Agent, Host
 from npu_agent.config import (
     Effective,
     HealthConfig,
@@ -113,7 +113,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
         metrics=MetricsConfig(listen="127.0.0.1:0", schema=schema, interval=1),
         events=False,
     )
-    agent = Agent(Effective(config, {}), host_root=root, node_name=name)
+    agent = Agent(Effective(config, {}), Host(root, name))
     stop = asyncio.Event()
     parts = [asyncio.create_task(agent.run(stop))]
     parts.append(asyncio.create_task(simulator.Simulation(root, interval=0.5).run()))

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from npu_agent.kube import Api, node, resourceclaims
+from npu_agent.backoff import ApiBackoff
+from npu_agent.feed import Feed
+from npu_agent.kube import Api, ApiError, node, resourceclaims
+from npu_agent.logs import logger
+from npu_agent.ticks import set_within
+
+log = logger(__name__)
 
 OLDEST = (1, 34)
 """The first Kubernetes in which DRA is generally available."""
@@ -43,3 +49,74 @@ def takes_drivers(version: object) -> bool:
     """Whether a kubelet of this version, ``v1.36.3``, takes a driver of DRA v1."""
     match = re.match(r"v?(\d+)\.(\d+)", version) if isinstance(version, str) else None
     return match is not None and (int(match[1]), int(match[2])) >= OLDEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the config has for any of this node's cards."""
+
+    auto: bool
+    """``allocation.api: auto``."""
+    dra: bool
+    """``allocation.api: dra``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of this node."""
+
+    available: bool | None = None
+    """What `auto` follows; None as long as that is not known."""
+    impossible: str | None = None
+    """Why `dra` cannot be followed; "" if it can, None if that is not known yet."""
+
+
+class SupportWatch:
+    """Finds out whether this node can do DRA, if the config asks for it.
+
+    What `auto` stands for is found out once. Where `dra` is impossible, that is asked again: a
+    cluster is updated while its agents run.
+    """
+
+    def __init__(
+        self, api: Api, node_name: str | None, wanted: Feed[Wanted], ask_again: float
+    ) -> None:
+        """`ask_again` is in seconds."""
+        self.state = Feed(Known())
+        self._api = api
+        self._node_name = node_name
+        self._wanted = wanted
+        self._ask_again = ask_again
+
+    async def run(self) -> None:
+        """Asks whenever an answer is needed, until cancelled."""
+        pause = ApiBackoff()
+        while True:
+            changed, wanted = self._wanted.changed, self._wanted.value
+            known = self.state.value
+            if self._node_name is None or not (wanted.auto or wanted.dra):
+                if known.impossible != "":
+                    self.state.publish(replace(known, available=False))
+                await changed.wait()
+                if known.impossible != "":  # that was no answer
+                    self.state.publish(replace(known, available=None))
+                continue
+            if known.available is not None and not (wanted.dra and known.impossible != ""):
+                await changed.wait()
+                continue
+            try:
+                found = await support(self._api, self._node_name)
+            except ApiError as error:
+                log.warning("not known yet whether this node can do DRA", reason=error)
+                await set_within(changed, pause.next(error.retry_after))
+                continue
+            available = known.available
+            if available is None:
+                available = found.available
+                if wanted.auto:
+                    chosen = "dra" if available else "device-plugin"
+                    log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
+            impossible = "" if found.available else found.reason
+            self.state.publish(Known(available=available, impossible=impossible))
+            if not found.available:
+                await set_within(changed, self._ask_again)
