@@ -16,7 +16,7 @@ from npu_agent.doctor.check import Check, Lines, note, ok, unused, wrong
 from npu_agent.doctor.context import Context
 from npu_agent.doctor.sockets import owner
 from npu_agent.outputs.web.authorization import HOW
-from npu_agent.outputs.web.server import explained, listen
+from npu_agent.outputs.web.server import listen, listen_problem
 from npu_agent.outputs.web.tls import RefusedError, TlsFiles, check, tls_files
 
 _LARGEST = 1 << 22
@@ -269,7 +269,7 @@ async def _occupied(at: Listener) -> str:
         for each in await listen((at.host, at.port)):
             each.close()
     except OSError as error:
-        return explained(error, at.key)
+        return listen_problem(error, at.key)
     return ""
 
 

@@ -1,6 +1,6 @@
 """What /metrics says of the cards and of who holds them: values in, metric families out. Pure.
 
-Start reading at `shown` and `definitions`.
+Start reading at `series` and `definitions`.
 
 Names and units are those of each card's vendor (`npu_agent.core.vendor_spec.MetricSchema`); labels
 are the same for all. All families are gauges, also those that a vendor calls ``_total``.
@@ -28,7 +28,7 @@ from npu_agent.outputs.prometheus.text import Definition, Labels, Samples, clean
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CardSeries:
     """A card, and what the labels of its series are."""
 
     state: CardState
@@ -42,11 +42,11 @@ class Shown:
     """Who holds which of its cores."""
 
 
-Cards = tuple[Shown, ...]
+Cards = tuple[CardSeries, ...]
 Definitions = tuple[Definition[Cards], ...]
 
 
-def shown(
+def series(
     snapshot: Snapshot,
     holdings: Iterable[Usage],
     *,
@@ -70,7 +70,7 @@ def shown(
     for holding in holdings:
         by_card.setdefault(holding.card_id, []).append(holding)
     return tuple(
-        _shown(
+        _series(
             replace(state, reading=None) if state.reading and state.reading.at < since else state,
             hostname,
             tuple(by_card.get(state.id, ())),
@@ -80,7 +80,9 @@ def shown(
     )
 
 
-def _shown(state: CardState, hostname: str, holdings: tuple[Usage, ...], pod_labels: bool) -> Shown:
+def _series(
+    state: CardState, hostname: str, holdings: tuple[Usage, ...], pod_labels: bool
+) -> CardSeries:
     card, named = state.card, holdings if pod_labels else ()
     identity = Labels(
         arch=card.family,
@@ -91,15 +93,16 @@ def _shown(state: CardState, hostname: str, holdings: tuple[Usage, ...], pod_lab
         firmware_version=card.firmware_version,
         hostname=hostname,
     )
-    return Shown(
+    return CardSeries(
         state=state,
         identity=identity,
-        labels=identity.plus(core=str(card.all_cores), **_alone(named)),
+        labels=identity.plus(core=str(card.all_cores), **_sole_holder(named)),
         cores=tuple(
             (
                 core,
                 identity.plus(
-                    core=str(core.core), **_alone(one for one in named if core.core in one.cores)
+                    core=str(core.core),
+                    **_sole_holder(one for one in named if core.core in one.cores),
                 ),
             )
             for core in (state.reading.cores if state.reading else ())
@@ -108,7 +111,7 @@ def _shown(state: CardState, hostname: str, holdings: tuple[Usage, ...], pod_lab
     )
 
 
-def _alone(holdings: Iterable[Usage]) -> dict[str, str | None]:
+def _sole_holder(holdings: Iterable[Usage]) -> dict[str, str | None]:
     """The labels of the container that has all of these, if it is one; else none."""
     holders = [_holder(one.assignment) for one in holdings]
     return holders[0] if holders and all(one == holders[0] for one in holders) else {}

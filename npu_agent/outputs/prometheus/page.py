@@ -36,7 +36,7 @@ class Settings:
 
 
 class Page:
-    """Renders the page. 8 cards of 8 cores take some 3 ms; `bench` prints it as `scrape`."""
+    """Renders the page. 8 cards of 8 cores take 2 ms; `bench` prints it as `scrape`."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Page:
 
     def _cards(self) -> cards.Cards:
         settings = self._settings.value
-        return cards.shown(
+        return cards.series(
             self._snapshots.value,
             self._holdings.value,
             hostname=self._hostname,

@@ -62,7 +62,7 @@ class Connections(web.Server):
         self._made_room = made_room
         self._silent: dict[web.RequestHandler, asyncio.Transport] = {}
         """Connections that have sent no request, the oldest one first."""
-        self._asked: dict[web.RequestHandler, asyncio.Transport] = {}
+        self._active: dict[web.RequestHandler, asyncio.Transport] = {}
         """The others; the one whose last request is longest ago is first."""
 
     @contextlib.asynccontextmanager
@@ -95,14 +95,14 @@ class Connections(web.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.ending):
                     await self.shutdown(limits.ending / 2)
-            for transport in (*self._silent.values(), *self._asked.values()):
+            for transport in (*self._silent.values(), *self._active.values()):
                 _reset(transport)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Called by aiohttp for each new connection."""
         super().connection_made(handler, transport)
-        if len(self._silent) + len(self._asked) >= self._limits.connections:
-            among = self._silent or self._asked
+        if len(self._silent) + len(self._active) >= self._limits.connections:
+            among = self._silent or self._active
             _reset(among.pop(next(iter(among))))
             self._made_room()
         self._silent[handler] = transport
@@ -113,12 +113,12 @@ class Connections(web.Server):
         """Called by aiohttp when one has ended."""
         super().connection_lost(handler, exc)
         self._silent.pop(handler, None)
-        self._asked.pop(handler, None)
+        self._active.pop(handler, None)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        for among in (self._silent, self._asked):
+        for among in (self._silent, self._active):
             if transport := among.pop(request.protocol, None):
-                self._asked[request.protocol] = transport
+                self._active[request.protocol] = transport
                 break
         try:
             async with asyncio.timeout(self._limits.answer):
@@ -160,11 +160,11 @@ def _reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
-def _ours(record: logging.LogRecord) -> bool:
+def _is_ours(record: logging.LogRecord) -> bool:
     """Whether an error that aiohttp logs is not the client's fault."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
 
 
 _ERRORS = logging.getLogger(f"{__name__}.aiohttp")
-_ERRORS.addFilter(_ours)
+_ERRORS.addFilter(_is_ours)

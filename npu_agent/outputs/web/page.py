@@ -23,8 +23,8 @@ from npu_agent.core.state import (
     is_fenced,
 )
 from npu_agent.core.timeline import SPAN, TimelineEntry
+from npu_agent.outputs.web import card_view as view
 from npu_agent.outputs.web import markup as m
-from npu_agent.outputs.web import tiles
 
 _HERE = Path(__file__).parent
 _HTML = Template((_HERE / "page.html").read_text())
@@ -51,7 +51,7 @@ POLICY = (
 _BUILD = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 
 
-def page(state: AgentState, history: tiles.Tracks) -> str:
+def page(state: AgentState, history: view.Tracks) -> str:
     """The document; `history` gives a card's last hour by the card's ID."""
     found = problems(state)
     summary = m.number(len(found), "problem") if found else "all well"
@@ -83,12 +83,12 @@ _NO_NODE = "unknown node"
 _SEARCHING = "Still searching for cards"
 
 
-def _cards(state: AgentState, history: tiles.Tracks) -> str:
+def _cards(state: AgentState, history: view.Tracks) -> str:
     none = "No cards on this host." if state.snapshot.complete else _SEARCHING
     more = ""
     if len(state.snapshot.cards) > m.MOST:
         more = m.empty(f'The first {m.MOST} are shown: see <a href="status.json">status.json</a>')
-    return (tiles.tiles(state, history) or f'<div class="box">{m.empty(none)}</div>') + more
+    return (view.cards(state, history) or f'<div class="box">{m.empty(none)}</div>') + more
 
 
 def _sum(state: AgentState) -> str:
@@ -165,7 +165,7 @@ _ANCHORS = {"card": "cards", "hardware": "not-served", "cdi": "cards", "resource
 def _anchor(note: Note, state: AgentState) -> str:
     for card in state.snapshot.cards:
         if note.card == card.id:
-            return tiles.anchor_of(card)
+            return view.anchor_of(card)
     if note.subject == "dra" and not state.dra:
         return "resources"
     return _ANCHORS.get(note.subject, note.subject)
@@ -227,17 +227,17 @@ def _assignments(state: AgentState) -> str:
     held = []
     for card in state.snapshot.cards:
         healthy = card.health.state is HealthState.HEALTHY
-        pill = "" if healthy else tiles.PILLS[card.health.state]
+        pill = "" if healthy else view.PILLS[card.health.state]
         held += [
-            (one.assignment, f"{tiles.link(card, number)}, {tiles.cut(one, card)} {pill}")
+            (one.assignment, f"{view.link(card, number)}, {view.cores_of(one, card)} {pill}")
             for number, one in enumerate(state.usages_of(card))
         ]
-    gone = tiles.PILLS[HealthState.UNHEALTHY]
+    gone = view.PILLS[HealthState.UNHEALTHY]
     held += [(one, f"gone: {m.text(state.name_of_gone(one))} {gone}") for one in state.gone]
     rows = [
         (
             m.text(holder.namespace),
-            tiles.pod(holder),
+            view.pod(holder),
             what,
             m.text(holder.resource) + (f", claim {m.text(holder.claim)}" if holder.claim else ""),
         )

@@ -98,7 +98,7 @@ class Pages:
         """`fresh` is for how many seconds an answer is kept."""
         self._routes = routes
         self._fresh = fresh
-        self._kept: dict[tuple[str, bool, bool], tuple[float, Answer]] = {}
+        self._cache: dict[tuple[str, bool, bool], tuple[float, Answer]] = {}
         """By path and form: until when (`time.monotonic`), and what."""
         self._failing: set[str] = set()
         """Paths whose last answer failed."""
@@ -121,10 +121,10 @@ class Pages:
         # As the clients of Prometheus and most servers have it: weights are not compared.
         form = (path, "application/openmetrics-text" in accept, "gzip" in encodings)
         now = time.monotonic()
-        until, answer = self._kept.get(form, (now, None))
+        until, answer = self._cache.get(form, (now, None))
         if answer is None or now >= until:
             answer = self._rendered(*form)
-            self._kept[form] = now + self._fresh, answer
+            self._cache[form] = now + self._fresh, answer
         return answer
 
     def _rendered(self, path: str, openmetrics: bool, packed: bool) -> Answer:

@@ -103,7 +103,7 @@ class Server:
         contexts = self._certificates.context if self._certificates else None
         if contexts is not None:
             await contexts.until(lambda context: context is not None)
-        sockets = await self._bound()
+        sockets = await self._listen()
         try:
             host, port = sockets[0].getsockname()[:2]
             log.info("serving %s", _WHAT[self._port], address=_shown((host, port)))
@@ -123,7 +123,7 @@ class Server:
     def _count(self) -> None:
         self.made_room += 1
 
-    async def _bound(self) -> list[socket.socket]:
+    async def _listen(self) -> list[socket.socket]:
         """The listening sockets, as soon as they can be opened."""
         pause = Backoff(first=self._limits.retry_first, longest=self._limits.retry_longest)
         words = f"{_WHAT[self._port]} cannot be served: trying again"
@@ -132,7 +132,7 @@ class Server:
             try:
                 return await listen(self._address, deadline=self._limits.resolve)
             except OSError as error:
-                reporter.failed(explained(error, _KEYS[self._port]))
+                reporter.failed(listen_problem(error, _KEYS[self._port]))
             await asyncio.sleep(pause.next())
 
 
@@ -171,7 +171,7 @@ def _shown(address: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def explained(error: OSError, key: str) -> str:
+def listen_problem(error: OSError, key: str) -> str:
     """Why the address in the config's `key` cannot be used, with the remedy."""
     if isinstance(error, socket.gaierror):
         return f"the host's name cannot be resolved ({error.strerror}): see {key}"

@@ -141,21 +141,21 @@ def _context(where: TlsFiles, cert: bytes) -> tuple[ssl.SSLContext, float]:
         context.load_cert_chain(where.cert, where.key, password=lambda: "")
     except ssl.SSLError as error:
         raise RefusedError(
-            f"{where.cert} and {where.key} cannot be used ({_why(error)})",
+            f"{where.cert} and {where.key} cannot be used ({_openssl_reason(error)})",
             "both have to be PEM, the key that of the first certificate, and without a passphrase",
         ) from error
-    expires_at = _tried(context, where.cert, cert)
+    expires_at = _expiry(context, where.cert, cert)
     if where.client_ca is not None:
         try:
             context.load_verify_locations(where.client_ca)
         except ssl.SSLError as error:
-            why = f"{where.client_ca} has no certificate of an authority ({_why(error)})"
+            why = f"{where.client_ca} has no certificate of an authority ({_openssl_reason(error)})"
             raise RefusedError(why, "it has to be PEM") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context, expires_at
 
 
-def _tried(server: ssl.SSLContext, path: Path, cert: bytes) -> float:
+def _expiry(server: ssl.SSLContext, path: Path, cert: bytes) -> float:
     """When a client that trusts this certificate says that it expires."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False  # clients know it by names of their own
@@ -180,9 +180,9 @@ def _tried(server: ssl.SSLContext, path: Path, cert: bytes) -> float:
             "extended key usage, or none",
         ) from error
     except (ssl.SSLError, KeyError, ValueError) as error:
-        raise RefusedError(f"{path} cannot be used", _why(error)) from error
+        raise RefusedError(f"{path} cannot be used", _openssl_reason(error)) from error
 
 
-def _why(error: Exception) -> str:
+def _openssl_reason(error: Exception) -> str:
     """OpenSSL's words without Python's file and line."""
     return one_line(getattr(error, "reason", None) or str(error).partition(" (_ssl")[0])

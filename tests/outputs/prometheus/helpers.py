@@ -132,7 +132,7 @@ def page_of_cards(
 ) -> bytes:
     """The cards' part of the page, with who holds what as the ledger finds it."""
     held_now = holdings(found, *assignments, claims=claims, uses=uses)
-    shown = cards.shown(found, held_now, hostname=hostname, pod_labels=pod_labels)
+    shown = cards.series(found, held_now, hostname=hostname, pod_labels=pod_labels)
     definitions = cards.definitions(schemas)
     return b"".join(each.render(shown, openmetrics=openmetrics) for each in definitions)
 

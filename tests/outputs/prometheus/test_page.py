@@ -164,7 +164,7 @@ def test_a_part_that_fails_costs_no_other(
     room.snapshots.publish(snapshot(card()))
     match what:
         case "cards":
-            monkeypatch.setattr(cards, "shown", broken)
+            monkeypatch.setattr(cards, "series", broken)
         case "own":
             room.broken = True
         case "process":

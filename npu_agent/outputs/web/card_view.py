@@ -24,7 +24,7 @@ Tracks = Callable[[str], Track]
 """A card's last hour, by its ID."""
 
 
-def tiles(state: AgentState, tracks: Tracks) -> str:
+def cards(state: AgentState, tracks: Tracks) -> str:
     """All cards, those that are gone as well; nothing where there are none."""
     present = {card.id for card in state.snapshot.cards}
     gone = [_gone(one, state) for one in state.timeline.gone if one.state.id not in present]
@@ -245,7 +245,7 @@ def _users(card: CardState, holdings: Sequence[Usage]) -> str:
     if not holdings:
         return '<ul class="users"><li class="dim">not in use</li></ul>'
     items = "".join(
-        f'<li><span class="cut">{cut(holding, card)}</span>'
+        f'<li><span class="cut">{cores_of(holding, card)}</span>'
         f'<span><span class="dim">{m.text(holding.assignment.namespace)} /</span> '
         f"{pod(holding.assignment)}</span></li>"
         for holding in holdings[: m.MOST]
@@ -253,7 +253,7 @@ def _users(card: CardState, holdings: Sequence[Usage]) -> str:
     return f'<ul class="users" aria-label="In use by">{items}</ul>'
 
 
-def cut(holding: Usage, card: CardState) -> str:
+def cores_of(holding: Usage, card: CardState) -> str:
     """Which of the card's cores."""
     if holding.cores == card.card.all_cores:
         return "all cores"
