@@ -291,8 +291,8 @@ async def test_second_process_takes_over_when_the_first_is_killed(node: Node) ->
 
 def _roles(node: Node, *both: Process) -> tuple[Process, Process]:
     """Which of the two serves, and which waits."""
-    lock = (node.plugins / ".npu-agent.lock").read_text()
-    owner = next(process for process in both if f'"pid": {process.pid},' in lock)
+    signature = json.loads((node.plugins / ".npu-agent.lock").read_text())
+    owner = next(process for process in both if process.pid == signature["pid"])
     return owner, next(process for process in both if process is not owner)
 
 

