@@ -234,20 +234,6 @@ def test_liveness_is_told_or_unknown_or_refused_with_a_short_reason(raw: bytes |
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("raw", "alive"),
-    [(b"1\n", True), (b"0\n", False), (b"1", True), (b"", None), (b"\n", None), (None, None)],
-)
-def test_liveness(raw: bytes | None, alive: bool | None) -> None:
-    assert parse.liveness(raw) is alive
-
-
-@pytest.mark.parametrize("raw", [b"2", b"10", b"true", b"-1", b"\0", b"\xff" * 1000])
-def test_liveness_refuses_anything_else(raw: bytes) -> None:
-    with pytest.raises(ValueError, match="neither 0 nor 1"):
-        parse.liveness(raw)
-
-
 def test_a_flood_of_numbers_is_cut() -> None:
     found = parse.numbers(b"".join(b"counter %d: 1\n" % number for number in range(10_000)))
     assert found == tuple((f"counter {number}", 1) for number in range(256))
