@@ -5,7 +5,7 @@ neither asks the other: a card that is in both is given away twice. So a card le
 enters the other, and it has left when the other side has said so: the kubelet no longer offers it,
 or the API server has the slice without it. Until then it counts as there, whatever was sent.
 
-A card that is in use stays where it is until its Pods have ended, in such a way that nobody else
+A card that is in use stays where it is until its Pods have ended, in such a way that no other Pod
 is given it meanwhile: listed as unhealthy, or with a taint.
 """
 
@@ -33,7 +33,7 @@ class ApiMode(Enum):
     PLUGIN = "device-plugin"
     """Listed by the device plugin."""
     DRAINING_FROM_PLUGIN = "device-plugin, until its Pods have ended"
-    """Listed as unhealthy: its Pods keep it, and nobody else is given it."""
+    """Listed as unhealthy: its Pods keep it, and no other Pod is given it."""
     NOWHERE = "neither"
     DRA = "dra"
     DRAINING_FROM_DRA = "dra, until its claims have ended"

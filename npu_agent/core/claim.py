@@ -26,7 +26,7 @@ class Result:
     pool: str
     device: str
     admin: bool = False
-    """Whether it is for an administrator's Pod, beside whoever holds the device."""
+    """Whether it is for an administrator's Pod, which shares the device with its holder."""
     tolerated: frozenset[str] = frozenset()
     """Keys of the taints that the request tolerates; an empty key is every taint."""
 
@@ -126,7 +126,7 @@ class ClaimUse:
     claim_namespace: str
     claim_name: str
     driver: str
-    """Anybody's: a node can have several. It is "", as are pool and device, where a claim is not
+    """Of any driver of the node. It is "", as are pool and device, where a claim is not
     prepared yet."""
     pool: str
     device: str

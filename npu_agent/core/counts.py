@@ -51,7 +51,7 @@ class Counts:
     allocation_seconds: Histogram = field(default_factory=lambda: Histogram(_ALLOCATION))
     """Seconds from an Allocate call to its answer."""
     preferred: Counter[str] = field(default_factory=Counter)
-    """Answers to GetPreferredAllocation, by `placement.Choice.reason`."""
+    """Answers to GetPreferredAllocation, by `preferred_allocation.Choice.reason`."""
     returns: int = 0
     """Times that the registration was lost and made again."""
 

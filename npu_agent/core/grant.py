@@ -36,7 +36,7 @@ class Refusal(Enum):
     UNFIT = "failed precondition"
     """It names a device that is listed, and is not to be used."""
     HELD = "held"
-    """It names a device of which somebody else holds something, which may end soon."""
+    """Another holder has something of a device that it names; that may end soon."""
 
 
 class RefusalError(Exception):

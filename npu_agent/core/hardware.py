@@ -8,15 +8,12 @@ is a card's telemetry at one moment. A device, what the kubelet sees, is the plu
 from __future__ import annotations
 
 import enum
-import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -140,7 +137,7 @@ class Card:
 
     def same_as(self, other: Card) -> bool:
         """Whether both are one card, as far as they say: two that say nothing may well be."""
-        return _same(self.identities, other.identities) is not False
+        return same_card(self.identities, other.identities) is not False
 
 
 @lru_cache(256)  # asked for with each device that is compared
@@ -207,7 +204,7 @@ class Reading:
     """Clocks by the driver's name with its unit (``ne tensor (MHz)``)."""
     sensors: tuple[Sensor, ...] = ()
     cores: tuple[CoreReading, ...] = ()
-    """Sorted by core; empty where the driver tells nothing of single cores."""
+    """Sorted by core; empty where the driver says nothing of single cores."""
 
     def temperature(self) -> float | None:
         """The hottest sensor in °C."""
@@ -253,7 +250,7 @@ class Health:
     reason: str
     since: float
     cause: Cause | None = None
-    """None: it is not unhealthy, or nobody knows."""
+    """None: it is not unhealthy, or the cause is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,116 +292,17 @@ class Snapshot:
         return replace(self, cards=tuple(replace(state, reading=None) for state in self.cards))
 
 
-def identify(
-    cards: tuple[Card, ...], known: Mapping[str, frozenset[str]] = MappingProxyType({})
-) -> tuple[str, ...]:
-    """Gives each card its stable ID, in the order of `cards`.
-
-    A card that is known keeps its ID. Any other is called by its UUID, else its serial number, else
-    its PCI address, else its family and number. A text that two cards claim is nobody's, and one by
-    which a known card is called is no newcomer's. Device IDs are made of it: it holds only
-    characters that the kubelet, CDI and file names all take (a vendor's parsers see to that), and
-    differs from all others by more than what could be cores: see `_stem`.
-
-    Args:
-        cards: those of one moment.
-        known: the IDs of cards so far, each with what identified its card: see `remember`.
-    """
-    claims = [tuple(filter(None, (card.uuid, card.serial, card.pci_bus_id))) for card in cards]
-    claimed = Counter(
-        stem
-        for card, claim in zip(cards, claims, strict=True)
-        for stem in {_stem(text) for text in (*claim, _name(card))}
-    )
-    taken = {_stem(id_) for id_ in known}
-    ids = _kept(cards, known)
-    for at, (card, claim) in enumerate(zip(cards, claims, strict=True)):
-        if at not in ids:
-            own = (text for text in claim if claimed[_stem(text)] == 1)
-            names = (_name(card), *(f"{_name(card)}-{number}" for number in range(len(taken) + 1)))
-            ids[at] = next(text for text in (*own, *names) if _stem(text) not in taken)
-            taken.add(_stem(ids[at]))
-    return tuple(ids[at] for at in range(len(cards)))
-
-
-def remember(
-    known: Mapping[str, frozenset[str]], cards: tuple[Card, ...], ids: tuple[str, ...]
-) -> dict[str, frozenset[str]]:
-    """`known` for the next `identify`, after these cards were given these IDs.
-
-    What identified a card before and cannot be read now goes on to do so. Beside `identities` there
-    is what a card is called on the host, which tells cards apart that claim to be the same one. An
-    ID that is nothing but the number is not kept: there was nothing better at that moment.
-    """
-    found = dict(known)
-    for card, id_ in zip(cards, ids, strict=True):
-        if id_ in known or id_ in (card.uuid, card.serial, card.pci_bus_id):
-            now = _by_kind(card.identities) | {"name": _name(card)}
-            before = _by_kind(known.get(id_, frozenset()))
-            found[id_] = frozenset(f"{kind}:{text}" for kind, text in (before | now).items())
-    return found
-
-
-def _kept(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> dict[int, str]:
-    """The known IDs that cards keep, by the card's place: to each the one that fits it best.
-
-    An ID that fits two cards equally well goes to neither.
-    """
-    fits: dict[tuple[int, str], list[int]] = {}
-    for at, card in enumerate(cards):
-        for id_, before in known.items():
-            if fit := _fit(before, card):
-                fits.setdefault((fit, id_), []).append(at)
-    kept: dict[int, str] = {}
-    used: set[str] = set()
-    for (_, id_), places in sorted(fits.items(), reverse=True):
-        free = [at for at in places if at not in kept]
-        if free and _stem(id_) not in used:
-            used.add(_stem(id_))
-            if len(free) == 1:
-                kept[free[0]] = id_
-    return kept
-
-
-def _fit(before: frozenset[str], card: Card) -> int:
-    """How well a card fits what identified one before; 0 if it is another one.
-
-    Half an answer is no other card: what is said only once counts neither way. But a card is not
-    the same for its UUID alone, if it has another serial number and another place.
-    """
-    if not _same(before, card.identities):
-        return 0
-    old, new = _by_kind(before), _by_kind(card.identities)
-    differ = sum(old[kind] != new[kind] for kind in old.keys() & new.keys())
-    agree = len(before & card.identities)
-    return 2 * agree + (old.get("name") == _name(card)) if agree >= differ else 0
-
-
-def _same(one: frozenset[str], other: frozenset[str]) -> bool | None:
+def same_card(one: frozenset[str], other: frozenset[str]) -> bool | None:
     """Whether both identify one card: the best kind that both have decides; None without any."""
-    mine, its = _by_kind(one), _by_kind(other)
+    mine, its = by_kind(one), by_kind(other)
     return next((mine[kind] == its[kind] for kind in _KINDS if kind in mine and kind in its), None)
 
 
-def _by_kind(identities: frozenset[str]) -> dict[str, str]:
+def by_kind(identities: frozenset[str]) -> dict[str, str]:
+    """`Card.identities` as a mapping: ``{"uuid": ...}``."""
     parts = (identity.partition(":") for identity in identities)
     return {kind: text for kind, _, text in parts}
 
 
-def _name(card: Card) -> str:
-    return f"{card.family}-{card.index}"
-
-
-def _stem(text: str) -> str:
-    """A card's ID without what could be the cores of a device: ``WBY`` of ``WBY_cores_0-1``.
-
-    A card called ``WBY_cores_0`` beside one called ``WBY`` would have its device taken for a core
-    of that one.
-    """
-    return _CORES.sub("", text)
-
-
 _KINDS = ("uuid", "serial", "pci")
 """What identifies a card, the best first."""
-_CORES = re.compile(r"(?:_cores_[0-9]+(?:-[0-9]+)?)+$")
-"""As `npu_agent.core.offer.device_id` writes the cores of a device."""

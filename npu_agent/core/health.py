@@ -3,11 +3,9 @@
 It takes several bad probes in a row to fence a card and several good ones to bring it back, always
 on its own. What the driver does not say is unknown, and unknown never fences.
 
-A probe to which the driver says nothing is as good as one to which it says 1: on a driver without
-the file there is nothing better, and a card that was fenced for a missing node or a read that hung
-has to come back without help. With one exception: only a 1 takes back a 0. Where a 0 was the last
-word, silence neither brings back nor fences, and breaks no row; a card whose file vanished after
-it said 0 stays as it is.
+No answer counts as good, except after a 0: then only a 1 recovers the card. A driver without the
+file has nothing better to say, and a card that was fenced for a missing node or a read that hung
+has to recover without help. After a 0, no answer neither recovers nor fences, nor breaks a streak.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Version(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is published of a device beside its name; names as the driver's users know them."""
+    """What is published of a device and its name; keys as the driver's users know them."""
 
     attributes: Mapping[str, Value]
     """By name; one without a domain is the driver's own."""

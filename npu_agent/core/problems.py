@@ -44,7 +44,7 @@ class Note:
 
 
 def problems(state: AgentState) -> tuple[Note, ...]:
-    """What somebody should see to; empty when all is well."""
+    """What a person should see to; empty when all is well."""
     return (*_of_cards(state), *_of_the_agent(state))
 
 

@@ -14,7 +14,7 @@ class TroubleKind(enum.Enum):
     MISSING = "missing"
     """There is no such file, directory, host or process."""
     REFUSED = "refused"
-    """Nobody takes connections there."""
+    """No process takes connections there."""
     TIMEOUT = "timeout"
     """No answer before the deadline."""
     OTHER = "other"
@@ -34,7 +34,7 @@ class Trouble:
     """What to do about it; empty where there is nothing to do."""
     kind: TroubleKind = TroubleKind.OTHER
     cause: str = ""
-    """The words of whoever reported it (the kernel, the kubelet, a server); may be empty."""
+    """The words of its source (the kernel, the kubelet, a server); may be empty."""
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (self.what, self.cause, self.remedy)))

@@ -81,7 +81,7 @@ class Tally:
     def utilization(self) -> float | None:
         """Per cent, 0 to 100, of the cycles that were counted.
 
-        Without any: 0 if it was not in use at some sample, as then nobody worked on it for long.
+        Without any: 0 if it was not in use at some sample, as then no task ran on it for long.
         Else None: 0 of 0 is no ratio, and the clock of a core in use that stands still is no sign
         of an idle card that is well.
         """

@@ -19,9 +19,8 @@ from npu_agent.core.hardware import (
     CardState,
     SkippedDevice,
     Snapshot,
-    identify,
-    remember,
 )
+from npu_agent.core.identity import identify, remember
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
 from npu_agent.inventory.card import Answers, CardWatch, Questions, Settings, View, ask

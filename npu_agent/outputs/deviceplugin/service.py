@@ -16,7 +16,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from npu_agent.core import placement
+from npu_agent.core import preferred_allocation
 from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError, grant, requested
 from npu_agent.core.offer import Device
@@ -140,7 +140,7 @@ class DevicePlugin:
             raise GRPCError(Status.INVALID_ARGUMENT, "the request names no container")
         with _refusals_as_status():
             choices = [
-                placement.prefer(
+                preferred_allocation.prefer(
                     container.available_device_i_ds,
                     container.must_include_device_i_ds,
                     container.allocation_size,

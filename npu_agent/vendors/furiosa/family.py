@@ -29,7 +29,7 @@ class Unproven:
     known: str
     """What is public about it: for people, as Markdown."""
     guessed: str
-    """How it is read all the same, likewise."""
+    """How it is read all the same; Markdown."""
     quantities: tuple[MetricSource, ...]
     """What is wrong or absent if the guess is wrong."""
 
@@ -62,7 +62,7 @@ class Family:
     core_ranges: tuple[CoreRange, ...]
     """The PE nodes there are: single cores and fused ones, the narrow ones first."""
     core_entry: str
-    """Beside the card's entry: that of a core, or of fused ones. The cores follow this name."""
+    """Next to the card's entry: that of a core, or of fused ones. The cores follow this name."""
     counters_file: str
     """In a core's entry: what it has counted."""
     counters: Callable[[bytes], tuple[int, int] | None]

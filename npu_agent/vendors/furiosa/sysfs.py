@@ -312,7 +312,7 @@ class _NoReading(enum.Enum):
     """What files of a core tell that has no figures."""
 
     NOTHING = "there is none"
-    FREE = "they refuse to be read, or are empty: nobody uses the core"
+    FREE = "they refuse to be read, or are empty: the core is not in use"
     NONSENSE = "one cannot be read or understood"
 
 

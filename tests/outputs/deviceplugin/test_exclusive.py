@@ -28,7 +28,8 @@ from hypothesis.stateful import (
 
 from npu_agent.core.api_mode import WantedApi, WantedApis
 from npu_agent.core.grant import RefusalError, requested
-from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot, identify
+from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
+from npu_agent.core.identity import identify
 from npu_agent.core.ledger import (
     Assignment,
     DeviceName,

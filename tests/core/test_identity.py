@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import Card, CoreRange, Reading, Sensor, SensorKind, identify, remember
+from npu_agent.core.hardware import Card, CoreRange, Reading, Sensor, SensorKind
+from npu_agent.core.identity import identify, remember
 from npu_agent.core.offer import device_id
 from npu_agent.vendors.furiosa.families import FAMILIES
 

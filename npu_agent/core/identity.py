@@ -1,0 +1,117 @@
+"""The stable ID of each card, by what cards say of themselves from moment to moment. Pure.
+
+Start reading at `identify`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npu_agent.core.hardware import Card, by_kind, same_card
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def identify(
+    cards: tuple[Card, ...], known: Mapping[str, frozenset[str]] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Gives each card its stable ID, in the order of `cards`.
+
+    A card that is known keeps its ID. Any other is called by its UUID, else its serial number, else
+    its PCI address, else its family and number. A text that two cards claim is neither's ID, and
+    one by which a known card is called is no newcomer's. Device IDs are made of it: it holds only
+    characters that the kubelet, CDI and file names all take (a vendor's parsers see to that), and
+    differs from all others by more than what could be cores: see `_stem`.
+
+    Args:
+        cards: those of one moment.
+        known: the IDs of cards so far, each with what identified its card: see `remember`.
+    """
+    claims = [tuple(filter(None, (card.uuid, card.serial, card.pci_bus_id))) for card in cards]
+    claimed = Counter(
+        stem
+        for card, claim in zip(cards, claims, strict=True)
+        for stem in {_stem(text) for text in (*claim, _name(card))}
+    )
+    taken = {_stem(id_) for id_ in known}
+    ids = _known_ids(cards, known)
+    for at, (card, claim) in enumerate(zip(cards, claims, strict=True)):
+        if at not in ids:
+            own = (text for text in claim if claimed[_stem(text)] == 1)
+            names = (_name(card), *(f"{_name(card)}-{number}" for number in range(len(taken) + 1)))
+            ids[at] = next(text for text in (*own, *names) if _stem(text) not in taken)
+            taken.add(_stem(ids[at]))
+    return tuple(ids[at] for at in range(len(cards)))
+
+
+def remember(
+    known: Mapping[str, frozenset[str]], cards: tuple[Card, ...], ids: tuple[str, ...]
+) -> dict[str, frozenset[str]]:
+    """`known` for the next `identify`, after these cards were given these IDs.
+
+    Identifiers that cannot be read now are kept. In addition to `Card.identities` there is what a
+    card is called on the host, which distinguishes cards that claim to be the same one. An ID that
+    is nothing but the number is not kept: there was nothing better at that moment.
+    """
+    found = dict(known)
+    for card, id_ in zip(cards, ids, strict=True):
+        if id_ in known or id_ in (card.uuid, card.serial, card.pci_bus_id):
+            now = by_kind(card.identities) | {"name": _name(card)}
+            before = by_kind(known.get(id_, frozenset()))
+            found[id_] = frozenset(f"{kind}:{text}" for kind, text in (before | now).items())
+    return found
+
+
+def _known_ids(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> dict[int, str]:
+    """The known IDs that cards keep, by the card's place: to each the one that fits it best.
+
+    An ID that fits two cards equally well goes to neither.
+    """
+    fits: dict[tuple[int, str], list[int]] = {}
+    for at, card in enumerate(cards):
+        for id_, before in known.items():
+            if fit := _fit(before, card):
+                fits.setdefault((fit, id_), []).append(at)
+    kept: dict[int, str] = {}
+    used: set[str] = set()
+    for (_, id_), places in sorted(fits.items(), reverse=True):
+        free = [at for at in places if at not in kept]
+        if free and _stem(id_) not in used:
+            used.add(_stem(id_))
+            if len(free) == 1:
+                kept[free[0]] = id_
+    return kept
+
+
+def _fit(before: frozenset[str], card: Card) -> int:
+    """How well a card fits what identified one before; 0 if it is another one.
+
+    Half an answer is no other card: what is said only once counts neither way. But a card is not
+    the same for its UUID alone, if it has another serial number and another place.
+    """
+    if not same_card(before, card.identities):
+        return 0
+    old, new = by_kind(before), by_kind(card.identities)
+    differ = sum(old[kind] != new[kind] for kind in old.keys() & new.keys())
+    agree = len(before & card.identities)
+    return 2 * agree + (old.get("name") == _name(card)) if agree >= differ else 0
+
+
+def _name(card: Card) -> str:
+    return f"{card.family}-{card.index}"
+
+
+def _stem(text: str) -> str:
+    """A card's ID without what could be the cores of a device: ``WBY`` of ``WBY_cores_0-1``.
+
+    The device of a card called ``WBY_cores_0`` would be taken for a core of one called ``WBY``.
+    """
+    return _CORES.sub("", text)
+
+
+_CORES = re.compile(r"(?:_cores_[0-9]+(?:-[0-9]+)?)+$")
+"""As `npu_agent.core.offer.device_id` writes the cores of a device."""
