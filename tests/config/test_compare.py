@@ -1,90 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-import pytest
-import yaml
 from hypothesis import given
 
 from npu_agent.config import (
-    KEYS,
     Change,
     Config,
     DisabledDevice,
     HealthConfig,
-    Key,
     ResourceSpec,
     changes,
-    parse,
 )
 from npu_agent.config.compare import in_force
-from npu_agent.vendors import REGISTRY
 
 from .strategies import CONFIGS, FEW
-
-OTHER = {
-    "defaultPe": "Single",
-    "interval": "5",
-    "disabledDevices": "[{devName: npu0, nodeName: a}]",
-    "pluginDir": "/a",
-    "socketName": "a",
-    "resourceName": "a/b",
-    "resources": "[{name: a/b, family: rngd}]",
-    "allocation.method": "cdi",
-    "allocation.api": "dra",
-    "allocation.nodes": "[{nodeName: n1, api: dra}]",
-    "dra.deviceNames": "index",
-    "dra.partitions": "true",
-    "health.interval": "1",
-    "health.failures": "3",
-    "health.recoveries": "4",
-    "health.maxTemperature": "95.5",
-    "health.evict": "true",
-    "labels.output": "nfd",
-    "labels.sets": "[beta, current]",
-    "labels.resync": "60",
-    "metrics.listen": '":1"',
-    "metrics.probes": '":2"',
-    "metrics.schema": '"2025"',
-    "metrics.podLabels": "false",
-    "metrics.interval": "1",
-    "metrics.authorization": "kubernetes",
-    "metrics.tls.certFile": "/x",
-    "metrics.tls.keyFile": "/x",
-    "metrics.tls.clientCAFile": "/x",
-    "events": "false",
-    "log.level": "debug",
-    "log.format": "json",
-}
-
-
-CERTIFICATE = {"metrics.tls.certFile": "/c", "metrics.tls.keyFile": "/k"}
-"""Which go together."""
-
-
-def written(values: Mapping[str, str]) -> bytes:
-    """A file that has these values."""
-    tree: dict[str, Any] = {}
-    for name, value in values.items():
-        *groups, last = name.split(".")
-        within = tree
-        for each in groups:
-            within = within.setdefault(each, {})
-        within[last] = yaml.safe_load(value)
-    return yaml.safe_dump(tree).encode()
-
-
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
-def test_each_key_alone(key: Key) -> None:
-    name = key.name
-    beside = CERTIFICATE if name.startswith(("metrics.tls", "metrics.auth")) else {}
-    old, new = written(beside), written({**beside, name: OTHER[name]})
-    [change] = changes(parse(old, "f", REGISTRY).config, parse(new, "f", REGISTRY).config)
-    assert change.key == name
-    assert str(change).startswith(f"{name}: ")
-    assert str(change).endswith(f" -> {OTHER[name]}")
 
 
 def test_values_and_restart() -> None:
@@ -125,15 +55,6 @@ def test_of_resources_the_api_applies_while_running_and_nothing_else_does() -> N
 @given(CONFIGS)
 def test_no_change(config: Config) -> None:
     assert changes(config, config) == ()
-
-
-@FEW
-@given(CONFIGS, CONFIGS)
-def test_back_is_the_same_way(one: Config, other: Config) -> None:
-    there = {(c.key, c.needs_restart, id(c.old), id(c.new)) for c in changes(one, other)}
-    back = {(c.key, c.needs_restart, id(c.new), id(c.old)) for c in changes(other, one)}
-    assert there == back
-    assert bool(there) == (one != other)
 
 
 def test_a_change_of_thousands_of_items_is_a_line_that_people_can_read() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_agent.config import (
@@ -19,12 +19,10 @@ from npu_agent.config import (
     LabelsConfig,
     LogConfig,
     MetricsConfig,
-    Place,
     ResourceSpec,
     default_config,
     load,
     parse,
-    read,
 )
 from npu_agent.config.load import MAX_BYTES
 from npu_agent.vendors import REGISTRY
@@ -109,10 +107,6 @@ def test_numbers_and_flags_may_stand_in_quotes() -> None:
     assert (config.interval, config.events) == (5.0, False)
 
 
-def test_integers_become_floats() -> None:
-    assert type(config_of("interval: 5").interval) is float
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -194,15 +188,6 @@ def test_bad_addresses(listen: str) -> None:
     assert problem.message.startswith("must be [host]:port like :9100, 127.0.0.1:9100 or [::1]")
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["node-7.local", "node.local.", f"{'a' * 63}.{'b' * 63}.c", "[::ffff:10.0.0.1]", "[::]", ""],
-)
-def test_good_addresses(host: str) -> None:
-    host.strip("[]").encode("idna")  # as getaddrinfo does
-    assert config_of(f"metrics: {{listen: '{host}:80'}}").metrics.listen == f"{host}:80"
-
-
 # A file, "-->", and what is said about it; a block without "-->" is a heading.
 GOLDEN = (Path(__file__).parent / "errors.txt").read_text().removesuffix("\n").split("\n====\n")
 ERRORS = [block.split("\n-->\n") for block in GOLDEN if "\n-->\n" in block]
@@ -230,17 +215,8 @@ def test_error_that_is_no_text_for_a_golden_file(data: bytes, message: str) -> N
     assert str(error_of(data)) == message
 
 
-def test_no_set_is_needed_without_labels() -> None:
-    assert config_of("labels: {output: none, sets: []}").labels.sets == ()
-
-
 def test_the_longest_socket_path() -> None:
     assert config_of(f"socketName: {'s' * 57}").socket_name == "s" * 57
-
-
-def test_a_slash_at_the_end_of_plugin_dir_costs_nothing() -> None:
-    config = config_of(f"pluginDir: /var/lib/kubelet/device-plugins/\nsocketName: {'s' * 57}")
-    assert config.plugin_dir == "/var/lib/kubelet/device-plugins/"
 
 
 def test_the_longest_node_name() -> None:
@@ -263,11 +239,6 @@ def test_all_problems_by_line() -> None:
     assert str(error) == "\n".join(map(str, error.problems))
 
 
-def test_a_problem_has_its_place_in_parts() -> None:
-    [problem] = error_of("log:\n  level: loud").problems
-    assert problem.place == Place("config.yaml", 2)
-
-
 def test_after_twenty_problems_it_stops() -> None:
     text = "disabledDevices:\n" + "- 1\n" * 50
     assert [problem.place.line for problem in error_of(text).problems] == list(range(2, 22))
@@ -288,21 +259,6 @@ def refusal_of(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         load(path, REGISTRY)
     return str(caught.value).replace(str(path), "FILE")
-
-
-def test_load(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("events: false\n")
-    effective = load(path, REGISTRY)
-    assert effective.config == replace(default_config(REGISTRY), events=False)
-    assert effective.origins["events"] == f"{path}:1"
-
-
-def test_follows_symbolic_links_as_configmaps_have_them(tmp_path: Path) -> None:
-    (tmp_path / "..data").mkdir()
-    (tmp_path / "..data" / "config.yaml").write_text("events: false\n")
-    (tmp_path / "config.yaml").symlink_to("..data/config.yaml")
-    assert read(tmp_path / "config.yaml") == b"events: false\n"
 
 
 def missing(path: Path) -> None:
@@ -332,11 +288,6 @@ def test_files_that_cannot_be_read(
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_path_below_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert refusal_of(tmp_path / "file" / "x") == "FILE: cannot be read: Not a directory"
-
-
 def test_a_path_with_a_nul() -> None:
     assert refusal_of(Path("/a\0b")) == "FILE: cannot be read: a NUL byte in its path"
 
@@ -363,25 +314,6 @@ def test_errors_of_the_system(
 # A deadline would make a busy machine a failure.
 ANY = settings(deadline=None)
 
-LINES = st.sampled_from(
-    [
-        *FULL.splitlines(),
-        "interval: 010",
-        "health:",
-        "  ? [x]",
-        "\tx: 1",
-        "--- |",
-        "...",
-        "%YAML 1.1",
-        "<<: *a",
-        "log: &a !!map {",
-        '"\\ud800": "\\x00"',
-        "- - - -",
-        "# é\u2028",
-        "resources: [{name: a/b, family: rngd, coresPerDevice: 1}]",
-    ]
-)
-
 
 def only_config_errors(data: bytes) -> None:
     try:
@@ -397,27 +329,11 @@ def only_config_errors(data: bytes) -> None:
 
 
 @ANY
-@given(st.binary())
-def test_any_bytes(data: bytes) -> None:
-    only_config_errors(data)
-
-
-@ANY
-@given(st.text())
-@example("\x85")
-@example("a: [\n\n")
-def test_any_text(text: str) -> None:
-    only_config_errors(text.encode("utf-8", "surrogatepass"))
-
-
-@ANY
-@given(st.lists(LINES).map("\n".join))
-def test_any_lines(text: str) -> None:
-    only_config_errors(text.encode())
-
-
-@ANY
-@given(st.integers(0, len(FULL)), st.integers(0, 9), st.text(max_size=4) | LINES)
+@given(
+    st.integers(0, len(FULL)),
+    st.integers(0, 9),
+    st.text(max_size=4) | st.sampled_from(FULL.splitlines()),
+)
 def test_any_damage_to_a_good_file(at: int, cut: int, text: str) -> None:
     only_config_errors((FULL[:at] + text + FULL[at + cut :]).encode("utf-8", "surrogatepass"))
 

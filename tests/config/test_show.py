@@ -12,7 +12,6 @@ from npu_agent.config import KEYS, Config, ConfigError, Effective, json_schema, 
 from npu_agent.vendors import REGISTRY
 
 from .strategies import CONFIGS, FEW
-from .test_load import FULL
 
 
 def test_show() -> None:
@@ -203,8 +202,3 @@ def test_schema_describes_every_key() -> None:
         for key in group["properties"].values():
             assert key.get("description") or key["anyOf"][0].get("$ref")
     assert schema["$defs"]["Config"]["description"] == "Configuration of npu-agent."
-
-
-def test_full_file_is_shown_and_read_again() -> None:
-    effective = parse(FULL.encode(), "config.yaml", REGISTRY)
-    assert parse(show(effective).encode(), "shown", REGISTRY).config == effective.config

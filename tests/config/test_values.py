@@ -24,11 +24,6 @@ def test_every_value_has_its_place() -> None:
     assert found.places == {key: Place("f", line) for key, line in lines.items()}
 
 
-@pytest.mark.parametrize("text", ["", "# x", "\n\n"])
-def test_nothing(text: str) -> None:
-    assert written_yaml(text.encode(), "f").value == {}
-
-
 @pytest.mark.parametrize(
     ("text", "null"), [("~", True), ("'~'", False), ("NULL", True), ("|\n", False)]
 )
@@ -59,7 +54,3 @@ def test_refused(text: str, line: int | None) -> None:
     [problem] = caught.value.problems
     # Python's own parser does not say where a character above U+10FFFF was written.
     assert problem.place.line == line or line is None
-
-
-def test_ten_levels_are_fine() -> None:
-    assert isinstance(written_yaml(b"[" * 10 + b"]" * 10, "f").value, list)
