@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from npu_agent.core.offer import Resource
 from npu_agent.core.vendor_spec import label_sets
@@ -16,7 +15,8 @@ from npu_agent.doctor.host import has_unread, snapshot
 from npu_agent.doctor.kubelet import healthy
 from npu_agent.doctor.sockets import owner
 from npu_agent.files import content
-from npu_agent.kube import FIELD_MANAGER, Api, ApiError, Kind, access
+from npu_agent.kube import FIELD_MANAGER, ApiError, Kind
+from npu_agent.kube.access import allowed as is_allowed
 from npu_agent.kube.client import part
 from npu_agent.kube.node import NodeMeta, node_meta, read_whole
 from npu_agent.kubelet.ownership import Owner
@@ -28,24 +28,23 @@ from npu_agent.outputs.labels.machine import read_machine
 _LARGEST = 1 << 20
 """Bytes of a feature file."""
 
-_METRICS = "metrics-authorization (Helm: metricsAuthorization)"
-_DRA = "dra (Helm: dra.enabled)"
-_GROUPS = {
-    "tokenreviews": "authentication.k8s.io",
-    "subjectaccessreviews": "authorization.k8s.io",
-    "resourceclaims": "resource.k8s.io",
-    "resourceslices": "resource.k8s.io",
+_COMPONENTS = {
+    "authentication.k8s.io": "metrics-authorization (Helm: metricsAuthorization)",
+    "authorization.k8s.io": "metrics-authorization (Helm: metricsAuthorization)",
+    "resource.k8s.io": "dra (Helm: dra.enabled)",
 }
-"""The API group of a resource that is not of the core group."""
+"""What an installation has rights for an API group by."""
 
-Right = tuple[str, str]
-"""A verb and a resource that the agent has to be allowed."""
+Right = tuple[str, str, str]
+"""A verb, an API group and a resource that the agent has to be allowed."""
 
 _DRA_RIGHTS: tuple[Right, ...] = (
-    ("get", "resourceclaims"),
-    *((verb, "resourceslices") for verb in ("list", "watch", "create", "patch", "delete")),
+    ("get", "resource.k8s.io", "resourceclaims"),
+    *(
+        (verb, "resource.k8s.io", "resourceslices")
+        for verb in ("list", "watch", "create", "patch", "delete")
+    ),
 )
-
 
 _UNASKED = unused("nothing asks for it: labels, events, DRA, metrics.authorization")
 
@@ -73,31 +72,19 @@ def wanted(context: Context) -> tuple[Right, ...]:
     """The rights that the agent needs under this configuration, without those for DRA alone."""
     config = context.config
     labels = config.labels.output == "api"
+    # Which of allocation.nodes this node is, may not be known.
+    dra = offer.may_use_dra(context) or not (context.node_name or not config.allocation.nodes)
     rights: list[Right] = []
-    if labels or config.events or _dra_asked(context):
-        rights.append(("get", "nodes"))
+    if labels or config.events or dra:
+        rights.append(("get", "", "nodes"))
     if labels:
-        rights.append(("patch", "nodes"))
+        rights.append(("patch", "", "nodes"))
     if config.events:
-        rights += [("create", "events"), ("patch", "events")]
+        rights += [("create", "", "events"), ("patch", "", "events")]
     if config.metrics.authorization == "kubernetes":
-        rights += [("create", "tokenreviews"), ("create", "subjectaccessreviews")]
+        rights.append(("create", "authentication.k8s.io", "tokenreviews"))
+        rights.append(("create", "authorization.k8s.io", "subjectaccessreviews"))
     return tuple(rights)
-
-
-def _dra_asked(context: Context) -> bool:
-    """Whether cards may be offered by DRA here."""
-    if context.node_name is None and context.config.allocation.nodes:
-        return True  # which of them this node is, is not known
-    return offer.may_use_dra(context)
-
-
-async def _all_wanted(context: Context) -> tuple[Right, ...]:
-    rights = wanted(context)
-    if not offer.may_use_dra(context):
-        return rights
-    support = await context.probe_or(offer.dra_support, None)
-    return rights if support and not support.available else (*rights, *_DRA_RIGHTS)
 
 
 async def _node_name(context: Context) -> Check:
@@ -115,59 +102,47 @@ async def _node_name(context: Context) -> Check:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """What the API server says."""
+class Access(NamedTuple):
+    """What the API server answers about the rights of whoever asks."""
 
     known_as: str
     """The server, and as whom it was asked."""
     allowed: Mapping[Right, bool] | None
     """For each right that the configuration needs; None: it does not say."""
-    node: Mapping[str, Any] | ApiError | None
-    """Of this host; None: its name is not known."""
 
 
-async def answers(context: Context) -> Answers:
-    """Asks for the rights first, which needs none; then for the Node.
+async def access(context: Context) -> Access:
+    """Asks for the rights, which needs none.
 
     Raises:
-        ApiError: it does not answer, or refuses to.
+        ApiError: the API server does not answer, or refuses to.
     """
+    rights = wanted(context)
+    if offer.may_use_dra(context):
+        support = await context.probe_or(offer.dra_support, None)
+        rights += _DRA_RIGHTS if support is None or support.available else ()
+    allowed: dict[Right, bool] = {}
     async with context.api_server() as api:
-        return Answers(
-            allowed=await _allowed(api, context),
-            node=await _read_node(api, context.node_name),
-            known_as=api.known_as,
-        )
-
-
-async def _allowed(api: Api, context: Context) -> Mapping[Right, bool] | None:
-    allowed = {}
-    for verb, resource in await _all_wanted(context):
-        where = {"group": _GROUPS.get(resource, "")}
-        if resource == "nodes":
-            where["name"] = context.node_name or ""
-        elif resource == "events":
-            where["namespace"] = NAMESPACE
-        try:
-            allowed[verb, resource] = await access.allowed(api, verb, resource, **where)
-        except ApiError as error:
-            if error.kind is not Kind.FORBIDDEN:
-                raise
-            return None  # a cluster without system:basic-user; the rest may be asked
-    return allowed
-
-
-async def _read_node(api: Api, name: str | None) -> Mapping[str, Any] | ApiError | None:
-    try:
-        return await read_whole(api, name) if name else None
-    except ApiError as error:
-        return error
+        for verb, group, resource in rights:
+            where = {
+                "nodes": {"name": context.node_name or ""},
+                "events": {"namespace": NAMESPACE},
+            }.get(resource, {})
+            try:
+                allowed[verb, group, resource] = await is_allowed(
+                    api, verb, resource, group=group, **where
+                )
+            except ApiError as error:
+                if error.kind is not Kind.FORBIDDEN:
+                    raise
+                # A cluster without system:basic-user; the rest may be asked.
+                return Access(api.known_as, None)
+        return Access(api.known_as, allowed)
 
 
 async def _server(context: Context) -> Check:
     try:
-        return ok((await context.probe(answers)).known_as)
+        return ok((await context.probe(access)).known_as)
     except ApiError as error:
         if error.kind is Kind.CREDENTIALS and not await context.probe_or(
             credentials_expected, True
@@ -194,16 +169,19 @@ async def credentials_expected(context: Context) -> bool:
 
 async def _rights(context: Context) -> Check:
     """All that are missing are one thing to fix: one command restores them."""
-    allowed = (await context.probe(answers)).allowed
+    try:
+        allowed = (await context.probe(access)).allowed
+    except ApiError:
+        raise Unknown(_NOT_ASKED) from None
     if allowed is None:
         return unknown("the API server does not say")
-    missing: dict[str, list[str]] = {}
-    for (verb, resource), granted in allowed.items():
-        if not granted:
-            missing.setdefault(resource, []).append(verb)
+    missing = [right for right, granted in allowed.items() if not granted]
     if not missing:
         return ok(f"all {len(allowed)} that this configuration needs")
-    detail = "missing: " + ", ".join(f"{one} ({', '.join(of)})" for one, of in missing.items())
+    verbs: dict[str, list[str]] = {}
+    for verb, _, resource in missing:
+        verbs.setdefault(resource, []).append(verb)
+    detail = "missing: " + ", ".join(f"{one} ({', '.join(of)})" for one, of in verbs.items())
     if not context.in_pod:
         return wrong(
             f"{detail}; asked as the user of this kubeconfig",
@@ -213,21 +191,22 @@ async def _rights(context: Context) -> Check:
         )
     remedy = "restore the agent's ServiceAccount, ClusterRole and ClusterRoleBinding; the command "
     remedy += f"changes nothing else{context.overlay_is}"
-    parts = (_METRICS if one.endswith("reviews") else _DRA for one in missing if one in _GROUPS)
-    for one in dict.fromkeys(parts):
+    for one in dict.fromkeys(_COMPONENTS[group] for _, group, _ in missing if group):
         remedy += f". If rights are missing then, add k8s/components/{one}"
     return wrong(detail, remedy, context.restore_rights())
 
 
+_NOT_ASKED = "the API server could not be asked"
+
+
 async def _node(context: Context) -> Check:
-    node, name = (await context.probe(answers)).node, context.node_name
-    if node is None:
-        return unknown("NODE_NAME is not set")
-    if isinstance(node, ApiError):
+    try:
+        node, name = await context.probe(own_node), context.node_name
+    except ApiError as error:
         # That right has a line of its own.
-        if node.kind is Kind.FORBIDDEN:
-            return unknown(node.what, node.remedy)
-        return wrong(node.what, node.remedy, "kubectl get nodes")
+        if error.kind is Kind.FORBIDDEN:
+            return unknown(error.what, error.remedy)
+        return wrong(error.what, error.remedy, "kubectl get nodes")
     status = part(node, "status")
     conditions = status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
@@ -246,22 +225,24 @@ async def _node(context: Context) -> Check:
 
 
 async def own_node(context: Context) -> Mapping[str, Any]:
-    """The Node, for other lines than its own.
+    """The Node.
 
     Raises:
-        Unknown: it could not be read.
+        ApiError: it cannot be read, from an API server that answers.
+        Unknown: its name is not known, or the API server does not answer.
     """
-    node = (await context.probe(answers)).node
-    if node is None:
-        raise Unknown("NODE_NAME is not set")
-    if isinstance(node, ApiError):
-        raise Unknown("the Node could not be read: see that line")
-    return node
+    name = offer.node_name(context)
+    try:
+        await context.probe(access)
+    except ApiError:
+        raise Unknown(_NOT_ASKED) from None
+    async with context.api_server() as api:
+        return await read_whole(api, name)
 
 
 async def _allocatable(context: Context, resource: Resource) -> Check:
     """Whether the Node has as many devices to give as are healthy here."""
-    seen, node = await context.probe(snapshot), await own_node(context)
+    seen, node = await context.probe(snapshot), await context.probe(own_node)
     expected = await healthy(context, resource)
     count = str(part(node, "status", "allocatable").get(resource.name, "0"))
     if count == str(expected):
@@ -306,7 +287,7 @@ async def _labels(context: Context) -> Check:
         file = context.host_root / nfd.FILE
         there = nfd.parse(await context.in_thread(lambda: content(file, _LARGEST)))
         return _compared(right, there, frozenset(there), f"in {file}", apply)
-    answer = await own_node(context)
+    answer = await context.probe(own_node)
     try:
         node = node_meta(answer)
     except ValueError as error:

@@ -188,7 +188,7 @@ async def _resource_names(context: Context, driver: str) -> Check:
         if error.kind is Kind.FORBIDDEN:
             return _for_administrators("npu-agent doctor on the host, with a kubeconfig")
         raise
-    allocatable = part(await own_node(context), "status", "allocatable")
+    allocatable = part(await context.probe(own_node), "status", "allocatable")
     return resource_names(driver, classes, allocatable)
 
 

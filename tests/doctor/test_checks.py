@@ -479,7 +479,7 @@ async def test_fewer_allocatable_may_be_for_a_card_that_cannot_be_read() -> None
     node = {"status": {"allocatable": {RESOURCE: "2"}}}
     for odd, expected in ((UNREAD, State.UNKNOWN), ((), State.WRONG)):
         facts = {
-            cluster.answers: cluster.Answers(known_as="", allowed=None, node=node),
+            cluster.own_node: node,
             host.snapshot: replace(snapshot(state()), skipped=odd),
         }
         line = (await report(cluster.lines, POD, facts))[f"allocatable {RESOURCE}"]
