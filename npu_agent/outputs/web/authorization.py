@@ -16,7 +16,7 @@ from http import HTTPStatus
 
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.reviews import may_get, user_of
-from npu_agent.logs import Seldom, logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.web.pages import Answer, text_answer
 from npu_agent.text import one_line
 
@@ -66,7 +66,11 @@ class Authorizer:
         """When the present window began."""
         self._questions: Counter[str] = Counter()
         """In this window, by address."""
-        self._failures = Seldom()
+        self._reporter = Reporter(
+            log,
+            "clients of metrics cannot be authorized",
+            "clients of metrics are authorized again",
+        )
 
     async def refusal(self, authorization: str, path: str, address: str) -> Answer | None:
         """What a request is answered instead of the page; None: it may have the page.
@@ -98,22 +102,17 @@ class Authorizer:
         try:
             async with asyncio.timeout(self.timing.deadline), self._turn:
                 # Another request with this token may have been answered meanwhile.
-                if not self._is_allowed(key):
-                    return await self._ask(token, key)
+                refused = None if self._is_allowed(key) else await self._ask(token, key)
         except (ApiError, TimeoutError) as error:
-            if self._failures.due():
-                deadline = f"no answer within {self.timing.deadline:g} s"
-                log.error(
-                    "clients of metrics cannot be authorized",
-                    reason=error if isinstance(error, ApiError) else deadline,
-                    left_out=self._failures.left_out,
-                )
+            deadline = f"no answer within {self.timing.deadline:g} s"
+            self._reporter.failed(error if isinstance(error, ApiError) else deadline)
             text = (
                 "the API server cannot be asked who you are and what you may read: try again; "
                 "npu-agent's log has the reason\n"
             )
             return "unavailable", text_answer(text, HTTPStatus.SERVICE_UNAVAILABLE)
-        return None
+        self._reporter.works()
+        return refused
 
     async def _ask(self, token: str, key: tuple[bytes, str]) -> Refusal | None:
         path, deadline = key[1], self.timing.deadline

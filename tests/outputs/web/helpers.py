@@ -1,10 +1,9 @@
 """States of an agent made in code, and a server that shows them."""
 
 import asyncio
-import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -250,16 +249,14 @@ async def serving(
         yield await listening(server)
 
 
-def a_day(cards: list[CardState]) -> Timeline:
+def a_day(cards: Sequence[CardState]) -> Timeline:
     """What went before half past three."""
     now, found = time.monotonic(), Timeline()
     gone = card("rngd", 8, uuid="GONE", id_="GONE", serial="RNGD0836FH505KREO")
-    told: list[tuple[float, Subject, Tone, str]] = [
+    entries: list[tuple[float, Subject, Tone, str]] = [
         (85_000, "agent", "plain", "npu-agent 1.2.3 started"),
-        (84_990, "resource", "good", "the kubelet registered beta.furiosa.ai/npu"),
-        (84_980, "labels", "good", "the Node's labels were applied"),
         (61_000, "resource", "warn", "the kubelet dropped beta.furiosa.ai/npu: its stream ended"),
-        (60_998, "resource", "good", "the kubelet registered beta.furiosa.ai/npu again"),
+        *((50_000 - 120 * at, "card", "bad", "npu8 became unhealthy") for at in range(9)),
         (40_100, "assignments", "plain", "playground/notebook-anna was given npu7"),
         (30_000, "config", "good", "a new config is in force"),
         (21_000, "card", "bad", "npu8 is gone"),
@@ -268,74 +265,44 @@ def a_day(cards: list[CardState]) -> Timeline:
         (300, "errors", "warn", "npu2 counted new errors: pcie_post_error"),
         (41, "card", "bad", "npu5 became unhealthy: it is too hot (97.4 °C, above 95 °C)"),
     ]
-    for ago, subject, tone, text in told:
+    for ago, subject, tone, text in entries:
         about = cards[2].id if subject == "errors" else None
         one = TimelineEntry(subject=subject, tone=tone, text=text, card=about)
         found = found.noted([one], now - ago)
-    for ago in range(50_000, 49_000, -120):
-        flapping = TimelineEntry(subject="card", tone="bad", text="npu8 became unhealthy")
-        found = found.noted([flapping], now - ago)
     return found.left([gone], cards, now - 21_000)
+
+
+def _card_at_night(index: int, **figures: float) -> CardState:
+    id_ = f"0C5B1E0A-93A1-4C8B-9D2B-4F6E0A7B1C{index:02X}"
+    one = card(
+        "rngd",
+        index,
+        id_=id_,
+        uuid=id_,
+        serial=f"RNGD0{index}36FH505KREO",
+        pci_bus_id=f"0000:{0x17 + 0x10 * index:02x}:00.0",
+        numa_node=index // 4,
+        driver_version="2025.4.0, 7e25130",
+        firmware_version="2025.4.0, c1bebfd",
+    )
+    one = replace(one, health=replace(one.health, since=time.monotonic() - 266_000))
+    return read(one, **{"temperature": 44, "power": 52, "load": 7.0 * index, **figures})
 
 
 def night() -> Scene:
     """Half past three: eight RNGD cards, and not all is well."""
-    cards = []
-    for index in range(8):
-        one = card(
-            "rngd",
-            index,
-            id_=f"0C5B1E0A-93A1-4C8B-9D2B-4F6E0A7B1C{index:02X}",
-            uuid=f"0C5B1E0A-93A1-4C8B-9D2B-4F6E0A7B1C{index:02X}",
-            serial=f"RNGD0{index}36FH505KREO",
-            pci_bus_id=f"0000:{0x17 + 0x10 * index:02x}:00.0",
-            numa_node=index // 4,
-            driver_version="2025.4.0, 7e25130",
-            firmware_version="2025.4.0, c1bebfd",
-        )
-        one = replace(one, health=replace(one.health, since=time.monotonic() - 266_000))
-        cards.append(
-            read(one, temperature=44 + index * 1.5, power=52 + 9 * index, load=7.0 * index)
-        )
-    cards[2] = fenced(cards[2], "device_state says 0", 754, Cause.DEAD)
-    assert cards[2].reading
-    cards[2] = replace(
-        cards[2],
-        reading=replace(
-            cards[2].reading, at=time.monotonic() - 754, errors=(("pcie_post_error", 17),)
-        ),
-    )
-    cards[5] = fenced(
-        read(cards[5], temperature=97.4, power=148, load=91.0),
-        "97.4 °C, above 95 °C",
-        41,
-        Cause.HOT,
-    )
-    cards[6] = replace(
-        cards[6],
-        health=replace(
-            cards[6].health, state=HealthState.UNKNOWN, reason="the driver does not say"
-        ),
-    )
+    cards = [_card_at_night(index) for index in range(8)]
+    dead = fenced(_card_at_night(2, age=754), "device_state says 0", 754, Cause.DEAD)
+    assert dead.reading
+    cards[2] = replace(dead, reading=replace(dead.reading, errors=(("pcie_post_error", 17),)))
+    hot = _card_at_night(5, temperature=97.4, power=148, load=91.0)
+    cards[5] = fenced(hot, "97.4 °C, above 95 °C", 41, Cause.HOT)
+    silent = replace(cards[6].health, state=HealthState.UNKNOWN, reason="the driver does not say")
+    cards[6] = replace(cards[6], health=silent)
     history = History(Feed(Snapshot()))
-    for step in range(120, -1, -1):
-        old = []
-        for index, one in enumerate(cards):
-            assert one.reading
-            if index == 2 and step * 30.0 < 754:
-                old.append(one)
-                continue
-            wave = math.sin(step / (7 + index)) / 2
-            hotter = 0 if index != 5 else -0.3 * step
-            now = read(
-                one,
-                temperature=(one.reading.temperature() or 0) + 2 * wave + hotter,
-                power=(one.reading.power() or 0) + 14 * wave,
-                load=max(0.0, 8.0 * index + 30 * wave) if index != 5 else 90 - step / 2,
-                age=step * 30.0,
-            )
-            old.append(now)
-        history.add(Snapshot(cards=tuple(old), complete=True))
+    for age in range(3_600, -1, -60):
+        then = (_card_at_night(at, age=max(age, 754 if at == 2 else 0)) for at in range(8))
+        history.add(Snapshot(cards=tuple(then), complete=True))
     return Scene(
         cards=tuple(cards),
         skipped=(
@@ -347,10 +314,7 @@ def night() -> Scene:
             asked_at=1.0,
             assignments=(
                 held(cards[0], "llama-70b-decode-0", namespace="inference"),
-                held(cards[1], "llama-70b-decode-1", namespace="inference"),
-                held(
-                    cards[2], "whisper-large-5c9d7b6f4-x8kzq", CoreRange(0, 3), namespace="speech"
-                ),
+                held(cards[2], "whisper-large-5c9d7b6f4-x8kzq", CoreRange(0, 3)),
                 held(cards[2], "reranker-7d4f9c-qq2lp", CoreRange(4, 7), namespace="search"),
                 held(cards[5], "training-shard-0", namespace="research-team-with-a-long-name"),
                 held(cards[7], "notebook-anna", CoreRange(0, 0), namespace="playground"),
@@ -369,15 +333,7 @@ def night() -> Scene:
         ),
         labels=LabelState(
             output="api",
-            labels={
-                "beta.furiosa.ai/npu.count": "8",
-                "beta.furiosa.ai/npu.product": "rngd",
-                "beta.furiosa.ai/npu.family": "renegade",
-                "beta.furiosa.ai/machine.vendor": "Supermicro",
-                "beta.furiosa.ai/machine.name": "SYS-421GE-TNRT",
-                "beta.furiosa.ai/driver.version": "2025.4.0",
-                "beta.furiosa.ai/driver.reference": "7e25130",
-            },
+            labels={"beta.furiosa.ai/npu.count": "8", "beta.furiosa.ai/npu.product": "rngd"},
             in_place=True,
             applied_at=time.monotonic() - 266_000,
         ),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -15,10 +13,8 @@ from aiohttp import web
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
 from npu_agent.outputs.web.authorization import Authorizer, Timing
-from npu_agent.outputs.web.tls import Certificates
 from tests.kube.helpers import hangs
 from tests.kube.helpers import serving as api_server
-from tests.outputs.web.certificates import authority, placed
 from tests.outputs.web.helpers import PROMETHEUS, Scene, serving
 
 WHERE = "10.0.0.7"
@@ -136,7 +132,7 @@ async def test_an_api_server_that_is_away_lets_known_clients_go_on(
         status, words = await answered(authorizer, "poor")
         assert status == 503
         assert "the API server cannot be asked" in words
-    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert "cannot be authorized" in record.getMessage()
     authorizer.timing = patient
     cluster.away = False
@@ -181,26 +177,15 @@ async def test_what_is_kept_is_bounded(cluster: Cluster, authorizer: Authorizer)
     assert len(cluster.asked) > asked
 
 
-async def test_requests_with_one_token_at_the_same_time_ask_few_times(
-    cluster: Cluster, authorizer: Authorizer
-) -> None:
-    answers = await asyncio.gather(*(answered(authorizer, "good") for _ in range(8)))
-    assert {status for status, _ in answers} == {200}
-    assert cluster.asked.count("TokenReview") <= 4
-
-
-async def test_by_https_with_real_requests(authorizer: Authorizer, tmp_path: Path) -> None:
-    ours, scene = authority(tmp_path / "authority"), Scene()
-    certificates = Certificates(placed(tmp_path, ours.sign("server")))
-    connector = aiohttp.TCPConnector(ssl=ours.trusting())
+async def test_with_real_requests(authorizer: Authorizer) -> None:
     found = {}
     async with (
-        serving(scene, certificates=certificates, authorizer=authorizer) as (host, port),
-        aiohttp.ClientSession(f"https://{host}:{port}", connector=connector) as session,
+        serving(Scene(), authorizer=authorizer) as (host, port),
+        aiohttp.ClientSession(f"http://{host}:{port}") as session,
     ):
-        for token in ("good", "poor", "wrong", None):
+        for token in ("good", "poor", None):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             async with session.get("/metrics", headers=headers) as answer:
                 found[token] = answer.status
                 assert (await answer.read() == PROMETHEUS) == (answer.status == 200)
-    assert found == {"good": 200, "poor": 403, "wrong": 401, None: 401}
+    assert found == {"good": 200, "poor": 403, None: 401}
