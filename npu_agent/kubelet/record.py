@@ -1,29 +1,28 @@
 """The record on disk: what an agent before this one may have handed out, as JSON in one file.
 
 The agent is killed between an Allocate and anything that could be noted of it. So what is offered
-is on the disk before it is offered, and the next agent counts it as held (`Ledger.recovered`).
+is on the disk before it is offered, and the next agent counts it as held
+(`Ledger.with_predecessor`).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from npu_agent import files, typedjson
 from npu_agent.core.claim import is_uid
-from npu_agent.core.hardware import CoreRange
 from npu_agent.core.ledger import (
     Allocation,
     DeviceName,
-    Footprint,
     Ledger,
     OrphanedPod,
     PreparedClaim,
-    PreparedDevice,
     PublishedCard,
 )
 from npu_agent.logs import Reporter, logger
@@ -51,34 +50,28 @@ _Key = Annotated[str, msgspec.Meta(pattern=":")]
 _Core = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
 
 
+class _Cores(msgspec.Struct, array_like=True):
+    first: _Core
+    last: _Core
+
+    def __post_init__(self) -> None:
+        if self.first > self.last:
+            raise ValueError(f"cores {self.first} to {self.last}")
+
+
 class _Footprint(msgspec.Struct):
-    keys: list[_Key]
-    cores: tuple[_Core, _Core]
-    nodes: list[str]
-
-    @classmethod
-    def of(cls, one: Footprint) -> _Footprint:
-        return cls(sorted(one.keys), (one.cores.first, one.cores.last), sorted(one.nodes))
-
-    def value(self) -> Footprint:
-        first, last = self.cores
-        if first > last:
-            raise ValueError(f"cores {first} to {last}")
-        return Footprint(frozenset(self.keys), CoreRange(first, last), frozenset(self.nodes))
+    keys: frozenset[_Key]
+    cores: _Cores
+    nodes: frozenset[str]
 
 
 class _Device(msgspec.Struct):
     resource: str
     device: str
-    footprints: list[_Footprint]
-    pod_uids: list[str] = msgspec.field(name="podUIDs", default_factory=list)
-
-    def value(self) -> Allocation:
-        return Allocation(
-            footprints=tuple(one.value() for one in self.footprints),
-            since=0.0,
-            pod_uids=frozenset(self.pod_uids),
-        )
+    footprints: tuple[_Footprint, ...]
+    pod_uids: frozenset[str] = msgspec.field(name="podUIDs", default=frozenset())
+    since: ClassVar[float] = 0.0
+    """Not written: it is of a clock that starts with the node."""
 
 
 class _ClaimDevice(msgspec.Struct):
@@ -97,56 +90,34 @@ class _Claim(msgspec.Struct, kw_only=True):
     pods: tuple[str, ...]
     pod_uids: tuple[str, ...] = msgspec.field(name="podUIDs", default=())
     joined: bool
-    devices: list[_ClaimDevice]
-
-    def value(self) -> PreparedClaim:
-        # It becomes part of a path.
-        if not is_uid(self.uid):
-            raise ValueError(f"a claim with the UID {self.uid!r}")
-        return PreparedClaim(
-            driver=self.driver,
-            uid=self.uid,
-            namespace=self.namespace,
-            name=self.name,
-            pods=self.pods,
-            pod_uids=self.pod_uids,
-            joined=self.joined,
-            devices=tuple(
-                PreparedDevice(
-                    request=one.request,
-                    pool=one.pool,
-                    device=one.device,
-                    admin=one.admin,
-                    footprint=one.footprint.value(),
-                )
-                for one in self.devices
-            ),
-        )
+    devices: tuple[_ClaimDevice, ...]
 
 
-class _Ending(msgspec.Struct, rename="camel"):
+class _Orphan(msgspec.Struct, rename="camel"):
     by: str
     by_claim: bool
-    footprints: list[_Footprint]
-
-    def value(self) -> OrphanedPod:
-        footprints = tuple(one.value() for one in self.footprints)
-        return OrphanedPod(footprints=footprints, by=self.by, by_claim=self.by_claim, since=0.0)
+    footprints: tuple[_Footprint, ...]
+    since: ClassVar[float] = 0.0
 
 
-class _Sliced(msgspec.Struct):
+class _Published(msgspec.Struct):
     driver: str
-    keys: list[str]
+    keys: frozenset[str]
 
 
 class _Record(msgspec.Struct):
+    """Version 2; 1 had neither claims nor what follows them."""
+
     version: Literal[1, 2]
-    """1 had no claims."""
     devices: list[_Device]
-    cards: dict[str, list[str]]
+    cards: dict[str, frozenset[str]]
     claims: list[_Claim] = []
-    ending: dict[str, _Ending] = {}
-    slices: dict[str, _Sliced] = {}
+    ending: dict[str, _Orphan] = {}
+    slices: dict[str, _Published] = {}
+
+
+# Between these types and those of `core.ledger`, by the names of their fields.
+_converted = partial(msgspec.convert, from_attributes=True)
 
 
 def encode(ledger: Ledger) -> bytes:
@@ -157,35 +128,13 @@ def encode(ledger: Ledger) -> bytes:
     record = _Record(
         version=2,
         devices=[
-            _Device(*name, list(map(_Footprint.of, held.footprints)), sorted(held.pod_uids))
+            _Device(*name, _converted(held.footprints, tuple[_Footprint, ...]), held.pod_uids)
             for name, held in sorted(allocations.items())
         ],
-        cards={id_: sorted(keys) for id_, keys in ledger.cards.items()},
-        claims=[
-            _Claim(
-                driver=claim.driver,
-                uid=claim.uid,
-                namespace=claim.namespace,
-                name=claim.name,
-                pods=claim.pods,
-                pod_uids=claim.pod_uids,
-                joined=claim.joined,
-                devices=[
-                    _ClaimDevice(
-                        one.request, one.pool, one.device, one.admin, _Footprint.of(one.footprint)
-                    )
-                    for one in claim.devices
-                ],
-            )
-            for _, claim in sorted(ledger.prepared.items())
-        ],
-        ending={
-            uid: _Ending(one.by, one.by_claim, list(map(_Footprint.of, one.footprints)))
-            for uid, one in ledger.orphans.items()
-        },
-        slices={
-            id_: _Sliced(one.driver, sorted(one.keys)) for id_, one in ledger.published.items()
-        },
+        cards=dict(ledger.cards),
+        claims=[_converted(claim, _Claim) for _, claim in sorted(ledger.prepared.items())],
+        ending={uid: _converted(one, _Orphan) for uid, one in ledger.orphans.items()},
+        slices={id_: _converted(one, _Published) for id_, one in ledger.published.items()},
     )
     return msgspec.json.encode(record, order="deterministic") + b"\n"
 
@@ -203,20 +152,22 @@ def recovered(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
 
 def _decoded(record: bytes) -> Ledger:
     found = typedjson.decode(record, _Record)
-    allocations = {DeviceName(one.resource, one.device): one.value() for one in found.devices}
+    allocations = {
+        DeviceName(one.resource, one.device): _converted(one, Allocation) for one in found.devices
+    }
     unreadable = allocations.pop(_UNREADABLE, None)
+    # Earlier versions had a claim whose UID was unknown by its name: it is recovered again.
+    claims = [one for one in found.claims if one.uid != f"{one.namespace}/{one.name}"]
+    for one in claims:
+        if not is_uid(one.uid):  # it becomes part of a path
+            raise ValueError(f"a claim with the UID {one.uid!r}")
     return Ledger(
         allocations=allocations,
         unreadable=unreadable,
-        # Earlier versions had a claim whose UID was unknown by its name: it is recovered again.
-        prepared={
-            one.uid: one.value() for one in found.claims if one.uid != f"{one.namespace}/{one.name}"
-        },
-        orphans={uid: one.value() for uid, one in found.ending.items()},
-        cards={id_: frozenset(keys) for id_, keys in found.cards.items()},
-        published={
-            id_: PublishedCard(one.driver, frozenset(one.keys)) for id_, one in found.slices.items()
-        },
+        prepared={one.uid: _converted(one, PreparedClaim) for one in claims},
+        orphans={uid: _converted(one, OrphanedPod) for uid, one in found.ending.items()},
+        cards=found.cards,
+        published={id_: _converted(one, PublishedCard) for id_, one in found.slices.items()},
     )
 
 
