@@ -15,7 +15,6 @@ from grpclib.exceptions import GRPCError
 
 from npu_agent.agent import Agent
 from npu_agent.config import poller
-from npu_agent.core.claim import PreparedResult
 from npu_agent.kubelet import api_modes
 from npu_agent.simulator.apiserver import drops, status
 from npu_agent.simulator.pluginmanager import PrepareError
@@ -188,20 +187,6 @@ async def test_a_card_that_a_claim_holds_follows_when_it_is_unprepared(moving: M
         await moving.listed(*UUIDS)
 
 
-async def test_a_holder_that_is_found_late_is_in_a_taint(moving: Moving) -> None:
-    """Of a card in a slice: the record of it was lost, or the kubelet was late."""
-    room = moving.room
-    async with moving.agent(DRA) as agent:
-        await room.free(*NAMES)
-        (device, _) = [one.device for one in agent.drivers[0].offered.value or ()]
-        ledger = agent.store.states.value
-        agent.store.states.publish(ledger.with_grant(NPU, [device], time.monotonic() + 600))
-        await until(lambda: room.cluster.taints().keys() == {NAMES[0]})
-        (taint,) = room.cluster.taints()[NAMES[0]]
-        assert (taint["key"], taint["effect"]) == (f"{DRIVER}/held", "NoSchedule")
-        assert list(room.cluster.devices()) == NAMES
-
-
 async def test_who_has_an_old_view_is_refused_with_the_reason(moving: Moving) -> None:
     room = moving.room
     ref = room.claim("held", NAMES[1])
@@ -236,31 +221,6 @@ async def test_a_claim_that_was_allocated_just_before_its_card_left_is_prepared(
         assert isinstance(await room.prepared(room.claim("c", NAMES[0])), tuple)
         assert not agent.modes.listed.value
         await first(agent.store.prepared, lambda claims: "uid-c" in claims)
-
-
-async def test_the_kubelet_has_to_say_that_it_no_longer_offers_a_card(
-    moving: Moving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = moving.room
-    async with moving.agent(PLUGIN) as agent:
-        await moving.listed(*UUIDS)
-        says: list[object] = [None, {NPU: frozenset(UUIDS)}, {NPU: frozenset({UUIDS[0]})}]
-        counts: list[dict[str, int] | None] = [None, {NPU: 2}]
-        asked: list[str] = []
-
-        async def offered() -> object:
-            asked.append("kubelet")
-            return says.pop(0) if says else {}
-
-        async def allocatable() -> object:
-            asked.append("API server")
-            return counts.pop(0) if counts else {}
-
-        monkeypatch.setattr(agent.modes, "_offered", offered)
-        monkeypatch.setattr(agent.modes, "_allocatable", allocatable)
-        moving.configure(DRA)
-        await room.free(*NAMES)
-        assert asked == ["kubelet"] * 3 + ["API server", "kubelet"] * 2 + ["API server"]
 
 
 async def test_no_card_leaves_the_device_plugin_where_dra_is_impossible(moving: Moving) -> None:
@@ -407,14 +367,3 @@ async def test_cards_that_are_all_sick_do_not_open_the_way_for_claims(moving: Mo
         await moving.listed()
         assert room.cluster.calls == []
         assert agent.state().dra == ()
-
-
-async def test_prepared_results_are_the_same_before_and_after(moving: Moving) -> None:
-    room = moving.room
-    ref = room.claim("c", NAMES[0])
-    async with moving.agent(DRA):
-        await room.registered()
-        before: tuple[PreparedResult, ...] = await room.prepared(ref)
-        moving.configure(PLUGIN)
-        await moving.listed(UUIDS[1])
-        assert await room.prepared(ref) == before

@@ -9,11 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
-from npu_agent import files
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.feed import Feed
 from npu_agent.outputs.cdi import host_specs
@@ -168,15 +166,3 @@ async def test_what_somebody_removes_or_changes_is_written_again(
         before = file.read_bytes()
         harm(file)
         await until(lambda: file.exists() and file.read_bytes() == before)
-
-
-async def test_an_error_ends_although_the_file_is_as_it_should_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("npu_agent.outputs.cdi.LOOK_EVERY", 0.01)
-    async with followed(Feed(snapshot(state("A", 0))), tmp_path) as cdi:
-        await until((tmp_path / FILE).exists)
-        with monkeypatch.context() as patched:
-            patched.setattr(files, "replace", AsyncMock(side_effect=OSError(24, "too many files")))
-            await until(lambda: cdi.error is not None)
-        await until(lambda: cdi.error is None)

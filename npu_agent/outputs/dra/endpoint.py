@@ -60,8 +60,6 @@ class Endpoint:
             plugin: prepares claims.
             health: reports the devices.
         """
-        if not re.fullmatch(_INSTANCE, instance):
-            raise ValueError(f"{instance!r} is no Pod's UID")
         unique = f"{instance}-{secrets.token_hex(2)}"  # a container of the Pod may be restarted
         self.path = kubelet_root.absolute() / PLUGINS / driver / f"dra-{unique}.sock"
         self.registration_path = kubelet_root / REGISTRY / f"{driver}-{unique}-reg.sock"

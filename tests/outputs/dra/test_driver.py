@@ -224,24 +224,3 @@ async def test_no_pool_without_its_cards_is_offered_while_the_disk_is_full(
         assert all(event["object"]["spec"]["devices"] for _, event in here.server.events)
         await here.phase(SessionPhase.REGISTERED)
         await manager.stop()
-
-
-@pytest.mark.parametrize("part", ["slices", "follow"])
-async def test_what_fails_beside_the_serving_fails_the_whole_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
-    """So that it is started again, and not missing for good."""
-
-    async def fails(*_: object) -> None:
-        raise RuntimeError("a fault")
-
-    if part == "slices":
-        monkeypatch.setattr("npu_agent.outputs.dra.publisher.SlicePublisher.run", fails)
-    else:
-        monkeypatch.setattr(Driver, "_report", fails)
-    async with world(tmp_path) as here:
-        with pytest.raises(ExceptionGroup) as failed:
-            async with asyncio.timeout(30):
-                await asyncio.shield(here.task)
-        assert "a fault" in repr(failed.value)
-        assert here.sockets() == 0

@@ -75,12 +75,6 @@ def test_an_instance_is_a_pods_uid_or_random() -> None:
         assert re.fullmatch("[0-9a-f]{8}", one)
 
 
-@pytest.mark.parametrize("instance", [".hidden", "", "../x", "a" * 40])
-def test_what_is_no_instance_makes_no_socket(instance: str) -> None:
-    with pytest.raises(ValueError, match="is no Pod's UID"):
-        Driver().endpoint(Path("/var/lib/kubelet"), instance=instance)
-
-
 async def test_the_services_listen_before_the_kubelet_can_find_them(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,16 +195,6 @@ async def test_a_path_that_is_too_long_is_said_with_its_length(root: Path) -> No
     assert not [*deep.rglob("*.sock")]
 
 
-async def test_a_registration_path_that_is_too_long_leaves_nothing_behind(root: Path) -> None:
-    # It has nine bytes more than that of the services, whatever the driver's name is.
-    name = "n" * (SOCKET_PATH_MAX - len(f"{root}/{PLUGINS}//dra-{POD_UID}-0000.sock"))
-    endpoint = Driver().endpoint(root, driver=name)
-    assert len(os.fsencode(endpoint.path)) == SOCKET_PATH_MAX
-    with pytest.raises(OSError, match=rf"{REGISTRY}.*bytes and Linux takes 107"):
-        await endpoint.start()
-    assert not [*root.rglob("*.sock")]
-
-
 async def test_without_a_registry_nothing_is_made(root: Path) -> None:
     (root / REGISTRY).rmdir()
     with pytest.raises(FileNotFoundError, match=f"{REGISTRY} is missing: is the kubelet running"):
@@ -274,42 +258,6 @@ async def test_a_socket_with_too_many_callers_is_nobodys_rest(root: Path) -> Non
         assert code == errno.EAGAIN
         sweep_all(DRIVER, root)
         assert path.exists()
-
-
-async def test_sweep_on_a_node_without_a_trace(root: Path) -> None:
-    (root / REGISTRY).rmdir()
-    sweep_all(DRIVER, root)
-    assert names(root) == []
-
-
-async def test_what_is_swept_is_deregistered(root: Path) -> None:
-    """The kubelet keeps the instance of a killed agent for as long as its socket exists."""
-    manager = StandInPluginManager(root)
-    await manager.start()
-    endpoint = Driver().endpoint(root)
-    await endpoint.start()
-    await first(manager.instances, len)
-    for server in (endpoint._service, endpoint._registration):
-        kept = root / f"{server.path.name}.kept"
-        os.link(server.path, kept)
-        server.close()
-        kept.rename(
-            server.path
-        )  # as after a kill; Python 3.13 removes the socket, earlier ones not
-    for _ in range(3):
-        await asyncio.sleep(manager._interval)
-    assert manager.instances.value
-    sweep_all(DRIVER, root)
-    assert not endpoint.exists()
-    await first(manager.instances, lambda now: not now)
-    await manager.stop()
-
-
-async def test_nothing_is_left_in_the_event_loop(root: Path) -> None:
-    driver = Driver()
-    async with driver.served(root):
-        pass
-    await until(lambda: len(asyncio.all_tasks()) == 1)
 
 
 async def test_the_socket_is_named_absolutely(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,17 +55,6 @@ async def test_a_container_is_given_its_part_and_nothing_of_the_others(tmp_path:
     )
 
 
-async def test_an_allocation_that_overlaps_is_refused(tmp_path: Path) -> None:
-    room = await room_with_a_card(tmp_path)
-    await prepared(room, "a", "0-3")
-    for cores in ("", "0-3", "2-3", "1"):
-        refused = await prepared(room, "late", cores)
-        assert "is not free: Pod team/pod-a (ResourceClaim team/a) still holds" in refused
-    assert not isinstance(await prepared(room, "late", "4-7"), str)
-    await room.unprepared("a")
-    assert not isinstance(await prepared(room, "again", "2-3"), str)
-
-
 async def test_one_claim_may_not_have_a_core_twice(tmp_path: Path) -> None:
     room = await room_with_a_card(tmp_path)
     refused = await prepared(room, "a", "0-1", "1")
@@ -87,14 +76,6 @@ async def test_a_core_without_a_node_is_refused_to_those_that_need_it(tmp_path: 
     await room.owned()
     assert "/dev/rngd/npu0pe4 is missing" in await prepared(room, "a", "4-7")
     assert not isinstance(await prepared(room, "b", "6-7"), str)
-
-
-async def test_parts_are_prepared_again_after_a_restart(tmp_path: Path) -> None:
-    room = await room_with_a_card(tmp_path)
-    before = await prepared(room, "a", "0-3")
-    await room.restarted(uses=[("a", f"{CARD}-cores-0-3")])
-    assert await room.prepared("a") == before
-    assert "still holds its cores" in await prepared(room, "b", "0")
 
 
 def held(room: Room, listed: tuple[PoolDevice, ...]) -> set[str]:

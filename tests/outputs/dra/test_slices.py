@@ -124,23 +124,6 @@ def test_the_order_of_slices_and_devices_is_that_of_the_cards() -> None:
     assert indexes == list(range(70))
 
 
-def test_the_rules_of_the_tests_find_what_the_api_server_refuses() -> None:
-    (good,) = made(rngd(2, sick=(0,)))
-    device = good["spec"]["devices"][0]
-    for change in (
-        {"name": "NPU-0"},
-        {"attributes": {"uuid": {"string": "x" * 65}}},
-        {"attributes": {"uuid": {"string": "\u00e9" * 33}}},
-        {"attributes": {"driverVersion": {"version": "1.2"}}},
-        {"attributes": {"a" * 33: {"int": 1}}},
-        {"attributes": {"index": {"int": 2**63}}},
-        {"attributes": {f"a{at}": {"int": at} for at in range(31)}},
-        {"taints": [{"key": "a/b", "effect": "Never"}]},
-    ):
-        bad = {**good, "spec": {**good["spec"], "devices": [{**device, **change}]}}
-        assert faults(bad), change
-
-
 # Cards that are cut on demand.
 
 
@@ -288,11 +271,6 @@ def test_long_names_of_two_nodes_differ() -> None:
 def test_nothing_is_written_while_nothing_changes() -> None:
     for devices in (rngd(8, sick=(3,)), rngd(70), ()):
         assert planned(live(*made(devices)), devices) == Plan()
-
-
-def test_a_pool_that_is_not_there_is_created() -> None:
-    found = planned({}, rngd(8))
-    assert (found.delete, found.apply) == ((), made(rngd(8), 1))
 
 
 def test_one_changed_slice_is_changed_in_place() -> None:
