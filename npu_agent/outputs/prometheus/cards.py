@@ -24,7 +24,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
-from npu_agent.outputs.prometheus.text import Definition, Labels, Samples, clean, finite
+from npu_agent.outputs.prometheus.text import Definition, Samples, clean, finite, label_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class CardSeries:
     """A card, and what the labels of its series are."""
 
     state: CardState
-    identity: Labels
+    identity: str
     """What it is and where; neither the cores nor who holds them."""
-    labels: Labels
+    labels: str
     """Of a series about the whole card."""
-    cores: tuple[tuple[CoreReading, Labels], ...]
+    cores: tuple[tuple[CoreReading, str], ...]
     """The readings of its cores, each with the labels of a series about that core."""
     holdings: tuple[Usage, ...]
     """Who holds which of its cores."""
@@ -84,7 +84,7 @@ def _series(
     state: CardState, hostname: str, holdings: tuple[Usage, ...], pod_labels: bool
 ) -> CardSeries:
     card, named = state.card, holdings if pod_labels else ()
-    identity = Labels(
+    identity = label_text(
         arch=card.family,
         device=card.name,
         uuid=card.uuid,
@@ -96,11 +96,12 @@ def _series(
     return CardSeries(
         state=state,
         identity=identity,
-        labels=identity.plus(core=str(card.all_cores), **_sole_holder(named)),
+        labels=label_text(identity, core=str(card.all_cores), **_sole_holder(named)),
         cores=tuple(
             (
                 core,
-                identity.plus(
+                label_text(
+                    identity,
                     core=str(core.core),
                     **_sole_holder(one for one in named if core.core in one.cores),
                 ),
@@ -151,7 +152,7 @@ def _sensors(kind: SensorKind, per_unit: int, renamed: Mapping[str, str], cards:
             value = finite(sensor.value)
             if value is not None and per_unit > 1:  # divided by 1, an integer would be a float
                 value /= per_unit
-            yield card.labels.plus(label=name), value
+            yield label_text(card.labels, label=name), value
 
 
 def _errors(cards: Cards) -> Samples:
@@ -159,7 +160,7 @@ def _errors(cards: Cards) -> Samples:
         counters = card.state.reading.errors if card.state.reading else ()
         names = _unique([name for name, _ in counters])
         for name, (_, count) in zip(names, counters, strict=True):
-            yield card.labels.plus(label=name), count
+            yield label_text(card.labels, label=name), count
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
@@ -188,7 +189,7 @@ def _info(cards: Cards) -> Samples:
     for card in cards:
         it = card.state.card
         numa = None if it.numa_node is None else str(it.numa_node)
-        yield card.labels.plus(product=it.product, serial=it.serial, numa_node=numa), 1
+        yield label_text(card.labels, product=it.product, serial=it.serial, numa_node=numa), 1
 
 
 def _health(cards: Cards) -> Samples:
@@ -202,7 +203,7 @@ def _health(cards: Cards) -> Samples:
         for state in HealthState:
             now = health.state is state
             reason = _reason(health) if now and state is not HealthState.HEALTHY else None
-            yield card.labels.plus(state=state.value, reason=reason), now
+            yield label_text(card.labels, state=state.value, reason=reason), now
 
 
 def _reason(health: Health) -> str:
@@ -215,7 +216,7 @@ def _assigned(cards: Cards) -> Samples:
         for holding in card.holdings:
             it = holding.assignment
             holder = {"resource": it.resource, **_holder(it), "claim": it.claim or None}
-            yield card.identity.plus(core=str(holding.cores), **holder), 1
+            yield label_text(card.identity, core=str(holding.cores), **holder), 1
 
 
 _SAMPLES: dict[MetricSource, Callable[[Cards], Samples]] = {

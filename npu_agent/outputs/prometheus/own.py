@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.counts import Histogram
 from npu_agent.core.state import AgentState, SessionPhase
-from npu_agent.outputs.prometheus.text import NONE, Kind, Labels, Samples, by_name
+from npu_agent.outputs.prometheus.text import Kind, Samples, by_name, label_text
 
-Named = tuple[str, Labels, float | Histogram]
+Named = tuple[str, str, float | Histogram]
 """A sample: the family without ``npu_agent_``, labels and value."""
 
 _HELP = {
@@ -67,7 +67,7 @@ _HISTOGRAMS = ("allocation_seconds", "dra_prepare_seconds", "loop_lag_seconds")
 
 def read(state: AgentState) -> Mapping[str, Samples]:
     """The samples of each family."""
-    found: dict[str, list[tuple[Labels, float | Histogram]]] = {}
+    found: dict[str, list[tuple[str, float | Histogram]]] = {}
     for samples in (_agent(state), _resources(state), _drivers(state), _cards(state)):
         for name, labels, value in samples:
             found.setdefault(f"npu_agent_{name}", []).append((labels, value))
@@ -76,33 +76,33 @@ def read(state: AgentState) -> Mapping[str, Samples]:
 
 def _agent(state: AgentState) -> Iterator[Named]:
     version, python = state.version, platform.python_version()
-    yield "build_info", Labels(version=version, python=python, hostname=state.hostname), 1
-    yield "kubelet_restarts_total", NONE, state.kubelet_restarts
+    yield "build_info", label_text(version=version, python=python, hostname=state.hostname), 1
+    yield "kubelet_restarts_total", "", state.kubelet_restarts
     config = state.config
-    yield "config_generation", NONE, config.generation
-    yield "config_last_success_timestamp_seconds", NONE, round(state.wall(config.loaded_at), 3)
-    yield "config_last_load_successful", NONE, config.error is None
-    yield "config_rejected_total", NONE, config.rejected
-    yield "config_restart_required", NONE, bool(config.waiting)
-    yield "loop_lag_seconds", NONE, state.lag
-    yield from _by("labels_applied_total", NONE, "result", state.labels_applied)
-    yield from _by("events_total", NONE, "result", state.events)
-    yield from _by("part_restarts_total", NONE, "part", state.restarts)
-    yield from _by("page_failures_total", NONE, "family", state.page_failures)
-    yield from _by("authorizations_total", NONE, "result", state.authorizations)
+    yield "config_generation", "", config.generation
+    yield "config_last_success_timestamp_seconds", "", round(state.wall(config.loaded_at), 3)
+    yield "config_last_load_successful", "", config.error is None
+    yield "config_rejected_total", "", config.rejected
+    yield "config_restart_required", "", bool(config.waiting)
+    yield "loop_lag_seconds", "", state.lag
+    yield from _by("labels_applied_total", "", "result", state.labels_applied)
+    yield from _by("events_total", "", "result", state.events)
+    yield from _by("part_restarts_total", "", "part", state.restarts)
+    yield from _by("page_failures_total", "", "family", state.page_failures)
+    yield from _by("authorizations_total", "", "result", state.authorizations)
     for (listener, reason), count in state.refused.items():
-        yield "connections_refused_total", Labels(listener=listener, reason=reason), count
+        yield "connections_refused_total", label_text(listener=listener, reason=reason), count
     if state.tls is not None:
         expires_at = state.tls.expires_at
         if expires_at is not None:
-            yield "tls_certificate_expires_timestamp_seconds", NONE, expires_at
+            yield "tls_certificate_expires_timestamp_seconds", "", expires_at
         good = state.tls.error is None and (expires_at or 0) > state.now
-        yield "tls_certificate_good", NONE, good
+        yield "tls_certificate_good", "", good
 
 
 def _resources(state: AgentState) -> Iterator[Named]:
     for one in state.resources:
-        labels, counts = Labels(resource=one.session.resource), one.counts
+        labels, counts = label_text(resource=one.session.resource), one.counts
         if one.session.phase is not SessionPhase.NO_CARDS:
             # 1 only while the kubelet holds our stream open: nothing else is proof.
             yield "registered", labels, one.session.phase is SessionPhase.REGISTERED
@@ -114,7 +114,7 @@ def _resources(state: AgentState) -> Iterator[Named]:
 
 def _drivers(state: AgentState) -> Iterator[Named]:
     for one in state.dra:
-        labels, counts = Labels(driver=one.name), one.counts
+        labels, counts = label_text(driver=one.name), one.counts
         yield "dra_registered", labels, one.session.phase is SessionPhase.REGISTERED
         yield "dra_slices_published", labels, one.slices.published
         yield "dra_pool_incomplete", labels, one.slices.incomplete
@@ -125,22 +125,26 @@ def _drivers(state: AgentState) -> Iterator[Named]:
         yield from _by("dra_unprepares_total", labels, "result", counts.unprepares)
     for to in (WantedApi.DRA, WantedApi.PLUGIN) if state.dra else ():
         count = sum(wish is to for wish in state.moving.values())
-        yield "dra_moving_cards", Labels(to=to.value), count
+        yield "dra_moving_cards", label_text(to=to.value), count
 
 
 def _cards(state: AgentState) -> Iterator[Named]:
     for card in state.snapshot.cards:
         if card.reading:
             age = round(max(0.0, state.monotonic - card.reading.at), 3)
-            yield "reading_age_seconds", Labels(arch=card.card.family, device=card.card.name), age
+            yield (
+                "reading_age_seconds",
+                label_text(arch=card.card.family, device=card.card.name),
+                age,
+            )
     for (family, name, reason), count in state.reading_failures.items():
-        yield "reading_failures_total", Labels(arch=family, device=name, reason=reason), count
+        yield "reading_failures_total", label_text(arch=family, device=name, reason=reason), count
 
 
-def _by(name: str, labels: Labels, label: str, counts: Mapping[str, int]) -> Iterator[Named]:
+def _by(name: str, labels: str, label: str, counts: Mapping[str, int]) -> Iterator[Named]:
     """A sample for each count, under its key as one more label."""
     for key, count in counts.items():
-        yield name, labels.plus(**{label: key}), count
+        yield name, label_text(labels, **{label: key}), count
 
 
 def _kind(name: str) -> Kind:

@@ -66,7 +66,7 @@ class Page:
         self._failing: set[str] = set()
         """Families that failed the last time."""
 
-    def body(self, *, openmetrics: bool) -> bytes:
+    def body(self, openmetrics: bool) -> bytes:
         """The page in OpenMetrics, or else as text. Reads no hardware."""
         schemas = self._settings.value.schemas
         parts = [

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from npu_agent.outputs.prometheus.text import NONE, Samples, by_name
+from npu_agent.outputs.prometheus.text import Samples, by_name
 
 _HELP = {
     "process_virtual_memory_bytes": "Virtual memory size in bytes.",
@@ -47,7 +47,7 @@ def read(proc: Path = Path("/proc")) -> Mapping[str, Samples]:
         "process_open_fds": sum(1 for _ in (proc / "self/fd").iterdir()),
         "process_max_fds": None if limit == resource.RLIM_INFINITY else limit,
     }
-    return {name: [(NONE, value)] for name, value in values.items()}
+    return {name: [("", value)] for name, value in values.items()}
 
 
 # /proc/stat is long where there are many CPUs; and alerts take another start time for a restart, so

@@ -15,13 +15,7 @@ from string import Template
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import PreparedDevice, card_of, part_of
 from npu_agent.core.problems import Note, notes, problems, unready
-from npu_agent.core.state import (
-    AgentState,
-    SessionPhase,
-    SessionStatus,
-    SlicesState,
-    is_fenced,
-)
+from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, SlicesState, is_fenced
 from npu_agent.core.timeline import SPAN, TimelineEntry
 from npu_agent.outputs.web import card_view as view
 from npu_agent.outputs.web import markup as m
@@ -60,7 +54,10 @@ def page(state: AgentState, history: view.Tracks) -> str:
         title=f"{m.plain(state.node or _NO_NODE)}: {summary} - npu-agent",
         style=_STYLE,
         script=_SCRIPT,
-        top=_top(state),
+        node=m.text(state.node or _NO_NODE),
+        version=m.text(state.version),
+        up=m.span(state.monotonic - state.started_at),
+        now=m.clock(state.now, state.now),
         head=_head(state, found),
         sum=_sum(state),
         cards=_cards(state, history),
@@ -99,16 +96,6 @@ def _sum(state: AgentState) -> str:
     in_use = sum(bool(state.usages_of(card)) for card in cards)
     fence = "" if limit is None else f", taken out of service above {limit:g}{m.NBSP}°C"
     return f"<small>{len(cards)} installed, {in_use} in use{fence}</small>"
-
-
-def _top(state: AgentState) -> str:
-    return (
-        f'<div class="top"><h1>{m.text(state.node or _NO_NODE)}</h1><p class="facts">'
-        f"<span>npu-agent {m.text(state.version)}</span>"
-        f"<span>up {m.span(state.monotonic - state.started_at)}</span>"
-        f'<span>as of {m.clock(state.now, state.now)} <span class="zone">UTC</span></span>'
-        "</p></div>"
-    )
 
 
 def _head(state: AgentState, found: Sequence[Note]) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Protocol
 
 from npu_agent.core.problems import unready
 from npu_agent.core.state import AgentState
@@ -44,13 +43,6 @@ _PAGE_HEADERS = {
 }
 
 
-class Metrics(Protocol):
-    """Gives the bytes of /metrics."""
-
-    def __call__(self, *, openmetrics: bool) -> bytes:
-        """The page in OpenMetrics or in the text format."""
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What is sent to a client."""
@@ -75,12 +67,13 @@ def probes(state: Callable[[], AgentState]) -> Routes:
     return {"/healthz": lambda _: text_answer("ok\n"), "/readyz": ready}
 
 
-def pages(metrics: Metrics, state: Callable[[], AgentState], history: History) -> Routes:
-    """All that is served at the public port; `metrics` is the page for Prometheus."""
+def pages(
+    metrics: Callable[[bool], bytes], state: Callable[[], AgentState], history: History
+) -> Routes:
+    """All that is served at the public port; `metrics` gives the page for Prometheus."""
 
     def for_prometheus(openmetrics: bool) -> Answer:
-        body = metrics(openmetrics=openmetrics)
-        return _answer(body, _OPENMETRICS if openmetrics else _TEXT)
+        return _answer(metrics(openmetrics), _OPENMETRICS if openmetrics else _TEXT)
 
     return {
         "/": lambda _: _html(page(state(), history.of)),

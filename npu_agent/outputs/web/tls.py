@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import ssl
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from npu_agent import files
 from npu_agent.config import TlsConfig
@@ -31,13 +32,12 @@ _LARGEST = 1 << 20
 """Bytes of a file: a bundle of authorities may be large."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
+class TlsFiles(NamedTuple):
     """Where the certificate is."""
 
     cert: Path
     key: Path
-    client_ca: Path | None
+    client_ca: Path | None = None
     """Authorities of the clients; None: clients need no certificate."""
 
 
@@ -46,9 +46,7 @@ def tls_files(config: TlsConfig) -> TlsFiles | None:
     if config.cert_file is None or config.key_file is None:
         return None
     ca = config.client_ca_file
-    return TlsFiles(
-        cert=Path(config.cert_file), key=Path(config.key_file), client_ca=Path(ca) if ca else None
-    )
+    return TlsFiles(Path(config.cert_file), Path(config.key_file), Path(ca) if ca else None)
 
 
 class RefusedError(Exception):
@@ -119,7 +117,7 @@ def check(where: TlsFiles) -> float:
 
 def _contents(where: TlsFiles) -> tuple[bytes, ...]:
     found = []
-    for path in filter(None, (where.cert, where.key, where.client_ca)):
+    for path in filter(None, where):
         try:
             content = files.content(path, _LARGEST + 1)
         except OSError as error:

@@ -82,7 +82,7 @@ def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
 def test_a_holder_by_a_claim_has_no_container() -> None:
     holding = Usage(FULL.id, FULL.card.all_cores, replace(held("npu0"), container=""))
     (shown,) = cards.series(snapshot(FULL), (holding,), hostname="node-1", pod_labels=True)
-    assert shown.labels.text.endswith('namespace="ml",pod="train-0"')
+    assert shown.labels.endswith('namespace="ml",pod="train-0"')
 
 
 def test_cores_that_two_claim_name_neither() -> None:

@@ -55,7 +55,7 @@ class Room:
         return own(page_failures=self.page.failures)
 
     def text(self) -> str:
-        return self.page.body(openmetrics=False).decode()
+        return self.page.body(False).decode()
 
 
 def test_series_come_and_go_with_what_they_describe() -> None:
@@ -112,7 +112,7 @@ def test_figures_of_a_card_that_stopped_answering_go_by_themselves() -> None:
 
 def test_it_has_an_end_in_openmetrics_and_the_process_in_both() -> None:
     room = Room()
-    page = room.page.body(openmetrics=True)
+    page = room.page.body(True)
     assert page.endswith(b"\n# EOF\n")
     assert page.count(b"# EOF") == 1
     for text in (page.decode(), room.text()):
@@ -174,4 +174,4 @@ def test_a_part_that_fails_costs_no_other(
     assert ("npu_agent_build_info" in text) == (what != "own")
     assert ("process_open_fds" in text) == (what != "process")
     assert room.page.failures == {what: 1}
-    assert room.page.body(openmetrics=True).endswith(b"# EOF\n")
+    assert room.page.body(True).endswith(b"# EOF\n")

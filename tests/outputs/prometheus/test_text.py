@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as library_
 from prometheus_client.registry import Collector
 
 from npu_agent.core.counts import Histogram
-from npu_agent.outputs.prometheus.text import LONGEST, NONE, Definition, Labels, clean, finite
+from npu_agent.outputs.prometheus.text import LONGEST, Definition, clean, finite, label_text
 from tests.outputs.prometheus.helpers import parsed
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -50,14 +50,14 @@ def _histogram(given: Given) -> Histogram:
 
 
 def _ours(given: Given, *, openmetrics: bool) -> bytes:
-    gauges = [(Labels(**labels), value) for labels, value in given]
+    gauges = [(label_text(**labels), value) for labels, value in given]
     counts = [(labels, abs(value or 0)) for labels, value in gauges]
     return b"".join(
         (
             _render(gauges, "a_gauge", "gauge", HELP, openmetrics=openmetrics),
             _render(counts, "b_things_total", "counter", HELP, openmetrics=openmetrics),
             _render(
-                [(NONE, _histogram(given))], "c_seconds", "histogram", HELP, openmetrics=openmetrics
+                [("", _histogram(given))], "c_seconds", "histogram", HELP, openmetrics=openmetrics
             ),
             b"# EOF\n" if openmetrics else b"",
         )
@@ -105,8 +105,8 @@ def test_pages_say_what_the_library_would_say(given: Given) -> None:
 
 
 def test_a_label_that_is_none_is_none_and_a_long_one_is_cut() -> None:
-    labels = Labels(a=None, b="x" * 10_000, c="x" * LONGEST)
-    assert labels.text == f'b="{"x" * (LONGEST - 1)}…",c="{"x" * LONGEST}"'
+    labels = label_text(a=None, b="x" * 10_000, c="x" * LONGEST)
+    assert labels == f'b="{"x" * (LONGEST - 1)}…",c="{"x" * LONGEST}"'
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_a_label_that_is_none_is_none_and_a_long_one_is_cut() -> None:
     ],
 )
 def test_values(value: float | None, shown: str | None) -> None:
-    page = _render([(NONE, value)], openmetrics=False).decode()
+    page = _render([("", value)], openmetrics=False).decode()
     assert page == ("" if shown is None else f"# HELP x X.\n# TYPE x gauge\nx {shown}\n")
 
 
 def test_a_series_that_is_there_already_is_left_out() -> None:
-    samples = [(Labels(a="\ud800"), 1), (Labels(a="?"), 2), (Labels(a="!"), 3)]
+    samples = [(label_text(a="\ud800"), 1), (label_text(a="?"), 2), (label_text(a="!"), 3)]
     lines = _render(samples, openmetrics=False).decode().splitlines()
     assert lines[2:] == ['x{a="?"} 1', 'x{a="!"} 3']

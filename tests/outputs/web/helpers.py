@@ -196,7 +196,7 @@ class Scene:
     def pages(self) -> Pages:
         return Pages(pages(self._metrics, self.state, self.history), fresh=self.fresh)
 
-    def _metrics(self, *, openmetrics: bool) -> bytes:
+    def _metrics(self, openmetrics: bool) -> bytes:
         if isinstance(self.metrics, Exception):
             raise self.metrics
         return self.metrics + b"# EOF\n" * openmetrics
