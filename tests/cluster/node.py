@@ -51,6 +51,8 @@ START_TIMEOUT = 60.0
 """Seconds that any step of starting may take; on an idle machine all take under ten together."""
 COMMAND_TIMEOUT = 60.0
 """Seconds that a command may take, unless told else."""
+WAIT_TIMEOUT = 30.0
+"""Seconds that `wait_for` waits, unless told else."""
 
 
 class ClusterError(RuntimeError):
@@ -123,6 +125,11 @@ class Cluster:
         self._sandbox = sandbox
         self._state = state
         self._places = iter(settings.JOINED)
+
+    @property
+    def pid(self) -> int:
+        """A process in the node's namespaces."""
+        return self._sandbox.init.pid
 
     # --- life -----------------------------------------------------------------------------
 
@@ -613,7 +620,9 @@ class Cluster:
             raise ClusterError(f"GET {url}: {status}: {text.strip()}")
         return text
 
-    def wait_for(self, description: str, predicate: Callable[[], T], timeout: float) -> T:
+    def wait_for(
+        self, description: str, predicate: Callable[[], T], timeout: float = WAIT_TIMEOUT
+    ) -> T:
         """Poll until `predicate()` is true; returns what it returned.
 
         A predicate says "not yet" with a false value, or with the AssertionError, LookupError,
@@ -639,6 +648,26 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise ClusterError(f"waited {timeout:g} s for {description}; last saw {seen}")
             time.sleep(0.1)
+
+    def wait_equal(
+        self,
+        description: str,
+        read: Callable[[], object],
+        wanted: object,
+        timeout: float = WAIT_TIMEOUT,
+    ) -> None:
+        """Poll until `read()` is the wanted value; see `wait_for`.
+
+        Raises:
+            ClusterError: it was another one to the end; the message has what was last seen.
+        """
+
+        def equal() -> bool:
+            seen = read()
+            assert seen == wanted, f"{seen!r}, not {wanted!r}"
+            return True
+
+        self.wait_for(description, equal, timeout)
 
     # --- the node -------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from tests.cluster import Answer
+from tests.e2e.manifests import thing
 from tests.e2e.node import NAMESPACE, PROJECT, Node
 
 ACCOUNT = "npu-agent"
@@ -27,7 +28,15 @@ def overlay(node: Node, directory: Path, *components: str, **fields: Any) -> lis
     parts = [f"{base}/components/{component}" for component in components]
     kustomization = {"resources": [base], "components": parts}
     (directory / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, **fields}))
-    return list(yaml.safe_load_all(node.cluster.kubectl("kustomize", str(directory))))
+    return list(yaml.safe_load_all(node.kubectl("kustomize", str(directory))))
+
+
+def configured(config: dict[str, Any] | str, image: str, tag: str) -> dict[str, Any]:
+    """What an overlay says of the agent's config and image."""
+    text = config if isinstance(config, str) else yaml.safe_dump(config)
+    patch = thing("ConfigMap", "npu-device-plugin", namespace="", data={"config.yaml": text})
+    named = {"name": "npu-agent", "newName": image, "newTag": tag}
+    return {"images": [named], "patches": [{"patch": yaml.safe_dump(patch)}]}
 
 
 def is_policy(thing: dict[str, Any]) -> bool:
@@ -58,11 +67,8 @@ def refusal(answer: Answer) -> str:
 
 def rights(node: Node, whose: str) -> set[tuple[str, ...]]:
     """What RBAC lets the owner of this token do in the agent's namespace, a line for each rule."""
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectRulesReview",
-        "spec": {"namespace": NAMESPACE},
-    }
+    spec = {"namespace": NAMESPACE}
+    review = thing("SelfSubjectRulesReview", "", "authorization.k8s.io/v1", spec=spec)
     path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
     status = ask(node, whose, "POST", path, review, real=True).body["status"]
     assert not status["incomplete"], status

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.cluster import KUBELETS, Cluster, agent, workload
-from tests.e2e.node import Node, simulated
+from tests.e2e.node import Node, started
 
-REPORT = pytest.StashKey[str]()
-ABOUT_THE_API = (
-    "/test_dra_examples.py",
-    "/test_dra_policy.py",
-    "/test_dra_slices.py",
-    "/test_labels.py",
-    "/test_policy.py",
-)
+FAILED = pytest.StashKey[bool]()
+FOLDERS = {"/dra/": "DRA", "/journey/": "journey", "/rollout/": "rollout"}
+"""Those with a cluster of their own."""
+ABOUT_THE_API = ("test_dra_examples", "test_dra_slices", "test_labels", "test_policies")
+"""Modules on a cluster of their own: else the newest kubelet's would take by far the longest."""
+LONGEST_FIRST = ("journey", "DRA", "API server", *sorted(KUBELETS, reverse=True), "rollout")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() != 0:
         pytest.exit("the e2e tests start a real Kubernetes and need root: sudo make e2e", 1)
+    # xdist would begin with the scope that has the most tests.
+    config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What does not depend on the kubelet's version is marked, and tried beside the newest."""
+    """What does not depend on the kubelet's version is marked, and tried with the newest."""
     only = {"one_kubelet": max(KUBELETS), "oldest_kubelet": min(KUBELETS)}
     items[:] = [
         item
@@ -42,27 +40,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker(marker)
         )
     ]
+    items.sort(key=lambda item: LONGEST_FIRST.index(scope(item.nodeid)))
+
+
+def scope(nodeid: str) -> str:
+    """The tests that share a cluster, and so a worker of xdist."""
+    module, _, test = nodeid.partition("::")
+    for folder, name in FOLDERS.items():
+        if folder in module:
+            return name
+    if any(name in module for name in ABOUT_THE_API):
+        return "API server"
+    return next((kubelet for kubelet in KUBELETS if kubelet in test), max(KUBELETS))
 
 
 class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Tests that share a cluster go to one worker of xdist. There are six clusters.
-
-    One for each kubelet, one for what is about the API server, which would make the newest
-    kubelet's by far the longest, and one each for the journey, for DRA and for rollouts, which have
-    their own.
-    """
+    """Tests that share a cluster go to one worker of xdist."""
 
     def _split_scope(self, nodeid: str) -> str:
-        module, _, test = nodeid.partition("::")
-        if "/journey/" in module:
-            return "journey"
-        if "/dra/" in module:
-            return "DRA"
-        if "/rollout/" in module:
-            return "rollout"
-        if module.endswith(ABOUT_THE_API):
-            return "API server"
-        return next(kubelet for kubelet in KUBELETS if kubelet in test)
+        return scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneClusterEach:
@@ -72,33 +68,43 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneClus
 
 @pytest.fixture(scope="session", params=sorted(KUBELETS, reverse=True))
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster of one node, with the images of the agent and of a workload."""
-    # Short, as the plugin's socket is below it: a unix socket's path has 107 bytes at most.
-    workdir = Path(tempfile.mkdtemp(prefix="npu-e2e-", dir="/tmp"))
-    # The kubelet brings an edited ConfigMap into a Pod at its next sync: not once a minute here.
-    with Cluster.start(workdir, request.param, kubelet_config={"syncFrequency": "1s"}) as running:
-        for image in (agent(), workload()):
-            running.import_image(image.archive)
+    """A cluster of one node with two Warboys, and the images of the agent and of a workload."""
+    with started("warboy=2", agent(), workload(), kubelet=request.param) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def node(cluster: Cluster) -> Iterator[Node]:
-    """The cluster's node with two simulated Warboy cards and the agent on it."""
-    with simulated(cluster, "warboy=2"):
-        running = Node(cluster)
-        running.deploy({"defaultPe": "Fusion"})
-        yield running
+def node(cluster: Cluster) -> Node:
+    """The cluster's node, with the agent on it."""
+    running = Node(cluster)
+    running.deploy()
+    return running
+
+
+@pytest.fixture
+def tidy(node: Node) -> Callable[[], None]:
+    """Does away with what a test has left."""
+    return node.delete_pods
 
 
 @pytest.fixture(autouse=True)
-def clean(request: pytest.FixtureRequest, node: Node) -> Iterator[None]:
-    """Each test starts and ends without workloads; a failure shows what the agent said."""
+def clean(request: pytest.FixtureRequest, node: Node, tidy: Callable[[], None]) -> Iterator[None]:
+    """Each test starts and ends without workloads; a failure shows what the agent logged."""
     yield
-    failed = request.node.stash.get(REPORT, None)
-    if failed:
+    if request.node.stash.get(FAILED, False):
         print(node.story(), file=sys.stderr)
+    tidy()
+
+
+@pytest.fixture
+def repaired(node: Node) -> Iterator[None]:
+    """Both cards are offered before and after; what a test did to cards and config is undone."""
+    node.wait_allocatable(2)
+    yield
     node.delete_pods()
+    node.fault("ok", "npu0", "npu1")
+    node.configure("{}")
+    node.wait_allocatable(2)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -106,6 +112,6 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.when == "call" and report.failed:
-        item.stash[REPORT] = report.longreprtext
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
     return report

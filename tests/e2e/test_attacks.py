@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node import SOON, Node
-from tests.e2e.test_it_keeps_working import agents, entry, serves, well_again
+from tests.e2e.test_it_keeps_working import entry, keeps_its_card
 
-__all__ = ["well_again"]  # a fixture that each test has
-
-pytestmark = [pytest.mark.long, pytest.mark.one_kubelet]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.one_kubelet,
+    pytest.mark.usefixtures("repaired"),
+]
 
 
 @contextlib.contextmanager
@@ -45,12 +46,12 @@ def test_directory_without_permissions(node: Node) -> None:
 
     The Pod gets its NPU; the agent is not restarted, and registers after the kubelet's restart.
     """
-    before = agents(node)
+    before = node.agent_run()
     with permitted(node.cluster.kubelet_dir / "device-plugins", 0):
         node.run("meanwhile", 1)
         time.sleep(10)
     restarted(node)
-    assert agents(node) == before
+    assert node.agent_run() == before
 
 
 def test_card_without_permissions(node: Node) -> None:
@@ -58,12 +59,12 @@ def test_card_without_permissions(node: Node) -> None:
 
     The other card is handed out meanwhile; the first one is offered again without help.
     """
-    before = agents(node)
+    before = node.agent_run()
     with permitted(entry(node, "npu1").resolve(), 0):
         time.sleep(5)
         node.run("meanwhile", 1)
     node.wait_allocatable(2)
-    assert agents(node) == before
+    assert node.agent_run() == before
 
 
 def test_kubelet_is_killed_again_and_again(node: Node) -> None:
@@ -71,17 +72,10 @@ def test_kubelet_is_killed_again_and_again(node: Node) -> None:
 
     The running Pod keeps its card; the next one gets the other; the agent is not restarted.
     """
-    before = agents(node)
-    node.run("steady", 1)
-    held = node.held()["steady"]
-    for _ in range(5):
-        node.cluster.kill_kubelet()
-        node.cluster.start_kubelet()
-    node.wait_allocatable(2)
-    node.run("next", 1)
-    assert node.held()["steady"] == held
-    assert node.held()["next"] != held
-    assert agents(node) == before
+    with keeps_its_card(node):
+        for _ in range(5):
+            node.cluster.kill_kubelet()
+            node.cluster.start_kubelet()
 
 
 def test_directory_full_of_others(node: Node) -> None:
@@ -107,21 +101,16 @@ def test_directory_full_of_others(node: Node) -> None:
 
 
 def test_agent_is_stopped_for_good(node: Node) -> None:
-    """The agent is stopped (SIGSTOP) and nobody continues it.
+    """The agent is stopped (SIGSTOP), and not continued.
 
     The kubelet's liveness probe restarts it; the running Pod keeps its card, the next one gets the
     other.
     """
     node.run("steady", 1)
-    held, ((uid, restarts),) = node.held()["steady"], agents(node)
-    stop = node.cluster.command("pkill", "-STOP", "-f", "npu-agent run --config-file=/etc/")
-    subprocess.run(stop, check=True)
-    node.cluster.wait_for(
-        "the agent's container to be restarted",
-        lambda: agents(node) == [(uid, restarts + 1)],
-        6 * SOON,
-    )
-    node.cluster.wait_for("it to serve again", lambda: serves(node), SOON)
+    held, before = node.held()["steady"], node.agent_run()
+    node.signal_agent("STOP")
+    node.wait_restarted(before, 6 * SOON)
+    node.wait_for("it to serve again", node.serves)
     node.wait_allocatable(2)
     node.run("next", 1)
     assert node.held()["steady"] == held

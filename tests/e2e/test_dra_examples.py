@@ -7,27 +7,25 @@ and the scheduler are tried here.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from npu_agent.outputs.dra.slices import slices
-from tests.e2e.api import ADMIN, MERGE, ask, overlay
-from tests.e2e.node import PROJECT, SOON, Node
+from tests.e2e.api import ADMIN, ask, overlay
+from tests.e2e.fakes import PAPER, paper
+from tests.e2e.manifests import DRIVER, resource_slice
+from tests.e2e.node import PROJECT, Node
 from tests.outputs.dra.cards import card as cut_card
 from tests.outputs.dra.cards import pool_of
 
 pytestmark = pytest.mark.one_kubelet
 EXAMPLES = PROJECT / "docs" / "examples" / "dra"
 CLASSES = PROJECT / "k8s" / "components" / "dra-classes" / "deviceclasses.yaml"
-DRIVER = "npu.furiosa.ai"
-PAPER = "paper-node"
-HOLDER = "holder"
+NO_CARD = "cannot allocate all claims"
 
 Objects = list[dict[str, Any]]
 
@@ -36,38 +34,18 @@ Objects = list[dict[str, Any]]
 def device_class(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The components' DeviceClasses are there."""
     rendered = overlay(node, tmp_path_factory.mktemp("overlay"), "dra")
-    found = [thing for thing in rendered if thing["kind"] == "DeviceClass"]
+    found = [one for one in rendered if one["kind"] == "DeviceClass"]
     found += yaml.safe_load_all(CLASSES.read_text())
-    node.cluster.apply(found)
+    node.apply(found)
     yield
-    node.cluster.kubectl("delete", "deviceclass", *(one["metadata"]["name"] for one in found))
+    node.kubectl("delete", "deviceclass", *(one["metadata"]["name"] for one in found))
 
 
 @pytest.fixture(autouse=True)
-def paper(node: Node) -> Iterator[None]:
+def paper_node(node: Node) -> Iterator[None]:
     """A Node with room for Pods, as the scheduler sees it, and nothing left behind."""
-    node.cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": PAPER}})
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    ready = {
-        "type": "Ready",
-        "status": "True",
-        "reason": "KubeletReady",
-        "lastHeartbeatTime": now,
-        "lastTransitionTime": now,
-    }
-    room = {"cpu": "8", "memory": "8Gi", "pods": "50"}
-    status = {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}
-    answer = ask(node, ADMIN, "PATCH", f"/api/v1/nodes/{PAPER}/status", status, MERGE, real=True)
-    assert answer.status == 200, answer
-    yield
-    for namespace in ("default", "npu-diagnostics"):
-        forced = ("--force", "--grace-period=0")
-        node.cluster.kubectl("delete", "pods", "--all", "-n", namespace, *forced)
-        kinds = "resourceclaims,resourceclaimtemplates"
-        node.cluster.kubectl("delete", kinds, "--all", "-n", namespace)
-    node.cluster.kubectl("delete", "namespace", "npu-diagnostics", "--ignore-not-found")
-    node.cluster.kubectl("delete", "resourceslices", "--all")
-    node.cluster.kubectl("delete", "node", PAPER)
+    with paper(node):
+        yield
 
 
 def card(index: int, arch: str, numa: int, cores: int, memory: str) -> dict[str, Any]:
@@ -95,19 +73,7 @@ def warboy(index: int, numa: int = 0) -> dict[str, Any]:
 
 def publish(node: Node, *devices: dict[str, Any]) -> None:
     """The Node offers these devices, in this order."""
-    node.cluster.apply(
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceSlice",
-            "metadata": {"name": f"00000-{DRIVER}-{PAPER}"},
-            "spec": {
-                "driver": DRIVER,
-                "nodeName": PAPER,
-                "pool": {"name": PAPER, "generation": 1, "resourceSliceCount": 1},
-                "devices": list(devices),
-            },
-        }
-    )
+    node.apply(resource_slice(f"00000-{DRIVER}-{PAPER}", PAPER, list(devices)))
 
 
 def publish_cut(node: Node, *indexes: int) -> None:
@@ -115,7 +81,7 @@ def publish_cut(node: Node, *indexes: int) -> None:
     cards = (cut_card("rngd", index) for index in indexes)
     made = slices(pool_of(*cards, partitions=True), driver=DRIVER, node=PAPER, uid="", generation=1)
     for each in made:
-        node.cluster.apply({**each, "metadata": {"name": each["metadata"]["name"]}})
+        node.apply({**each, "metadata": {"name": each["metadata"]["name"]}})
 
 
 def example(name: str) -> Objects:
@@ -125,41 +91,35 @@ def example(name: str) -> Objects:
 def apply(node: Node, things: Objects) -> None:
     """Applies each as it is in the file; the namespace's ServiceAccount takes a moment."""
     for thing in things:
-        node.cluster.apply(thing)
+        node.apply(thing)
         if thing["kind"] == "Namespace":
             path = f"/api/v1/namespaces/{thing['metadata']['name']}/serviceaccounts/default"
 
             def made(path: str = path) -> bool:
                 return ask(node, ADMIN, "GET", path).status == 200
 
-            node.cluster.wait_for("the namespace's account", made, SOON)
+            node.wait_for("the namespace's account", made)
 
 
 def scheduled(node: Node, pod: str, namespace: str = "default") -> dict[str, Any]:
     """The claim of a Pod, once the Pod is on the Node."""
 
     def found() -> dict[str, Any]:
-        seen = node.cluster.get("pod", pod, namespace)
+        seen = node.get("pod", pod, namespace)
         assert seen["spec"].get("nodeName") == PAPER, seen["status"]
         (mine,) = seen["spec"]["resourceClaims"]
         made = {one["name"]: one for one in seen["status"].get("resourceClaimStatuses", ())}
         name = mine.get("resourceClaimName") or made[mine["name"]]["resourceClaimName"]
-        claim = node.cluster.get("resourceclaim", name, namespace)
+        claim = node.get("resourceclaim", name, namespace)
         assert any(pod == one["name"] for one in claim["status"]["reservedFor"])
         return claim
 
-    return node.cluster.wait_for(f"Pod {pod} to be scheduled", found, SOON)
+    return node.wait_for(f"Pod {pod} to be scheduled", found)
 
 
 def on_node(node: Node, pod: str) -> None:
-    """A Pod is on the Node."""
-
-    def found() -> bool:
-        seen = node.cluster.get("pod", pod, "default")
-        assert seen["spec"].get("nodeName") == PAPER, seen["status"]
-        return True
-
-    node.cluster.wait_for(f"Pod {pod} to be scheduled", found, SOON)
+    """Waits until a Pod is on the Node."""
+    node.wait_equal("a place", lambda: node.pod(pod)["spec"].get("nodeName"), PAPER)
 
 
 def allocated(claim: dict[str, Any]) -> list[tuple[str, str]]:
@@ -167,22 +127,6 @@ def allocated(claim: dict[str, Any]) -> list[tuple[str, str]]:
     results = claim["status"]["allocation"]["devices"]["results"]
     assert {result["driver"] for result in results} == {DRIVER}
     return [(result["request"], result["device"]) for result in results]
-
-
-def waits(node: Node, pod: str) -> None:
-    """The scheduler has found no place for the Pod."""
-
-    def found_none() -> bool:
-        conditions = node.cluster.get("pod", pod, "default")["status"].get("conditions", ())
-        said = {one["type"]: one.get("message", "") for one in conditions}
-        assert "cannot allocate all claims" in said["PodScheduled"], said
-        return True
-
-    node.cluster.wait_for(f"Pod {pod} to wait", found_none, SOON)
-
-
-def test_each_example_is_tried_here() -> None:
-    assert {path.stem for path in EXAMPLES.iterdir()} == TRIED
 
 
 def one_card(node: Node) -> None:
@@ -196,7 +140,7 @@ def four_on_one_numa_node(node: Node) -> None:
     first = [rngd(0), rngd(1), rngd(2), warboy(3)]
     publish(node, *first, *(rngd(index, numa=1) for index in (4, 5, 6)))
     apply(node, example("four-on-one-numa-node"))
-    waits(node, "four-npus-on-one-numa-node")
+    node.wait_unschedulable("four-npus-on-one-numa-node", NO_CARD)
     publish(node, *first, *(rngd(index, numa=1) for index in (4, 5, 6, 7)))
     assert allocated(scheduled(node, "four-npus-on-one-numa-node")) == [
         ("npus", f"npu-rngd-{index}") for index in (4, 5, 6, 7)
@@ -229,7 +173,7 @@ def two_pods_one_card(node: Node) -> None:
     first, second = (scheduled(node, f"shared-npu-{number}") for number in (1, 2))
     assert first["metadata"]["uid"] == second["metadata"]["uid"]
     assert allocated(second) == [("npu", "npu-rngd-0")]
-    assert len(node.cluster.objects("resourceclaim", "default")) == 1
+    assert len(node.objects("resourceclaim", "default")) == 1
 
 
 def several_requests(node: Node) -> None:
@@ -255,7 +199,10 @@ def admin_access(node: Node) -> None:
     assert "resource.kubernetes.io/admin-access" in answer.body["message"], answer
 
     apply(node, things)
-    claim = scheduled(node, "all-npus", namespace["metadata"]["name"])
+    where = namespace["metadata"]["name"]
+    claim = scheduled(node, "all-npus", where)
+    node.kubectl("delete", "pods", "--all", "-n", where, "--force", "--grace-period=0")
+    node.kubectl("delete", "namespace", where)
     assert allocated(claim) == [("npus", "npu-rngd-0"), ("npus", "npu-warboy-1")]
     results = claim["status"]["allocation"]["devices"]["results"]
     assert all(result["adminAccess"] for result in results)
@@ -274,7 +221,7 @@ def one_card_in_three(node: Node) -> None:
     assert allocated(scheduled(node, "four-cores-or-two")) == [("npu/two", f"npu-{card}-cores-2-3")]
     (by_name,) = (
         one
-        for one in node.cluster.objects("resourceclaim", "default")
+        for one in node.objects("resourceclaim", "default")
         if one["metadata"]["name"].startswith("one-core-extended-resources-")
     )
     assert [device for _, device in allocated(by_name)] == [f"npu-{card}-cores-0"]
@@ -290,10 +237,9 @@ COURSES: dict[str, Callable[[Node], None]] = {
     "two-containers-one-card": two_containers_one_card,
     "two-pods-one-card": two_pods_one_card,
 }
-TRIED = set(COURSES)
 
 
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.iterdir()))
 def test_an_example_is_allocated_as_it_says(node: Node, name: str) -> None:
     COURSES[name](node)
 
@@ -316,14 +262,3 @@ def test_the_selectors_of_the_page_find_the_card_that_they_describe(node: Node) 
     request["exactly"]["selectors"] = [{"cel": {"expression": e}} for e in block.splitlines()]
     apply(node, [template, pod])
     assert allocated(scheduled(node, "one-npu")) == [("npu", "npu-rngd-0")]
-
-
-def test_examples_are_for_the_default_namespace_but_that_of_the_admin() -> None:
-    for path in sorted(Path(EXAMPLES).iterdir()):
-        spaces = {
-            thing["metadata"]["namespace"]
-            for thing in example(path.stem)
-            if thing["kind"] != "Namespace"
-        }
-        admin = path.stem == "admin-access"
-        assert spaces == {"npu-diagnostics" if admin else "default"}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import ssl
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -16,6 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.e2e.api import overlay
+from tests.e2e.doctor import wrong
+from tests.e2e.manifests import thing
 from tests.e2e.node import NAMESPACE, PROJECT, SOON, Node
 from tests.e2e.test_metrics import Prometheus, discovered, running
 from tests.outputs.web.certificates import Authority, authority
@@ -52,27 +53,15 @@ def lines_of(section: str) -> dict[str, object]:
 def put(node: Node, cert: tuple[Path, Path], ca: Path) -> None:
     """Makes or replaces the Secret."""
     files = {"tls.crt": cert[0], "tls.key": cert[1], "ca.crt": ca}
-    node.cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "kubernetes.io/tls",
-            "metadata": {"name": SECRET, "namespace": NAMESPACE},
-            "data": {k: base64.b64encode(v.read_bytes()).decode() for k, v in files.items()},
-        }
-    )
+    data = {key: base64.b64encode(path.read_bytes()).decode() for key, path in files.items()}
+    kind = "kubernetes.io/tls"
+    node.apply(thing("Secret", SECRET, namespace=NAMESPACE, type=kind, data=data))
 
 
 def token(node: Node, account: str) -> str:
     """A token of a new ServiceAccount, or of one that is there."""
-    node.cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": account, "namespace": "default"},
-        }
-    )
-    return node.cluster.kubectl("create", "token", "--namespace", "default", account).strip()
+    node.apply(thing("ServiceAccount", account))
+    return node.cluster.token_for(account)
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +76,7 @@ def prometheus(
     """Scrapes an agent by https, with the token of an account that may."""
     directory = tmp_path_factory.mktemp("prometheus")
     put(node, ours.sign("first"), ours.ca)
-    components = os.path.relpath(PROJECT / "k8s", directory.resolve())
-    parts = [f"{components}/components/metrics-{part}" for part in ("tls", "authorization")]
-    (directory / "kustomization.yaml").write_text(
-        yaml.safe_dump({"resources": [components], "components": parts})
-    )
+    overlay(node, directory, "metrics-tls", "metrics-authorization")
     settings = re.search(
         r"# config.yaml\n(metrics:\n  authorization: kubernetes\n.*?)```", PAGE, re.DOTALL
     )
@@ -109,7 +94,7 @@ def prometheus(
         for thing in yaml.safe_load_all(block)
     )
     bind["subjects"] = [{"kind": "ServiceAccount", "name": "scraper", "namespace": "default"}]
-    node.cluster.apply(bind)
+    node.apply(bind)
 
     found = re.search(r"```yaml\n(scrape_configs:.*?)```", PAGE, re.DOTALL)
     assert found
@@ -127,10 +112,10 @@ def prometheus(
         made = Prometheus(node.cluster)
         made.wait("up == 1", 1, 2 * SOON)
         yield made
-    node.deploy({"defaultPe": "Fusion"})
+    node.deploy()
     left = ("clusterrolebinding/npu-agent-metrics", "clusterrolebinding/npu-agent-auth-delegator")
-    node.cluster.kubectl("delete", *left, "clusterrole/npu-agent-metrics")
-    node.cluster.kubectl("--namespace", NAMESPACE, "delete", "secret", SECRET)
+    node.kubectl("delete", *left, "clusterrole/npu-agent-metrics")
+    node.kubectl("--namespace", NAMESPACE, "delete", "secret", SECRET)
 
 
 def address(node: Node) -> str:
@@ -145,8 +130,7 @@ def test_who_may_is_answered_and_who_may_not_is_told_why(
 
     def ask(path: str, whose: str) -> tuple[int, str]:
         url = f"https://{address(node)}{path}"
-        command = node.cluster.command(sys.executable, "-c", ASK, url, str(ours.ca), whose)
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = node.cluster.enter(sys.executable, "-c", ASK, url, str(ours.ca), whose)
         status, body = json.loads(done.stdout)
         return int(status), str(body)
 
@@ -167,8 +151,7 @@ def test_who_may_is_answered_and_who_may_not_is_told_why(
 def test_certificates_are_followed_and_a_bad_one_keeps_the_last_good_one(
     node: Node, ours: Authority, prometheus: Prometheus
 ) -> None:
-    cluster = node.cluster
-    (before,) = node.agent_pods()
+    before = node.agent_run()
     new = ours.sign("second", days=20)
     put(node, new, ours.ca)
     prometheus.wait(
@@ -176,28 +159,16 @@ def test_certificates_are_followed_and_a_bad_one_keeps_the_last_good_one(
     )
     host, port = address(node).split(":")
     script = "import ssl,sys; print(ssl.get_server_certificate((sys.argv[1], int(sys.argv[2]))))"
-    shown = subprocess.run(
-        cluster.command(sys.executable, "-c", script, host, port),
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ssl.PEM_cert_to_DER_cert(shown.stdout.strip()) == ssl.PEM_cert_to_DER_cert(
-        new[0].read_text()
-    )
+    shown = node.cluster.enter(sys.executable, "-c", script, host, port).stdout
+    wanted = new[0].read_text()
+    assert ssl.PEM_cert_to_DER_cert(shown.strip()) == ssl.PEM_cert_to_DER_cert(wanted)
 
     put(node, ours.sign("expired", days=-1), ours.ca)
     prometheus.wait("npu_agent_tls_certificate_good == 0", 1, 2 * SOON)
     prometheus.wait("up == 1", 1)
-    report = cluster.kubectl(
-        *("exec", "--namespace", NAMESPACE, before["metadata"]["name"], "--"),
-        *("npu-agent", "doctor", "--config-file=/etc/npu-agent/config.yaml", "--host-root=/host"),
-        check=False,
-    )
-    assert "metrics.tls" in report
-    assert "certificate has expired" in " ".join(report.split())
+    assert "certificate has expired" in wrong(node)["metrics.tls"]
     put(node, new, ours.ca)
     prometheus.wait("npu_agent_tls_certificate_good == 1", 1, 2 * SOON)
     # The kubelet's probes were answered all the time.
-    (after,) = node.agent_pods()
-    assert after["metadata"]["uid"] == before["metadata"]["uid"]
-    (status,) = after["status"]["containerStatuses"]
-    assert (status["ready"], status["restartCount"]) == (True, 0)
+    assert node.agent_run() == before
+    assert node.agent_ready()

@@ -15,7 +15,8 @@ import pytest
 
 from tests.cluster import ClusterError
 from tests.e2e.api import overlay
-from tests.e2e.node import CGROUPS, IMAGE, NAMESPACE, SOON, Node, unified
+from tests.e2e.manifests import IMAGE
+from tests.e2e.node import CGROUPS, NAMESPACE, Node, unified
 
 PYTHON = "/opt/npu-agent/bin/python"
 ATTEMPTS = """
@@ -43,7 +44,7 @@ def directory(node: Node, tmp_path: Path) -> Iterator[Path]:
     """For an overlay; the Pods are gone at the end."""
     yield tmp_path
     where = ("--namespace", NAMESPACE, "--timeout=60s")
-    node.cluster.kubectl("delete", "pod", "--selector=of=least-privilege", *where)
+    node.kubectl("delete", "pod", "--selector=of=least-privilege", *where)
 
 
 def create(node: Node, directory: Path, *components: str, cgroups: str) -> str:
@@ -68,7 +69,7 @@ def create(node: Node, directory: Path, *components: str, cgroups: str) -> str:
     }
     name = f"same-mounts-{uuid.uuid4()}"
     meta = {"name": name, "namespace": NAMESPACE, "labels": {"of": "least-privilege"}}
-    node.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    node.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
     return name
 
 
@@ -86,7 +87,7 @@ def attempts(
         found: dict[str, list[str]] = json.loads(said)
         return found
 
-    return node.cluster.wait_for("the Pod's attempts", tried, SOON)
+    return node.wait_for("the Pod's attempts", tried)
 
 
 def test_nothing_of_the_hosts_sys_and_dev_is_writable(node: Node, directory: Path) -> None:
@@ -125,18 +126,3 @@ def test_other_mounts_below_dev_are_closed_by_the_component(node: Node, director
     assert open_to_it["written"] == ["/host/dev/mqueue"]
     assert "/host/dev/mqueue" in found["tried"]
     assert found["written"] == []
-
-
-@pytest.mark.oldest_kubelet
-def test_a_kubelet_1_30_takes_no_recursive_mount(node: Node, directory: Path) -> None:
-    """Why the component is no default: it looks at the API server's version no more than we can."""
-    name = create(node, directory, "recursive-read-only", cgroups=unified())
-
-    def refused() -> bool:
-        pod = node.cluster.get("pod", name, NAMESPACE)
-        (status,) = pod["status"].get("containerStatuses", ({"state": {}},))
-        message = status["state"].get("waiting", {}).get("message", "")
-        assert "recursive read-only mount needs feature gate" in message, status
-        return True
-
-    node.cluster.wait_for("the refusal", refused, SOON)

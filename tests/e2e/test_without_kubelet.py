@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests.cluster import settings
-from tests.e2e.node import IMAGE, Node
+from tests.e2e.manifests import IMAGE
+from tests.e2e.node import Node
 
 CTR = ("ctr", "--address", settings.CONTAINERD_SOCKET, "--namespace", "k8s.io")
 

@@ -1,103 +1,20 @@
-"""Claims and Pods that use them, and what is seen of them in the cluster and in containers."""
+"""What is seen of claims, devices and their Pods in the cluster and in containers."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tests.cluster import Cluster
-from tests.e2e.node import IMAGE, SOON, WORKLOAD, Node
+from tests.e2e.manifests import DRIVER, Thing
+from tests.e2e.node import SOON, Node
 
-API = "resource.k8s.io/v1"
-DRIVER = "npu.furiosa.ai"
 CONFIG: dict[str, Any] = {"allocation": {"api": "auto"}}
-ONE = "one-npu"
-"""A template for one card of any kind."""
-
-Thing = dict[str, Any]
-Containers = Mapping[str, Sequence[Mapping[str, str]]]
-"""For each container, its `resources.claims`."""
-
-USE: Containers = {"main": ({"name": "npus"},)}
-
-
-def request(name: str = "npu", *, arch: str = "", count: int = 1, **fields: Any) -> Thing:
-    """A request for cards of one kind."""
-    return {"name": name, "exactly": {**wanted(arch), "count": count, **fields}}
-
-
-def wanted(arch: str = "") -> Thing:
-    """Which cards a request takes."""
-    expression = f'device.attributes["{DRIVER}"].arch == "{arch}"'
-    selectors = {"selectors": [{"cel": {"expression": expression}}]} if arch else {}
-    return {"deviceClassName": DRIVER, **selectors}
-
-
-def claim(name: str, *requests: Thing, namespace: str = "default", **devices: Any) -> Thing:
-    """A ResourceClaim; by default for one card of any kind."""
-    return {
-        "apiVersion": API,
-        "kind": "ResourceClaim",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {"devices": {"requests": requests or [request()], **devices}},
-    }
-
-
-def template(name: str, *requests: Thing, namespace: str = "default", **devices: Any) -> Thing:
-    """A ResourceClaimTemplate; by default for one card of any kind."""
-    made = claim(name, *requests, namespace=namespace, **devices)
-    return {**made, "kind": "ResourceClaimTemplate", "spec": {"spec": made["spec"]}}
-
-
-def pod(
-    name: str,
-    *,
-    of_template: str = "",
-    of_claim: str = "",
-    containers: Containers = USE,
-    namespace: str = "default",
-    image: str = IMAGE,
-    command: str = "exec sleep 100000",
-    **spec: Any,
-) -> Thing:
-    """A Pod with the claim `npus`; of the template ONE, if neither is named.
-
-    The agent's image has npu-agent, which judges what a container was given.
-    """
-    source = (
-        {"resourceClaimName": of_claim}
-        if of_claim
-        else {"resourceClaimTemplateName": of_template or ONE}
-    )
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "terminationGracePeriodSeconds": 0,
-            "restartPolicy": "Never",
-            "resourceClaims": [{"name": "npus", **source}],
-            "containers": [
-                {
-                    "name": container,
-                    "image": image,
-                    "imagePullPolicy": "Never",
-                    "command": ["sh", "-c", command],
-                    "resources": {"claims": list(claims)},
-                }
-                for container, claims in containers.items()
-            ],
-            **spec,
-        },
-    }
-
-
-def small(name: str, **fields: Any) -> Thing:
-    """A Pod as `pod`, of an image that starts as fast as one can."""
-    return pod(name, image=WORKLOAD, **fields)
+NO_CARD = "cannot allocate all claims"
+"""What the scheduler says of a Pod for whose claim there is no card."""
 
 
 @dataclass(frozen=True)
@@ -158,35 +75,26 @@ def verified(
 
 def run(node: Node, *things: Thing) -> None:
     """Creates what is given and waits until all Pods of it run."""
-    node.cluster.apply(list(things))
+    node.apply(list(things))
     for thing in things:
         if thing["kind"] == "Pod":
             running(node, thing["metadata"]["name"], thing["metadata"]["namespace"])
 
 
-def running(node: Node, name: str, namespace: str = "default", timeout: float = SOON) -> Thing:
-    """The Pod, once it runs."""
+def running(node: Node, name: str, namespace: str = "default", timeout: float = SOON) -> None:
+    """Waits until a Pod runs, with all of its containers."""
 
-    def reached() -> Thing:
-        found = node.cluster.get("pod", name, namespace)
-        assert found["status"]["phase"] == "Running", found["status"]
-        assert all(one["ready"] for one in found["status"]["containerStatuses"])
-        return found
+    def reached() -> bool:
+        status = node.get("pod", name, namespace)["status"]
+        assert status["phase"] == "Running", status
+        return all(one["ready"] for one in status["containerStatuses"])
 
-    return node.cluster.wait_for(f"Pod {name} to run", reached, timeout)
+    node.wait_for(f"Pod {name} to run", reached, timeout)
 
 
 def waits(node: Node, name: str) -> None:
     """The scheduler has found no card for a Pod."""
-
-    def refused() -> bool:
-        status = node.pod(name)["status"]
-        conditions = {one["type"]: one for one in status.get("conditions", ())}
-        assert status["phase"] == "Pending"
-        assert "cannot allocate all claims" in conditions["PodScheduled"]["message"]
-        return True
-
-    node.cluster.wait_for(f"Pod {name} to wait for a card", refused, SOON)
+    node.wait_unschedulable(name, NO_CARD)
 
 
 def said(node: Node, name: str, text: str, timeout: float = 3 * SOON) -> str:
@@ -197,13 +105,13 @@ def said(node: Node, name: str, text: str, timeout: float = 3 * SOON) -> str:
 
     def message() -> str:
         about = f"involvedObject.name={name}"
-        events = node.cluster.objects("event", "default", fieldSelector=about)
+        events = node.objects("event", "default", fieldSelector=about)
         messages = [str(event["message"]) for event in events]
         (found, *_) = [each for each in messages if text in each] or [""]
         assert found, messages
         return found
 
-    return node.cluster.wait_for(f"an Event of {name} with {text!r}", message, timeout)
+    return node.wait_for(f"an Event of {name} with {text!r}", message, timeout)
 
 
 def claim_of(node: Node, name: str) -> Thing:
@@ -212,7 +120,7 @@ def claim_of(node: Node, name: str) -> Thing:
     (one,) = found["spec"]["resourceClaims"]
     if "resourceClaimName" not in one:
         (one,) = found["status"]["resourceClaimStatuses"]
-    return node.cluster.get("resourceclaim", one["resourceClaimName"], "default")
+    return node.get("resourceclaim", one["resourceClaimName"], "default")
 
 
 def allocated(node: Node, name: str) -> list[str]:
@@ -225,7 +133,7 @@ def allocated(node: Node, name: str) -> list[str]:
 def slices(node: Node) -> list[Thing]:
     """The node's ResourceSlices, as the API server has them."""
     wanted = f"spec.nodeName={node.name},spec.driver={DRIVER}"
-    return node.cluster.objects("resourceslice", fieldSelector=wanted)
+    return node.objects("resourceslice", fieldSelector=wanted)
 
 
 def devices(node: Node) -> dict[int, Thing]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import ClusterError
-from tests.e2e.dra.claims import Thing, pod, request, template
+from tests.e2e.manifests import ONE, Thing, claim_pod, request, template
 from tests.e2e.node import Node
 
 AUDIT = """\
@@ -36,7 +36,7 @@ def test_no_card_is_twice(node: Node, count: int) -> None:
     chosen = random.Random(count)
     audit = node.cluster.workdir / f"audit-{count}"
     audit.mkdir()
-    node.cluster.apply(template("two", request(count=2)))
+    node.apply(template("two", request(count=2)))
     todo = [f"pod-{at}" for at in range(count)]
     ends = {name: chosen.choice(ENDS) for name in todo}
     wide = {name for name in todo if chosen.random() < 0.2}
@@ -52,15 +52,15 @@ def test_no_card_is_twice(node: Node, count: int) -> None:
             over = phase == "Succeeded" or (phase == "Running" and ends[name] != "by itself")
             if over and "deletionTimestamp" not in found["metadata"]:
                 force = ("--force",) if ends[name] == "by force" else ()
-                node.cluster.kubectl("delete", "pod", name, "--wait=false", *force)
+                node.kubectl("delete", "pod", name, "--wait=false", *force)
                 done.append(name)
-        if kills and len(done) >= kills[-1] and serving(node):
+        if kills and len(done) >= kills[-1] and all_ready(node):
             kills.pop()
             node.kill_agent()
         room = TOGETHER - len(pods)
         new, todo = todo[:room], todo[room:]
         if new:
-            node.cluster.apply([churned(name, audit, ends[name], name in wide) for name in new])
+            node.apply([churned(name, audit, ends[name], name in wide) for name in new])
         time.sleep(0.2)  # between two looks
     seen = [line.split() for line in (audit / "seen").read_text().splitlines()]
     took = time.monotonic() - started
@@ -75,21 +75,20 @@ def test_no_card_is_twice(node: Node, count: int) -> None:
 def live(node: Node) -> list[Thing]:
     """All Pods, with those that are being deleted."""
     try:
-        return node.cluster.objects("pod", "default")
+        return node.objects("pod", "default")
     except ClusterError:
         return []
 
 
-def serving(node: Node) -> bool:
-    """Whether the agent's one container is ready."""
-    statuses = [one["status"].get("containerStatuses", ()) for one in node.agent_pods()]
-    return [status["ready"] for of_pod in statuses for status in of_pod] == [True]
+def all_ready(node: Node) -> bool:
+    """Whether there is one agent, and it is ready."""
+    return len(node.agent_pods()) == 1 and node.agent_ready()
 
 
 def churned(name: str, audit: Path, end: str, wide: bool) -> Thing:
-    made = pod(
+    made = claim_pod(
         name,
-        of_template="two" if wide else "",
+        of_template="two" if wide else ONE,
         command=AUDIT.replace("SECONDS", "1" if end == "by itself" else "1000"),
         # PID 1 of a container takes no TERM: whoever deletes it waits for that long.
         terminationGracePeriodSeconds=1,

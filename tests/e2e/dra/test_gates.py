@@ -6,22 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e.dra.claims import (
-    CONFIG,
-    devices,
-    pod,
-    request,
-    run,
-    running,
-    seen,
-    small,
-    template,
-    verified,
-    waits,
-)
+from tests.e2e.dra.claims import CONFIG, devices, run, running, seen, verified, waits
 from tests.e2e.dra.conftest import OVERLAY, published
-from tests.e2e.dra.test_partitions import ALL, CUT, configure, offered
-from tests.e2e.node import SOON, Node
+from tests.e2e.dra.test_partitions import ALL, CUT, configure, wait_offered
+from tests.e2e.manifests import claim_pod, request, small, template
+from tests.e2e.node import Node
 
 GATES = (
     "DRADeviceTaintRules",
@@ -42,32 +31,32 @@ def gates_off(node: Node) -> Iterator[None]:
     node.delete_pods()
     node.cluster.stop_api_server()
     node.cluster.start_api_server()
-    node.cluster.wait_for("parts of cards", lambda: len(offered(node)) == ALL, 2 * SOON)
+    wait_offered(node, ALL)
     node.deploy(CONFIG, OVERLAY)  # an edit takes a minute after an outage
-    node.cluster.wait_for("whole cards", lambda: len(offered(node)) == 8, 2 * SOON)
+    wait_offered(node, 8)
 
 
 def test_no_card_twice_and_none_that_is_unhealthy(node: Node, kill: Callable[[int], None]) -> None:
-    node.cluster.wait_for("whole cards", lambda: len(offered(node)) == 8, 2 * SOON)
+    wait_offered(node, 8)
     published(node)
-    assert not any("consumesCounters" in one for one in offered(node).values())
+    assert not any("consumesCounters" in one for one in devices(node).values())
     where = "--config-file=/etc/npu-agent/config.yaml --host-root=/host"
     doctor = node.in_agent("sh", "-c", f"npu-agent doctor {where}; true")
     assert "dra.partitions has no effect" in doctor, doctor
-    run(node, pod("victim"))
+    run(node, claim_pod("victim"))
     (card,) = verified(node, "victim", 1).cards
     kill(card)
     # Without its taint it would be given away: so it is not in the slice.
-    node.cluster.wait_for("it to be left out", lambda: card not in devices(node), SOON)
+    node.wait_for("it to be left out", lambda: card not in devices(node))
     assert len(devices(node)) == 7
-    run(node, template("six", request(count=6)), small("six", of_template="six"), pod("last"))
+    run(node, template("six", request(count=6)), small("six", of_template="six"), claim_pod("last"))
     cards = [verified(node, "last", 1).cards, seen(node, "six").cards, {card}]
     assert set.union(*map(set, cards)) == set(range(8))
-    node.cluster.apply(pod("late"))
+    node.apply(claim_pod("late"))
     waits(node, "late")
     verified(node, "victim", 1)
     # It is back once it is well, and still its Pod's.
-    node.fault(f"npu{card}", "ok")
+    node.fault("ok", f"npu{card}")
     published(node)
     waits(node, "late")
     node.delete_pods("victim")

@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-import yaml
-
 from npu_agent.config.schema import HealthConfig
-from tests.e2e.dra.claims import (
-    CONFIG,
-    DRIVER,
-    pod,
-    request,
-    run,
-    running,
-    said,
-    seen,
-    small,
-    taints,
-    template,
-    verified,
-    waits,
-)
-from tests.e2e.node import SOON, Node
+from tests.e2e.dra.claims import CONFIG, run, said, seen, taints, verified
+from tests.e2e.manifests import DRIVER, claim_pod, request, small, template
+from tests.e2e.node import Node
 
 DEFAULT = HealthConfig()
 NOTICED = DEFAULT.failures * DEFAULT.interval + 1.5
 UNHEALTHY = f"{DRIVER}/unhealthy"
-
-
-@pytest.fixture
-def evicting(node: Node) -> Iterator[Callable[[], None]]:
-    """Edits the config so that Pods are evicted, until the test has ended."""
-    yield lambda: node.configure(yaml.safe_dump({**CONFIG, "health": {"evict": True}}))
-    node.configure(yaml.safe_dump(CONFIG))
 
 
 def health(node: Node, name: str) -> dict[str, Any]:
@@ -48,34 +25,28 @@ def health(node: Node, name: str) -> dict[str, Any]:
     return dict(device)
 
 
-def is_healthy(node: Node, name: str) -> bool:
+def is_now(node: Node, name: str, state: str) -> bool:
     found = health(node, name)
-    assert found["health"] == "Healthy", found
-    return True
-
-
-def is_unhealthy(node: Node, name: str) -> bool:
-    found = health(node, name)
-    assert found["health"] == "Unhealthy", found
-    assert "says 0" in found["message"], found
+    assert found["health"] == state, found
+    assert state == "Healthy" or "says 0" in found["message"], found
     return True
 
 
 def seconds(node: Node, what: str, condition: Callable[[], bool], since: float) -> float:
     """When a condition came true."""
-    node.cluster.wait_for(what, condition, SOON)
+    node.wait_for(what, condition)
     return time.monotonic() - since
 
 
 def test_a_card_dies_under_its_pod_and_recovers(node: Node, kill: Callable[[int], None]) -> None:
-    run(node, pod("victim"))
+    run(node, claim_pod("victim"))
     (card,) = verified(node, "victim", 1).cards
-    node.cluster.wait_for("its health", lambda: is_healthy(node, "victim"), SOON)
+    node.wait_for("its health", lambda: is_now(node, "victim", "Healthy"))
 
     kill(card)
     dead = time.monotonic()
     tainted = seconds(node, "a taint", lambda: taints(node, card) != {}, dead)
-    told = seconds(node, "the Pod's status", lambda: is_unhealthy(node, "victim"), dead)
+    told = seconds(node, "the Pod's status", lambda: is_now(node, "victim", "Unhealthy"), dead)
     print(f"a dead card: taint after {tainted:.2f} s, the Pod's status after {told:.2f} s")
     assert taints(node, card) == {UNHEALTHY: "NoSchedule"}
     assert max(tainted, told) < NOTICED
@@ -85,41 +56,29 @@ def test_a_card_dies_under_its_pod_and_recovers(node: Node, kill: Callable[[int]
     assert card not in seen(node, "others").cards
     assert node.restarts()["victim"] == 0
 
-    node.fault(f"npu{card}", "ok")
-    node.cluster.wait_for("no taint", lambda: taints(node, card) == {}, SOON)
-    node.cluster.wait_for("the Pod's status", lambda: is_healthy(node, "victim"), SOON)
+    node.fault("ok", f"npu{card}")
+    node.wait_for("no taint", lambda: taints(node, card) == {})
+    node.wait_for("the Pod's status", lambda: is_now(node, "victim", "Healthy"))
     assert node.restarts()["victim"] == 0
 
 
-def test_a_pod_waits_for_a_card_that_recovers(node: Node, kill: Callable[[int], None]) -> None:
-    run(node, template("seven", request(count=7)), small("others", of_template="seven"))
-    (left,) = set(range(8)) - seen(node, "others").cards
-    kill(left)
-    node.cluster.wait_for("a taint", lambda: taints(node, left) != {}, SOON)
-    node.cluster.apply(pod("next"))
-    waits(node, "next")
-    node.fault(f"npu{left}", "ok")
-    running(node, "next")
-    assert verified(node, "next", 1).cards == {left}
-
-
-def test_a_pod_is_evicted_if_the_config_says_so(
-    node: Node, kill: Callable[[int], None], evicting: Callable[[], None]
-) -> None:
-    run(node, pod("victim"), pod("bystander"))
+def test_a_pod_is_evicted_if_the_config_says_so(node: Node, kill: Callable[[int], None]) -> None:
+    run(node, claim_pod("victim"), claim_pod("bystander"))
     (card,) = verified(node, "victim", 1).cards
     uid = node.pod("victim")["metadata"]["uid"]
     kill(card)
-    node.cluster.wait_for("a taint", lambda: taints(node, card) != {}, SOON)
+    node.wait_for("a taint", lambda: taints(node, card) != {})
     assert taints(node, card) == {UNHEALTHY: "NoSchedule"}
 
-    evicting()
+    node.configure({**CONFIG, "health": {"evict": True}})
+    try:
 
-    def evicted() -> bool:
-        names = {one["metadata"]["uid"] for one in node.cluster.objects("pod", "default")}
-        return uid not in names
+        def evicted() -> bool:
+            return uid not in {one["metadata"]["uid"] for one in node.objects("pod", "default")}
 
-    node.cluster.wait_for("the Pod to be evicted", evicted, SOON)
-    assert taints(node, card) == {UNHEALTHY: "NoExecute"}
-    said(node, "victim", "Marking for deletion")
-    verified(node, "bystander", 1)
+        node.wait_for("the Pod to be evicted", evicted)
+        assert taints(node, card) == {UNHEALTHY: "NoExecute"}
+        said(node, "victim", "Marking for deletion")
+        verified(node, "bystander", 1)
+    finally:
+        node.configure(CONFIG)

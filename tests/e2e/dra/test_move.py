@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import ClusterError
-from tests.e2e.dra.claims import Thing, devices, inside, prepared, run, running, seen, small
+from tests.e2e.dra.claims import devices, prepared, run, running, seen
 from tests.e2e.dra.conftest import CARDS
 from tests.e2e.dra.test_churn import AUDIT
-from tests.e2e.dra.test_resource_names import NPU, old
-from tests.e2e.node import IMAGE, SOON, Node
+from tests.e2e.manifests import IMAGE, RESOURCE, Thing, container, deployment, npu_pod, small
+from tests.e2e.node import SOON, Node
 
 DRA, PLUGIN = "dra", "device-plugin"
 LONG = (pytest.mark.long, pytest.mark.timeout(1500))
-
+AUDITS: Thing = {"volumeMounts": [{"name": "audit", "mountPath": "/audit"}]}
 
 pytestmark = pytest.mark.usefixtures("classes")
 
@@ -33,10 +33,10 @@ pytestmark = pytest.mark.usefixtures("classes")
 def back(clean: None, node: Node) -> Iterator[None]:  # noqa: ARG001 (it is to end after this)
     """The node offers its cards by DRA again, whatever happened."""
     yield
-    node.cluster.kubectl("uncordon", node.name)
-    node.cluster.kubectl("delete", "deployments", "--all", "--namespace", "default")
+    node.kubectl("uncordon", node.name)
+    node.kubectl("delete", "deployments", "--all", "--namespace", "default")
     node.delete_pods()
-    node.configure("allocation: {api: auto}\n")
+    moves(node, "auto")
     try:
         everything_is(node, DRA, 4 * SOON)
     except ClusterError:
@@ -46,7 +46,7 @@ def back(clean: None, node: Node) -> Iterator[None]:  # noqa: ARG001 (it is to e
 
 def moves(node: Node, api: str) -> None:
     """Edits the key as an administrator does."""
-    node.configure(f"allocation: {{api: {api}}}\n")
+    node.configure({"allocation": {"api": api}})
 
 
 def everything_is(node: Node, api: str, timeout: float = 2 * SOON, cards: int = CARDS) -> None:
@@ -59,7 +59,7 @@ def everything_is(node: Node, api: str, timeout: float = 2 * SOON, cards: int = 
         assert counts == ((0, cards, cards) if api == DRA else (cards, 0, 0)), counts
         return True
 
-    node.cluster.wait_for(f"all cards to be offered by {api}", there, timeout)
+    node.wait_for(f"all cards to be offered by {api}", there, timeout)
 
 
 class Watch(threading.Thread):
@@ -78,7 +78,7 @@ class Watch(threading.Thread):
             try:
                 for node in self.nodes:
                     self.look(node)
-                pods = self.nodes[0].cluster.objects("pod", "default")
+                pods = self.nodes[0].objects("pod", "default")
             except (ClusterError, OSError):
                 continue
             self.looks += 1
@@ -115,42 +115,24 @@ def watched(*nodes: Node, cards: int = CARDS) -> Iterator[None]:
 @contextmanager
 def cordoned(node: Node) -> Iterator[None]:
     """As the documentation says for this one step: no Pod is sent here by an old count."""
-    node.cluster.kubectl("cordon", node.name)
+    node.kubectl("cordon", node.name)
     yield
-    node.cluster.kubectl("uncordon", node.name)
+    node.kubectl("uncordon", node.name)
 
 
-def deployment(audit: Path, replicas: int, script: str = AUDIT) -> Thing:
-    """Old Pods, each with one card, which check that nobody else has it."""
-    container = {
-        "name": "main",
-        "image": IMAGE,  # which has flock
-        "imagePullPolicy": "Never",
-        "command": ["sh", "-c", script.replace("SECONDS", "100000")],
-        "resources": {"limits": {NPU: "1"}},
-        "volumeMounts": [{"name": "audit", "mountPath": "/audit"}],
-    }
-    labels = {"app": "old"}
-    spec = {
-        "terminationGracePeriodSeconds": 1,
-        "containers": [container],
-        "volumes": [{"name": "audit", "hostPath": {"path": str(audit)}}],
-    }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "old", "namespace": "default"},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    }
+def old_pods(audit: Path, replicas: int, script: str = AUDIT) -> Thing:
+    """Old Pods, each with one card, which check that no other Pod has it."""
+    command = script.replace("SECONDS", "100000")
+    # The agent's image has flock.
+    main = container(limits={RESOURCE: 1}, image=IMAGE, command=command, **AUDITS)
+    volumes = [{"name": "audit", "hostPath": {"path": str(audit)}}]
+    spec = {"terminationGracePeriodSeconds": 1, "volumes": volumes}
+    return deployment("old", main, replicas=replicas, **spec)
 
 
 def pods(node: Node) -> list[Thing]:
     """Those that are not being deleted."""
-    found = node.cluster.objects("pod", "default")
+    found = node.objects("pod", "default")
     return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
 
@@ -165,13 +147,8 @@ def by_claims(found: list[Thing]) -> list[bool]:
 
 def all_run_by(node: Node, api: str, replicas: int) -> None:
     """Waits until so many Pods run, by this API."""
-
-    def there() -> bool:
-        found = by_claims(pods(node))
-        assert found == [api == DRA] * replicas, found
-        return True
-
-    node.cluster.wait_for("the Pods to run", there, 2 * SOON)
+    wanted = [api == DRA] * replicas
+    node.wait_equal("the Pods to run", lambda: by_claims(pods(node)), wanted, 2 * SOON)
 
 
 def churned_until_all_are(node: Node, api: str, replicas: int, chosen: random.Random) -> None:
@@ -189,7 +166,7 @@ def churned_until_all_are(node: Node, api: str, replicas: int, chosen: random.Ra
         # cards: the next one may have to wait until a second one has ended.
         if others or len(run) == replicas:
             name = chosen.choice(others or run)["metadata"]["name"]
-            node.cluster.kubectl("delete", "pod", name, "--wait=false", "--namespace", "default")
+            node.kubectl("delete", "pod", name, "--wait=false", "--namespace", "default")
             deleted += 1
         time.sleep(0.3)  # between two looks
     everything_is(node, api)
@@ -206,15 +183,13 @@ def test_old_pods_churn_while_their_node_moves_and_comes_back(
     moves(node, PLUGIN)
     everything_is(node, PLUGIN)
     with watched(node):
-        node.cluster.apply(deployment(audit, replicas))
+        node.apply(old_pods(audit, replicas))
         for turn in range(times):
             all_run_by(node, PLUGIN, replicas)
             with cordoned(node):
                 moves(node, DRA)
                 node.wait_allocatable(0)
-            node.cluster.wait_for(
-                "the free cards", lambda: len(devices(node)) == CARDS - replicas, SOON
-            )
+            node.wait_equal("the free cards", lambda: len(devices(node)), CARDS - replicas)
             if turn % 2 == 0:
                 node.kill_agent()  # it goes on where it was
             else:
@@ -222,7 +197,7 @@ def test_old_pods_churn_while_their_node_moves_and_comes_back(
                 node.cluster.start_kubelet()
             churned_until_all_are(node, DRA, replicas, chosen)
             # It is an empty list that the kubelet has: it remembers no cards.
-            node.cluster.wait_for("no capacity", lambda: node.capacity() == 0, SOON)
+            node.wait_equal("no capacity", node.capacity, 0)
             moves(node, PLUGIN)
             churned_until_all_are(node, PLUGIN, replicas, chosen)
     assert not (audit / "twice").exists(), (audit / "twice").read_text()
@@ -231,26 +206,25 @@ def test_old_pods_churn_while_their_node_moves_and_comes_back(
 
 
 def test_who_holds_a_card_keeps_it_over_both_moves(node: Node) -> None:
-    run(node, old("claims", {NPU: "1"}))
-    by_claim = seen(node, "claims", "c0")
+    run(node, npu_pod("claims"))
+    by_claim = seen(node, "claims")
     with watched(node):
         moves(node, PLUGIN)
         node.wait_allocatable(CARDS - 1)
         (card,) = devices(node)
         assert {card} == by_claim.cards
-        run(node, old("plugin", {NPU: "1"}))
-        by_plugin = seen(node, "plugin", "c0")
+        run(node, npu_pod("plugin"))
+        by_plugin = seen(node, "plugin")
         moves(node, DRA)
         node.wait_allocatable(0)
         others = set(range(CARDS)) - by_plugin.cards
-        node.cluster.wait_for("the others", lambda: devices(node).keys() == others, SOON)
-        run(node, old("next", {NPU: "1"}))
-        assert not seen(node, "next", "c0").cards & (by_claim.cards | by_plugin.cards)
-        assert seen(node, "claims", "c0") == by_claim
-        assert seen(node, "plugin", "c0") == by_plugin
+        node.wait_equal("the others", lambda: devices(node).keys(), others)
+        run(node, npu_pod("next"))
+        assert not seen(node, "next").cards & (by_claim.cards | by_plugin.cards)
+        assert seen(node, "claims") == by_claim
+        assert seen(node, "plugin") == by_plugin
         node.delete_pods("plugin")
         everything_is(node, DRA)
-    assert inside(node.cluster, "claims", "true", container="c0") == ""
 
 
 @pytest.mark.long
@@ -264,40 +238,32 @@ def test_the_kubelet_restarts_while_its_node_is_between_the_two(node: Node) -> N
     with watched(node):
         moves(node, PLUGIN)
         node.wait_allocatable(CARDS - 1)
-        run(node, old("plugin", {NPU: "1"}))
-        before = seen(node, "claims"), seen(node, "plugin", "c0")
+        run(node, npu_pod("plugin"))
+        before = seen(node, "claims"), seen(node, "plugin")
         moves(node, DRA)
         node.wait_allocatable(0)
-        node.cluster.wait_for("the others", lambda: len(devices(node)) == CARDS - 1, SOON)
+        node.wait_equal("the others", lambda: len(devices(node)), CARDS - 1)
         node.cluster.stop_kubelet()
         node.cluster.start_kubelet()
         for name in ("claims", "plugin"):
             running(node, name)
         assert set(node.restarts().values()) == {0}
-        assert (seen(node, "claims"), seen(node, "plugin", "c0")) == before
+        assert (seen(node, "claims"), seen(node, "plugin")) == before
         node.delete_pods("plugin")
         everything_is(node, DRA, 4 * SOON)
 
 
 def test_cards_that_are_all_sick_do_not_open_the_way_for_claims(node: Node) -> None:
+    every = [f"npu{card}" for card in range(CARDS)]
     moves(node, PLUGIN)
     everything_is(node, PLUGIN)
     try:
-        for card in range(CARDS):
-            node.fault(f"npu{card}", "dead")
+        node.fault("dead", *every)
         node.wait_allocatable(0)
-        node.cluster.apply(old("waits", {NPU: "1"}))
-
-        def waits() -> bool:
-            status = node.pod("waits")["status"]
-            conditions = {one["type"]: one for one in status.get("conditions", ())}
-            assert conditions["PodScheduled"]["status"] == "False"
-            return True
-
-        node.cluster.wait_for("the Pod to wait", waits, SOON)
+        node.apply(npu_pod("waits"))
+        node.wait_unschedulable("waits", "")
         assert devices(node) == {}
     finally:
-        for card in range(CARDS):
-            node.fault(f"npu{card}", "ok")
+        node.fault("ok", *every)
     running(node, "waits", timeout=2 * SOON)
     assert by_claims([node.pod("waits")]) == [False]

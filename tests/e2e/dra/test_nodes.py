@@ -7,11 +7,10 @@ never edited. In each direction an agent is killed and a kubelet restarts in the
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
@@ -19,7 +18,6 @@ import pytest
 import yaml
 
 from tests.cluster import Cluster, ClusterError, agent
-from tests.e2e.conftest import REPORT
 from tests.e2e.dra.claims import devices
 from tests.e2e.dra.conftest import CLASSES, OVERLAY
 from tests.e2e.dra.test_churn import AUDIT
@@ -28,8 +26,8 @@ from tests.e2e.dra.test_move import (
     PLUGIN,
     all_run_by,
     cordoned,
-    deployment,
     everything_is,
+    old_pods,
     pods,
     watched,
 )
@@ -72,12 +70,16 @@ def nodes() -> Iterator[Sequence[Node]]:
         yield running
 
 
-@pytest.fixture(autouse=True)
-def clean(request: pytest.FixtureRequest, nodes: Sequence[Node]) -> Iterator[None]:
-    """In place of the one that cleans the one node of the other scenarios."""
-    yield
-    if request.node.stash.get(REPORT, None):
-        print(nodes[0].story(), file=sys.stderr)
+@pytest.fixture
+def node(nodes: Sequence[Node]) -> Node:
+    """The one whose story is printed, and whose Pods are deleted, in the end."""
+    return nodes[0]
+
+
+@pytest.fixture
+def tidy() -> Callable[[], None]:
+    """Leaves all to the end of the clusters."""
+    return lambda: None
 
 
 class Churn(threading.Thread):
@@ -132,7 +134,7 @@ def churning(cluster: Cluster) -> Iterator[Churn]:
 @pytest.mark.timeout(1800)  # not for the module: tests/conftest.py has the last word there
 def test_four_nodes_move_one_by_one_and_come_back_under_churn(nodes: Sequence[Node]) -> None:
     first = nodes[0]
-    first.cluster.apply(deployment(Path("/var/lib/audit"), REPLICAS, VERIFIED))
+    first.apply(old_pods(Path("/var/lib/audit"), REPLICAS, VERIFIED))
     all_run_by(first, PLUGIN, REPLICAS)
     moved: list[str] = []
     with watched(*nodes, cards=CARDS):
@@ -167,7 +169,7 @@ def moves(node: Node, moved: Sequence[str], *, kubelet_restarts: bool, agent_die
         if node.name in moved:
             node.wait_allocatable(0, 2 * SOON)
         else:
-            node.cluster.wait_for("cards to leave", lambda: len(free(node)) < CARDS, 2 * SOON)
+            node.wait_for("cards to leave", lambda: len(free(node)) < CARDS, 2 * SOON)
         if kubelet_restarts:
             node.cluster.stop_kubelet()
             node.cluster.start_kubelet()
@@ -192,7 +194,7 @@ def audited(nodes: Sequence[Node]) -> None:
         counts.append(len(cards))
     print(f"{counts} Pods on the nodes, each with one card that nobody else had")
     assert sum(counts) > 2 * REPLICAS
-    assert nodes[0].cluster.get("deployment", "old", "default")["metadata"]["generation"] == 1
+    assert nodes[0].get("deployment", "old", "default")["metadata"]["generation"] == 1
     (revision,) = {one["metadata"]["labels"]["pod-template-hash"] for one in pods(nodes[0])}
     assert revision
     assert set(nodes[0].restarts().values()) == {0}

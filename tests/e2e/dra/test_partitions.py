@@ -1,4 +1,4 @@
-"""Cards that are cut on demand: the scheduler counts, and nobody is given a core twice."""
+"""Cards that are cut on demand: the scheduler counts, and no core is given away twice."""
 
 from __future__ import annotations
 
@@ -7,24 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.e2e.api import ADMIN, MERGE, ask
-from tests.e2e.dra.claims import (
-    CONFIG,
-    DRIVER,
-    Thing,
-    allocated,
-    claim,
-    run,
-    running,
-    said,
-    seen,
-    slices,
-    small,
-    template,
-    waits,
-)
+from tests.e2e.dra.claims import CONFIG, allocated, run, running, said, seen, slices, waits
+from tests.e2e.manifests import DRIVER, Thing, claim, selected, small, template, thing
 from tests.e2e.node import SOON, Node
 
 CUT: dict[str, Any] = {**CONFIG, "dra": {"partitions": True}}
@@ -50,8 +36,13 @@ def cut(node: Node) -> Iterator[None]:
 
 def configure(node: Node, config: Thing, count: int) -> None:
     """Edits the config of the agent, which follows it; so many devices are offered then."""
-    node.configure(yaml.safe_dump(config))
-    node.cluster.wait_for(f"{count} devices", lambda: len(offered(node)) == count, 2 * SOON)
+    node.configure(config)
+    wait_offered(node, count)
+
+
+def wait_offered(node: Node, count: int) -> None:
+    """Waits until so many devices are offered."""
+    node.wait_equal("devices", lambda: len(offered(node)), count, 2 * SOON)
 
 
 def offered(node: Node) -> dict[str, Thing]:
@@ -85,9 +76,8 @@ def tainted(node: Node) -> dict[str, str]:
 
 def part(cores: int) -> Thing:
     """A request for so many cores of the one card."""
-    expression = f'device.attributes["{DRIVER}"].index == {CARD}'
-    chosen = {"selectors": [{"cel": {"expression": expression}}]}
-    return {"name": "npu", "exactly": {"deviceClassName": WIDTHS[cores], **chosen}}
+    exactly = {"deviceClassName": WIDTHS[cores], **selected(f"index == {CARD}")}
+    return {"name": "npu", "exactly": exactly}
 
 
 def pods(*widths: int) -> list[Thing]:
@@ -124,7 +114,7 @@ def test_one_card_for_four_pods_and_then_for_one(node: Node) -> None:
     cores = [cores_in(node, name) for name in names]
     assert sorted(map(len, cores)) == [1, 1, 2, 4]
     assert set.union(*cores) == set(range(8))
-    node.cluster.apply([template("whole", part(8)), small("whole", of_template="whole")])
+    node.apply([template("whole", part(8)), small("whole", of_template="whole")])
     waits(node, "whole")
     # Who has which cores, on the node.
     info = node.in_agent("npu-agent", "--host-root=/host", "info")
@@ -145,7 +135,7 @@ def test_an_allocation_written_by_hand_that_overlaps_is_refused(node: Node) -> N
     overlaps = re.sub(r"-cores-(\d)-\d$", r"-cores-\1", device)
     # A Pod that no scheduler looks at, and what one could have written for it.
     late = small("late", of_claim="by-hand", schedulerName="nobody")
-    node.cluster.apply([claim("by-hand", part(1)), late])
+    node.apply([claim("by-hand", part(1)), late])
     uid = node.pod("late")["metadata"]["uid"]
     result = {"request": "npu", "driver": DRIVER, "pool": node.name, "device": overlaps}
     status = {
@@ -155,12 +145,15 @@ def test_an_allocation_written_by_hand_that_overlaps_is_refused(node: Node) -> N
     path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/by-hand/status"
     answer = ask(node, ADMIN, "PATCH", path, {"status": status}, MERGE, real=True)
     assert answer.status == 200, answer
-    target = {"target": {"apiVersion": "v1", "kind": "Node", "name": node.name}}
-    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "late"}, **target}
+    target = {"apiVersion": "v1", "kind": "Node", "name": node.name}
+    binding = thing("Binding", "late", target=target)
     path = "/api/v1/namespaces/default/pods/late/binding"
     answer = ask(node, ADMIN, "POST", path, binding, real=True)
     assert answer.status == 201, answer
-    assert "Pod default/part-0-of-4" in said(node, "late", "is not free")
+    # It is waited for a while, and then the user reads who holds the card.
+    why = said(node, "late", "is not free")
+    assert "Pod default/part-0-of-4 (ResourceClaim default/part-0-of-4-npus-" in why
+    assert "still holds its cores" in why
     assert len(cores_in(node, "part-0-of-4")) == 4
     # Its turn comes when the holder has gone.
     node.delete_pods("part-0-of-4")
@@ -171,26 +164,26 @@ def test_an_allocation_written_by_hand_that_overlaps_is_refused(node: Node) -> N
 def test_a_card_dies_with_all_of_its_parts(node: Node, kill: Callable[[int], None]) -> None:
     generation = slices(node)[0]["spec"]["pool"]["generation"]
     kill(CARD)
-    node.cluster.wait_for("15 taints", lambda: len(tainted(node)) == 15, SOON)
+    node.wait_equal("taints", lambda: len(tainted(node)), 15)
     assert set(tainted(node).values()) == {"unhealthy"}
     # In one write: the pool was complete all the while.
     assert slices(node)[0]["spec"]["pool"]["generation"] == generation
-    node.cluster.apply(pods(1))
+    node.apply(pods(1))
     waits(node, "part-0-of-1")
-    node.fault(f"npu{CARD}", "ok")
+    node.fault("ok", f"npu{CARD}")
     running(node, "part-0-of-1")
 
 
 def test_parts_are_kept_while_cards_are_cut_and_whole_by_turns(node: Node) -> None:
     run(node, *pods(2))
     mine = cores_in(node, "part-0-of-2")
-    node.cluster.apply(template("whole", part(8)))
+    node.apply(template("whole", part(8)))
     configure(node, CONFIG, 8)
-    node.cluster.wait_for("the card to be held", lambda: tainted(node) == {"": "held"}, SOON)
-    node.cluster.apply(small("whole", of_template="whole"))
+    node.wait_equal("the card to be held", lambda: tainted(node), {"": "held"})
+    node.apply(small("whole", of_template="whole"))
     waits(node, "whole")
     configure(node, CUT, ALL)
-    node.cluster.wait_for("no taint", lambda: not tainted(node), SOON)
+    node.wait_for("no taint", lambda: not tainted(node))
     waits(node, "whole")
     run(node, template("other", part(4)), small("other", of_template="other"))
     assert not mine & cores_in(node, "other")
@@ -201,5 +194,5 @@ def test_parts_are_kept_while_cards_are_cut_and_whole_by_turns(node: Node) -> No
     # A whole card has the same name either way: the scheduler counts it, and nothing is tainted.
     configure(node, CUT, ALL)
     assert not tainted(node)
-    node.cluster.apply(pods(1))
+    node.apply(pods(1))
     waits(node, "part-0-of-1")

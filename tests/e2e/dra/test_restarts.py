@@ -14,28 +14,23 @@ from pathlib import Path
 from npu_agent.outputs.cdi import LOOK_EVERY
 from tests.cluster import settings
 from tests.e2e.dra.claims import (
-    DRIVER,
     allocated,
-    claim,
     claim_of,
-    pod,
     prepared,
-    request,
     run,
     running,
     said,
     seen,
     slices,
-    small,
     specs,
-    template,
     verified,
 )
-from tests.e2e.dra.conftest import published
-from tests.e2e.node import NAMESPACE, SOON, Node, unified
+from tests.e2e.dra.conftest import published, unprepared
+from tests.e2e.manifests import DRIVER, claim, claim_pod, request, small, template
+from tests.e2e.node import SOON, Node, unified
 
 BACK = 3.0
-"""Seconds after which slices that somebody deleted are back."""
+"""Seconds after which slices that were deleted are back."""
 ENDS = "trap 'exit 3' TERM; while :; do sleep 0.1; done"
 """The command of a container that ends, and is started again, when its first process gets TERM."""
 
@@ -44,29 +39,21 @@ def uids(node: Node) -> set[str]:
     return {each["metadata"]["uid"] for each in slices(node)}
 
 
-def agent_is_back(node: Node, restarts: int) -> bool:
-    """Whether the one agent is ready, after so many restarts."""
-    (one,) = node.agent_pods()
-    (status,) = one["status"]["containerStatuses"]
-    assert status["restartCount"] == restarts, status
-    return bool(status["ready"])
-
-
 def gone(node: Node, name: str) -> bool:
     """Whether there is no Pod of this name, not even one that is being deleted."""
-    return name not in {one["metadata"]["name"] for one in node.cluster.objects("pod", "default")}
+    return name not in {one["metadata"]["name"] for one in node.objects("pod", "default")}
 
 
 def made(node: Node, count: int) -> str:
     """The name of a template for so many cards."""
     name = f"cards-{count}"
-    node.cluster.apply(template(name, request(count=count)))
+    node.apply(template(name, request(count=count)))
     return name
 
 
 def refusals(node: Node) -> int:
     """How often the kubelet has reported that the Pod ``next`` waits for a deleted one."""
-    events = node.cluster.objects(
+    events = node.objects(
         "event",
         "default",
         fieldSelector="involvedObject.name=next,reason=FailedPrepareDynamicResources",
@@ -77,16 +64,16 @@ def refusals(node: Node) -> int:
 
 
 def test_the_kubelet_restarts_and_then_a_container(node: Node) -> None:
-    run(node, pod("steady"), pod("restarts", command=ENDS, restartPolicy="Always"))
+    run(node, claim_pod("steady"), claim_pod("restarts", command=ENDS, restartPolicy="Always"))
     before = {name: verified(node, name, 1) for name in ("steady", "restarts")}
     held, there = prepared(node), uids(node)
 
     node.cluster.stop_kubelet()
     with ThreadPoolExecutor(1) as executor:
         started = executor.submit(node.cluster.start_kubelet)
-        node.cluster.wait_for("slices to be deleted", lambda: uids(node) != there, 2 * SOON)
+        node.wait_for("slices to be deleted", lambda: uids(node) != there, 2 * SOON)
         deleted = time.monotonic()
-        node.cluster.wait_for("new ones", lambda: uids(node) - there, SOON)
+        node.wait_for("new ones", lambda: uids(node) - there)
         took = time.monotonic() - deleted
         started.result()
     print(f"after a kubelet's start the slices are back in {took:.2f} s")
@@ -95,56 +82,53 @@ def test_the_kubelet_restarts_and_then_a_container(node: Node) -> None:
     assert prepared(node) == held
 
     node.cluster.exec("restarts", "sh", "-c", "kill -TERM 1")
-    node.cluster.wait_for("a restart", lambda: node.restarts()["restarts"] == 1, SOON)
+    node.wait_equal("a restart", lambda: node.restarts()["restarts"], 1)
     running(node, "restarts")
     assert {name: verified(node, name, 1) for name in before} == before
     assert node.restarts() == {"steady": 0, "restarts": 1}
     # The kubelet knows us again: the next Pod gets another card, and all can end.
-    run(node, pod("next"))
+    run(node, claim_pod("next"))
     cards = {card for each in before.values() for card in each.cards}
     assert not verified(node, "next", 1).cards & cards
 
 
 def test_specs_are_removed_and_then_a_container_starts_again(node: Node) -> None:
     """As by a script that cleans up: the runtime reads them, and the kubelet asks nobody again."""
-    run(node, pod("restarts", command=ENDS, restartPolicy="Always"))
+    run(node, claim_pod("restarts", command=ENDS, restartPolicy="Always"))
     before, there = verified(node, "restarts", 1), specs(node)
     assert there
     for name in there:
         (node.cluster.run_dir / "cdi" / name).unlink()
-    node.cluster.wait_for("the specs", lambda: specs(node) == there, LOOK_EVERY + SOON)
+    node.wait_equal("the specs", lambda: specs(node), there, LOOK_EVERY + SOON)
     node.cluster.exec("restarts", "sh", "-c", "kill -TERM 1")
-    node.cluster.wait_for("a restart", lambda: node.restarts() == {"restarts": 1}, SOON)
+    node.wait_equal("a restart", node.restarts, {"restarts": 1})
     running(node, "restarts")
     assert verified(node, "restarts", 1) == before
 
 
 def test_the_agent_is_killed_while_a_pod_ends(node: Node) -> None:
-    run(node, pod("ends", terminationGracePeriodSeconds=1), pod("stays"))
+    run(node, claim_pod("ends", terminationGracePeriodSeconds=1), claim_pod("stays"))
     kept = verified(node, "stays", 1)
-    (agent,) = node.agent_pods()
-    restarts = agent["status"]["containerStatuses"][0]["restartCount"]
+    agent = node.agent_run()
     node.kill_agent()
-    node.cluster.kubectl("delete", "pod", "ends", "--wait=false")
-    node.cluster.wait_for("the agent", lambda: agent_is_back(node, restarts + 1), 2 * SOON)
-    node.cluster.wait_for("the Pod to be gone", lambda: gone(node, "ends"), 2 * SOON)
-    stays = f"default/{claim_of(node, 'stays')['metadata']['name']}"
-    node.cluster.wait_for("one claim", lambda: prepared(node) == {stays}, SOON)
+    node.kubectl("delete", "pod", "ends", "--wait=false")
+    node.wait_restarted(agent)
+    node.wait_for("the Pod to be gone", lambda: gone(node, "ends"), 2 * SOON)
+    unprepared(node, claim_of(node, "stays")["metadata"]["name"])
     assert verified(node, "stays", 1) == kept
-    run(node, pod("next"))
+    run(node, claim_pod("next"))
     assert not verified(node, "next", 1).cards & kept.cards
 
 
 def test_the_record_is_lost_with_the_agent(node: Node) -> None:
-    run(node, claim("mine"), pod("one"), pod("two", of_claim="mine"))
+    run(node, claim("mine"), claim_pod("one"), claim_pod("two", of_claim="mine"))
     before = {name: verified(node, name, 1) for name in ("one", "two")}
     held, made = prepared(node), specs(node)
-    (agent,) = node.agent_pods()
-    restarts = agent["status"]["containerStatuses"][0]["restartCount"]
+    agent = node.agent_run()
     (node.cluster.kubelet_dir / "device-plugins" / ".npu-agent.ledger.json").unlink()
     node.kill_agent()
-    node.cluster.wait_for("the agent", lambda: agent_is_back(node, restarts + 1), 2 * SOON)
-    node.cluster.wait_for("the claims to be found", lambda: prepared(node) == held, SOON)
+    node.wait_restarted(agent)
+    node.wait_equal("the claims to be found", lambda: prepared(node), held)
     assert specs(node) == made
     # Nobody is given what they hold, and they can end.
     run(node, template("six", request(count=6)), small("six", of_template="six"))
@@ -153,38 +137,20 @@ def test_the_record_is_lost_with_the_agent(node: Node) -> None:
     assert {name: verified(node, name, 1) for name in before} == before
 
 
-@contextmanager
-def without_agent(node: Node) -> Iterator[None]:
-    """No agent runs on the node meanwhile."""
-    node.label({"npu-agent/enabled": "false"})
-    try:
-        node.cluster.wait_for("the agent to be gone", lambda: not agents(node), SOON)
-        yield
-    finally:
-        node.label({"npu-agent/enabled": "true"})
-
-
-def agents(node: Node) -> list[str]:
-    """The agent's Pods, with those that are being deleted."""
-    selector = "app.kubernetes.io/name=npu-agent"
-    pods = node.cluster.objects("pod", "kube-system", labelSelector=selector)
-    return [one["metadata"]["name"] for one in pods]
-
-
 def test_the_agent_is_away_until_the_kubelet_gives_it_up(node: Node) -> None:
     # With no time to end in, the API server would forget the Pod before the kubelet does.
-    run(node, pod("steady"), pod("ends", terminationGracePeriodSeconds=1))
+    run(node, claim_pod("steady"), claim_pod("ends", terminationGracePeriodSeconds=1))
     before = verified(node, "steady", 1)
-    with without_agent(node):
+    with node.without_agent():
         # Who comes and goes meanwhile has to wait.
-        node.cluster.apply(pod("next"))
+        node.apply(claim_pod("next"))
         said(node, "next", f"DRA driver {DRIVER} is not registered")
-        node.cluster.kubectl("delete", "pod", "ends", "--wait=false")
-        node.cluster.wait_for("the kubelet to delete the slices", lambda: not slices(node), 60)
+        node.kubectl("delete", "pod", "ends", "--wait=false")
+        node.wait_for("the kubelet to delete the slices", lambda: not slices(node), 60)
         assert not gone(node, "ends")
     published(node)
     running(node, "next", timeout=2 * SOON)
-    node.cluster.wait_for("the Pod to be gone", lambda: gone(node, "ends"), 2 * SOON)
+    node.wait_for("the Pod to be gone", lambda: gone(node, "ends"), 2 * SOON)
     assert verified(node, "steady", 1) == before
     assert not verified(node, "next", 1).cards & before.cards
     assert node.restarts() == {"steady": 0, "next": 0}
@@ -195,14 +161,13 @@ def test_after_a_forced_deletion_the_next_pod_waits_for_the_container(node: Node
     marked = "100123"  # tells its process apart
     run(node, small("old", command=f"exec sleep {marked}", terminationGracePeriodSeconds=10))
     (card,) = seen(node, "old").cards
-    node.cluster.apply(pod("next"))
-    node.cluster.kubectl("delete", "pod", "old", "--force", "--grace-period=0")
+    node.apply(claim_pod("next"))
+    node.delete_by_force("old")
     # The scheduler has given the card away already; the kubelet gives a container two seconds.
     running(node, "next", timeout=2 * SOON)
     assert not node.sleeps(marked)
     assert verified(node, "next", 1).cards == {card}
-    (agent,) = node.agent_pods()
-    log = node.cluster.logs(agent["metadata"]["name"], NAMESPACE)
+    log = node.log()
     after = log.rindex("claim unprepared claim=default/old-npus-")
     assert log.rindex("claim prepared claim=default/next-npus-") > after
 
@@ -213,7 +178,7 @@ def test_a_claim_is_unprepared_while_its_containers_run(node: Node) -> None:
     marked = "100124"
     run(node, small("old", command=f"exec sleep {marked}", terminationGracePeriodSeconds=180))
     (card,) = seen(node, "old").cards
-    node.cluster.apply(small("next"))
+    node.apply(small("next"))
     node.forget_pod("old")
     # First the claim that is still prepared has the card, then the Pod that nobody lists.
     said(node, "next", "(ResourceClaim default/old-npus-")
@@ -228,10 +193,10 @@ def test_a_claim_is_unprepared_while_its_containers_run(node: Node) -> None:
     node.kill_agent()  # the next one knows it too
     refused = "so many refusals"
     count = refusals(node)
-    node.cluster.wait_for(refused, lambda: refusals(node) > count, 4 * SOON)
+    node.wait_for(refused, lambda: refusals(node) > count, 4 * SOON)
     assert node.sleeps(marked)
     assert node.pod("next")["status"]["phase"] == "Pending"
-    node.cluster.enter("pkill", "-KILL", "-f", f"sleep {marked[:-1]}[{marked[-1]}]")
+    node.end_sleep(marked)
     running(node, "next", timeout=2 * SOON)
     assert seen(node, "next").cards == {card}
 
@@ -262,40 +227,35 @@ def test_a_claim_is_allocated_anew_while_its_pod_before_runs(node: Node) -> None
     uid = node.pod("old")["metadata"]["uid"]
     with one_more_process(uid) as process:
         node.cluster.stop_kubelet()
-        node.cluster.kubectl("delete", "pod", "old", "--force", "--grace-period=0")
+        node.delete_by_force("old")
 
         def deallocated() -> bool:
-            found = node.cluster.get("resourceclaim", "mine", "default")
+            found = node.get("resourceclaim", "mine", "default")
             return "allocation" not in found.get("status", {})
 
-        node.cluster.wait_for("the claim to be free", deallocated, 2 * SOON)
+        node.wait_for("the claim to be free", deallocated, 2 * SOON)
         # Its card goes to another claim, and the other card to it.
         for name, its in (("next", "another"), ("new", "mine")):
-            node.cluster.apply([claim("another"), small(name, of_claim=its)])
-            node.cluster.wait_for("an allocation", partial(allocated, node, name), SOON)
+            node.apply([claim("another"), small(name, of_claim=its)])
+            node.wait_for("an allocation", partial(allocated, node, name))
         node.cluster.start_kubelet()
         noted = "(ResourceClaim default/mine; not listed by the kubelet, but its containers run)"
-        node.cluster.wait_for("the Pod before to be noted", lambda: noted in log(node), 2 * SOON)
+        node.wait_for("the Pod before to be noted", lambda: noted in node.log(), 2 * SOON)
         running(node, "new", timeout=2 * SOON)
         assert not seen(node, "new").cards & {card}
         assert node.pod("next")["status"]["phase"] == "Pending"
         process.kill()
         running(node, "next", timeout=4 * SOON)
     assert seen(node, "next").cards == {card}
-    ended = log(node).index(f"have ended, or are listed again uid={uid}")
-    assert log(node).index("claim prepared claim=default/another ") > ended
+    ended = node.log().index(f"have ended, or are listed again uid={uid}")
+    assert node.log().index("claim prepared claim=default/another ") > ended
     # To the kubelet the Pod before has the claim too, until it looks for such Pods once a minute.
     node.delete_pods()
-    node.cluster.wait_for("no claim to be prepared", lambda: not prepared(node), 4 * SOON)
-
-
-def log(node: Node) -> str:
-    (agent,) = node.agent_pods()
-    return node.cluster.logs(agent["metadata"]["name"], NAMESPACE)
+    node.wait_for("no claim to be prepared", lambda: not prepared(node), 4 * SOON)
 
 
 def test_the_node_reboots(node: Node) -> None:
-    run(node, pod("always", restartPolicy="Always"), pod("once"))
+    run(node, claim_pod("always", restartPolicy="Always"), claim_pod("once"))
     before = {name: verified(node, name, 1) for name in ("always", "once")}
     kept = prepared(node)
     node.cluster.stop_kubelet()
@@ -308,7 +268,7 @@ def test_the_node_reboots(node: Node) -> None:
             node.cluster.enter(*ctr, "delete", "--force", task, check=False)
         return not tasks
 
-    node.cluster.wait_for("no container to run", nothing_runs, 2 * SOON)
+    node.wait_for("no container to run", nothing_runs, 2 * SOON)
     # /run is empty after a boot. The kubelet's directories are not: without sockets is worse.
     for path in (
         *(node.cluster.run_dir / "cdi").iterdir(),
@@ -318,7 +278,7 @@ def test_the_node_reboots(node: Node) -> None:
         path.unlink()
     node.cluster.start_kubelet(timeout=120)
     restarted = "the Pod that restarts to run"
-    node.cluster.wait_for(restarted, lambda: node.restarts()["always"] == 1, 2 * SOON)
+    node.wait_for(restarted, lambda: node.restarts()["always"] == 1, 2 * SOON)
     running(node, "always", timeout=2 * SOON)
     assert verified(node, "always", 1) == before["always"]
     uid = claim_of(node, "always")["metadata"]["uid"]
@@ -327,12 +287,12 @@ def test_the_node_reboots(node: Node) -> None:
     # A Pod that does not restart has ended with its containers, and so has its claim.
     assert node.wait_phase("once", "Failed", 2 * SOON)
     published(node)
-    run(node, pod("next"))
+    run(node, claim_pod("next"))
     assert not verified(node, "next", 1).cards & before["always"].cards
 
 
 def test_pods_start_all_the_while_during_a_rollout(node: Node) -> None:
-    run(node, pod("steady"))
+    run(node, claim_pod("steady"))
     before = verified(node, "steady", 1)
     over = threading.Event()
     took: list[float] = []
@@ -344,7 +304,7 @@ def test_pods_start_all_the_while_during_a_rollout(node: Node) -> None:
             run(node, small(name))
             took.append(time.monotonic() - started)
             assert seen(node, name).cards.isdisjoint(before.cards)
-            node.cluster.kubectl("delete", "pod", name, "--wait=false")
+            node.kubectl("delete", "pod", name, "--wait=false")
 
     with ThreadPoolExecutor(1) as executor:
         churning = executor.submit(churn)
@@ -358,10 +318,4 @@ def test_pods_start_all_the_while_during_a_rollout(node: Node) -> None:
     print(f"{len(took)} Pods started during two rollouts, the slowest in {longest} s")
     assert verified(node, "steady", 1) == before
     assert node.restarts()["steady"] == 0
-    unprepared_but(node, "steady")
-
-
-def unprepared_but(node: Node, name: str) -> None:
-    """Waits until the claim of one Pod is the only one that is prepared."""
-    its = {f"default/{claim_of(node, name)['metadata']['name']}"}
-    node.cluster.wait_for("the others to be unprepared", lambda: prepared(node) == its, SOON)
+    unprepared(node, claim_of(node, "steady")["metadata"]["name"])

@@ -15,7 +15,8 @@ import yaml
 
 from tests.e2e.dra.claims import inside
 from tests.e2e.dra.conftest import CARDS as EVERY_CARD
-from tests.e2e.node import SOON, WORKLOAD, Node
+from tests.e2e.manifests import SLEEP, WORKLOAD
+from tests.e2e.node import SOON, Node
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("classes")]
 
@@ -45,6 +46,9 @@ LEFT_OUT = {
 }
 """The other examples, and what of their own they need."""
 
+SCRIPTS = {"containers": SLEEP, "initContainers": "ls /dev/npu* /dev/rngd/* | grep -q npu"}
+"""What the containers do here."""
+
 
 def examples() -> Path:
     """The directory with all examples."""
@@ -65,12 +69,10 @@ def example(name: str) -> list[dict[str, Any]]:
     things = [thing for thing in yaml.safe_load_all(text) if thing]
     for pod in (thing for thing in things if thing["kind"] == "Pod"):
         pod["spec"]["terminationGracePeriodSeconds"] = 0
-        for container in pod["spec"]["containers"]:
-            container |= {"image": WORKLOAD, "imagePullPolicy": "Never", "args": []}
-            container["command"] = ["sh", "-c", "exec sleep 100000"]
-        for container in pod["spec"].get("initContainers", ()):
-            container |= {"image": WORKLOAD, "imagePullPolicy": "Never", "args": []}
-            container["command"] = ["sh", "-c", "ls /dev/npu* /dev/rngd/* | grep -q npu"]
+        for field, script in SCRIPTS.items():
+            for one in pod["spec"].get(field, ()):
+                command = ["sh", "-c", script]
+                one.update(image=WORKLOAD, imagePullPolicy="Never", args=[], command=command)
     return things
 
 
@@ -78,23 +80,22 @@ def example(name: str) -> list[dict[str, Any]]:
 def test_an_example_runs(node: Node, name: str) -> None:
     things = example(name)
     (namespace,) = (one["metadata"]["name"] for one in things if one["kind"] == "Namespace")
-    node.cluster.apply([one for one in things if one["kind"] == "Namespace"])
+    node.apply([one for one in things if one["kind"] == "Namespace"])
     try:
-        node.cluster.wait_for(
+        node.wait_for(
             "the namespace's account",
-            lambda: node.cluster.kubectl("get", "serviceaccount", "default", "-n", namespace),
-            SOON,
+            lambda: node.kubectl("get", "serviceaccount", "default", "-n", namespace),
         )
-        node.cluster.apply([one for one in things if one["kind"] != "Namespace"])
+        node.apply([one for one in things if one["kind"] != "Namespace"])
 
         def running() -> list[dict[str, Any]]:
-            found = node.cluster.objects("pod", namespace)
+            found = node.objects("pod", namespace)
             assert found
             assert all(one["status"]["phase"] == "Running" for one in found)
             return found
 
         cards: set[str] = set()
-        for pod in node.cluster.wait_for(f"{name} to run", running, 2 * SOON):
+        for pod in node.wait_for(f"{name} to run", running, 2 * SOON):
             for container in pod["spec"]["containers"]:
                 where = {"container": container["name"], "namespace": namespace}
                 script = "ls /dev /dev/rngd 2>/dev/null | grep -o 'npu[0-9]*' | sort -u"
@@ -103,4 +104,4 @@ def test_an_example_runs(node: Node, name: str) -> None:
                 cards |= set(said.split())
         assert len(cards) == CARDS[name], cards
     finally:
-        node.cluster.kubectl("delete", "namespace", namespace, "--timeout=60s")
+        node.kubectl("delete", "namespace", namespace, "--timeout=60s")

@@ -8,9 +8,7 @@ builds on.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,18 +18,13 @@ from tests.cluster.images import scheduler
 from tests.e2e.journey.registry import Registry
 from tests.e2e.journey.steps import BUSYBOX, Journey
 from tests.e2e.journey.vendors import STAND_IN
-from tests.e2e.node import simulated
+from tests.e2e.node import started
 
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     """A cluster of one node, with an image for the Pods of tests and none of those of the pages."""
-    workdir = Path(tempfile.mkdtemp(prefix="npu-e2e-", dir="/tmp"))
-    # Its Node's name is its own: another cluster may run beside it.
-    with Cluster.start(
-        workdir, node_name="npu-journey", kubelet_config={"syncFrequency": "1s"}
-    ) as running:
-        running.import_image(workload().archive)
+    with started("warboy=2", workload(), name="npu-journey") as running:
         yield running
 
 
@@ -47,13 +40,12 @@ def registry(cluster: Cluster) -> Registry:
 
 
 @pytest.fixture(scope="package")
-def node(cluster: Cluster, registry: Registry) -> Iterator[Journey]:
+def node(cluster: Cluster, registry: Registry) -> Journey:
     """The cluster's node with two simulated Warboy cards, and nothing of ours installed."""
     registry.ask_for_a_password(False)
-    with simulated(cluster, "warboy=2"):
-        running = Journey(cluster)
-        running.lead_to_simulated_sys()
-        yield running
+    running = Journey(cluster)
+    running.lead_to_simulated_sys()
+    return running
 
 
 @pytest.fixture

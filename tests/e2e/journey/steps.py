@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from npu_agent import __version__
 from tests.cluster import ClusterError
@@ -13,7 +13,8 @@ from tests.cluster.build import HELM, ensure_binaries
 from tests.cluster.settings import CONTAINERD_SOCKET
 from tests.docs.pages import page
 from tests.e2e.journey.registry import PRIVATE
-from tests.e2e.node import NAMESPACE, PROJECT, SOON, WORKLOAD, Node
+from tests.e2e.manifests import container, thing
+from tests.e2e.node import NAMESPACE, PROJECT, Node
 
 K8S = PROJECT / "k8s"
 RENDERED = K8S / "npu-agent.yaml"
@@ -60,43 +61,22 @@ class Journey(Node):
             f"Object.spec.volumes.hostPath{{path: '{path}{name[4:]}'}}}}"
             for name in folders
         )
-        api = "admissionregistration.k8s.io/v1"
-        rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
-        self.cluster.apply(
-            [
-                {
-                    "apiVersion": api,
-                    "kind": "MutatingAdmissionPolicy",
-                    "metadata": {"name": name},
-                    "spec": {
-                        "failurePolicy": "Fail",
-                        "reinvocationPolicy": "Never",
-                        "matchConstraints": {"resourceRules": [rule | {"operations": ["CREATE"]}]},
-                        "matchConditions": [
-                            {
-                                "name": "mounts-sys",
-                                "expression": f"{volumes}.exists(v, v.name == 'sys-class' "
-                                "&& v.?hostPath.path.orValue('') == '/sys/class')",
-                            }
-                        ],
-                        "mutations": [
-                            {
-                                "patchType": "ApplyConfiguration",
-                                "applyConfiguration": {
-                                    "expression": f"Object{{spec: Object.spec{{volumes: [{led}]}}}}"
-                                },
-                            }
-                        ],
-                    },
-                },
-                {
-                    "apiVersion": api,
-                    "kind": "MutatingAdmissionPolicyBinding",
-                    "metadata": {"name": name},
-                    "spec": {"policyName": name},
-                },
-            ]
+        mounts = (
+            f"{volumes}.exists(v, v.name == 'sys-class' "
+            "&& v.?hostPath.path.orValue('') == '/sys/class')"
         )
+        creation = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+        change = {"expression": f"Object{{spec: Object.spec{{volumes: [{led}]}}}}"}
+        spec = {
+            "failurePolicy": "Fail",
+            "reinvocationPolicy": "Never",
+            "matchConstraints": {"resourceRules": [creation | {"operations": ["CREATE"]}]},
+            "matchConditions": [{"name": "mounts-sys", "expression": mounts}],
+            "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": change}],
+        }
+        for kind, what in (("", spec), ("Binding", {"policyName": name})):
+            api = "admissionregistration.k8s.io/v1"
+            self.apply(thing(f"MutatingAdmissionPolicy{kind}", name, api, namespace="", spec=what))
         trial = pod_spec(
             volumes=[{"name": n, "hostPath": {"path": f"/sys/{n[4:]}"}} for n in folders]
         )
@@ -106,7 +86,7 @@ class Journey(Node):
             wanted = [f"{path}{name[4:]}" for name in folders]
             return [v["hostPath"]["path"] for v in found if v["name"] in folders] == wanted
 
-        self.cluster.wait_for("the policy to be in force", in_force, SOON)
+        self.wait_for("the policy to be in force", in_force)
 
     # --- installing and removing --------------------------------------------------------------
 
@@ -119,15 +99,15 @@ class Journey(Node):
     def apply_file(self, tag: str = __version__) -> None:
         """Applies the rendered file, with the image of the registry."""
         text = RENDERED.read_text()
-        self.cluster.apply(text.replace(f"npu-agent:{__version__}", f"{AGENT}:{tag}"))
+        self.apply(text.replace(f"npu-agent:{__version__}", f"{AGENT}:{tag}"))
 
     def uninstall(self) -> None:
         """Takes away what the rendered file made, if it is there."""
-        self.cluster.kubectl("delete", "--ignore-not-found", "--filename", str(RENDERED))
+        self.kubectl("delete", "--ignore-not-found", "--filename", str(RENDERED))
 
     def component(self, name: str, verb: str = "apply") -> None:
         """Applies, or deletes, a component that stands alone."""
-        self.cluster.kubectl(verb, "--kustomize", str(K8S / "components" / name))
+        self.kubectl(verb, "--kustomize", str(K8S / "components" / name))
 
     @contextlib.contextmanager
     def components(self, *names: str) -> Iterator[None]:
@@ -143,7 +123,7 @@ class Journey(Node):
     def rolled_out(self, what: str = "daemonset/npu-agent", namespace: str = NAMESPACE) -> None:
         """Waits until all Pods of a DaemonSet or Deployment are new and ready."""
         where = ("--namespace", namespace, "--timeout=60s")
-        self.cluster.kubectl("rollout", "status", what, *where, timeout=90)
+        self.kubectl("rollout", "status", what, *where, timeout=90)
 
     def helm(self, *arguments: str) -> str:
         """Runs Helm; returns what it prints.
@@ -164,13 +144,7 @@ class Journey(Node):
 
     def wait_unused(self) -> None:
         """Waits until the kubelet says that no Pod holds an NPU."""
-
-        def unused() -> bool:
-            held = self.held()
-            assert not held, held
-            return True
-
-        self.cluster.wait_for("no NPU to be held", unused, SOON)
+        self.wait_equal("held NPUs", self.held, {})
 
     def clear_disk(self) -> None:
         """Removes what is left on the node's disk, as docs/install.md says."""
@@ -178,20 +152,14 @@ class Journey(Node):
 
     def wait_clean(self) -> None:
         """Waits until nothing of us is left."""
-
-        def clean() -> bool:
-            left = self.left_behind()
-            assert not left, left
-            return True
-
-        self.cluster.wait_for("nothing to be left", clean, SOON)
+        self.wait_equal("what is left", self.left_behind, {})
 
     def left_behind(self) -> dict[str, list[str]]:
         """What is left of us in the cluster and on the node's disk; empty if nothing is."""
         get = ("get", "node", self.name, "--show-managed-fields", "--output=json")
-        meta = json.loads(self.cluster.kubectl(*get))["metadata"]
+        meta = json.loads(self.kubectl(*get))["metadata"]
         ours = ("--all-namespaces", "--selector=app.kubernetes.io/part-of=npu-agent")
-        objects = self.cluster.kubectl("get", ",".join(KINDS), *ours, "--output=name")
+        objects = self.kubectl("get", ",".join(KINDS), *ours, "--output=name")
         found = {
             "objects": objects.split(),
             "labels": [
@@ -228,10 +196,10 @@ class Journey(Node):
         Raises:
             ClusterError: it would refuse it; the message is its own.
         """
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
         create = ("create", "--dry-run=server", "--output=json", "--filename=-")
-        found: dict[str, Any] = json.loads(self.cluster.kubectl(*create, input=json.dumps(pod)))
-        return cast("dict[str, Any]", found["spec"])
+        made = json.dumps(thing("Pod", name, spec=spec))
+        found: dict[str, Any] = json.loads(self.kubectl(*create, input=made))["spec"]
+        return found
 
     def refused(self, name: str, spec: dict[str, Any]) -> str:
         """Why the API server would not take a Pod."""
@@ -247,15 +215,9 @@ class Journey(Node):
         return self.cluster.logs(name)
 
 
-def pod_spec(resource: str | None = None, **spec: Any) -> dict[str, Any]:
+def pod_spec(resource: str = "", **spec: Any) -> dict[str, Any]:
     """The spec of a Pod that asks for one of a resource, or for nothing."""
-    return {"containers": [container("main", resource)], **spec}
-
-
-def container(name: str, resource: str | None = None) -> dict[str, Any]:
-    """A container of such a Pod."""
-    plain = {"name": name, "image": WORKLOAD, "imagePullPolicy": "Never"}
-    return plain | ({"resources": {"limits": {resource: "1"}}} if resource else {})
+    return {"containers": [container(limits={resource: 1} if resource else None)], **spec}
 
 
 def _is_ours(name: str) -> bool:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from npu_agent import __version__
 from tests.docs.pages import page
+from tests.e2e.api import configured
 from tests.e2e.doctor import wait_well
 from tests.e2e.journey.reader import Reader
 from tests.e2e.journey.registry import PRIVATE, Registry
 from tests.e2e.journey.steps import Journey
-from tests.e2e.node import NAMESPACE, PROJECT, SOON
+from tests.e2e.node import NAMESPACE, OURS, PROJECT, SOON
 
 INSTALL, DRA, MIGRATION = "docs/install.md", "docs/dra.md", "docs/migration.md"
 MOVING = "Moving a node from the device plugin to DRA"
@@ -37,12 +39,12 @@ def reader(bare: Journey, registry: Registry, tmp_path: Path) -> Iterator[Reader
     registry.ask_for_a_password(False)
     for namespace in (NAMESPACE, OWN):
         node.helm("uninstall", "npu-agent", "--namespace", namespace, "--ignore-not-found")
-        node.cluster.kubectl(
+        node.kubectl(
             "delete", "secret", "my-registry", "--ignore-not-found", "--namespace", namespace
         )
     if found.overlay.exists():
         overlay = str(found.overlay.parent)
-        node.cluster.kubectl("delete", "--ignore-not-found", "--kustomize", overlay)
+        node.kubectl("delete", "--ignore-not-found", "--kustomize", overlay)
     node.uninstall()
     node.delete_pods()
     node.clear_labels()
@@ -52,15 +54,9 @@ def reader(bare: Journey, registry: Registry, tmp_path: Path) -> Iterator[Reader
 def serves(node: Journey, namespace: str = NAMESPACE) -> None:
     """Waits until the agent of this namespace, of the registry's image, offers both cards."""
     node.rolled_out(namespace=namespace)
-    for pod in node.cluster.objects("pod", namespace):
-        if pod["metadata"]["labels"].get("app.kubernetes.io/name") == "npu-agent":
-            assert pod["spec"]["containers"][0]["image"] == IMAGE
+    for pod in node.objects("pod", namespace, labelSelector=OURS):
+        assert pod["spec"]["containers"][0]["image"] == IMAGE
     node.wait_allocatable(2)
-
-
-def gone(node: Journey) -> None:
-    """Waits until the kubelet knows that no agent is there."""
-    node.wait_allocatable(0)
 
 
 def test_the_readme(reader: Reader) -> None:
@@ -70,13 +66,13 @@ def test_the_readme(reader: Reader) -> None:
     reader.types(chart)
     serves(node)
     node.helm("uninstall", "npu-agent", "--namespace", NAMESPACE, "--wait")
-    gone(node)
+    node.wait_allocatable(0)
 
     one_file, overlay = others.splitlines()
     reader.types(one_file)
     serves(node)
     node.uninstall()
-    gone(node)
+    node.wait_allocatable(0)
 
     reader.blocks(INSTALL, "Three ways to install")
     reader.types(overlay)
@@ -98,7 +94,7 @@ def test_from_the_image_and_away_again(reader: Reader) -> None:
     packs, taints = reader.blocks(INSTALL, "Which Pods go where")
     reader.types(packs)
     node.component("binpack-scheduler", "delete")
-    node.cluster.wait_for("the Node's labels", lambda: labels(node).get(COUNT) == "2", SOON)
+    node.wait_equal("the count", lambda: node.labels().get(COUNT), "2")
     reader.types(taints)
 
     verify, doctor = reader.blocks(INSTALL, "Is it well?")
@@ -108,7 +104,7 @@ def test_from_the_image_and_away_again(reader: Reader) -> None:
 
     away, all_nodes, one_node, disk, resource = reader.blocks(INSTALL, "Taking it away")
     reader.types(away)
-    gone(node)
+    node.wait_allocatable(0)
     node.label({"furiosa.ai/own": "1"})
     reader.types(one_node)
     assert not ours(node)
@@ -122,29 +118,21 @@ def test_from_the_image_and_away_again(reader: Reader) -> None:
     reader.check()
 
 
-def labels(node: Journey) -> dict[str, str]:
-    """The Node's labels."""
-    found: dict[str, str] = node.cluster.get("node", node.name)["metadata"]["labels"]
-    return found
-
-
 def ours(node: Journey) -> set[str]:
     """The keys of the Node's labels that are the agent's."""
-    return {key for key in labels(node) if "furiosa.ai/" in key}
+    return {key for key in node.labels() if "furiosa.ai/" in key}
 
 
 def refused(node: Journey, namespace: str = NAMESPACE) -> None:
     """Waits until the registry has refused the agent's image."""
 
     def waits() -> bool:
-        (pod,) = node.cluster.objects(
-            "pod", namespace, labelSelector="app.kubernetes.io/name=npu-agent"
-        )
+        (pod,) = node.objects("pod", namespace, labelSelector=OURS)
         waiting = pod["status"]["containerStatuses"][0]["state"]["waiting"]
         assert waiting["reason"] in ("ErrImagePull", "ImagePullBackOff"), waiting
         return True
 
-    node.cluster.wait_for("the registry to refuse", waits, SOON)
+    node.wait_for("the registry to refuse", waits)
 
 
 def verified(reader: Reader, namespace: str = NAMESPACE) -> None:
@@ -202,15 +190,15 @@ def test_claims_and_away_again(reader: Reader) -> None:
     reader.types(upgrade)
     node.rolled_out()
     assert node.agent_pods()[0]["spec"]["containers"][0]["image"] == IMAGE
-    node.cluster.wait_for("slices", lambda: node.cluster.objects("resourceslice"), 2 * SOON)
+    node.wait_for("slices", lambda: node.objects("resourceslice"), 2 * SOON)
     assert "NPU_DEVNAME=npu0pe0-1" in reader.types(look)
     node.delete_pods()
     example = str(PROJECT / "docs/examples/dra/one-card.yaml")
-    node.cluster.kubectl("delete", "--ignore-not-found", "--filename", example)
+    node.kubectl("delete", "--ignore-not-found", "--filename", example)
     reader.types(reader.blocks(INSTALL, "Taking it away")[0])
     (away,) = reader.blocks(DRA, "Back, and away")
     reader.types(away)
-    assert not node.cluster.objects("resourceslice")
+    assert not node.objects("resourceslice")
     reader.check()
 
 
@@ -222,14 +210,12 @@ def test_moving_a_node(reader: Reader) -> None:
     kustomization = yaml.safe_load(reader.overlay.read_text())
 
     def configure(config: str) -> None:
-        patch = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "npu-device-plugin"},
-            "data": {"config.yaml": config},
-        }
-        made = kustomization | {"patches": [{"patch": yaml.safe_dump(patch)}]}
-        reader.overlay.write_text(yaml.safe_dump(made))
+        patches = {"patches": configured(config, "", "")["patches"]}
+        reader.overlay.write_text(yaml.safe_dump(kustomization | patches))
+
+    def agent() -> dict[str, Any]:
+        (found,) = node.objects("pod", OWN, labelSelector=OURS)
+        return found
 
     configure("allocation: {api: device-plugin}")
     reader.types("kubectl apply -k ../my-cluster/")
@@ -238,17 +224,16 @@ def test_moving_a_node(reader: Reader) -> None:
     configure(lines[1].replace("NODE", node.name))
     reader.types(move)
 
-    def offered() -> bool:
-        (only,) = node.cluster.objects("resourceslice")
-        return len(only["spec"]["devices"]) == 2
+    def offered() -> int:
+        (only,) = node.objects("resourceslice")
+        return len(only["spec"]["devices"])
 
-    node.cluster.wait_for("both cards in the slice", offered, SOON)
+    node.wait_equal("cards in the slice", offered, 2)
     # Back: the agent follows the key, and nothing is restarted.
-    (before,) = node.cluster.objects("pod", OWN, labelSelector="app.kubernetes.io/name=npu-agent")
+    before = agent()["metadata"]["uid"]
     configure("allocation: {api: device-plugin}")
     reader.types("kubectl apply -k ../my-cluster/")
     node.wait_allocatable(2, 4 * SOON)
-    (after,) = node.cluster.objects("pod", OWN, labelSelector="app.kubernetes.io/name=npu-agent")
-    assert after["metadata"]["uid"] == before["metadata"]["uid"]
-    assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert agent()["metadata"]["uid"] == before
+    assert agent()["status"]["containerStatuses"][0]["restartCount"] == 0
     reader.check()

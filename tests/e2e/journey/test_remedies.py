@@ -13,7 +13,6 @@ import operator
 import os
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +23,14 @@ import yaml
 
 from tests.cluster import agent
 from tests.cluster.build import HELM, ensure_binaries
+from tests.e2e.api import configured
+from tests.e2e.api import overlay as render
 from tests.e2e.doctor import Check, checks
 from tests.e2e.journey.registry import Registry
-from tests.e2e.journey.steps import K8S, Journey
+from tests.e2e.journey.steps import Journey
+from tests.e2e.manifests import DRIVER
 from tests.e2e.node import NAMESPACE, PROJECT, SOON
 
-DRIVER = "npu.furiosa.ai"
 REGISTRY = "registry.example.com/npu-agent"
 OURS = {"interval": 7, "allocation": {"api": "auto"}}
 """The config; it differs from that of k8s/."""
@@ -51,11 +52,9 @@ ELSEWHERE = {
     "readiness, agent": "says what the agent says; its command shows the log",
     "CDI directory, NFD directory, DRA directory of *": "as `cgroups`",
     "DRA": "a kubelet is updated",
-    "DRA registry of *, DRA slices of *": (
-        "another driver is deleted, which is the user's: tests/e2e/dra/test_doctor.py"
-    ),
+    "DRA registry of *, DRA slices of *": ("another driver is deleted, which is the user's"),
     "DRA features for *, DRA counters for *": "feature gates of the API server",
-    "resource names of *": "classes of the user's own: tests/e2e/dra/test_doctor.py",
+    "resource names of *": "classes of the user's own: tests/doctor/test_dra.py",
 }
 """Lines whose remedies are not tried here, and why."""
 
@@ -93,7 +92,7 @@ class Installed:
             f"validatingadmissionpolicy/{POLICY}": ("spec",),
             f"deviceclass/{DRIVER}": ("spec",),
         }
-        got = self.node.cluster.kubectl("get", *objects, *HERE, "--output=json")
+        got = self.node.kubectl("get", *objects, *HERE, "--output=json")
         found = {}
         for (name, path), thing in zip(objects.items(), json.loads(got)["items"], strict=True):
             part = functools.reduce(operator.getitem, path, thing)
@@ -117,21 +116,7 @@ def installed(
     registry.push(agent(), "npu-agent:v7")
     chart = request.param == "chart"
     overlay = tmp_path_factory.mktemp("overlay")
-    base = os.path.relpath(K8S, overlay.resolve())
-    config = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "npu-device-plugin"},
-        "data": {"config.yaml": yaml.safe_dump(OURS)},
-    }
-    kustomization = {
-        "namespace": NAMESPACE,
-        "resources": [base],
-        "components": [f"{base}/components/dra"],
-        "images": [{"name": "npu-agent", "newName": REGISTRY, "newTag": "v7"}],
-        "patches": [{"patch": yaml.safe_dump(config)}],
-    }
-    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    render(node, overlay, "dra", namespace=NAMESPACE, **configured(OURS, REGISTRY, "v7"))
     programs = ensure_binaries(HELM)["helm"].parent
     made = Installed(node, chart, overlay, f"{programs}:{os.environ['PATH']}")
     if chart:
@@ -149,19 +134,19 @@ def installed(
         made.type(f"helm uninstall npu-agent --namespace {NAMESPACE} --wait")
     else:
         made.type("kubectl delete --ignore-not-found -k OVERLAY")
-    node.cluster.kubectl("delete", "resourceslices", "--all")
+    node.kubectl("delete", "resourceslices", "--all")
     node.clear_labels()
     node.clear_disk()
 
 
 def deleted(*what: str) -> Callable[[Journey], object]:
-    return lambda node: node.cluster.kubectl("delete", *what)
+    return lambda node: node.kubectl("delete", *what)
 
 
 def rules_lost(node: Journey) -> None:
     """Those for Events and for claims."""
     less = [{"op": "remove", "path": "/rules/1"}, {"op": "remove", "path": "/rules/1"}]
-    node.cluster.kubectl("patch", *ROLE, "--type=json", "--patch", json.dumps(less))
+    node.kubectl("patch", *ROLE, "--type=json", "--patch", json.dumps(less))
 
 
 def edited(container: dict[str, Any]) -> Callable[[Journey], None]:
@@ -170,7 +155,7 @@ def edited(container: dict[str, Any]) -> Callable[[Journey], None]:
     def edit(node: Journey) -> None:
         spec = {"containers": [{"name": "npu-agent", **container}]}
         patch = json.dumps({"spec": {"template": {"spec": spec}}})
-        node.cluster.kubectl("patch", "daemonset/npu-agent", *HERE, "--patch", patch)
+        node.kubectl("patch", "daemonset/npu-agent", *HERE, "--patch", patch)
         node.rolled_out()
 
     return edit
@@ -201,7 +186,7 @@ FAULTS = {
     "mount lost": Fault(edited({"volumeMounts": [_NO_CGROUPS]}), "cgroups"),
     "label changed": Fault(label_changed, "labels"),
     "cordoned": Fault(
-        lambda node: node.cluster.kubectl("cordon", node.name), "Node", r"kubectl uncordon \S+"
+        lambda node: node.kubectl("cordon", node.name), "Node", r"kubectl uncordon \S+"
     ),
     "policy deleted": Fault(
         deleted("validatingadmissionpolicybinding", POLICY),
@@ -219,19 +204,11 @@ FAULTS = {
 
 def examined(installed: Installed, *, on_the_host: bool = False) -> list[Check]:
     """What the doctor finds in the agent's Pod, or on the host with a kubeconfig."""
-    node = installed.node
     if not on_the_host:
-        return checks(node)
+        return checks(installed.node)
     file = installed.overlay / "config.yaml"
     file.write_text(yaml.safe_dump(OURS))
-    done = node.cluster.enter(
-        *("env", f"NODE_NAME={node.name}", f"PYTHONPATH={PROJECT}"),
-        *(sys.executable, "-m", "npu_agent", "doctor", "--format=json"),
-        *(f"--host-root={node.cluster.host_root}", f"--config-file={file}"),
-        check=False,
-    )
-    found: list[Check] = json.loads(done.stdout)
-    return found
+    return checks(installed.node, file)
 
 
 def well(installed: Installed) -> list[Check]:
@@ -243,7 +220,7 @@ def well(installed: Installed) -> list[Check]:
         assert not bad, bad
         return found
 
-    return installed.node.cluster.wait_for("the doctor to find nothing wrong", nothing, SOON)
+    return installed.node.wait_for("the doctor to find nothing wrong", nothing)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -261,7 +238,7 @@ def test_a_remedy_repairs_the_fault_and_nothing_else(installed: Installed, name:
         (one,) = [one for one in stand if one["name"] == fault.line and one["remedy"]]
         return one
 
-    line = node.cluster.wait_for(f"the line {fault.line}", seen, 2 * SOON)
+    line = node.wait_for(f"the line {fault.line}", seen, 2 * SOON)
     command = line["command"]
     if fault.remedy:
         found = re.search(fault.remedy, line["remedy"])
@@ -279,21 +256,21 @@ def test_a_remedy_repairs_the_fault_and_nothing_else(installed: Installed, name:
         assert not remedies + bad, remedies + bad
         return True
 
-    node.cluster.wait_for("the fault to be repaired", repaired, SOON)
+    node.wait_for("the fault to be repaired", repaired)
 
 
 @pytest.mark.parametrize("installed", ["chart"], indirect=True)
 def test_helm_upgrades_after_the_remedies(installed: Installed) -> None:
     """A field that a remedy has restored and that changes then is Helm's: there is no conflict."""
     for kind in ("clusterrole", "clusterrolebinding"):
-        installed.node.cluster.kubectl("delete", kind, "npu-agent")
+        installed.node.kubectl("delete", kind, "npu-agent")
     (line,) = [one for one in examined(installed) if one["name"] == "rights"]
     installed.type(line["command"])
     installed.type(
         f"helm upgrade npu-agent k8s/chart --namespace {NAMESPACE} --reset-then-reuse-values "
         "--set commonLabels.team=two --wait"
     )
-    labels = json.loads(installed.node.cluster.kubectl("get", *ROLE, "--output=json"))["metadata"]
+    labels = json.loads(installed.node.kubectl("get", *ROLE, "--output=json"))["metadata"]
     assert labels["labels"]["team"] == "two"
     well(installed)
 

@@ -1,6 +1,6 @@
 """Which Pods come to which Nodes: bin packing, who has to use it, and Nodes kept for NPU Pods.
 
-One Node is real. The others exist for schedulers only: nobody runs what is placed there.
+One Node is real. The others exist for schedulers only: no kubelet runs what is placed there.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.fakes import beat, fakes, placed
-from tests.e2e.journey.steps import Journey, container, pod_spec
-from tests.e2e.node import NAMESPACE, RESOURCE, SOON
+from tests.e2e.journey.steps import Journey, pod_spec
+from tests.e2e.manifests import RESOURCE, container, deployment
+from tests.e2e.node import NAMESPACE
 
 BINPACK = "npu-binpack-scheduler"
 DEFAULT = "default-scheduler"
@@ -48,13 +49,8 @@ def test_the_default_scheduler_spreads_and_leaves_no_whole_node(four_nodes: Jour
     assert len(set(place_four(four_nodes, DEFAULT))) > 2
     four_nodes.create("large", 2)
 
-    def refused() -> bool:
-        beat(four_nodes)
-        (condition,) = four_nodes.pod("large")["status"]["conditions"]
-        assert condition["reason"] == "Unschedulable", condition
-        return f"4 Insufficient {RESOURCE}" in condition["message"]
-
-    four_nodes.cluster.wait_for("the large Pod to find no Node", refused, SOON)
+    beat(four_nodes)
+    four_nodes.wait_unschedulable("large", f"4 Insufficient {RESOURCE}")
 
 
 @pytest.mark.usefixtures("binpack")
@@ -83,11 +79,11 @@ def refuse(node: Journey) -> Iterator[Journey]:
     """scheduler-name-refuse is in force."""
     with node.components("scheduler-name-refuse"):
         trial = pod_spec(RESOURCE)
-        node.cluster.wait_for("the refusal", lambda: node.refused("trial", trial), SOON)
+        node.wait_for("the refusal", lambda: node.refused("trial", trial))
         yield node
 
 
-INIT = pod_spec(initContainers=[container("first", RESOURCE)])
+INIT = pod_spec(initContainers=[container("first", {RESOURCE: 1})])
 """A Pod whose init container alone asks for an NPU."""
 
 
@@ -116,35 +112,24 @@ def test_the_right_scheduler_and_pods_without_npus_are_taken(refuse: Journey) ->
     assert got == {case: spec.get("schedulerName", DEFAULT) for case, spec in cases.items()}
 
 
-def test_a_request_without_a_limit_gets_past_nobody(refuse: Journey) -> None:
+def test_a_request_without_a_limit_gets_past(refuse: Journey) -> None:
     spec = pod_spec()
     spec["containers"][0] |= {"resources": {"requests": {RESOURCE: "1"}}}
     assert "Limit must be set for non overcommitable resources" in refuse.refused("train", spec)
 
 
-def test_whoever_owns_a_deployment_reads_the_refusal(refuse: Journey) -> None:
-    labels = {"app": "train"}
-    refuse.cluster.apply(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": "train", "namespace": "default"},
-            "spec": {
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod_spec(RESOURCE)},
-            },
-        }
-    )
+def test_the_owner_of_a_deployment_reads_the_refusal(refuse: Journey) -> None:
+    refuse.apply(deployment("train", container(limits={RESOURCE: 1})))
 
-    def told() -> bool:
-        status = refuse.cluster.get("deployment", "train", "default")["status"]
+    def refused() -> bool:
+        status = refuse.get("deployment", "train", "default")["status"]
         failures = [c["message"] for c in status["conditions"] if c["type"] == "ReplicaFailure"]
         return f"write schedulerName: {BINPACK}" in failures[0]
 
     try:
-        refuse.cluster.wait_for("the Deployment to say why it has no Pod", told, SOON)
+        refuse.wait_for("the Deployment to say why it has no Pod", refused)
     finally:
-        refuse.cluster.kubectl("delete", "deployment", "train", "--namespace=default")
+        refuse.kubectl("delete", "deployment", "train", "--namespace=default")
 
 
 @pytest.fixture
@@ -156,7 +141,7 @@ def fill(node: Journey) -> Iterator[Journey]:
             taken = node.admitted("trial", pod_spec(RESOURCE))
             return bool(taken["schedulerName"] == BINPACK)
 
-        node.cluster.wait_for("the name to be filled in", filled, SOON)
+        node.wait_for("the name to be filled in", filled)
         yield node
 
 
@@ -192,24 +177,18 @@ def tainted(installed: Journey) -> Iterator[Journey]:
     def taint() -> bool:
         # By the agent's label, which comes a moment after its Pod.
         which = ("-l", "beta.furiosa.ai/npu.count")
-        said = node.cluster.kubectl("taint", "nodes", *which, f"{RESOURCE}=present:NoSchedule")
+        said = node.kubectl("taint", "nodes", *which, f"{RESOURCE}=present:NoSchedule")
         return "tainted" in said
 
-    node.cluster.wait_for("the Node to be tainted", taint, SOON)
+    node.wait_for("the Node to be tainted", taint)
     yield node
-    node.cluster.kubectl("taint", "nodes", "--all", f"{RESOURCE}:NoSchedule-")
+    node.kubectl("taint", "nodes", "--all", f"{RESOURCE}:NoSchedule-")
 
 
 @pytest.mark.parametrize("npus", [0, 1])
 def test_the_taint_keeps_others_away(tainted: Journey, npus: int) -> None:
     tainted.create("stranger", npus)
-
-    def kept_away() -> bool:
-        (condition,) = tainted.pod("stranger")["status"]["conditions"]
-        assert condition["reason"] == "Unschedulable", condition
-        return "1 node(s) had untolerated taint(s)" in condition["message"]
-
-    tainted.cluster.wait_for("the Pod to be kept away", kept_away, SOON)
+    tainted.wait_unschedulable("stranger", "1 node(s) had untolerated taint(s)")
 
 
 def test_whoever_tolerates_the_taint_gets_an_npu(tainted: Journey) -> None:
@@ -218,14 +197,10 @@ def test_whoever_tolerates_the_taint_gets_an_npu(tainted: Journey) -> None:
 
 
 def test_the_agent_tolerates_the_taint(tainted: Journey) -> None:
-    (old,) = tainted.agent_pods()
-    delete = ("delete", "pod", old["metadata"]["name"], "--namespace", NAMESPACE)
-    tainted.cluster.kubectl(*delete)
-
-    def replaced() -> bool:
-        new = tainted.agent_pods()[0]
-        assert new["metadata"]["uid"] != old["metadata"]["uid"]
-        return bool(new["status"]["containerStatuses"][0]["ready"])
-
-    tainted.cluster.wait_for("a new agent", replaced, SOON)
+    before, _ = tainted.agent_run()
+    name = tainted.agent()["metadata"]["name"]
+    tainted.kubectl("delete", "pod", name, "--namespace", NAMESPACE)
+    tainted.wait_for(
+        "a new agent", lambda: tainted.agent_run()[0] != before and tainted.agent_ready()
+    )
     tainted.wait_allocatable(2)

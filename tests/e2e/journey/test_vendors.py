@@ -16,10 +16,10 @@ import yaml
 from tests.e2e.doctor import wrong
 from tests.e2e.journey.reader import Reader
 from tests.e2e.journey.registry import Registry
-from tests.e2e.journey.steps import Journey, pod_spec
-from tests.e2e.journey.test_upkeep import deployment
+from tests.e2e.journey.steps import Journey
 from tests.e2e.journey.vendors import CHARTS, MANIFESTS, cards, charts, manifests
-from tests.e2e.node import NAMESPACE, RESOURCE, SOON
+from tests.e2e.manifests import RESOURCE, container, deployment, npu_pod
+from tests.e2e.node import NAMESPACE
 
 PAGE = "docs/migration.md"
 WARBOY = "furiosa.ai/warboy"
@@ -66,7 +66,7 @@ def reader(bare: Journey, registry: Registry, tmp_path: Path) -> Iterator[Reader
         namespace = VENDORS if name in CHARTS else NAMESPACE
         node.helm("uninstall", name, "--namespace", namespace, "--ignore-not-found", "--wait")
     node.clear_labels()
-    keys = node.cluster.get("node", node.name)["metadata"]["labels"]
+    keys = node.labels()
     nfd(node, {key for key in keys if "furiosa.ai/" in key or "1ed2" in key}, None)
     node.label({"npu-agent/enabled": "true"})
     node.clear_disk()
@@ -74,13 +74,7 @@ def reader(bare: Journey, registry: Registry, tmp_path: Path) -> Iterator[Reader
 
 def wait_offered(node: Journey, resource: str, count: int) -> None:
     """Waits until the kubelet offers this many devices of the resource."""
-
-    def offered() -> bool:
-        found = node.cluster.get("node", node.name)["status"]["allocatable"].get(resource)
-        assert found == str(count), found
-        return True
-
-    node.cluster.wait_for(f"{count} of {resource}", offered, SOON)
+    node.wait_allocatable(count, resource=resource)
 
 
 def run(node: Journey, name: str, resource: str) -> str:
@@ -92,9 +86,7 @@ def run(node: Journey, name: str, resource: str) -> str:
 
 def start(node: Journey, name: str, resource: str) -> None:
     """Creates such a Pod."""
-    spec = pod_spec(resource, terminationGracePeriodSeconds=0)
-    meta = {"name": name, "namespace": "default"}
-    node.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    node.apply(npu_pod(name, 1, resource))
 
 
 def card_of(node: Journey, name: str) -> str:
@@ -110,10 +102,9 @@ def metrics_of(node: Journey, pod: str, uuid: str) -> str:
 
     Of the vendor's metrics one, the utilization, is about the time between two readings.
     """
-    (agent,) = node.agent_pods()
 
     def known() -> str:
-        found = node.cluster.inside(f"http://{agent['status']['podIP']}:9100/metrics")
+        found = node.page("/metrics")
         held = [
             line
             for line in found.splitlines()
@@ -125,7 +116,7 @@ def metrics_of(node: Journey, pod: str, uuid: str) -> str:
         assert not missing, missing
         return found
 
-    return node.cluster.wait_for(f"the agent to know of {pod}", known, SOON)
+    return node.wait_for(f"the agent to know of {pod}", known)
 
 
 def test_from_the_charts_and_back(reader: Reader) -> None:
@@ -159,10 +150,10 @@ def test_from_the_charts_and_back(reader: Reader) -> None:
     assert node.environment("after", "NPU_DEVNAME") == f"{after}pe0-1"
     assert node.environment("after", "FURIOSA_DEVICES") == f"npu:{after[3:]}:0-1"
     start(node, "none", WARBOY)
-    node.cluster.wait_for("the third Pod to wait", lambda: waits(node, "none"), SOON)
+    node.wait_unschedulable("none", f"Insufficient {WARBOY}")
     node.delete_pods("none")
     assert node.restarts() == {"before": 0, "after": 0}
-    node.cluster.wait_for("the vendor's labels", lambda: labelled(node), SOON)
+    node.wait_for("the vendor's labels", lambda: labelled(node))
     alive = re.search(rf'^furiosa_npu_alive{{(.*uuid="{uuids[before]}".*)}} 1', page_, re.MULTILINE)
     assert alive
     assert set(re.findall(r'(\w+)="', alive[1])) >= METRIC_LABELS
@@ -182,11 +173,13 @@ def test_from_the_charts_and_back(reader: Reader) -> None:
     # Whoever installs before the vendor's is away: all Pods get cards, and the agent stays.
     node.delete_pods("again")
     reader.types(then)
-    node.cluster.wait_for("the doctor to name it", lambda: rivals(node), SOON)
+    node.wait_for("the doctor to name it", lambda: rivals(node))
     assert run(node, "meanwhile", WARBOY) == after
     assert node.environment("meanwhile", "NPU_DEVNAME") == f"{after}pe0-1"
     reader.types(remove.splitlines()[-1])
-    node.cluster.wait_for("the agent to register again", lambda: registrations(node) > 1, SOON)
+    node.wait_for(
+        "the agent to register again", lambda: node.log().count("registered resource") > 1
+    )
     node.delete_pods("meanwhile")
     assert run(node, "last", WARBOY) == after
     assert node.environment("last", "NPU_DEVNAME") == f"{after}pe0-1"
@@ -203,7 +196,7 @@ def test_from_the_manifests_and_back(reader: Reader) -> None:
     back = reader.blocks(PAGE, "Back to the manifests")[0].splitlines()
     reader.types(next(line for line in back if "apply -f" in line))
     wait_offered(node, RESOURCE, 2)
-    node.cluster.apply(deployment("work"))
+    node.apply(deployment("work", container(limits={RESOURCE: 1})))
     try:
         assert re.fullmatch(r"npu[01]pe0-1", devname(node, "work"))
 
@@ -221,40 +214,27 @@ def test_from_the_manifests_and_back(reader: Reader) -> None:
         assert config_of(node) == config
         reader.check()
     finally:
-        node.cluster.kubectl("uncordon", node.name)
-        node.cluster.kubectl("delete", "deployment", "work", "--namespace=default")
+        node.kubectl("uncordon", node.name)
+        node.kubectl("delete", "deployment", "work", "--namespace=default")
         files = [f"--filename={reader.checkout / name}.yaml" for name in MANIFESTS]
-        node.cluster.kubectl("delete", "--ignore-not-found", *files)
+        node.kubectl("delete", "--ignore-not-found", *files)
 
 
 def devname(node: Journey, app: str) -> str:
     """Waits until the one Pod of a Deployment runs; returns its NPU_DEVNAME."""
 
     def name() -> str:
-        pods = node.cluster.objects("pod", "default", labelSelector=f"app={app}")
+        pods = node.objects("pod", "default", labelSelector=f"app={app}")
         (pod,) = [one for one in pods if one["status"]["phase"] == "Running"]
         return node.environment(pod["metadata"]["name"], "NPU_DEVNAME")
 
-    return node.cluster.wait_for(f"a Pod of {app}", name, SOON)
+    return node.wait_for(f"a Pod of {app}", name)
 
 
 def config_of(node: Journey) -> str:
     """The config file in the cluster."""
     where = ("configmap", "npu-device-plugin", "--namespace", NAMESPACE)
-    return node.cluster.kubectl("get", *where, "--output=jsonpath={.data.config\\.yaml}")
-
-
-def registrations(node: Journey) -> int:
-    """How often the agent has registered, by its own log."""
-    (agent,) = node.agent_pods()
-    log = node.cluster.logs(agent["metadata"]["name"], NAMESPACE)
-    return log.count("registered resource")
-
-
-def waits(node: Journey, name: str) -> bool:
-    """Whether the scheduler finds no card for a Pod."""
-    (condition,) = node.pod(name)["status"]["conditions"]
-    return f"Insufficient {WARBOY}" in str(condition["message"])
+    return node.kubectl("get", *where, "--output=jsonpath={.data.config\\.yaml}")
 
 
 def rivals(node: Journey) -> str:
@@ -266,6 +246,6 @@ def rivals(node: Journey) -> str:
 
 def labelled(node: Journey) -> bool:
     """Whether the Node has every label that the vendor's feature discovery set."""
-    missing = LABELS - set(node.cluster.get("node", node.name)["metadata"]["labels"])
+    missing = LABELS - node.labels().keys()
     assert not missing, missing
     return True

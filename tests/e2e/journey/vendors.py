@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.e2e.journey.second import READY
 from tests.e2e.journey.steps import Journey
-from tests.e2e.node import WORKLOAD
+from tests.e2e.manifests import WORKLOAD, thing
 
 CHARTS = ("furiosa-feature-discovery", "furiosa-device-plugin", "furiosa-metrics-exporter")
 MANIFESTS = {
@@ -36,8 +36,8 @@ def charts(directory: Path, resource: str, devices: list[str]) -> None:
         (chart / "Chart.yaml").write_text(json.dumps(about))
         (chart / "values.yaml").write_text("{config: {partitioning: none, debugMode: false}}")
         where = "feature.node.kubernetes.io/pci-1200_1ed2.present"
-        for kind, thing in _objects(name, resource, devices, where).items():
-            (chart / "templates" / f"{kind}.yaml").write_text(json.dumps(thing))
+        for kind, made in _objects(name, resource, devices, where).items():
+            (chart / "templates" / f"{kind}.yaml").write_text(json.dumps(made))
 
 
 def manifests(directory: Path, resource: str, devices: list[str], config: str) -> None:
@@ -46,9 +46,9 @@ def manifests(directory: Path, resource: str, devices: list[str], config: str) -
     for file, name in MANIFESTS.items():
         things = list(_objects(name, resource, devices, where).values())
         if file == "device-plugin":
-            things.append(_config_map("npu-device-plugin", "config.yaml", config))
-        for thing in things:
-            thing["metadata"]["namespace"] = "kube-system"
+            things.append(thing("ConfigMap", "npu-device-plugin", data={"config.yaml": config}))
+        for one in things:
+            one["metadata"]["namespace"] = "kube-system"
         everything = {"apiVersion": "v1", "kind": "List", "items": things}
         (directory / f"{file}.yaml").write_text(json.dumps(everything))
 
@@ -81,29 +81,20 @@ def _objects(name: str, resource: str, devices: list[str], where: str) -> dict[s
             *({"name": one, "hostPath": {"path": host}} for one, (host, _) in hosts.items()),
             {"name": "stand-in", "configMap": {"name": program}},
         ]
-        found["program"] = _config_map(program, "second.py", SECOND.read_text())
+        found["program"] = thing(
+            "ConfigMap", program, namespace="", data={"second.py": SECOND.read_text()}
+        )
     if name.endswith("metrics-exporter"):
-        found["service"] = {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": name, "annotations": {"prometheus.io/scrape": "true"}},
-            "spec": {"selector": labels, "ports": [{"name": "metrics", "port": 6254}]},
-        }
-    found["daemonset"] = {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    }
+        ports = [{"name": "metrics", "port": 6254}]
+        found["service"] = thing(
+            "Service", name, namespace="", spec={"selector": labels, "ports": ports}
+        )
+        found["service"]["metadata"]["annotations"] = {"prometheus.io/scrape": "true"}
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    whole = {"selector": {"matchLabels": labels}, "template": template}
+    found["daemonset"] = thing("DaemonSet", name, "apps/v1", namespace="", spec=whole)
+    found["daemonset"]["metadata"]["labels"] = labels
     return found
-
-
-def _config_map(name: str, key: str, text: str) -> dict[str, Any]:
-    meta = {"name": name}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {key: text}}
 
 
 def cards(node: Journey) -> dict[str, str]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
 from tests.e2e.api import ADMIN
-from tests.e2e.dra.claims import Thing, running, small
-from tests.e2e.node import RESOURCE, SOON, WORKLOAD, Node
+from tests.e2e.dra.claims import running
+from tests.e2e.manifests import Thing, npu_pod, small
+from tests.e2e.node import SOON, Node
 
 EACH, LONG_EACH = 0.2, 1.0
 """Seconds between two Pods, and in the long form: five a second are more than two cores can start,
@@ -27,28 +28,7 @@ LONG = (pytest.mark.long, pytest.mark.timeout(900))
 PODS = "/api/v1/namespaces/default/pods"
 
 
-def by_plugin(name: str) -> Thing:
-    """A Pod with one device of the device plugin."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "restartPolicy": "Never",
-            "containers": [
-                {
-                    "name": "main",
-                    "image": WORKLOAD,
-                    "imagePullPolicy": "Never",
-                    "command": ["sleep", "100000"],
-                    "resources": {"limits": {RESOURCE: "1"}},
-                }
-            ],
-        },
-    }
-
-
-MAKE = {"device plugin": by_plugin, "DRA": small}
+MAKE: dict[str, Callable[[str], Thing]] = {"device plugin": npu_pod, "DRA": small}
 
 
 class Stream:
@@ -77,7 +57,7 @@ class Stream:
         Raises:
             AssertionError: one has failed.
         """
-        for pod in self._node.cluster.objects("pod", "default"):
+        for pod in self._node.objects("pod", "default"):
             name, status = pod["metadata"]["name"], pod["status"]
             if name in self.took:
                 continue  # killed, and so Failed, until the kubelet has taken it away
@@ -120,7 +100,7 @@ class Stream:
 
 def warnings(node: Node) -> list[str]:
     """The Warning Events of Pods: reason and message."""
-    events = node.cluster.objects("event", "default", fieldSelector="type=Warning")
+    events = node.objects("event", "default", fieldSelector="type=Warning")
     return [
         f"{one['reason']}: {one['involvedObject']['name']}: {one['message']}"
         for one in events
@@ -169,22 +149,9 @@ def test_no_pod_notices_a_rollout(node: Node, api: str, count: int) -> None:
 
 def test_a_claim_that_found_no_agent_is_prepared_when_its_pod_changes(node: Node) -> None:
     """The remedy of docs/dra.md: else a kubelet comes back to it at its syncFrequency."""
-    node.label({"npu-agent/enabled": "false"})
-    try:
-        node.cluster.wait_for("the agent to end", lambda: not node.agent_pods(), SOON)
-        node.cluster.apply(small("early"))
-        node.cluster.wait_for("the claim to be refused", lambda: warnings(node), SOON)
-    finally:
-        node.label({"npu-agent/enabled": "true"})
-    began = time.monotonic()
-    node.cluster.wait_for("an agent that is ready", lambda: ready(node), 2 * SOON)
-    node.cluster.kubectl("annotate", "pod", "early", "again=1")
+    with node.without_agent():
+        node.apply(small("early"))
+        node.wait_for("the claim to be refused", lambda: warnings(node))
+    node.wait_for("an agent that is ready", node.agent_ready, 2 * SOON)
+    node.kubectl("annotate", "pod", "early", "again=1")
     running(node, "early")
-    print(f"it ran {time.monotonic() - began:.1f} s after the agent was let back")
-
-
-def ready(node: Node) -> bool:
-    """Whether the one agent is ready."""
-    (agent,) = node.agent_pods()
-    (status,) = agent["status"]["containerStatuses"]
-    return bool(status["ready"])

@@ -1,0 +1,555 @@
+"""What the agent's own token may do, by k8s/rbac.yaml and the policies, with the component dra."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import Answer
+from tests.e2e.api import (
+    ACCOUNT,
+    ADMIN,
+    APPLY,
+    MERGE,
+    SECRETS,
+    Asked,
+    ask,
+    is_policy,
+    overlay,
+    refusal,
+    rights,
+)
+from tests.e2e.manifests import (
+    DRA_API,
+    DRIVER,
+    Thing,
+    claim,
+    container,
+    pod,
+    resource_slice,
+    template,
+    thing,
+)
+from tests.e2e.node import NAMESPACE, Node
+
+pytestmark = pytest.mark.one_kubelet
+COMPONENT = "dra"
+OTHER = "other-node"
+ELSEWHERE = "npu-elsewhere"
+EVENTS = "/api/v1/namespaces/default/events"
+API = "/apis/resource.k8s.io/v1"
+SLICES = f"{API}/resourceslices"
+CLAIMS = f"{API}/namespaces/default/resourceclaims"
+NEW = thing("Node", "new", namespace="")
+NODES: Asked = ("GET", "/api/v1/nodes", None, MERGE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def component(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The agent is deployed with the component; a device plugin still, as its config says here."""
+    directory = tmp_path_factory.mktemp("overlay")
+    rendered = overlay(node, directory, COMPONENT)
+    node.deploy({}, str(directory))
+    unbound = node.cluster.token_for(ACCOUNT, NAMESPACE)
+
+    def in_force() -> bool:
+        for asked in WRITES.values():
+            assert "ValidatingAdmissionPolicy" in refusal(ask(node, unbound, *asked(node.name)))
+        return True
+
+    node.wait_for("the policies to be in force", in_force)
+    yield
+    for made in rendered:
+        if is_policy(made) or made["kind"] == "DeviceClass":
+            node.kubectl("delete", made["kind"], made["metadata"]["name"])
+    node.deploy()
+
+
+@pytest.fixture
+def token(node: Node) -> str:
+    """The token that the kubelet has given the agent's Pod."""
+    return node.in_agent("cat", f"{SECRETS}/token")
+
+
+@pytest.fixture(scope="module")
+def other(node: Node) -> Iterator[str]:
+    """The name of a second Node, which no kubelet serves."""
+    node.apply(thing("Node", OTHER, namespace=""))
+    yield OTHER
+    node.kubectl("delete", "node", OTHER)
+
+
+@pytest.fixture(autouse=True)
+def no_slices(node: Node) -> Iterator[None]:
+    """Each test leaves no slices behind."""
+    yield
+    node.kubectl("delete", "resourceslices", "--all")
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def patch(name: str, body: Any, kind: str = MERGE, path: str = "") -> Asked:
+    return "PATCH", f"/api/v1/nodes/{name}{path}?fieldManager={ACCOUNT}", body, kind
+
+
+def label(name: str, labels: dict[str, str | None] | None = None) -> Asked:
+    """Sets labels of a Node, by default one of ours."""
+    return patch(name, {"metadata": {"labels": labels or {"furiosa.ai/x": "x"}}})
+
+
+def event(about: str, kind: str = "Node", name: str = "some") -> Asked:
+    """An Event about a Node."""
+    body = thing(
+        "Event",
+        name,
+        involvedObject={"apiVersion": "v1", "kind": kind, "name": about},
+        reason="NPUUnhealthy",
+        message="a test",
+        type="Warning",
+        count=1,
+    )
+    return "POST", EVENTS, body, "application/json"
+
+
+def slice_(name: str, node: str | None, **fields: Any) -> Thing:
+    """A ResourceSlice with one device."""
+    device = {"name": "npu0", "attributes": {"index": {"int": 0}}}
+    return resource_slice(name, node, [device], **fields)
+
+
+def applied(made: Thing) -> Asked:
+    """A server-side apply, as the agent writes its slices."""
+    path = f"{SLICES}/{made['metadata']['name']}?fieldManager={ACCOUNT}&force=true"
+    return "PATCH", path, made, APPLY
+
+
+WRITES: dict[str, Callable[[str], Asked]] = {
+    "node": label,
+    "events": event,
+    "slices": lambda node: applied(slice_("new", node)),
+}
+"""By policy a write that the agent of this Node may do."""
+
+
+def every_write(made: Thing) -> list[Asked]:
+    """All ways to make a slice, and to change or delete the one that is there."""
+    name = made["metadata"]["name"]
+    there, new = f"{SLICES}/{name}", {**made, "metadata": {"name": f"{name}-new"}}
+    generation = {"spec": {"pool": {"generation": 2}}}
+    return [
+        ("POST", SLICES, new, "application/json"),
+        applied(new),
+        applied(made),
+        ("PATCH", there, generation, MERGE),
+        ("DELETE", there, None, "application/json"),
+    ]
+
+
+def make(node: Node, made: Thing) -> Thing:
+    """An administrator makes this slice."""
+    answer = ask(node, ADMIN, "POST", SLICES, made, real=True)
+    assert answer.status == 201, answer
+    return made
+
+
+def accepted(node: Node, whose: str, *requests: Asked) -> bool:
+    """Whether all are; new rights take a moment."""
+    for asked in requests:
+        answer = ask(node, whose, *asked)
+        assert answer.status in (200, 201), answer
+    return True
+
+
+@contextlib.contextmanager
+def bound(node: Node, role: str, account: str) -> Iterator[None]:
+    """An account of the agent's namespace has a role."""
+    subject = f"--serviceaccount={NAMESPACE}:{account}"
+    node.kubectl("create", "clusterrolebinding", "policy-test", f"--clusterrole={role}", subject)
+    try:
+        yield
+    finally:
+        node.kubectl("delete", "clusterrolebinding", "policy-test")
+
+
+# --- the Pod ------------------------------------------------------------------------------------
+
+
+def test_the_pods_token_names_pod_and_node_and_ends_in_an_hour(node: Node, token: str) -> None:
+    part = token.split(".")[1]
+    claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    assert claims["exp"] - claims["iat"] == 3600
+    whose = claims["kubernetes.io"]
+    assert whose["serviceaccount"]["name"] == ACCOUNT
+    uid = node.agent()["metadata"]["uid"]
+    assert whose["pod"]["uid"] == uid == node.in_agent("printenv", "POD_UID").strip()
+    assert whose["node"]["name"] == node.name
+    # The other two files that clients look for.
+    assert node.in_agent("cat", f"{SECRETS}/namespace") == NAMESPACE
+    assert "BEGIN CERTIFICATE" in node.in_agent("cat", f"{SECRETS}/ca.crt")
+
+
+def test_the_agent_shares_its_directories_with_the_host(node: Node) -> None:
+    for inside, outside in (
+        ("/var/lib/kubelet/plugins/npu.furiosa.ai", "/var/lib/kubelet/plugins/npu.furiosa.ai"),
+        ("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins_registry"),
+        ("/host/var/run/cdi", "/var/run/cdi"),
+    ):
+        node.in_agent("sh", "-c", f"echo from the agent > {inside}/.policy-test")
+        file = f"{outside}/.policy-test"
+        try:
+            assert node.cluster.enter("cat", file).stdout == "from the agent\n"
+        finally:
+            node.cluster.enter("rm", file)
+
+
+# --- RBAC ---------------------------------------------------------------------------------------
+
+
+def test_rbac_gives_these_rights_and_no_other(node: Node, token: str) -> None:
+    everyone = rights(node, node.cluster.token_for("default", NAMESPACE))
+    verbs = ("get", "list", "watch", "create", "patch", "delete")
+    assert rights(node, token) - everyone == {
+        ("", "|", "nodes", "|", "get", "patch"),
+        ("", "|", "events", "|", "create", "patch"),
+        ("resource.k8s.io", "|", "resourceclaims", "|", "get"),
+        ("resource.k8s.io", "|", "resourceslices", "|", *verbs),
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "verb"),
+    [
+        (("GET", "/api/v1/nodes"), "list"),
+        (("GET", "/api/v1/namespaces/kube-system/pods/x"), "get"),
+        (("GET", "/api/v1/namespaces/kube-system/secrets/x"), "get"),
+        (("DELETE", f"{EVENTS}/x"), "delete"),
+        (patch("self", {"status": {}}, path="/status"), "patch"),
+        # Server-side apply would create what is not there.
+        (patch("new", NEW, APPLY), "create"),
+        (("GET", CLAIMS), "list"),
+        (("GET", f"{API}/resourceclaims?watch=1"), "watch"),
+        (("POST", CLAIMS, claim("x")), "create"),
+        (("PATCH", f"{CLAIMS}/x", {"metadata": {"labels": {"a": "b"}}}, MERGE), "patch"),
+        (("PATCH", f"{CLAIMS}/x/status", {"status": {}}, MERGE), "patch"),
+        (("DELETE", f"{CLAIMS}/x"), "delete"),
+        (("GET", f"{API}/deviceclasses"), "list"),
+        (("PATCH", f"{API}/deviceclasses/{DRIVER}", {"spec": {"selectors": []}}, MERGE), "patch"),
+        # All slices in one request: the kubelet may, the agent may not.
+        (("DELETE", SLICES), "deletecollection"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value[1]),
+)
+def test_rbac_refuses(node: Node, token: str, asked: Any, verb: str) -> None:
+    assert f"cannot {verb} resource" in refusal(ask(node, token, *asked))
+
+
+# --- all policies -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["own-node", "own-events", "own-slices", "no-parameters"])
+def test_a_policy_has_no_doubtful_expression(node: Node, name: str) -> None:
+    def checking() -> object:
+        return node.get("validatingadmissionpolicy", f"npu-agent-{name}")["status"]["typeChecking"]
+
+    node.wait_equal("the policy to be type-checked", checking, {})
+
+
+REFUSED = {
+    "node": "npu-agent on node {} may change that Node only, not other-node",
+    "events": "npu-agent on node {} may write Events about that Node only",
+    "slices": "npu-agent on node {} may write ResourceSlices of that node only",
+}
+"""What each policy says of another Node."""
+
+
+@pytest.mark.parametrize("policy", WRITES)
+def test_its_own_node_alone(node: Node, token: str, other: str, policy: str) -> None:
+    write = WRITES[policy]
+    assert accepted(node, token, write(node.name))
+    message = refusal(ask(node, token, *write(other)))
+    assert f"'npu-agent-own-{policy}'" in message
+    assert REFUSED[policy].format(node.name) in message
+    unbound = node.cluster.token_for(ACCOUNT, NAMESPACE)
+    message = refusal(ask(node, unbound, *write(node.name)))
+    assert "does not say on which node its Pod runs" in message
+
+
+def test_even_an_administrators_rights_do_not_help(node: Node, token: str, other: str) -> None:
+    theirs = make(node, slice_("theirs", other))
+    with bound(node, "cluster-admin", ACCOUNT):
+        node.wait_for("the rights", lambda: accepted(node, token, NODES))
+        capacity = {"status": {"capacity": {"furiosa.ai/x": "1"}}}
+        for asked, words in (
+            (patch(node.name, capacity, path="/status"), "not update nodes/status"),
+            (("POST", "/api/v1/nodes", NEW), "not create nodes"),
+            (patch("new", NEW, APPLY), "not create nodes"),
+            (("DELETE", f"/api/v1/nodes/{node.name}"), "not delete nodes"),
+        ):
+            assert words in refusal(ask(node, token, *asked))
+        there = node.get("resourceslice", "theirs")
+        update = ("PUT", f"{SLICES}/theirs", there, "application/json")
+        for asked in (*every_write(theirs), update):
+            assert "of that node only" in refusal(ask(node, token, *asked))
+        # Deleting all of them stops at the first that is not its own.
+        ask(node, token, "DELETE", SLICES, real=True)
+        assert node.get("resourceslice", "theirs")
+
+
+def test_others_are_not_affected(node: Node, other: str) -> None:
+    node.kubectl("create", "serviceaccount", "not-npu-agent", "-n", NAMESPACE)
+    try:
+        with bound(node, "npu-agent", "not-npu-agent"):
+            body = {"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}}}
+            writes = [patch(node.name, body), patch(other, body), event(other)]
+            for driver in (DRIVER, "gpu.example.com"):
+                writes += every_write(make(node, slice_(f"slice-{driver}", other, driver=driver)))
+            for whose in (ADMIN, node.cluster.token_for("not-npu-agent", NAMESPACE)):
+
+                def free(whose: str = whose) -> bool:
+                    return accepted(node, whose, *writes)
+
+                node.wait_for("all to be allowed", free)
+    finally:
+        node.kubectl("delete", "serviceaccount", "not-npu-agent", "-n", NAMESPACE)
+
+
+def test_each_agent_has_its_own_node_whatever_the_namespace(
+    node: Node, other: str, tmp_path: Path
+) -> None:
+    """The account is that of the rendered DaemonSet; its Pod here is on the other node."""
+    rendered = overlay(node, tmp_path, COMPONENT, namespace=ELSEWHERE)
+    assert {t["metadata"]["name"]: t["spec"] for t in rendered if is_policy(t)} == {
+        t["metadata"]["name"]: t["spec"] for t in overlay(node, tmp_path, COMPONENT) if is_policy(t)
+    }
+    (account,) = (t for t in rendered if t["kind"] == "ServiceAccount")
+    name = account["metadata"]["name"]
+    (binding,) = (t for t in rendered if t["kind"] == "ClusterRoleBinding")
+    binding["metadata"]["name"] = "policy-test"  # the one in kube-system is in use
+    theirs = pod("agent", container(), namespace=ELSEWHERE, nodeName=other, serviceAccountName=name)
+    node.apply(thing("Namespace", ELSEWHERE, namespace=""))
+    try:
+        # kustomize writes the namespace into policies, which have none; it does no harm.
+        node.apply([*(t for t in rendered if is_policy(t)), account, binding, theirs])
+        token = node.cluster.token_for(name, ELSEWHERE, pod="agent")
+        writes = WRITES.values()
+        node.wait_for(
+            "its rights", lambda: accepted(node, token, *(write(other) for write in writes))
+        )
+        for write in writes:
+            assert f"npu-agent on node {other} may" in refusal(ask(node, token, *write(node.name)))
+    finally:
+        node.kubectl("delete", "clusterrolebinding", "policy-test", "--ignore-not-found")
+        gone = ("--namespace", ELSEWHERE, "--force", "--grace-period=0")
+        node.kubectl("delete", "pod", "agent", *gone, check=False)
+        node.kubectl("delete", "namespace", ELSEWHERE)
+
+
+# --- its Node and Events ------------------------------------------------------------------------
+
+
+def test_its_labels_on_its_node_are_accepted(node: Node, token: str) -> None:
+    def applied_labels(wanted: dict[str, str]) -> dict[str, str]:
+        body = {**thing("Node", node.name), "metadata": {"name": node.name, "labels": wanted}}
+        # A field manager of its own: the agent's labels are not for this test to take away.
+        path = f"/api/v1/nodes/{node.name}?fieldManager=policy-test&force=true"
+        assert ask(node, token, "PATCH", path, body, APPLY, real=True).status == 200
+        return {key: value for key, value in node.labels().items() if "policy-test" in key}
+
+    ours = {
+        "alpha.furiosa.ai/npu.policy-test": "1",
+        "beta.furiosa.ai/policy-test": "1",
+        "furiosa.ai/policy-test": "1",
+    }
+    for wanted in (ours, {"furiosa.ai/policy-test": "2"}, {}):
+        assert applied_labels(wanted) == wanted
+
+
+OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"metadata": {"labels": {"kubernetes.io/hostname": "x"}}}, "not kubernetes.io/hostname"),
+        ({"metadata": {"labels": {"kubernetes.io/os": None}}}, "not kubernetes.io/os"),
+        ({"metadata": {"labels": {"npu-agent/enabled": "false"}}}, "not npu-agent/enabled"),
+        ({"metadata": {"labels": {"alpha.furiosa.ai/x": "x"}}}, "not alpha.furiosa.ai/x"),
+        ({"metadata": {"labels": {"x.furiosa.ai/x": "x"}}}, "not x.furiosa.ai/x"),
+        ({"metadata": {"labels": {"furiosa.ai.example.com/x": "x"}}}, "not furiosa.ai.example"),
+        # One of ours with it does not help.
+        ({"metadata": {"labels": {"furiosa.ai/x": "x", "a": "b"}}}, "furiosa.ai/, not a"),
+        ({"metadata": {"annotations": {"furiosa.ai/x": "x"}}}, "not annotations"),
+        ({"metadata": {"finalizers": ["furiosa.ai/x"]}}, "not finalizers"),
+        ({"metadata": {"ownerReferences": [OWNER]}}, "not finalizers or ownerReferences"),
+        ({"spec": {"unschedulable": True}}, "not spec"),
+        ({"spec": {"taints": [{"key": "furiosa.ai/x", "effect": "NoSchedule"}]}}, "not spec"),
+    ],
+)
+def test_anything_else_of_its_node_is_refused(
+    node: Node, token: str, body: dict[str, Any], words: str
+) -> None:
+    message = refusal(ask(node, token, *patch(node.name, body)))
+    assert "'npu-agent-own-node'" in message
+    assert words in message
+    assert "may change" in message
+
+
+def test_events_about_its_own_node_only(node: Node, token: str, other: str) -> None:
+    node.kubectl("delete", "events", "mine", "theirs", "-n", "default", check=False)
+    assert ask(node, token, *event(node.name, name="mine"), real=True).status == 201
+    counted = ask(node, token, "PATCH", f"{EVENTS}/mine", {"count": 2}, MERGE, real=True)
+    assert counted.body["count"] == 2
+
+    assert ask(node, ADMIN, *event(other, name="theirs"), real=True).status == 201
+    about = {"involvedObject": {"name": node.name}}
+    for asked in (
+        event(node.name, kind="Pod"),
+        ("PATCH", f"{EVENTS}/theirs", {"count": 2}, MERGE),
+        ("PATCH", f"{EVENTS}/theirs", about, MERGE),
+        ("PATCH", f"{EVENTS}/mine", {"involvedObject": {"name": other}}, MERGE),
+    ):
+        assert REFUSED["events"].format(node.name) in refusal(ask(node, token, *asked))
+    node.kubectl("delete", "events", "mine", "theirs", "-n", "default")
+
+
+# --- its slices and claims ----------------------------------------------------------------------
+
+
+def test_it_may_read_a_claim(node: Node, token: str) -> None:
+    node.apply(claim("policy-test"))
+    try:
+        read = ask(node, token, "GET", f"{CLAIMS}/policy-test")
+        assert (read.status, read.body["spec"]["devices"]["requests"][0]["name"]) == (200, "npu")
+    finally:
+        node.kubectl("delete", "resourceclaim", "policy-test")
+
+
+def test_slices_of_its_own_node_and_driver_are_its_own(node: Node, token: str) -> None:
+    def answer(*asked: Any) -> Answer:
+        return ask(node, token, *asked, real=True)
+
+    first = slice_("mine", node.name)
+    uid = node.get("node", node.name)["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": uid, "controller": True}
+    first["metadata"]["ownerReferences"] = [owner]
+    assert answer(*applied(first)).status == 201
+    first["spec"]["devices"].append({"name": "npu1"})
+    changed = answer(*applied(first))
+    assert changed.status == 200, changed
+    assert [device["name"] for device in changed.body["spec"]["devices"]] == ["npu0", "npu1"]
+
+    assert answer("POST", SLICES, slice_("more", node.name)).status == 201
+    assert answer("GET", f"{SLICES}/mine").status == 200
+    selector = f"fieldSelector=spec.nodeName={node.name},spec.driver={DRIVER}"
+    seen = answer("GET", f"{SLICES}?{selector}").body["items"]
+    assert {one["metadata"]["name"] for one in seen} == {"mine", "more"}
+    for name in ("mine", "more"):
+        assert answer("DELETE", f"{SLICES}/{name}").status == 200
+
+
+@pytest.mark.parametrize(
+    ("where", "fields", "words"),
+    [
+        (OTHER, {}, "of that node only"),
+        # Of all nodes.
+        (None, {"pool": "HERE"}, "of that node only"),
+        ("HERE", {"driver": "gpu.example.com"}, "of the driver npu.furiosa.ai only, not of gpu."),
+        # With a newer generation it would make all slices of that node obsolete.
+        ("HERE", {"pool": OTHER}, f"may write to the pool of that name only, not to {OTHER}"),
+    ],
+)
+@pytest.mark.usefixtures("other")
+def test_other_slices_are_refused(
+    node: Node, token: str, where: str | None, fields: dict[str, str], words: str
+) -> None:
+    here = {"HERE": node.name}
+    named = {key: here.get(value, value) for key, value in fields.items()}
+    made = slice_("theirs", where and here.get(where, where), **named)
+    for asked in every_write(make(node, made)):
+        assert words in refusal(ask(node, token, *asked))
+
+
+def test_what_the_policy_reads_of_a_slice_never_changes(node: Node) -> None:
+    """So of an update it need not read the old one."""
+    make(node, slice_("mine", node.name))
+    for changed in ({"nodeName": OTHER}, {"driver": "gpu.example.com"}, {"pool": {"name": OTHER}}):
+        answer = ask(node, ADMIN, "PATCH", f"{SLICES}/mine", {"spec": changed}, MERGE)
+        assert answer.status == 422, answer
+        assert "field is immutable" in answer.body["message"]
+
+
+# --- parameters ---------------------------------------------------------------------------------
+
+
+def with_parameters(kind: str, driver: str) -> tuple[str, Thing]:
+    """Where to create a claim, a template or a class with parameters for a driver, and the object.
+
+    As basic-resourceclaim-opaque-config of dra-example-driver has them.
+    """
+    parameters = {"apiVersion": "gpu.resource.example.com/v1alpha1", "kind": "GpuConfig"}
+    config = [{"opaque": {"driver": driver, "parameters": parameters}}]
+    if kind == "ResourceClaim":
+        return CLAIMS, claim("policy-test", config=config)
+    if kind == "ResourceClaimTemplate":
+        path = CLAIMS.replace("claims", "claimtemplates")
+        return path, template("policy-test", config=config)
+    spec = {"config": config}
+    return f"{API}/deviceclasses", thing(kind, "policy-test", DRA_API, namespace="", spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("ResourceClaim", "spec.devices.config"),
+        ("ResourceClaimTemplate", "spec.spec.devices.config"),
+        ("DeviceClass", "spec.config"),
+    ],
+)
+def test_parameters_for_our_driver_are_refused(node: Node, kind: str, where: str) -> None:
+    path, made = with_parameters(kind, DRIVER)
+    for version in ("v1", "v1beta2"):
+        versioned = {**made, "apiVersion": f"resource.k8s.io/{version}"}
+        asked = ask(node, ADMIN, "POST", path.replace("/v1/", f"/{version}/"), versioned)
+        if version != "v1" and asked.status == 404:
+            continue  # this API server does not serve it
+        assert (
+            "the driver npu.furiosa.ai takes no opaque parameters: remove those for it from "
+            f"{where} of this {kind}"
+        ) in refusal(asked)
+    path, others = with_parameters(kind, "gpu.example.com")
+    assert accepted(node, ADMIN, ("POST", path, others, "application/json"))
+
+
+def test_a_claim_that_has_parameters_already_can_end(node: Node) -> None:
+    """It was created before the policy."""
+    binding = ("validatingadmissionpolicybinding", "npu-agent-no-parameters")
+    policy = json.loads(node.kubectl("get", *binding, "-o", "json"))
+    path, made = with_parameters("ResourceClaim", DRIVER)
+    made["metadata"] |= {"finalizers": ["example.com/test"]}
+
+    def created() -> bool:
+        # By kubectl: parameters are compared as bytes, and a patch leaves no spaces in them.
+        node.apply(made)
+        return True
+
+    node.kubectl("delete", *binding)
+    try:
+        node.wait_for("a claim to be created", created)
+    finally:
+        kept = {key: policy["metadata"][key] for key in ("name", "labels")}
+        node.apply({**policy, "metadata": kept})
+    another = {**made, "metadata": {"name": "another"}}
+    node.wait_equal(
+        "the policy to be in force", lambda: ask(node, ADMIN, "POST", path, another).status, 403
+    )
+    mine = f"{path}/{made['metadata']['name']}"
+    changed = ask(node, ADMIN, "PATCH", mine, {"metadata": {"finalizers": None}}, MERGE, real=True)
+    assert changed.status == 200, changed
+    assert ask(node, ADMIN, "DELETE", mine, real=True).status == 200
