@@ -17,15 +17,15 @@ from .node import Cluster, ClusterError
 from .sandbox import SandboxError
 
 USAGE = """\
-Node {node} is ready (kubelet {kubelet}, {seconds:.0f} s). Images in it: {images}
-(with `imagePullPolicy: Never`).
+Node {cluster.node_name} is ready (kubelet {cluster.kubelet}, {seconds:.0f} s).
+Images in it, with `imagePullPolicy: Never`: {images}
 
   python -m tests.cluster kubectl get nodes        one command
   python -m tests.cluster shell                    a shell with kubectl, inside the namespaces
-  npu-agent simulate {root}     simulated cards: /dev and /sys of the node
-  ls {kubelet_dir}/device-plugins
-  tail -f {workdir}/logs/kubelet.log
-  tail -f {workdir}/logs/audit.log     what the API server was asked, by whom
+  npu-agent simulate {cluster.host_root}     simulated cards: /dev and /sys of the node
+  ls {cluster.kubelet_dir}/device-plugins
+  tail -f {cluster.workdir}/logs/kubelet.log
+  tail -f {cluster.workdir}/logs/audit.log     what the API server was asked, by whom
   python -m tests.cluster down                     everything away
 """
 
@@ -48,36 +48,40 @@ def main() -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     logging.basicConfig(format="%(message)s", level=logging.INFO)
 
-    workdir = cache_dir().resolve() / "cluster"
     try:
-        if options.command == "build":
-            ensure_packages()
-            ensure_binaries()
-            for image in (images.pause(), images.workload(), images.agent()):
-                print(f"{image.name}\t{image.archive}")
-        elif options.command == "up":
-            _up(workdir, options.kubelet, with_agent=options.agent)
-        else:
-            cluster = Cluster.attach(workdir)
-            if options.command == "down":
-                cluster.stop()
-            elif options.command == "image":
-                cluster.import_image(images.agent().archive)
-            elif options.command == "shell":
-                prompt = {**os.environ, "PS1": "(cluster) \\w# "}
-                shell = ["env", f"--chdir={Path.cwd()}", "bash", "--norc", "-i"]
-                return subprocess.run(cluster.command(*shell), env=prompt).returncode
-            else:
-                # Entering the namespaces leads to "/", and `kubectl apply -k k8s/` is of here.
-                command = ["env", f"--chdir={Path.cwd()}", "kubectl", *rest, *options.arguments]
-                return subprocess.run(cluster.command(*command)).returncode
+        return _run(options, rest)
     except (BuildError, SandboxError, ClusterError) as error:
         print(error, file=sys.stderr)
         return 1
-    return 0
 
 
-def _up(workdir: Path, kubelet: str, *, with_agent: bool) -> None:
+def _run(options: argparse.Namespace, rest: list[str]) -> int:
+    workdir = cache_dir().resolve() / "cluster"
+    if options.command == "build":
+        ensure_packages()
+        ensure_binaries()
+        for image in (images.pause(), images.workload(), images.agent()):
+            print(f"{image.name}\t{image.archive}")
+        return 0
+    if options.command == "up":
+        return _up(workdir, options.kubelet, with_agent=options.agent)
+    cluster = Cluster.attach(workdir)
+    if options.command == "down":
+        cluster.stop()
+        return 0
+    if options.command == "image":
+        cluster.import_image(images.agent().archive)
+        return 0
+    # Entering the namespaces leads to "/", and `kubectl apply -k k8s/` is of here.
+    here = ("env", f"--chdir={Path.cwd()}")
+    if options.command == "shell":
+        prompt = {**os.environ, "PS1": "(cluster) \\w# "}
+        return subprocess.run(cluster.command(*here, "bash", "--norc", "-i"), env=prompt).returncode
+    kubectl = cluster.command(*here, "kubectl", *rest, *options.arguments)
+    return subprocess.run(kubectl).returncode
+
+
+def _up(workdir: Path, kubelet: str, *, with_agent: bool) -> int:
     ensure_packages()
     extra = [images.workload()] + ([images.agent()] if with_agent else [])
     ensure_binaries()
@@ -86,17 +90,9 @@ def _up(workdir: Path, kubelet: str, *, with_agent: bool) -> None:
     seconds = time.monotonic() - started
     for image in extra:
         cluster.import_image(image.archive)
-    print(
-        USAGE.format(
-            node=cluster.node_name,
-            kubelet=kubelet,
-            seconds=seconds,
-            images=", ".join(image.name for image in extra),
-            root=cluster.host_root,
-            kubelet_dir=cluster.kubelet_dir,
-            workdir=workdir,
-        )
-    )
+    names = ", ".join(image.name for image in extra)
+    print(USAGE.format(cluster=cluster, seconds=seconds, images=names))
+    return 0
 
 
 if __name__ == "__main__":

@@ -48,22 +48,16 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class GoBuild:
-    """Programs built from one Go module at one version.
-
-    Attributes:
-        name: name and version, for people and for the cache.
-        module: path of the module.
-        version: its version, with the `v`.
-        checksum: its `h1:` sum. The module's own go.sum then pins what it depends on.
-        packages: the main packages, relative to the module.
-        tags: Go build tags.
-    """
+    """Programs built from one Go module at one version."""
 
     name: str
+    """Name and version, for people and for the cache."""
     module: str
     version: str
     checksum: str
+    """Its `h1:` sum. The module's own go.sum then pins what it depends on."""
     packages: tuple[str, ...]
+    """The main packages, relative to the module."""
     tags: tuple[str, ...] = ()
 
 
@@ -147,9 +141,15 @@ def ensure_packages() -> None:
     Raises:
         BuildError: this is not Debian, not root, or apt-get failed.
     """
-    missing = _missing_packages()
+    query = ("dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *PACKAGES)
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        raise BuildError(f"needs Debian, or its packages by hand: {' '.join(PACKAGES)}") from None
+    lines = [line.split() for line in answer.splitlines()]
+    missing = set(PACKAGES) - {name for name, state in lines if state == "installed"}
     if missing:
-        _apt_install(missing)
+        _apt_install(sorted(missing))
 
 
 def ensure_binaries(*builds: GoBuild) -> dict[str, Path]:
@@ -182,22 +182,6 @@ def ensure_own(source: Path) -> Path:
         _run([go, "build", *arguments], cwd=source, env=env, log=source.name)
 
     return cached(source.name, files, build) / source.name
-
-
-def _missing_packages() -> list[str]:
-    try:
-        answer = subprocess.run(
-            ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *PACKAGES],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise BuildError(f"needs Debian, or its packages by hand: {' '.join(PACKAGES)}") from None
-    installed = {
-        line.split()[0] for line in answer.stdout.splitlines() if line.endswith(" installed")
-    }
-    return sorted(set(PACKAGES) - installed)
 
 
 def _apt_install(packages: list[str]) -> None:
@@ -254,14 +238,8 @@ def _read(source: Path, name: str) -> str:
 
 def _download(go: str, env: dict[str, str], module: str, checksum: str | None) -> Path:
     """Fetch a Go module into the module cache; returns where its files are."""
-    answer = subprocess.run(
-        [go, "mod", "download", "-json", module],
-        cwd="/",
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    download = [go, "mod", "download", "-json", module]
+    answer = subprocess.run(download, cwd="/", env=env, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         raise BuildError(f"cannot download {module}: {answer.stdout}{answer.stderr}")
     found = json.loads(answer.stdout)

@@ -45,10 +45,9 @@ def ask(
     pid: int,
     method: str,
     url: str,
-    *,
-    body: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    tls: ssl.SSLContext | None = None,
+    body: str | None,
+    headers: Mapping[str, str] | None,
+    tls: ssl.SSLContext | None,
     timeout: float,
 ) -> tuple[int, str]:
     """One HTTP request to a URL of the network namespace of process `pid`: status and body.

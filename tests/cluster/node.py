@@ -1,4 +1,4 @@
-"""A real Kubernetes of one node: `Cluster.start(...)`, talk to it, `stop()`. More nodes: `join`.
+"""A real Kubernetes of one node: `Cluster.start(...)`, talk to it, `stop()`.
 
 etcd, API server, controller manager, scheduler, containerd and a kubelet run in namespaces of
 their own (sandbox.py); nothing leaves them and nothing on the host is touched. Everything waits
@@ -27,7 +27,6 @@ from .sandbox import Process, Sandbox, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -68,14 +67,12 @@ class State:
         kubelet: version of the kubelet.
         path: where the cluster's programs are, as $PATH has it.
         processes: what runs, by name.
-        address: the node's own.
     """
 
     node_name: str
     kubelet: str
     path: str
     processes: dict[str, Process]
-    address: str = settings.NODE_ADDRESS
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,6 @@ class Cluster:
         self._audit_log = self.workdir / "logs" / "audit.log"
         self._sandbox = sandbox
         self._state = state
-        self._places = iter(settings.JOINED)
 
     @property
     def pid(self) -> int:
@@ -140,7 +136,6 @@ class Cluster:
         kubelet: str = "1.36.3",
         node_name: str = "npu-node-1",
         *,
-        feature_gates: Mapping[str, bool] | None = None,
         kubelet_config: Mapping[str, Any] | None = None,
         keep: bool = False,
     ) -> Cluster:
@@ -152,7 +147,6 @@ class Cluster:
             workdir: absolute, at most 60 bytes, not below /run, /etc, /dev, /var/lib or /var/log.
             kubelet: its version, a key of `KUBELETS`; the rest is always 1.36.3.
             node_name: the Node's name.
-            feature_gates: for the kubelet.
             kubelet_config: KubeletConfiguration fields that replace the ones in settings.py.
             keep: the cluster goes on when this process has ended, until someone stops it; without,
                 the next start of any cluster takes away what this process failed to stop.
@@ -165,82 +159,23 @@ class Cluster:
         binaries = ensure_binaries(KUBERNETES, ETCD, CONTAINERD)
         binaries |= ensure_binaries(KUBELETS[kubelet])
         directories = dict.fromkeys(str(binaries[name].parent) for name in ("kubelet", *binaries))
-        pause_image = pause()
 
-        sandbox = Sandbox.start(
-            workdir,
-            node_address=settings.NODE_ADDRESS,
-            service_address=settings.SERVICE_ADDRESS,
-            keep=keep,
-        )
+        sandbox = Sandbox.start(workdir, settings.NODE_ADDRESS, settings.SERVICE_ADDRESS, keep=keep)
         path = ":".join([*directories, "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
         cluster = cls(sandbox, State(node_name, kubelet, path, {}))
         try:
-            config = cluster._config
-            settings.write_certificates(config)
-            settings.write_identities(config, node_name)
-            settings.write_audit_policy(config)
-            settings.write_containerd(config, settings.POD_RANGE)
-            cluster.static_pods.mkdir()
-            settings.write_kubelet(
-                config,
+            settings.write(
+                cluster._config,
+                node=node_name,
                 cgroup=sandbox.cgroup,
-                feature_gates=feature_gates or {},
-                overrides=kubelet_config or {},
+                kubelet=kubelet_config or {},
             )
-            cluster._start_processes(pause_image.archive)
+            cluster.static_pods.mkdir()
+            cluster._start_processes(pause().archive)
         except BaseException:
             sandbox.stop()
             raise
         return cluster
-
-    def join(
-        self,
-        workdir: Path,
-        node_name: str,
-        *,
-        kubelet_config: Mapping[str, Any] | None = None,
-    ) -> Cluster:
-        """Add a node to the cluster, and return when it is Ready.
-
-        It is a machine of its own beside the first one, joined to it by a cable: it has its own
-        containerd and kubelet, network, /dev, /run, /var/lib and processes. Whoever names the first
-        node's `host_root` on it finds its own, so that one DaemonSet serves all. Pods of two
-        nodes do not reach each other.
-
-        Args:
-            workdir: as `start` has it; one that no other node has.
-            node_name: the Node's name.
-            kubelet_config: as `start` has it.
-
-        Returns:
-            The cluster, as seen from that node: what is said of "the node" is about that one, and
-            `stop` ends that one only. The control plane is stopped and started by the first.
-
-        Raises:
-            SandboxError, ClusterError: it says what failed; nothing of the node is left running.
-        """
-        address, pods = next(self._places)
-        sandbox = Sandbox.start(workdir, node_address=address)
-        joined = Cluster(sandbox, State(node_name, self.kubelet, self._state.path, {}, address))
-        try:
-            self._sandbox.link(sandbox, address=address, behind=pods)
-            joined.enter("mount", "--rbind", str(joined.host_root), str(self.host_root))
-            config = joined._config
-            settings.write_joined(config, self._config, node_name)
-            settings.write_containerd(config, pods)
-            joined.static_pods.mkdir()
-            settings.write_kubelet(
-                config, cgroup=sandbox.cgroup, feature_gates={}, overrides=kubelet_config or {}
-            )
-            joined._spawn_containerd()
-            joined._await_containerd(pause().archive)
-            joined._spawn_kubelet()
-            joined._await_node()
-        except BaseException:
-            sandbox.stop()
-            raise
-        return joined
 
     @classmethod
     def attach(cls, workdir: Path) -> Cluster:
@@ -255,10 +190,7 @@ class Cluster:
         return cls(sandbox, State(**data))
 
     def stop(self) -> None:
-        """End everything at once, pods too, and delete everything but the logs.
-
-        Nothing is asked to end by itself: what a node's end leaves in its etcd and on its disk is
-        deleted anyway. Safe to call twice.
+        """Kill everything, pods too, and delete everything but the logs. Safe to call twice.
 
         Raises:
             SandboxError: something could not be ended.
@@ -268,47 +200,29 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start_processes(self, pause_archive: Path) -> None:
         sandbox, config = self._sandbox, self._config
+        containerd = self.run_dir / "containerd" / "containerd.sock"
         self._spawn("etcd", settings.etcd("/var/lib/etcd"))
-        self._spawn_containerd()
+        self._spawn("containerd", ["containerd", "--config", f"{config}/containerd.toml"])
         self._await("etcd", "listening", lambda: sandbox.listening(settings.ETCD_PORT))
         self._spawn("apiserver", settings.apiserver(config, self._audit_log))
-        self._await_containerd(pause_archive)
+        self._await("containerd", "listening", containerd.exists)
+        self.import_image(pause_archive)
         self._await_api_server()
-        self._spawn_kubelet()
+        self._spawn("kubelet", settings.kubelet(config, self.node_name))
         self._spawn("controller-manager", settings.controller_manager(config))
         self._spawn("scheduler", settings.scheduler(config))
-        self._await_node()
+        self.wait_for("the node to be ready", lambda: self._node_is_ready(0), START_TIMEOUT)
         # Without it the admission of any Pod fails.
         self._await(
             "controller-manager",
             "giving the default namespace its service account",
             lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"),
         )
-
-    def _spawn_containerd(self) -> None:
-        self._spawn("containerd", ["containerd", "--config", f"{self._config}/containerd.toml"])
-
-    def _await_containerd(self, pause_archive: Path) -> None:
-        socket = self.run_dir / "containerd" / "containerd.sock"
-        self._await("containerd", "listening", socket.exists)
-        self.import_image(pause_archive)
-
-    def _spawn_kubelet(self) -> None:
-        address = self._state.address
-        self._spawn("kubelet", settings.kubelet(self._config, self.node_name, address))
-
-    def _await_node(self) -> None:
-        self.wait_for("the node to be ready", lambda: self._node_is_ready(0), START_TIMEOUT)
 
     def _spawn(self, name: str, command: list[str]) -> None:
         env = {"PATH": self._state.path}
@@ -370,7 +284,7 @@ class Cluster:
         if self.kubelet_runs:
             raise ClusterError("the kubelet runs already")
         started = time.time()
-        self._spawn_kubelet()
+        self._spawn("kubelet", settings.kubelet(self._config, self.node_name))
         self.wait_for("the node to be ready", lambda: self._node_is_ready(started), timeout)
         # A moment later: until then `kubectl exec` finds no Pod.
         self.wait_for("the kubelet to know its pods", self._kubelet_knows_pods, timeout)
@@ -397,8 +311,7 @@ class Cluster:
     def stop_api_server(self, timeout: float = 2.0) -> None:
         """Stop the API server: TERM, then KILL after `timeout` seconds; the rest runs on.
 
-        It refuses connections at once, and then only waits for its watches to end. Until it is
-        started again, whatever here asks the API server raises ClusterError.
+        Until it is started again, whatever here asks the API server raises ClusterError.
         """
         self._sandbox.terminate(self._state.processes["apiserver"], timeout)
 
@@ -408,8 +321,7 @@ class Cluster:
         """Start the API server with the data that it had; return when Pods get started again.
 
         It answers in a few seconds, but scheduler and kubelet, which have backed off, may look for
-        it only after most of a minute. Whoever looks at once may be told 403: the API server
-        listens before it has read its RBAC.
+        it only after most of a minute.
 
         Args:
             timeout: seconds.
@@ -427,19 +339,15 @@ class Cluster:
 
     def _start_a_pod(self, timeout: float) -> None:
         name = "does-the-cluster-start-pods"
-        container = {
-            "name": "pause",
-            "image": settings.PAUSE_IMAGE,
-            "imagePullPolicy": "Never",
-        }
-        spec = {"terminationGracePeriodSeconds": 0, "containers": [container]}
-        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
-        self.wait_for(
-            "a pod to run",
-            lambda: self.get("pod", name, "default")["status"]["phase"] == "Running",
+        run = ("run", name, f"--image={settings.PAUSE_IMAGE}", "--image-pull-policy=Never")
+        self.kubectl(*run, "--restart=Never")
+        self.wait_equal(
+            "the phase of a pod",
+            lambda: self.get("pod", name, "default")["status"]["phase"],
+            "Running",
             timeout,
         )
-        self.kubectl("delete", "pod", name, "--namespace=default")
+        self.kubectl("delete", "pod", name, "--namespace=default", "--now")
 
     def audit(self) -> list[dict[str, Any]]:
         """The requests that the API server has answered so far, oldest first.
@@ -464,8 +372,7 @@ class Cluster:
         """Run kubectl as an administrator; returns what it prints, errors too if it fails.
 
         Raises:
-            ClusterError: it failed or took longer than `timeout` seconds, and `check` is true;
-                the message has its standard error.
+            ClusterError: see `enter`.
         """
         done = self.enter("kubectl", *arguments, input=input, check=check, timeout=timeout)
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
@@ -550,7 +457,6 @@ class Cluster:
         *,
         token: str,
         headers: Mapping[str, str] | None = None,
-        timeout: float = COMMAND_TIMEOUT,
     ) -> Answer:
         """Ask the API server as the owner of a token, with nothing of kubectl's in between.
 
@@ -560,7 +466,6 @@ class Cluster:
             body: sent as JSON.
             token: a bearer token; "admin-token" is the administrator's.
             headers: more of them, such as Accept; Content-Type is application/json unless given.
-            timeout: seconds.
 
         Raises:
             ClusterError: no answer at all.
@@ -571,29 +476,21 @@ class Cluster:
             **(headers or {}),
         }
         text = None if body is None else json.dumps(body)
-        status, text = self._ask(method, path, text, sent, timeout)
+        status, text = self._ask(method, settings.SERVER + path, text, sent, self._tls())
         return Answer(status, json.loads(text))
 
     def _ask(
         self,
         method: str,
-        path: str,
-        body: str | None,
-        headers: Mapping[str, str],
-        timeout: float,
+        url: str,
+        body: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> tuple[int, str]:
         try:
-            return network.ask(
-                self._sandbox.init.pid,
-                method,
-                settings.SERVER + path,
-                body=body,
-                headers=headers,
-                tls=self._tls(),
-                timeout=timeout,
-            )
+            return network.ask(self.pid, method, url, body, headers, tls, COMMAND_TIMEOUT)
         except (OSError, HTTPException) as error:
-            raise ClusterError(f"{method} {path}: {error!r}") from None
+            raise ClusterError(f"{method} {url}: {error!r}") from None
 
     def _tls(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self._config / "ca.crt"))
@@ -601,10 +498,7 @@ class Cluster:
     def _read(self, path: str) -> str:
         """What the API server answers an administrator."""
         headers = {"Authorization": f"Bearer {ADMIN}"}
-        status, text = self._ask("GET", path, None, headers, COMMAND_TIMEOUT)
-        if status != 200:
-            raise ClusterError(f"GET {path}: {status}: {text.strip()}")
-        return text
+        return _body(path, *self._ask("GET", settings.SERVER + path, None, headers, self._tls()))
 
     def inside(self, url: str) -> str:
         """The body of an HTTP page in the cluster's network.
@@ -612,13 +506,7 @@ class Cluster:
         Raises:
             ClusterError: no answer, or an error status.
         """
-        try:
-            status, text = network.ask(self._sandbox.init.pid, "GET", url, timeout=10)
-        except (OSError, HTTPException) as error:
-            raise ClusterError(f"GET {url}: {error!r}") from None
-        if status != 200:
-            raise ClusterError(f"GET {url}: {status}: {text.strip()}")
-        return text
+        return _body(url, *self._ask("GET", url))
 
     def wait_for(
         self, description: str, predicate: Callable[[], T], timeout: float = WAIT_TIMEOUT
@@ -733,3 +621,9 @@ def _path(kind: str, namespace: str | None, name: str = "") -> str:
     api, plural = RESOURCES[kind]
     scope = f"/namespaces/{namespace}" if namespace else ""
     return f"/{api}{scope}/{plural}{name and f'/{name}'}"
+
+
+def _body(path: str, status: int, text: str) -> str:
+    if status != 200:
+        raise ClusterError(f"GET {path}: {status}: {text.strip()}")
+    return text

@@ -33,6 +33,12 @@ REPLACED = ("/dev", "/etc", "/run", "/var/lib", "/var/log", "/var/run")
 """The host's directories that mean something else inside: no working directory can be there."""
 DEVICES = ("full", "kmsg", "null", "random", "tty", "urandom", "zero")
 """Of the host's /dev, what is in the sandbox's."""
+LINKS = {
+    "fd": "/proc/self/fd",
+    "ptmx": "pts/ptmx",
+    **{name: f"fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))},
+}
+"""Of the sandbox's /dev, what leads where."""
 OWN = ("config", "etc", "etc.work", "kubelet", "root", "run", "sysctl", "varlib", "varlog")
 """What is made in the working directory, and deleted; beside it there is `logs`, which stays."""
 MAX_DIRECTORY = 60
@@ -143,7 +149,7 @@ class Sandbox:
 
     @classmethod
     def start(
-        cls, directory: Path, *, node_address: str, service_address: str = "", keep: bool = False
+        cls, directory: Path, node_address: str, service_address: str, *, keep: bool = False
     ) -> Sandbox:
         """Make the namespaces; first end what crashed runs left, here or anywhere.
 
@@ -151,7 +157,7 @@ class Sandbox:
             directory: absolute and short; it may exist, but what an earlier
                 sandbox left in it is deleted.
             node_address: the node's own IPv4 address.
-            service_address: the API server's service address, where that runs here.
+            service_address: the API server's service address.
             keep: the sandbox outlives the process that started it.
 
         Raises:
@@ -212,41 +218,8 @@ class Sandbox:
 
     def command(self, *command: str) -> list[str]:
         """The command line that runs `command` inside the namespaces."""
-        return [
-            "nsenter",
-            "--target",
-            str(self.init.pid),
-            "--mount",
-            "--net",
-            "--pid",
-            "--",
-            *command,
-        ]
-
-    def link(self, other: Sandbox, *, address: str, behind: str) -> None:
-        """Lay a cable to another node, and route to the pods there.
-
-        Args:
-            other: that node.
-            address: its own.
-            behind: the range of its pods.
-
-        Raises:
-            SandboxError: the kernel refused it.
-        """
-        ours, theirs = (f"to-{sandbox_id(each.directory)}" for each in (other, self))
-        end = ("type", "veth", "peer", "name", theirs, "netns", str(other.init.pid))
-        self._ip("link", "add", ours, *end)
-        for sandbox, name in ((self, ours), (other, theirs)):
-            sandbox._ip("link", "set", name, "master", "node0", "up")
-        self._ip("route", "add", behind, "via", address, "dev", "node0", "onlink")
-
-    def _ip(self, *arguments: str) -> None:
-        # Of the namespaces the network's only: other processes are named by the host's numbers.
-        command = ["nsenter", "--target", str(self.init.pid), "--net", "--", "ip", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SandboxError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        namespaces = ("--mount", "--net", "--pid")
+        return ["nsenter", "--target", str(self.init.pid), *namespaces, "--", *command]
 
     def spawn(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> Process:
         """Start a program inside, its output appended to `logs/NAME.log`.
@@ -409,13 +382,7 @@ def _make_devices(dev: Path) -> None:
         status = Path("/dev", name).stat()
         os.mknod(dev / name, status.st_mode, status.st_rdev)
         (dev / name).chmod(status.st_mode & 0o777)  # mknod minds the umask
-    for name, target in (
-        ("fd", "/proc/self/fd"),
-        ("ptmx", "pts/ptmx"),
-        ("stdin", "fd/0"),
-        ("stdout", "fd/1"),
-        ("stderr", "fd/2"),
-    ):
+    for name, target in LINKS.items():
         (dev / name).symlink_to(target)
 
 

@@ -1,10 +1,10 @@
 #!/bin/sh
 # The first process of a node's namespaces: makes them look like a machine of their own, says so
 # by creating $dir/ready, and then only reaps orphans. Started by sandbox.py as
-#   unshare --mount --net --pid --fork --mount-proc --propagation private sandbox.sh DIR NODE [SERVICE]
+#   unshare --mount --net --pid --fork --mount-proc --propagation private sandbox.sh DIR NODE SERVICE
 # Every mount below exists in this mount namespace alone and ends with its last process.
 set -eu
-dir=$1 node_address=$2 service_address=${3:-}
+dir=$1 node_address=$2 service_address=$3
 
 # --- files: what containerd, kubelet and pods write goes below $dir ---------------------------
 # /dev first, as a bind of $dir/root/dev: a device node that a simulator makes or removes there is
@@ -35,7 +35,7 @@ mount --make-rshared /
 
 # --- network: nothing leaves it; the service address works without kube-proxy -----------------
 ip link set lo up
-[ -z "$service_address" ] || ip address add "$service_address/32" dev lo
+ip address add "$service_address/32" dev lo
 ip link add node0 type bridge # some kernels have no dummy devices
 ip address add "$node_address/32" dev node0
 ip link set node0 up

@@ -7,7 +7,6 @@ namespace only.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
 
 NODE_ADDRESS = "192.0.2.254"
 POD_RANGE = "192.0.2.0/25"
-JOINED = (
-    ("192.0.2.253", "192.0.2.128/27"),
-    ("192.0.2.252", "192.0.2.160/27"),
-    ("192.0.2.251", "192.0.2.192/27"),
-)
-"""The address and the pods' range of each node that may join the first one."""
 SERVICE_ADDRESS = "198.51.100.1"
 SERVICE_RANGE = "198.51.100.0/24"
 SERVER = f"https://{SERVICE_ADDRESS}"
@@ -34,12 +27,27 @@ CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 PAUSE_IMAGE = "localhost/pause:1"
 
 
-def write_certificates(directory: Path) -> None:
-    """Make a throw-away CA, the API server's certificate and its client certificate for kubelets.
+def write(directory: Path, *, node: str, cgroup: str, kubelet: Mapping[str, Any]) -> None:
+    """Write all files of a cluster.
+
+    Args:
+        directory: where they go.
+        node: the Node's name.
+        cgroup: the cgroup below which pods get theirs.
+        kubelet: fields of its configuration that replace the ones here, whole at the top level.
 
     Raises:
         RuntimeError: openssl failed; the message is its own.
     """
+    _write_certificates(directory)
+    _write_identities(directory, node)
+    _write_audit_policy(directory)
+    _write_containerd(directory)
+    _write_kubelet(directory, cgroup, kubelet)
+
+
+def _write_certificates(directory: Path) -> None:
+    """Make a throw-away CA, and the API server's certificates: its own and that for kubelets."""
     ca = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign,digitalSignature"
     server = (
         "extendedKeyUsage=serverAuth\n"
@@ -47,56 +55,31 @@ def write_certificates(directory: Path) -> None:
         "DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,"
         "DNS:kubernetes.default.svc.cluster.local"
     )
-    client = "extendedKeyUsage=clientAuth"
     for name, subject, extensions in (
         ("ca", "/CN=test-cluster-ca", ca),
         ("apiserver", "/CN=kube-apiserver", server),
         # system:masters, or the kubelet refuses logs and exec.
-        ("kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client", client),
+        (
+            "kubelet-client",
+            "/O=system:masters/CN=kube-apiserver-kubelet-client",
+            "extendedKeyUsage=clientAuth",
+        ),
     ):
-        _certificate(directory, name, subject, extensions, None if name == "ca" else directory)
+        (directory / f"{name}.ext").write_text(
+            f"[req]\ndistinguished_name=name\n[name]\n[ext]\n{extensions}\n"
+        )
+        _openssl(
+            directory,
+            *["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"],
+            *["-days", "30", "-subj", subject, "-config", f"{name}.ext", "-extensions", "ext"],
+            *["-keyout", f"{name}.key", "-out", f"{name}.crt"],
+            *([] if name == "ca" else ["-CA", "ca.crt", "-CAkey", "ca.key"]),
+        )
     _openssl(directory, "ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", "sa.key")
     _openssl(directory, "ec", "-in", "sa.key", "-pubout", "-out", "sa.pub")
 
 
-def _certificate(
-    directory: Path, name: str, subject: str, extensions: str, issuer: Path | None
-) -> None:
-    """Make a key and its certificate, issued by the CA in another directory, or by itself."""
-    (directory / f"{name}.ext").write_text(
-        f"[req]\ndistinguished_name=name\n[name]\n[ext]\n{extensions}\n"
-    )
-    by = ["-CA", f"{issuer}/ca.crt", "-CAkey", f"{issuer}/ca.key"] if issuer else []
-    _openssl(
-        directory,
-        *["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"],
-        *["-days", "30", "-subj", subject, "-config", f"{name}.ext", "-extensions", "ext"],
-        *["-keyout", f"{name}.key", "-out", f"{name}.crt", *by],
-    )
-
-
-def write_joined(directory: Path, first: Path, node: str) -> None:
-    """Write what a node that joins has: the CA, its kubelet's identity and the administrator's.
-
-    The kubelet has a certificate: the API server reads its file of tokens only when it starts.
-
-    Args:
-        directory: where it goes.
-        first: what the first node has.
-        node: the name of the one that joins.
-    """
-    for name in ("ca.crt", "admin.kubeconfig"):
-        shutil.copy(first / name, directory)
-    subject = f"/O=system:nodes/CN=system:node:{node}"
-    _certificate(directory, "kubelet", subject, "extendedKeyUsage=clientAuth", first)
-    files = {
-        "client-certificate": f"{directory}/kubelet.crt",
-        "client-key": f"{directory}/kubelet.key",
-    }
-    _write_kubeconfig(directory, "kubelet", files)
-
-
-def write_identities(directory: Path, node: str) -> None:
+def _write_identities(directory: Path, node: str) -> None:
     """Write the API server's token file and a kubeconfig for each that needs one."""
     rows = []
     for name, user, group in (
@@ -106,38 +89,28 @@ def write_identities(directory: Path, node: str) -> None:
         ("kubelet", f"system:node:{node}", "system:nodes"),
     ):
         rows.append(f'{name}-token,{user},{name},"{group}"\n')
-        _write_kubeconfig(directory, name, {"token": f"{name}-token"})
+        cluster = {"server": SERVER, "certificate-authority": f"{directory}/ca.crt"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": name, "user": {"token": f"{name}-token"}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
+            "current-context": "test",
+        }
+        (directory / f"{name}.kubeconfig").write_text(json.dumps(config))
     (directory / "tokens.csv").write_text("".join(rows))
 
 
-def _write_kubeconfig(directory: Path, name: str, identity: Mapping[str, str]) -> None:
-    cluster = {"server": SERVER, "certificate-authority": f"{directory}/ca.crt"}
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": cluster}],
-        "users": [{"name": name, "user": dict(identity)}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
-        "current-context": "test",
-    }
-    (directory / f"{name}.kubeconfig").write_text(json.dumps(config))
-
-
-def write_audit_policy(directory: Path) -> None:
+def _write_audit_policy(directory: Path) -> None:
     """Write what the API server's audit log has: who asked what, but not the node's own chatter."""
+    own = ("apiserver", "kube-controller-manager", "kube-scheduler")
     policy = {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived", "ResponseStarted"],
         "rules": [
-            {
-                "level": "None",
-                "users": [
-                    "system:apiserver",
-                    "system:kube-controller-manager",
-                    "system:kube-scheduler",
-                ],
-            },
+            {"level": "None", "users": [f"system:{name}" for name in own]},
             {"level": "None", "userGroups": ["system:nodes"]},
             {"level": "Metadata"},
         ],
@@ -145,8 +118,8 @@ def write_audit_policy(directory: Path) -> None:
     (directory / "audit.yaml").write_text(json.dumps(policy))
 
 
-def write_containerd(directory: Path, pods: str) -> None:
-    """Write containerd's configuration and its one network, with the range of its pods."""
+def _write_containerd(directory: Path) -> None:
+    """Write containerd's configuration and its one network."""
     runtime = "plugins.'io.containerd.cri.v1.runtime'"
     images = "plugins.'io.containerd.cri.v1.images'"
     (directory / "containerd.toml").write_text(
@@ -174,41 +147,19 @@ state = "/run/containerd"
     conf_dir = "{directory}/cni"
 """
     )
-    network = {
-        "cniVersion": "1.0.0",
-        "name": "pods",
-        "plugins": [
-            {
-                "type": "bridge",
-                "bridge": "cni0",
-                "isGateway": True,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": pods}]],
-                    "routes": [{"dst": "0.0.0.0/0"}],
-                },
-            }
-        ],
+    addresses = {
+        "type": "host-local",
+        "ranges": [[{"subnet": POD_RANGE}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
     }
+    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": addresses}
+    network = {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
     (directory / "cni").mkdir()
     (directory / "cni" / "pods.conflist").write_text(json.dumps(network))
 
 
-def write_kubelet(
-    directory: Path,
-    *,
-    cgroup: str,
-    feature_gates: Mapping[str, bool],
-    overrides: Mapping[str, Any],
-) -> None:
-    """Write the kubelet's configuration; JSON, which is YAML.
-
-    Args:
-        directory: where `kubelet.yaml` goes.
-        cgroup: the cgroup below which pods get theirs.
-        feature_gates: the kubelet's feature gates.
-        overrides: fields that replace the ones here, whole at the top level.
-    """
+def _write_kubelet(directory: Path, cgroup: str, overrides: Mapping[str, Any]) -> None:
+    """Write the kubelet's configuration; JSON, which is YAML."""
     config = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -234,7 +185,6 @@ def write_kubelet(
         # How soon a test sees what the kubelet allocates.
         "nodeStatusUpdateFrequency": "1s",
         "nodeStatusReportFrequency": "1s",
-        "featureGates": dict(feature_gates),
         **overrides,
     }
     (directory / "kubelet.yaml").write_text(json.dumps(config, indent=2))
@@ -310,14 +260,14 @@ def scheduler(config: Path) -> list[str]:
     ]
 
 
-def kubelet(config: Path, node: str, address: str) -> list[str]:
+def kubelet(config: Path, node: str) -> list[str]:
     """The command line of the kubelet."""
     return [
         "kubelet",
         f"--config={config}/kubelet.yaml",
         f"--kubeconfig={config}/kubelet.kubeconfig",
         f"--hostname-override={node}",
-        f"--node-ip={address}",
+        f"--node-ip={NODE_ADDRESS}",
         "--root-dir=/var/lib/kubelet",
     ]
 

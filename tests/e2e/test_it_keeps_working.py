@@ -186,6 +186,7 @@ def keeps_its_card(node: Node) -> Iterator[None]:
     assert node.agent_run() == before
 
 
+@pytest.mark.one_kubelet
 def test_the_kubelet_is_away_for_a_minute(node: Node) -> None:
     """The kubelet is away for a minute.
 
@@ -208,6 +209,7 @@ def test_the_kubelet_crashes_and_comes_back(node: Node) -> None:
         node.cluster.start_kubelet()
 
 
+@pytest.mark.one_kubelet
 def test_the_kubelet_hangs_for_a_minute(node: Node) -> None:
     """The kubelet hangs for a minute (SIGSTOP).
 

@@ -11,7 +11,7 @@ from tests.cluster.sandbox import CGROUPS, Sandbox, wait_until
 def test_a_process_that_was_stopped_and_continued_leaves_nothing_behind() -> None:
     """Its `nsenter` stops itself, and nobody continues that one."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="npu-") as directory:
-        sandbox = Sandbox.start(Path(directory), node_address="192.0.2.254")
+        sandbox = Sandbox.start(Path(directory), "192.0.2.254", "198.51.100.1")
         try:
             process = sandbox.spawn("sleeper", "sleep", "1000")
             (nsenter,) = (popen.pid for popen in sandbox._processes.values())

@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from npu_agent import config
-from npu_agent.vendors import REGISTRY
-
 from .conftest import Overlay
-from .manifests import generated
+from .manifests import COPIES, generated
 from .schemas import VERSIONS, check
 from .tools import COMPONENTS, K8S, Object, kustomize, objects, output
 
@@ -59,22 +56,13 @@ def terms(things: list[Object]) -> list[set[str]]:
 
 
 def test_generated_files_are_current() -> None:
+    assert {path.name for path in (K8S / "chart" / "files").iterdir()} == set(COPIES)
     stale = [
         str(path.relative_to(K8S))
         for path, text in generated().items()
         if not path.exists() or path.read_text() != text
     ]
     assert stale == [], "run `make manifests`"
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", STAND_ALONE)
-def test_a_component_alone_is_valid(name: str, version: str) -> None:
-    made = objects(kustomize(K8S / "components" / name))
-    assert made
-    for thing in made:
-        check(thing, version)
-        assert ("namespace" in thing["metadata"]) is (thing["kind"] not in SCOPELESS)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -86,14 +74,10 @@ def test_a_component_with_the_base_is_valid(name: str, version: str, overlay: Ov
         check(thing, version)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_rendered_file_is_valid(version: str) -> None:
-    for thing in objects((K8S / "npu-agent.yaml").read_text()):
-        check(thing, version)
-
-
 def test_an_own_namespace_is_made_by_the_overlays_name(overlay: Overlay) -> None:
     things = overlay(PARTS_BUT_NODES, namespace="npus")
+    volumes = [volume["name"] for volume in pod_of(things)["volumes"]]
+    assert len(volumes) == len(set(volumes))
     assert by_kind(things, "Namespace")["metadata"]["name"] == "npus"
     for thing in things:
         if thing["kind"] not in SCOPELESS:
@@ -122,67 +106,7 @@ NFD_CLASS = {"feature.node.kubernetes.io/pci-1200_1ed2.present In true", AWAY}
 )
 def test_where_it_runs(components: list[str], wanted: list[set[str]], overlay: Overlay) -> None:
     assert terms(overlay(components)) == wanted
-
-
-def test_it_runs_everywhere(overlay: Overlay) -> None:
     assert "affinity" not in pod_of(overlay(["nodes-every"]))
-
-
-def test_components_go_together(overlay: Overlay) -> None:
-    things = overlay(PARTS_BUT_NODES)
-    volumes = [volume["name"] for volume in pod_of(things)["volumes"]]
-    assert {"cdi", "dra", "nfd"} < set(volumes)
-    assert len(volumes) == len(set(volumes))
-
-
-def test_dra_has_the_mount_of_cdi_with_it_or_without(overlay: Overlay) -> None:
-    """Whichever of the two components comes first."""
-
-    def mounts(components: list[str]) -> list[Object]:
-        pod = pod_of(overlay(components))
-        named = [*pod["volumes"], *pod["containers"][0]["volumeMounts"]]
-        return sorted((one for one in named if one["name"] == "cdi"), key=str)
-
-    assert len(mounts(["cdi"])) == 2
-    assert mounts(["cdi"]) == mounts(["dra"]) == mounts(["cdi", "dra"]) == mounts(["dra", "cdi"])
-
-
-def test_the_config_of_dra_is_the_bases_with_the_api(overlay: Overlay, tmp_path: Path) -> None:
-    def config_of(components: list[str]) -> str:
-        text = by_kind(overlay(components), "ConfigMap")["data"]["config.yaml"]
-        assert isinstance(text, str)
-        return text
-
-    wanted = yaml.safe_load(config_of([])) | {"allocation": {"api": "auto"}}
-    assert yaml.safe_load(config_of(["dra"])) == wanted
-    file = tmp_path / "config.yaml"
-    file.write_text(config_of(["dra"]))
-    assert config.load(file, REGISTRY).config.allocation.api == "auto"
-
-
-def test_a_config_of_the_overlay_replaces_that_of_dra(overlay: Overlay) -> None:
-    own = "allocation: {api: dra}\n"
-    config_map = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "npu-device-plugin"},
-        "data": {"config.yaml": own},
-    }
-    patches = [{"target": {"kind": "ConfigMap"}, "patch": yaml.safe_dump(config_map)}]
-    made = by_kind(overlay(["dra"], patches=patches), "ConfigMap")
-    assert made["data"] == {"config.yaml": own}
-
-
-def test_the_kubelet_finds_the_dra_sockets_where_the_agent_has_them(overlay: Overlay) -> None:
-    """The path of the service's socket is handed to the kubelet, which dials it on the host."""
-    pod = pod_of(overlay(["dra"]))
-    (container,) = pod["containers"]
-    inside = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
-    outside = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
-    for name in ("dra", "dra-registry"):
-        assert inside[name] == outside[name]
-    environment = {one["name"]: one["valueFrom"]["fieldRef"] for one in container["env"]}
-    assert environment["POD_UID"] == {"fieldPath": "metadata.uid"}
 
 
 @pytest.mark.parametrize("name", STAND_ALONE)
@@ -195,47 +119,32 @@ def test_an_overlay_chooses_namespace_and_images(name: str, overlay: Overlay) ->
             {"name": "registry.k8s.io/kube-scheduler", "newTag": "v1.30.14"},
         ],
     )
+    # The agent's DaemonSet would adopt such a Pod, its Service and PodMonitor send scrapes there.
+    selector = by_kind(overlay(), "DaemonSet")["spec"]["selector"]["matchLabels"]
     for thing in made:
         if thing["kind"] not in SCOPELESS:
             assert thing["metadata"]["namespace"] == "elsewhere"
         for subject in thing.get("subjects", ()):
             assert subject["namespace"] == "elsewhere"
-        pod = thing.get("spec", {}).get("template", {}).get("spec", {})
+        whole = thing if thing["kind"] == "Pod" else thing.get("spec", {}).get("template", {})
+        pod = whole.get("spec", {})
+        assert not pod or not selector.items() <= whole["metadata"]["labels"].items()
         for container in pod.get("containers", []) + pod.get("initContainers", []):
             assert container["image"] in (
                 "registry.example.com/npu-agent:0.1.0",
                 "registry.k8s.io/kube-scheduler:v1.30.14",
+                "docker.io/library/busybox:1.37.0",
             )
 
 
-def test_no_component_is_found_by_the_agents_selectors(overlay: Overlay) -> None:
-    """Its DaemonSet would adopt such a Pod, its Service and PodMonitor would send scrapes there."""
-    selector = by_kind(overlay(), "DaemonSet")["spec"]["selector"]["matchLabels"]
-    for name in STAND_ALONE:
-        for thing in objects(kustomize(K8S / "components" / name)):
-            pod = thing if thing["kind"] == "Pod" else thing.get("spec", {}).get("template")
-            if pod:
-                assert not selector.items() <= pod["metadata"]["labels"].items(), name
+def test_the_rendered_file_has_namespaces_where_they_belong_and_makes_none() -> None:
+    """kustomize would give policies one, as it does not know that they have none (its issue 6051).
 
-
-def test_the_rendered_policies_have_no_namespace() -> None:
-    """kustomize gives them one, as it does not know that they have none (its issue 6051)."""
-    rendered = objects((K8S / "npu-agent.yaml").read_text())
-    policies = [t for t in rendered if t["kind"].startswith("ValidatingAdmissionPolicy")]
-    assert len(policies) == 4
-    assert not any("namespace" in policy["metadata"] for policy in policies)
-
-
-def test_deleting_the_rendered_file_deletes_all_that_the_base_makes() -> None:
-    def names(things: list[Object]) -> set[tuple[str, str, str]]:
-        return {
-            (t["kind"], t["metadata"].get("namespace", ""), t["metadata"]["name"]) for t in things
-        }
-
-    rendered = names(objects((K8S / "npu-agent.yaml").read_text()))
-    assert rendered == names(objects(kustomize(K8S)))
-    # Its own namespace would take other people's objects along.
-    assert not any(kind == "Namespace" for kind, _, _ in rendered)
+    Deleting a namespace of its own would take other people's objects along.
+    """
+    for thing in objects((K8S / "npu-agent.yaml").read_text()):
+        assert ("namespace" in thing["metadata"]) is (thing["kind"] not in SCOPELESS)
+        assert thing["kind"] != "Namespace"
 
 
 def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
