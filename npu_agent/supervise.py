@@ -13,14 +13,17 @@ from npu_agent.logs import logger
 
 log = logger(__name__)
 
-_STEADY = 60.0
-"""Seconds a part has to run before its next failure counts as the first one again."""
-
 
 async def keep_running(
-    part: str, run: Callable[[], Coroutine[Any, Any, None]], restarts: Counter[str] | None = None
+    part: str,
+    run: Callable[[], Coroutine[Any, Any, None]],
+    restarts: Counter[str] | None = None,
+    *,
+    steady: float = 60.0,
 ) -> None:
     """Runs `run` until cancelled, again whenever it fails or ends; counts that in `restarts`.
+
+    After `steady` seconds without a failure the next one counts as the first again.
 
     The one place where any exception is caught: a fault in one part takes no other part down.
     """
@@ -36,7 +39,7 @@ async def keep_running(
             log.error("a part ended and will be started again", part=part)
         if restarts is not None:
             restarts[part] += 1
-        if loop.time() - since > _STEADY:
+        if loop.time() - since > steady:
             pause.reset()
         await asyncio.sleep(pause.next())
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -25,22 +24,17 @@ from npu_agent import files, simulator
 from npu_agent.agent import Agent, Host, Timing
 from npu_agent.config import (
     AllocationConfig,
-    DisabledDevice,
     Effective,
     HealthConfig,
     MetricsConfig,
     ResourceSpec,
     default_config,
     load,
-    parse,
-    poller,
 )
 from npu_agent.config.resources import resources_of
 from npu_agent.core.hardware import HealthState
-from npu_agent.core.health import Policy
 from npu_agent.core.ledger import SETTLED
 from npu_agent.core.problems import problems, unready
-from npu_agent.inventory import card as watch
 from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
@@ -136,15 +130,6 @@ async def test_one_device_a_card_by_default_and_the_first_list_is_the_whole_one(
         assert plugin.messages == 1
 
 
-async def test_single_makes_a_device_of_each_core(node: Node) -> None:
-    node.cards("warboy=1")
-    async with node.agent(default_pe="Single"):
-        plugin = await node.listed(2)
-        assert [id_ for id_, _ in plugin.devices] == [f"{UUIDS[0]}_cores_{n}" for n in (0, 1)]
-        grant = await node.kubelet.allocate(NPU, 2)
-        assert grant.environment["NPU_DEVNAME"] == "npu0pe0,npu0pe1"
-
-
 async def test_each_resource_has_a_registration_of_its_own(node: Node) -> None:
     node.cards("warboy=1,rngd=1")
     half = ResourceSpec(name="furiosa.ai/rngd-4core.24gb", family="rngd", cores_per_device=4)
@@ -154,16 +139,6 @@ async def test_each_resource_has_a_registration_of_its_own(node: Node) -> None:
         rngd = simulator.card("rngd", 1).uuid
         assert [id_ for id_, _ in plugin.devices] == [f"{rngd}_cores_0-3", f"{rngd}_cores_4-7"]
         assert len(agent.sessions) == 2
-
-
-async def test_disabled_here_and_elsewhere(node: Node) -> None:
-    node.cards("warboy=2")
-    disabled = (
-        DisabledDevice(dev_name="npu0", node_name="this-node"),
-        DisabledDevice(dev_name="npu1", node_name="another-node"),
-    )
-    async with node.agent(disabled_devices=disabled):
-        assert (await node.listed(1)).devices == ((UUIDS[1], "Healthy"),)
 
 
 async def test_card_dies_and_recovers_and_vanishes_and_returns(node: Node) -> None:
@@ -199,34 +174,23 @@ async def test_a_disk_that_hangs_does_not_keep_the_streams_from_their_end(
 ) -> None:
     node.cards("warboy=1")
     hangs, go_on = threading.Event(), threading.Event()
-    replace = files._replace
+    regular = files.regular
 
-    def stuck(*args: Any, **named: Any) -> bool:
-        hangs.set()
-        go_on.wait(DEADLINE)
-        return replace(*args, **named)
+    def stuck(path: Path, flags: int) -> int:
+        if flags & os.O_CREAT:
+            hangs.set()
+            go_on.wait(DEADLINE)
+        return regular(path, flags)
 
     async with node.agent():
         await node.listed(1)
-        monkeypatch.setattr(files, "_replace", stuck)
+        monkeypatch.setattr(files, "regular", stuck)
         node.cards("warboy=2")  # the record has to have the new one before it is listed
         await until(hangs.is_set)
     assert not (await node.told(lambda p: not p.connected)).healthy()
     assert names(node.plugins) == [RECORD, "kubelet.sock"]
     assert "cannot be written" not in caplog.text  # it ended before that deadline, of 5 s
     go_on.set()
-
-
-async def test_host_without_cards_registers_nothing_until_one_comes(node: Node) -> None:
-    node.cards("warboy=0")
-    async with node.agent() as agent:
-        async with asyncio.timeout(DEADLINE):
-            async for snapshot in agent.inventory.snapshots.watch():
-                if snapshot.complete:
-                    break
-        assert not node.kubelet.plugins.value
-        node.cards("warboy=1")
-        await node.listed(1)
 
 
 def test_resources_of_a_config() -> None:
@@ -444,15 +408,6 @@ async def test_events_are_switched_off_and_on_by_the_config(
                 await asyncio.sleep(0.02)
 
 
-async def test_no_page_of_people_is_kept_by_a_cache(node: Node) -> None:
-    node.cards("warboy=1")
-    async with followed(node, "metrics: {listen: '127.0.0.1:0'}\n") as one:
-        await node.listed(1)
-        for path in ("/", "/status.json", "/healthz", "/readyz", "/nothing"):
-            headers, _ = await one.get(path)
-            assert headers["Cache-Control"] == "no-store", path
-
-
 async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
     node.cards("warboy=2")
     listen = "metrics: {listen: '127.0.0.1:0'}\n"
@@ -548,50 +503,6 @@ async def test_cdi_specs_that_cannot_be_written_are_the_agents_problem_until_the
         await node.told(lambda p: p.devices == ((UUIDS[0], "Healthy"),))
         assert not [one for one in problems(agent.state()) if one.subject == "cdi"]
         assert unready(agent.state()) == ()
-
-
-async def test_a_file_of_9_000_disabled_cards_neither_stops_the_loop_nor_fills_the_log(
-    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    node.cards("warboy=2")
-    parsing, turns = False, 0
-
-    def noted(*arguments: Any) -> Effective:
-        nonlocal parsing
-        parsing = True
-        try:
-            return parse(*arguments)
-        finally:
-            parsing = False
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += parsing
-            await asyncio.sleep(0.001)
-
-    listen = "metrics: {listen: '127.0.0.1:0'}\n"
-    async with followed(node, listen) as one:
-        await node.listed(2)
-        caplog.clear()
-        counting = asyncio.create_task(count())
-        monkeypatch.setattr(poller, "parse", noted)
-        many = "".join(f"- devName: npu{number}\n" for number in range(1, 9_001))
-        await one.edit(f"{listen}disabledDevices:\n{many}")
-        one.agent.poller.read_now()
-        plugin = await node.listed(1)
-        counting.cancel()
-        assert plugin.devices == ((UUIDS[0], "Healthy"),)
-        assert turns > 1, "the loop stood still while the file was parsed"
-        assert node.kubelet.calls == 1
-        _, page = await one.get("/status.json")
-    assert json.loads(page)["config"]["error"] is None
-    assert len(page) < 100_000
-    (change,) = [r.fields["change"] for r in caplog.records if r.message == "config changed"]  # type: ignore[attr-defined]
-    assert change.endswith("and 8,984 more]")
-    shown = [*caplog.messages, *(str(getattr(r, "fields", "")) for r in caplog.records)]
-    assert sum(map(len, shown)) < 4_000
 
 
 async def test_sighup_has_the_config_read_and_ends_nothing(node: Node) -> None:
@@ -707,14 +618,3 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
                 if answered and max(answered) - min(answered) > 2 * SETTLED:
                     break
         assert (NPU, grant.ids[0]) in agent.store.states.value.allocations
-
-
-def test_health_follows_the_config() -> None:
-    health = HealthConfig(interval=0.7, failures=5, recoveries=7, max_temperature=81.0)
-    config = replace(default_config(REGISTRY), health=health, interval=3.0)
-    assert agent_module._watching(config) == watch.Settings(
-        interval=3.0,
-        health_interval=0.7,
-        telemetry_interval=config.metrics.interval,
-        policy=Policy(failures=5, recoveries=7, max_temperature=81.0),
-    )

@@ -140,20 +140,6 @@ async def test_a_sick_core_where_the_api_server_drops_taints(room: Room) -> None
         assert all(len(counts) == 2 for counts in pools(room.cluster))
 
 
-async def test_back_and_forth_without_a_pause(room: Room) -> None:
-    room.node.cards("rngd=1")
-    async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE) as agent:
-        await until(lambda: len(room.cluster.devices()) == 15)
-        driver = agent.drivers[0]
-        cut = driver._wanted.value
-        for number in range(20):
-            driver._wanted.publish(type(cut)(families=cut.families, partitions=bool(number % 2)))
-            await until(lambda: True)
-        await until(lambda: len(room.cluster.devices()) == 15)
-        await first(driver.slices.state, lambda state: state.published and not state.incomplete)
-        assert pools(room.cluster)[-1] == (2, 2)
-
-
 async def test_parts_of_a_card_die_with_it(room: Room) -> None:
     room.node.cards("rngd=1")
     async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE):

@@ -100,25 +100,10 @@ def test_a_file_that_cannot_be_seen_for_now_is_not_gone(
     assert files.gone(path, known)
 
 
-async def test_none_removes_it(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    await files.replace(path, b"content")
-    await files.replace(path, None)
-    await files.replace(path, None)
-    assert not path.exists()
-
-
 async def test_a_missing_directory_is_made_only_where_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await files.replace(tmp_path / "a" / "file", b"", make_directory=False)
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"0123456789")
-    assert await files.read(path, 4) == b"0123"
-    assert await files.read(path, 40) == b"0123456789"
 
 
 @pytest.mark.parametrize(
@@ -136,16 +121,6 @@ async def test_what_is_no_file(tmp_path: Path, make: Callable[[Path], None], wha
     assert len([*Path("/proc/self/fd").iterdir()]) <= descriptors
 
 
-async def test_nothing_is_left_of_a_write_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").mkdir()  # a file cannot take its place
-    monkeypatch.setattr(files, "content", lambda *_, **__: None)
-    with pytest.raises(OSError, match="directory"):
-        await files.replace(tmp_path / "file", b"content")
-    await _until(lambda: len(list(tmp_path.iterdir())) == 1)
-
-
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -157,7 +132,7 @@ asyncio.run(files.replace(Path(sys.argv[1]), b"never", durable=True))
 
 
 async def test_what_a_writer_that_was_killed_left_is_removed_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "file"
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, path)
@@ -169,15 +144,6 @@ async def test_what_a_writer_that_was_killed_left_is_removed_and_nothing_else(
         other.touch()
     assert await files.replace(path, b"old")
     assert sorted(tmp_path.iterdir()) == sorted([path, *others])
-    sync = os.fsync
-
-    def swept(descriptor: int) -> None:
-        files._sweep(tmp_path)  # of another agent, which starts now
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", swept)
-    assert await files.replace(path, b"new", durable=True)
-    assert path.read_bytes() == b"new"
 
 
 async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(

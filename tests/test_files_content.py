@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -25,12 +24,3 @@ def test_content_of_what_is_no_regular_file(tmp_path: Path) -> None:
         files.content(tmp_path, 10)
     with pytest.raises(NotADirectoryError):
         files.content(tmp_path / "pipe/below", 10)
-
-
-def test_nothing_is_left_open(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for path in (tmp_path, tmp_path / "file", tmp_path / "missing"):
-        with contextlib.suppress(OSError):
-            files.content(path, 10)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import threading
-import urllib.request
 from collections import Counter
 from contextlib import closing
 from operator import attrgetter
@@ -171,45 +170,3 @@ async def test_nothing_grows_over_allocations(node: Node, times: int) -> None:
             before = counts()
             await asyncio.to_thread(allocate, times)
             await until_back_at(before, spare=999)  # less than one for two calls
-
-
-@pytest.mark.usefixtures("hurried", "unheard")
-async def test_nothing_grows_over_1_000_looks_at_the_pages(node: Node) -> None:
-    node.cards("warboy=2")
-    async with node.agent(labels=NOWHERE) as agent:
-        address = await settled(agent)
-        await node.listed(2)
-
-        def look(times: int) -> None:
-            for at in range(times):
-                path = ("/metrics", "/", "/status.json", "/readyz")[at % 4]
-                with urllib.request.urlopen(address + path, timeout=DEADLINE) as answer:
-                    answer.read()
-
-        await asyncio.to_thread(look, 100)
-        before = counts()
-        await asyncio.to_thread(look, 1_000)
-        await until_back_at(before, spare=999)
-
-
-async def test_an_edit_is_followed_and_no_core_is_doubled(tmp_path: Path, node: Node) -> None:
-    config = tmp_path / "config.yaml"
-    text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n"
-    text += "metrics: {interval: 1, listen: '127.0.0.1:0'}\n"
-    config.write_text(text)
-    node.cards("warboy=2")
-    async with node.agent(config_file=config) as agent:
-        await node.listed(2)
-        grant = await node.kubelet.allocate(NPU, 1)
-        (whole,) = grant.ids
-        config.write_text(text + "defaultPe: Single\n")
-        agent.poller.read_now()
-        plugin = await node.told(lambda p: len(p.devices) == 4 and len(p.healthy()) == 2)
-        assert not any(id_.startswith(whole) for id_ in plugin.healthy())
-        async with asyncio.timeout(DEADLINE):  # what was never listed counts as held for a minute
-            async for holdings in agent.store.usages.watch():
-                if holdings:
-                    break
-        node.kubelet.release(NPU, grant.ids)
-        agent.pod_resources.ask()
-        await node.told(lambda p: len(p.healthy()) == 4)

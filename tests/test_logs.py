@@ -94,16 +94,6 @@ def test_values_in_text(stderr: Stderr, value: object, shown: str) -> None:
     assert text(stderr) == f"info    card added card=npu0 value={shown}"
 
 
-def test_lines_begin_with_the_time_in_utc(stderr: Stderr) -> None:
-    logs.setup()
-    record = logging.makeLogRecord(
-        {"created": 1735787045.0625, "msecs": 62.5, "msg": "hello", "levelno": logging.WARNING}
-    )
-    record.levelname = "WARNING"
-    logging.getLogger().handle(record)
-    assert stderr.getvalue() == "2025-01-02T03:04:05.062Z warning hello\n"
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(), st.sampled_from(["text", "json"]))
 def test_no_value_makes_a_second_line_or_reaches_the_terminal(
@@ -136,13 +126,6 @@ def test_json(stderr: Stderr) -> None:
     }
 
 
-def test_json_keeps_other_scripts_readable(stderr: Stderr) -> None:
-    logs.setup(form="json")
-    log.info("온도", value="40 °C")
-    assert '"온도"' in stderr.getvalue()
-    assert '"40 °C"' in stderr.getvalue()
-
-
 def test_a_field_does_not_displace_what_every_line_has(stderr: Stderr) -> None:
     logs.setup(form="json")
     log.info("card added", time="never", message="forged", logger="x", exception="y", name="z")
@@ -168,19 +151,6 @@ def test_exceptions_come_with_their_traceback(stderr: Stderr, form: logs.Format)
         assert first[STAMP:] == "error   a part failed part=inventory"
     assert trace.startswith("Traceback (most recent call last):\n")
     assert "ValueError: invalid literal for int() with base 10: 'disk on fire'" in trace
-
-
-def test_a_value_that_is_no_json_is_shown_as_text(stderr: Stderr) -> None:
-    logs.setup(form="json")
-    log.info("card added", where={1}, range=range(2))
-    assert parsed(stderr)["where"] == "{1}"
-    assert parsed(stderr)["range"] == "range(0, 2)"
-
-
-def test_a_percent_sign_is_a_percent_sign(stderr: Stderr) -> None:
-    logs.setup()
-    log.info("load is 90 %s", value="100%d")
-    assert text(stderr) == "info    load is 90 %s value=100%d"
 
 
 def test_the_level_may_change_while_it_runs(stderr: Stderr) -> None:
@@ -238,7 +208,6 @@ def test_asyncio_reports_what_it_cannot_accept_once_a_minute(
 def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 16384)
-    monkeypatch.setattr(logs, "_PATIENCE", 1)
     with os.fdopen(writer, "w") as unread, os.fdopen(reader) as late:
         monkeypatch.setattr(sys, "stderr", unread)
         logs.setup()

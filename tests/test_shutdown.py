@@ -170,18 +170,6 @@ async def test_with_an_event_loop_that_hangs(node: Node, kubelet: StandInKubelet
     assert (code, "ended without waiting for something that hangs" in log) == (1, True)
 
 
-async def test_with_an_interpreter_that_takes_its_time_to_end(
-    node: Node, kubelet: StandInKubelet
-) -> None:
-    (node.directory / "sitecustomize.py").write_text(
-        "import atexit, time\natexit.register(time.sleep, 0.3)\n"
-    )
-    path = f"{node.directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    with node.agent(PYTHONPATH=path) as agent:
-        await registered(kubelet)
-        assert (await ended(agent))[0] == 0
-
-
 async def test_with_a_log_that_nobody_reads(node: Node, kubelet: StandInKubelet) -> None:
     with node.agent() as agent:
         await registered(kubelet)
