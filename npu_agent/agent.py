@@ -530,17 +530,12 @@ async def _allocatable(api: Api, node_name: str | None) -> Mapping[str, int] | N
     if node_name is None:
         return None
     try:
-        found = (await node.read_whole(api, node_name)).get("status")
+        counts = (await node.read_whole(api, node_name)).status.allocatable
     except ApiError as error:
         log.debug("the Node cannot be read", reason=error)
         return None
-    counts = found.get("allocatable") if isinstance(found, dict) else None
     # Cards are counted; what is written as "16Gi" is something else.
-    return {
-        resource: int(count)
-        for resource, count in (counts or {}).items()
-        if isinstance(count, str) and count.isdecimal()
-    }
+    return {resource: int(count) for resource, count in counts.items() if count.isdecimal()}
 
 
 async def run(

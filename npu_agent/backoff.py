@@ -32,8 +32,9 @@ class Backoff:
 class ApiBackoff:
     """The pauses between tries of anything that the API server refuses or does not answer.
 
-    Full jitter: each is anything between none and a limit that doubles up to a minute. What keeps
-    one agent waiting keeps those of thousands of nodes waiting, and they must not come together.
+    Full jitter: each is anything between none and a limit that doubles up to `longest` seconds.
+    What keeps one agent waiting keeps those of thousands of nodes waiting, and they must not come
+    together.
     """
 
     first: float = 0.5

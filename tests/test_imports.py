@@ -21,11 +21,11 @@ HEAVY = (
 LOADED = f"print(*(name for name in {HEAVY} if name in sys.modules))"
 CALLS = """
 import asyncio, pathlib
-from npu_agent.kube import Api, node, serviceaccount
+from npu_agent.kube import Api, Timing, node, serviceaccount
 assert "aiohttp" not in sys.modules
 serviceaccount.DIRECTORY = pathlib.Path(sys.argv[1])
 async def main():
-    api = Api(deadline=60)
+    api = Api(timing=Timing(deadline=60))
     await node.apply_labels(api, await node.read(api, "n1"), {"a": "b"})
     await api.close()
 asyncio.run(main())

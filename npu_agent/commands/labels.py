@@ -16,7 +16,7 @@ from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api
 from npu_agent.outputs.labels import compute, output_of
 from npu_agent.outputs.labels.compute import Machine
-from npu_agent.outputs.labels.labeller import MACHINE_DEADLINE, Output, UnavailableError
+from npu_agent.outputs.labels.labeller import Output, Timing, UnavailableError
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
@@ -88,7 +88,7 @@ async def _machine(root: Path) -> Machine:
     """The machine's vendor and name; as in the agent, a file that hangs costs no more than both."""
     try:
         read = partial(read_machine, root)
-        return await DaemonThread("npu-dmi").call(read, deadline=MACHINE_DEADLINE)
+        return await DaemonThread("npu-dmi").call(read, deadline=Timing().machine)
     except OSError as error:
         words = f"the machine's vendor and name cannot be read: {one_line(error.strerror or error)}"
         print(f"npu-agent: {words}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from npu_agent.core.offer import Resource
 from npu_agent.core.vendor_spec import label_sets
@@ -15,10 +15,9 @@ from npu_agent.doctor.host import has_unread, snapshot
 from npu_agent.doctor.kubelet import healthy
 from npu_agent.doctor.sockets import owner
 from npu_agent.files import content
-from npu_agent.kube import FIELD_MANAGER, ApiError, Kind
-from npu_agent.kube.access import allowed as is_allowed
-from npu_agent.kube.client import part
-from npu_agent.kube.node import NodeMeta, node_meta, read_whole
+from npu_agent.kube import FIELD_MANAGER, ApiError, Kind, Node, NodeMeta
+from npu_agent.kube.node import read_whole
+from npu_agent.kube.reviews import allowed as is_allowed
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.events import NAMESPACE
 from npu_agent.outputs.labels import compute, nfd
@@ -207,24 +206,20 @@ async def _node(context: Context) -> Check:
         if error.kind is Kind.FORBIDDEN:
             return unknown(error.what, error.remedy)
         return wrong(error.what, error.remedy, "kubectl get nodes")
-    status = part(node, "status")
-    conditions = status.get("conditions")
-    for condition in conditions if isinstance(conditions, list) else ():
-        ready = isinstance(condition, Mapping) and condition.get("type") == "Ready"
-        if ready and condition.get("status") != "True":
+    for condition in node.status.conditions:
+        if condition.type == "Ready" and condition.status != "True":
             return note(
-                f"{name} is not Ready: {condition.get('message') or 'no reason'}",
+                f"{name} is not Ready: {condition.message or 'no reason'}",
                 "journalctl -u kubelet",
             )
-    if part(node, "spec").get("unschedulable"):
+    if node.spec.unschedulable:
         return note(
             f"{name} is cordoned: no new Pod is scheduled to it", f"kubectl uncordon {name}"
         )
-    version = part(status, "nodeInfo").get("kubeletVersion", "of unknown version")
-    return ok(f"{name}, kubelet {version}")
+    return ok(f"{name}, kubelet {node.status.node_info.kubelet_version or 'of unknown version'}")
 
 
-async def own_node(context: Context) -> Mapping[str, Any]:
+async def own_node(context: Context) -> Node:
     """The Node.
 
     Raises:
@@ -244,7 +239,7 @@ async def _allocatable(context: Context, resource: Resource) -> Check:
     """Whether the Node has as many devices to give as are healthy here."""
     seen, node = await context.probe(snapshot), await context.probe(own_node)
     expected = await healthy(context, resource)
-    count = str(part(node, "status", "allocatable").get(resource.name, "0"))
+    count = node.status.allocatable.get(resource.name, "0")
     if count == str(expected):
         return ok(f"{count}, as many as are healthy here")
     if has_unread(seen):
@@ -287,14 +282,10 @@ async def _labels(context: Context) -> Check:
         file = context.host_root / nfd.FILE
         there = nfd.parse(await context.in_thread(lambda: content(file, _LARGEST)))
         return _compared(right, there, frozenset(there), f"in {file}", apply)
-    answer = await context.probe(own_node)
-    try:
-        node = node_meta(answer)
-    except ValueError as error:
-        return unknown(f"the Node as answered: {error}")
-    finding = _compared(right, node.labels, node.applied, "on the Node", apply)
-    if not finding.remedy and (theirs := sorted(right.keys() - node.applied)):
-        return _foreign(node, theirs[0], part(answer, "metadata"))
+    meta = (await context.probe(own_node)).metadata
+    finding = _compared(right, meta.labels, meta.applied, "on the Node", apply)
+    if not finding.remedy and (theirs := sorted(right.keys() - meta.applied)):
+        return _foreign(meta, theirs[0])
     return finding
 
 
@@ -322,14 +313,12 @@ def _compared(
     )
 
 
-def _foreign(node: NodeMeta, key: str, metadata: Mapping[str, Any]) -> Check:
+def _foreign(node: NodeMeta, key: str) -> Check:
     """Labels that have the right values, and another owner."""
     managers = sorted(
-        str(entry.get("manager"))
-        for entry in metadata.get("managedFields") or ()
-        if isinstance(entry, Mapping)
-        and entry.get("manager") != FIELD_MANAGER
-        and f"f:{key}" in part(entry, "fieldsV1", "f:metadata", "f:labels")
+        each.manager
+        for each in node.managed_fields
+        if each.manager != FIELD_MANAGER and key in each.labels
     )
     return note(
         f"{key} of Node {node.name} is right, and set by "

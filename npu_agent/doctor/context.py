@@ -19,6 +19,7 @@ from npu_agent.core.vendor import Vendor
 from npu_agent.core.vendor_spec import VendorSpec, merged
 from npu_agent.doctor.check import CONFIGURATION, Check, State, Unknown
 from npu_agent.kube import Api, ApiError
+from npu_agent.kube import Timing as ApiTiming
 from npu_agent.kube.serviceaccount import DIRECTORY
 from npu_agent.text import reason
 from npu_agent.threads import DaemonThread
@@ -200,7 +201,7 @@ class Context:
     @asynccontextmanager
     async def api_server(self) -> AsyncIterator[Api]:
         """The API server, for the time of the context; what is asked raises ApiError."""
-        api = Api(deadline=self.timing.request)
+        api = Api(timing=ApiTiming(deadline=self.timing.request))
         try:
             yield api
         finally:

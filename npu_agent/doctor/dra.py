@@ -18,7 +18,6 @@ from npu_agent.doctor.directories import directory, existing, writable
 from npu_agent.doctor.offer import node_name
 from npu_agent.doctor.sockets import owner
 from npu_agent.kube import ApiError, Kind, resourceclaims, resourceslices
-from npu_agent.kube.client import part
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, made_by_us
@@ -188,7 +187,7 @@ async def _resource_names(context: Context, driver: str) -> Check:
         if error.kind is Kind.FORBIDDEN:
             return _for_administrators("npu-agent doctor on the host, with a kubeconfig")
         raise
-    allocatable = part(await context.probe(own_node), "status", "allocatable")
+    allocatable = (await context.probe(own_node)).status.allocatable
     return resource_names(driver, classes, allocatable)
 
 
@@ -204,7 +203,7 @@ def resource_names(
     """
     by_resource: dict[str, list[Mapping[str, Any]]] = {}
     for one in classes:
-        if resource := part(one, "spec").get("extendedResourceName"):
+        if resource := one["spec"].get("extendedResourceName"):
             by_resource.setdefault(resource, []).append(one)
     ours = {
         resource: same
@@ -234,7 +233,7 @@ def resource_names(
 def _concerns(one: Mapping[str, Any], driver: str) -> bool:
     """Whether a class is about the driver: it names it, or a resource of its vendor."""
     vendor = driver.partition(".")[2]
-    domain = str(part(one, "spec")["extendedResourceName"]).partition("/")[0]
+    domain = str(one["spec"]["extendedResourceName"]).partition("/")[0]
     return f".{domain}".endswith(f".{vendor}") or f'"{driver}"' in str(one["spec"])
 
 

@@ -1,11 +1,20 @@
 """The Kubernetes API server: the agent's one client, and a module for each kind of object.
 
-Start with `client`. The kinds: `node`, `event`, `access`, `resourceslices`, `resourceclaims`; where
-credentials come from: `serviceaccount` in a Pod, `kubeconfig` elsewhere.
+Start with `client` and `request`. Where credentials come from: `serviceaccount` in a Pod,
+`kubeconfig` elsewhere. Whatever goes wrong is an `ApiError`.
 """
 
-from npu_agent.kube.client import USER_AGENT, Api
+from npu_agent.kube.client import FIELD_MANAGER, USER_AGENT, Api, Timing
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kube.node import FIELD_MANAGER, NodeMeta
+from npu_agent.kube.node import Node, NodeMeta
 
-__all__ = ["FIELD_MANAGER", "USER_AGENT", "Api", "ApiError", "Kind", "NodeMeta"]
+__all__ = [
+    "FIELD_MANAGER",
+    "USER_AGENT",
+    "Api",
+    "ApiError",
+    "Kind",
+    "Node",
+    "NodeMeta",
+    "Timing",
+]

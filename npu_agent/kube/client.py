@@ -1,4 +1,7 @@
-"""The client: one connection, a deadline for every call, and one kind of error."""
+"""The client: a deadline for every call, typed answers, and one kind of error.
+
+Plain aiohttp, as importing any of kubernetes_asyncio takes 37 MB and half a second.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,25 @@ import asyncio
 import contextlib
 import importlib
 import json
+import math
 import os
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+
+import msgspec
 
 from npu_agent import __version__
 from npu_agent.kube import errors, serviceaccount
 from npu_agent.kube.credentials import Credentials, CredentialsError, tls_context
-from npu_agent.kube.errors import ApiError, Attempt, Kind
+from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.request import METADATA, Request
 from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
+from npu_agent.typedjson import InvalidJsonError, decode
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -31,66 +39,57 @@ T = TypeVar("T")
 
 USER_AGENT = f"npu-agent/{__version__}"
 
-LARGEST_OBJECT = 2 * 2**20
-"""Bytes: etcd takes no object of more than 1.5 MiB."""
+FIELD_MANAGER = "npu-agent"
+"""Who owns what is applied, in an object's managedFields."""
+
+_METHODS = {"create": "POST", "apply": "PATCH", "delete": "DELETE"}
 _LARGEST_ERROR = 64 * 2**10
 """Bytes: a Status is small, and a proxy's page may not be."""
-_REREAD = 60.0
-"""Seconds until the token is read again. The kubelet replaces it long before it expires, so that a
-401 is rare; client-go waits as long."""
-_CLOSING = 0.3
-"""Seconds: the whole agent has one for its end."""
-_APART = 8
-"""Calls that may be under way beside the one that has its turn."""
-_CLOSED_MEANWHILE = (AssertionError, RuntimeError)
-"""What aiohttp raises for a request on a session that was closed under it."""
+_CALLS = 8
+"""Calls at the same time; others wait, within their deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A request for one object, which is the answer."""
+class Timing:
+    """Seconds."""
 
-    attempt: Attempt
-    method: str
-    path: str
+    deadline: float = 10.0
+    """A call may take, with connecting and waiting for others, if it has no deadline of its own."""
+    reread: float = 60.0
+    """Until the token is read again. The kubelet replaces it long before it expires, so that a 401
+    is rare; client-go waits as long."""
+    close: float = 0.3
+    """Closing the connections may take: the whole agent has one second for its end."""
+
+
+class WatchEvent(msgspec.Struct, frozen=True):
+    """One event of a watch."""
+
+    type: str
+    """``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``; ``ERROR`` is raised."""
+    object: dict[str, Any]
+
+
+class _Object(msgspec.Struct, frozen=True):
     kind: str
-    """The kind of object that answers it."""
-    accept: str = "application/json"
-    content_type: str = "application/json"
-    query: Mapping[str, str] = field(default_factory=dict)
-    body: Mapping[str, Any] | None = None
-    largest: int = LARGEST_OBJECT
-    """Bytes that the answer may have."""
-
-
-def path(*parts: str) -> str:
-    """The path of an object; nothing in a name leaves its place in it."""
-    return "".join(f"/{quote(part, safe='')}" for part in parts)
-
-
-def part(thing: object, *names: str) -> Mapping[str, Any]:
-    """The object at this place of an answer; an empty one if there is none."""
-    for name in names:
-        thing = thing.get(name) if isinstance(thing, Mapping) else None
-    return thing if isinstance(thing, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    reason: str | None
-    headers: Mapping[str, str]
-    body: bytes = field(repr=False)
-    whole: bool
+class _Login:
+    """Credentials as they were read last."""
+
+    credentials: Credentials
+    tls: ssl.SSLContext
+    until: float
+    """Of `time.monotonic`: when they are read again."""
 
 
 class Api:
     """The API server, as the agent uses it.
 
-    Connects at the first call; the credentials are read then, again when the API server no longer
-    accepts them, and after each failure to reach it or to have its answer in time. Calls by `ask`
-    are made one at a time: there are few, and one connection is enough. What cannot wait for others
-    is asked by `ask_apart`.
+    Connects at the first call. The credentials are read then, and again by the first call after
+    one that failed: the address, the CA or the token may be others by now. No call or watch under
+    way is cut for that.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Api:
         *,
         kubeconfig: Path | None = None,
         credentials: Credentials | None = None,
-        deadline: float = 10.0,
+        timing: Timing | None = None,
     ) -> None:
         """Does nothing yet.
 
@@ -106,60 +105,47 @@ class Api:
             kubeconfig: where to connect to, and as whom. None: the Pod's service account, else
                 $KUBECONFIG, else ~/.kube/config.
             credentials: in place of all of these.
-            deadline: seconds that a call may take.
+            timing: other times than the usual ones.
         """
         self._kubeconfig = kubeconfig
         self._given = credentials
-        self._deadline = deadline
-        self._calling = asyncio.Lock()
-        self._apart = asyncio.Semaphore(_APART)
+        self._timing = timing or Timing()
+        self._calls = asyncio.Semaphore(_CALLS)
         self._connecting = asyncio.Lock()
         self._session: ClientSession | None = None
-        self._renewed: ClientSession | None = None
-        """The one that was closed last for the next call to connect again."""
-        self._credentials: Credentials | None = None
-        self._token_read_at = 0.0
-        self._unanswered = False
-        """Whether a call was not answered in time since the credentials were read."""
+        self._login: _Login | None = None
+        self._stale = False
+        """Whether the next call reads the credentials again."""
 
-    async def ask(self, request: Request) -> dict[str, Any]:
+    async def ask(self, request: Request[T], *, deadline: float | None = None) -> T:
         """The object that answers a request.
-
-        Raises:
-            ApiError: of any kind, and nothing else. TIMEOUT at the deadline, which includes
-                connecting and waiting for another call to end.
-        """
-        try:
-            async with asyncio.timeout(self._deadline), self._calling:
-                return await self._ask_once_or_twice(request)
-        except TimeoutError:
-            raise self._silent(request, self._deadline) from None
-
-    async def ask_apart(self, request: Request, *, deadline: float | None = None) -> dict[str, Any]:
-        """As `ask`, but beside all other calls: up to eight at the same time.
 
         Args:
             request: what is asked.
-            deadline: seconds that it may take; None: as long as any call.
+            deadline: seconds that it may take; None: 10.
 
         Raises:
-            ApiError: as `ask`.
+            ApiError: of any kind, and nothing else.
         """
-        seconds = self._deadline if deadline is None else deadline
-        try:
-            async with asyncio.timeout(seconds), self._apart:
-                return await self._ask_once_or_twice(request)
-        except TimeoutError:
-            raise self._silent(request, seconds) from None
+        seconds = self._timing.deadline if deadline is None else deadline
+        with self._only_api_errors(request, seconds):
+            async with asyncio.timeout(seconds), self._calls:
+                try:
+                    return await self._exchange(request)
+                except ApiError as error:
+                    if error.kind is not Kind.UNAUTHORIZED:
+                        raise
+                # The token was changed on disk, or the login program has to run again.
+                return await self._exchange(request)
 
-    async def ask_for(self, request: Request) -> bool:
-        """As `ask_apart`; returns whether there is what it asks for.
+    async def exists(self, request: Request[Any]) -> bool:
+        """As `ask`; returns whether there is what the request is about.
 
         Raises:
-            ApiError: as `ask`, of any kind but NOT_FOUND.
+            ApiError: of any kind but NOT_FOUND.
         """
         try:
-            await self.ask_apart(request)
+            await self.ask(request)
         except ApiError as error:
             if error.kind is Kind.NOT_FOUND:
                 return False
@@ -168,46 +154,28 @@ class Api:
 
     @contextlib.asynccontextmanager
     async def watch(
-        self, request: Request, *, silence: float
-    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Opens a watch: its events, with ``type`` and ``object``, until the API server ends it.
-
-        On a connection of its own, which is closed with the context.
+        self, request: Request[Any], *, silence: float
+    ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        """Opens a watch: its events, until the API server ends it.
 
         Args:
-            request: a GET with ``watch`` and ``timeoutSeconds`` in its query.
+            request: a watch, with ``timeoutSeconds`` in its query.
             silence: seconds without a byte after which the connection counts as broken.
 
         Raises:
             ApiError: of any kind, here or by the iterator. Its status is 410 if the resourceVersion
                 is too old: list again.
         """
-        import aiohttp
-
+        seconds = self._timing.deadline
         async with contextlib.AsyncExitStack() as stack:
-            with self._only_api_errors(request, self._deadline):
-                async with asyncio.timeout(self._deadline):
-                    session, credentials = await self._connected()
-                    # Other answers are read within 5 minutes: aiohttp's default.
-                    endless = aiohttp.ClientTimeout(total=None)
-                    response = await stack.enter_async_context(
-                        _opened(session, credentials, request, timeout=endless)
-                    )
-                    if response.status != 200:
-                        if response.status == 401:
-                            await self._renew(session)
-                        raise errors.answered(
-                            self._named(request.attempt),
-                            response.status,
-                            response.headers,
-                            await response.content.read(_LARGEST_ERROR),
-                            response.reason,
-                        )
+            with self._only_api_errors(request, seconds):
+                async with asyncio.timeout(seconds):
+                    response, _ = await stack.enter_async_context(self._opened(request))
             yield self._events(request, response, silence)
 
     async def _events(
-        self, request: Request, response: ClientResponse, silence: float
-    ) -> AsyncIterator[dict[str, Any]]:
+        self, request: Request[Any], response: ClientResponse, silence: float
+    ) -> AsyncIterator[WatchEvent]:
         rest = bytearray()
         while True:
             with self._only_api_errors(request, silence):
@@ -217,157 +185,104 @@ class Api:
                 return
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                yield _event(self._named(request.attempt), bytes(line))
+                yield read_event(request, bytes(line), self._credentials)
             if len(rest) > request.largest:
-                why = f"the API server sent a line of more than {request.largest} bytes"
-                raise self._named(request.attempt).failed(Kind.GARBAGE, why)
-
-    @contextlib.contextmanager
-    def _only_api_errors(self, request: Request, seconds: float) -> Iterator[None]:
-        """Turns what may go wrong with a connection, within so many seconds, into an ApiError."""
-        import aiohttp
-
-        try:
-            yield
-        except CredentialsError as error:
-            raise request.attempt.failed(Kind.CREDENTIALS, error.what, error.remedy) from error
-        except TimeoutError:
-            raise self._silent(request, seconds) from None
-        except (aiohttp.ClientError, OSError, ValueError, *_CLOSED_MEANWHILE) as error:
-            raise errors.failed(self._named(request.attempt), error) from error
-
-    def _silent(self, request: Request, seconds: float) -> ApiError:
-        self._unanswered = True
-        attempt = self._named(request.attempt)
-        if self._session is None:
-            return attempt.failed(
-                Kind.TIMEOUT,
-                f"nothing was sent within {seconds:g} s, as the credentials are still being loaded",
-                "does a file system hang, or a login program of the kubeconfig?",
-            )
-        return attempt.failed(
-            Kind.TIMEOUT,
-            f"{attempt.server} has not answered within {seconds:g} s",
-            "is it overloaded, or does a firewall or NetworkPolicy drop what is sent to it?",
-        )
+                too_long = ValueError(f"a line of more than {request.largest} bytes")
+                raise errors.unusable(request, too_long)
 
     @property
     def known_as(self) -> str:
         """Where and as whom, for people; after another call."""
-        attempt = self._named(Attempt(doing="", verb="", resource=""))
-        return f"{attempt.server} knows us by {attempt.source}"
+        source = self._credentials.source if self._credentials else "no credentials"
+        return f"{errors.server(self._credentials)} knows us by {source}"
 
     async def close(self) -> None:
-        """Closes the connection; takes 0.3 s at most. To be called when no call is under way."""
-        session, self._session, self._credentials = self._session, None, None
+        """Closes the connections; takes 0.3 s at most. To be called when no call is under way."""
+        session, self._session, self._login = self._session, None, None
         if session is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSING):
+                async with asyncio.timeout(self._timing.close):
                     await session.close()
 
-    async def _renew(self, session: ClientSession) -> None:
-        """Has the next call connect again, unless another call has seen to that."""
-        if session is self._session:
-            self._renewed = session
-            await self.close()
+    @property
+    def _credentials(self) -> Credentials | None:
+        return self._login.credentials if self._login else None
 
-    async def _ask_once_or_twice(self, request: Request) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _only_api_errors(self, request: Request[Any], seconds: float) -> Iterator[None]:
+        """Turns what may go wrong with a connection, within so many seconds, into an ApiError."""
         try:
-            session, answer = await self._exchange(request)
-            if answer.status == 401:
-                # The token was changed on disk, or the login program has to run again.
-                await self._renew(session)
-                _, answer = await self._exchange(request)
-            return _object(self._named(request.attempt), request, answer)
-        except CredentialsError as error:
-            raise request.attempt.failed(Kind.CREDENTIALS, error.what, error.remedy) from error
-        except OSError as error:  # of connecting: no thread or no file is left
-            raise errors.failed(self._named(request.attempt), error) from error
+            yield
+        except TimeoutError:
+            self._stale = True
+            why = f"{errors.server(self._credentials)} has not answered within {seconds:g} s"
+            remedy = "is it overloaded, or does a firewall or NetworkPolicy drop what is sent?"
+            if self._login is None:
+                why = f"nothing was sent within {seconds:g} s: the credentials are still being read"
+                remedy = "does a file system hang, or a login program of the kubeconfig?"
+            raise ApiError(f"cannot {request}: {why}", remedy, kind=Kind.TIMEOUT) from None
+        except _failures() as error:
+            self._stale = True
+            raise errors.failed(request, error, self._credentials) from error
 
-    async def _exchange(self, request: Request) -> tuple[ClientSession, _Answer]:
-        again = True
-        while True:
-            session, credentials = await self._connected()
-            import aiohttp
+    @contextlib.asynccontextmanager
+    async def _opened(
+        self, request: Request[Any]
+    ) -> AsyncIterator[tuple[ClientResponse, Credentials]]:
+        """Sends a request; its answer is a 2xx.
 
-            try:
-                return session, await _send(session, credentials, request)
-            except (aiohttp.ClientError, OSError, ValueError, *_CLOSED_MEANWHILE) as error:
-                # A PATCH can be repeated here; aiohttp repeats a GET. And whatever another call has
-                # cut short by closing the connection for the sake of new credentials.
-                cut = session is self._renewed
-                if again and (cut or (request.method == "PATCH" and _dropped(error))):
-                    again = False
-                    continue
-                failure = errors.failed(self._named(request.attempt), error)
-                if failure.kind in (Kind.UNREACHABLE, Kind.CREDENTIALS):
-                    # The next call reads address, CA and credentials again.
-                    await self._renew(session)
-                raise failure from error
-
-    async def _connected(self) -> tuple[ClientSession, Credentials]:
-        async with self._connecting:
-            return await self._connect()
-
-    async def _connect(self) -> tuple[ClientSession, Credentials]:
-        if self._unanswered:
-            self._unanswered = False
-            with contextlib.suppress(CredentialsError):  # those we have may still be good
-                await self._read_again()
-        if self._session is None or self._credentials is None:
-            found = await self._read()
-            await _on_thread(importlib.import_module, "aiohttp")  # 0.2 to 0.4 s the first time
-            context = await _on_thread(tls_context, found)
-            from aiohttp import ClientSession, TCPConnector
-
-            from npu_agent.kube.resolver import Resolver
-
-            # Without `trust_env`: a line for this server in ~/.netrc, which kubectl does not read
-            # either, would break every call.
-            self._session = ClientSession(
-                connector=TCPConnector(ssl=context, resolver=Resolver()),
-                headers={"User-Agent": USER_AGENT},
-            )
-            self._credentials = found
-        elif self._credentials.token_file and time.monotonic() - self._token_read_at >= _REREAD:
-            self._token_read_at = time.monotonic()
-            # The one we have may still be good; if not, a 401 has all read again, and reports it.
-            with contextlib.suppress(CredentialsError):
-                token = await serviceaccount.authorization(self._credentials.token_file)
-                self._credentials = replace(self._credentials, authorization=token)
-        return self._session, self._credentials
-
-    async def _read(self) -> Credentials:
-        found = self._given or await _credentials(self._kubeconfig)
-        self._token_read_at = time.monotonic()
-        return found
-
-    async def _read_again(self) -> None:
-        """Has what is on disk used from now on.
-
-        An API server may be slow, so watches and calls under way go on, unless it is elsewhere now.
+        Raises:
+            ApiError: it is another status.
         """
-        session, known = self._session, self._credentials
-        if session is None or known is None:
-            return
-        found = await self._read()
-        if replace(found, authorization=None) == replace(known, authorization=None):
-            self._credentials = found
-        else:
-            await self._renew(session)
+        session, login = await self._connect()
+        async with _sent(session, login, request) as response:
+            status = response.status
+            if not 200 <= status < 300:
+                # Unless another call has read them again meanwhile.
+                self._stale |= status == 401 and login is self._login
+                body = await _body(response, _LARGEST_ERROR)
+                found = login.credentials
+                raise errors.answered(request, status, response.headers, body, found)
+            yield response, login.credentials
 
-    def _named(self, attempt: Attempt) -> Attempt:
-        """With what is known of the connection."""
-        if self._credentials is None:
-            return attempt
-        found = self._credentials
-        return replace(
-            attempt,
-            server=found.server,
-            source=found.source,
-            ca=found.ca,
-            proxy=found.proxy and found.proxy.rpartition("://")[2].rpartition("@")[2],
-        )
+    async def _exchange(self, request: Request[T]) -> T:
+        async with self._opened(request) as (response, credentials):
+            return read_answer(request, await _body(response, request.largest + 1), credentials)
+
+    async def _connect(self) -> tuple[ClientSession, _Login]:
+        async with self._connecting:
+            if self._stale or (self._login and self._login.until <= time.monotonic()):
+                self._login, self._stale = None, False
+            if self._login is None:
+                found = self._given or await _credentials(self._kubeconfig)
+                await _on_thread(importlib.import_module, "aiohttp")  # 0.2 to 0.4 s at first
+                tls = await _on_thread(tls_context, found)
+                until = time.monotonic() + self._timing.reread if found.rotates else math.inf
+                self._login = _Login(found, tls, until)
+            if self._session is None:
+                self._session = _new_session()
+            return self._session, self._login
+
+
+def _new_session() -> ClientSession:
+    from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+    from npu_agent.kube.resolver import Resolver
+
+    # Without `trust_env`: a line for this server in ~/.netrc, which kubectl does not read either,
+    # would break every call.
+    return ClientSession(
+        connector=TCPConnector(resolver=Resolver()),
+        headers={"User-Agent": USER_AGENT},
+        timeout=ClientTimeout(total=None),  # each call and each watch has its own
+    )
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a connection may raise; aiohttp raises RuntimeError on a session that was closed."""
+    from aiohttp import ClientError
+
+    return (ClientError, OSError, ValueError, RuntimeError)
 
 
 async def _credentials(given: Path | None) -> Credentials:
@@ -406,103 +321,78 @@ async def _on_thread(function: Callable[[P], T], argument: P) -> T:
     )
 
 
-def _opened(
-    session: ClientSession, credentials: Credentials, request: Request, **options: Any
+def _sent(
+    session: ClientSession, login: _Login, request: Request[Any]
 ) -> AbstractAsyncContextManager[ClientResponse]:
-    headers = {"Accept": request.accept, "Content-Type": request.content_type}
+    credentials = login.credentials
+    form = f";as={METADATA};g=meta.k8s.io;v=v1" if request.metadata_only else ""
+    headers = {"Accept": f"application/json{form}", "Content-Type": "application/json"}
+    query = dict(request.query)
+    if request.verb == "apply":
+        headers["Content-Type"] = "application/apply-patch+yaml"
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
     if credentials.authorization:
         headers["Authorization"] = credentials.authorization
     return session.request(
-        request.method,
+        _METHODS.get(request.verb, "GET"),
         f"{credentials.server}{request.path}",
-        params=request.query,
+        params=query,
         headers=headers,
         data=None if request.body is None else json.dumps(request.body),
         proxy=credentials.proxy,
+        ssl=login.tls,
         server_hostname=credentials.server_name,
         # An API server sends none; what another server fails at would be reported as its failure.
         allow_redirects=False,
-        **options,
     )
 
 
-async def _send(session: ClientSession, credentials: Credentials, request: Request) -> _Answer:
-    async with _opened(session, credentials, request) as response:
-        good = 200 <= response.status < 300
-        limit = request.largest if good else _LARGEST_ERROR
-        body = bytearray()
-        async for chunk in response.content.iter_any():
-            body += chunk
-            if len(body) > limit:
-                break
-        return _Answer(
-            response.status,
-            response.reason,
-            response.headers,
-            bytes(body[:limit]),
-            len(body) <= limit,
-        )
+async def _body(response: ClientResponse, most: int) -> bytes:
+    """The body, or its first `most` bytes."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) >= most:
+            break
+    return bytes(body[:most])
 
 
-def _dropped(error: Exception) -> bool:
-    """Whether a connection that had been made was closed before there was an answer."""
-    import aiohttp
-
-    return isinstance(
-        error,
-        aiohttp.ServerDisconnectedError
-        | aiohttp.ClientConnectionResetError
-        | aiohttp.ClientOSError,
-    ) and not isinstance(error, aiohttp.ClientConnectorError)
-
-
-def _object(attempt: Attempt, request: Request, answer: _Answer) -> dict[str, Any]:
+def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T:
     """The object that an answer holds.
 
     Raises:
-        ApiError: it is a refusal, or holds none of the kind asked for.
+        ApiError: it holds none of the kind asked for.
     """
-    if not 200 <= answer.status < 300:
-        raise errors.answered(attempt, answer.status, answer.headers, answer.body, answer.reason)
-    found: object = None
-    trouble = None
-    if not answer.whole:
+    if len(body) > request.largest:
         trouble = f"more than {request.largest} bytes"
     else:
         try:
-            found = json.loads(answer.body)
-        except (ValueError, RecursionError):
-            beginning = answer.body[:100].decode("utf-8", "replace")
-            trouble = f"no JSON, but {one_line(beginning)!r}"
-    if isinstance(found, dict) and found.get("kind") == request.kind:
-        return found
-    kind = found.get("kind") if isinstance(found, dict) else type(found).__name__
-    trouble = trouble or f"{one_line(kind)} instead of {request.kind}"
-    raise attempt.failed(
-        Kind.GARBAGE,
-        f"{attempt.server} answered {answer.status} with {trouble}",
-        "is that a Kubernetes API server, or a proxy's page?",
-        status=answer.status,
-    )
+            kind = decode(body, _Object).kind
+        except InvalidJsonError:
+            trouble = f"no object, but {one_line(body[:100].decode('utf-8', 'replace'))!r}"
+        else:
+            if kind == request.answers:
+                try:
+                    return decode(body, request.answer)
+                except InvalidJsonError as error:
+                    raise errors.unusable(request, error) from error
+            trouble = f"{one_line(kind)} instead of {request.answers}"
+    what = f"cannot {request}: {credentials.server} answered with {trouble}"
+    raise ApiError(what, errors.IS_IT_KUBERNETES, kind=Kind.GARBAGE)
 
 
-def _event(attempt: Attempt, line: bytes) -> dict[str, Any]:
+def read_event(request: Request[Any], line: bytes, credentials: Credentials | None) -> WatchEvent:
     """One event of a watch.
 
     Raises:
         ApiError: it says that the watch has failed, or is none.
     """
-    found: object = None
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(line)
-    thing = found.get("object") if isinstance(found, dict) else None
-    if not (isinstance(found, dict) and isinstance(thing, dict)):
-        beginning = line[:100].decode("utf-8", "replace")
-        raise attempt.failed(
-            Kind.GARBAGE, f"{attempt.server} sent {one_line(beginning)!r} as an event of a watch"
-        )
-    if found.get("type") == "ERROR":
-        code = thing.get("code")
-        status = code if isinstance(code, int) else 500
-        raise errors.answered(attempt, status, {}, json.dumps(thing).encode(), None)
-    return found
+    try:
+        event = decode(line, WatchEvent)
+    except InvalidJsonError as error:
+        raise errors.unusable(request, error) from error
+    if event.type != "ERROR":
+        return event
+    code = event.object.get("code")
+    status = code if isinstance(code, int) else 500
+    raise errors.answered(request, status, {}, json.dumps(event.object).encode(), credentials)

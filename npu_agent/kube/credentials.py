@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.text import one_line
 
 
-class CredentialsError(Exception):
-    """There are none that can be used.
-
-    Attributes:
-        what: which were tried, and what is wrong with them.
-        remedy: what to do about it; may be empty.
-    """
+class CredentialsError(ApiError):
+    """There are none that can be used: which were tried, and what is wrong with them."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(": ".join(filter(None, (what, remedy))))
-        self.what = what
-        self.remedy = remedy
+        super().__init__(what, remedy, kind=Kind.CREDENTIALS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +26,8 @@ class Credentials:
     """Where all this comes from, for messages."""
     authorization: str | None = field(default=None, repr=False)
     """The header of that name."""
-    token_file: Path | None = None
-    """What `authorization` was read from, if it has to be read again now and then."""
+    rotates: bool = False
+    """Whether `authorization` is replaced on disk now and then, without notice."""
     ca: str | None = None
     """A file with certificate authorities; None: those of this system."""
     certificate: str | None = None
@@ -47,6 +40,11 @@ class Credentials:
     """The name in the server's certificate, if it is not that of the URL."""
     proxy: str | None = None
     """The URL of the proxy on the way."""
+
+    @property
+    def proxy_address(self) -> str | None:
+        """The proxy without scheme, name and password, for messages."""
+        return self.proxy and self.proxy.rpartition("://")[2].rpartition("@")[2]
 
 
 def checked(authorization: str, source: str) -> str:

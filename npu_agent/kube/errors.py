@@ -1,30 +1,30 @@
-"""What can go wrong with the API server, in one shape; each with a line for people."""
+"""What can go wrong with the API server, in one shape: what failed, and what to do about it.
+
+`answered` is for an HTTP status, `failed` for an exception on the way.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import json
 import os
 import re
 import ssl
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from npu_agent.text import one_line
+from npu_agent.typedjson import InvalidJsonError, decode
+
+if TYPE_CHECKING:
+    from npu_agent.kube.credentials import Credentials
+    from npu_agent.kube.request import Request
 
 LONGEST_WAIT = 300.0
 """Seconds: a Retry-After beyond it is a mistake, or a proxy's page for maintenance."""
-
-
-_DRA = ("resourceslices", "resourceclaims")
-_NO_DRA = "it does not serve resource.k8s.io/v1: DRA needs Kubernetes 1.34 or later"
-_REVIEWS = ("tokenreviews", "subjectaccessreviews")
+IS_IT_KUBERNETES = "is that a Kubernetes API server, or a proxy's page?"
 
 
 class Kind(enum.Enum):
@@ -36,22 +36,50 @@ class Kind(enum.Enum):
     """No answer, or not all of it, before the deadline."""
     CREDENTIALS = "credentials"
     """None on disk that can be used, or a certificate of the API server that is not good."""
-    UNAUTHORIZED = "unauthorized"
-    """401, with credentials just read from disk."""
-    FORBIDDEN = "forbidden"
-    """403."""
-    NOT_FOUND = "not_found"
-    """404."""
-    CONFLICT = "conflict"
-    """409: it exists already, or is another one than it was."""
-    TOO_MANY = "too_many"
-    """429."""
-    SERVER = "server"
-    """5xx."""
-    REFUSED = "refused"
-    """Any other 4xx: the same again will be refused again."""
     GARBAGE = "garbage"
-    """An answer that is no JSON object of the kind asked for."""
+    """An answer that is no object of the kind asked for."""
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    CONFLICT = "conflict"
+    TOO_MANY = "too_many"
+    SERVER = "server"
+    REFUSED = "refused"
+    """The HTTP statuses 401, 403, 404, 409, 429, all 5xx, and any other 4xx: refused for good."""
+
+
+_UNKNOWN = (
+    "it does not know {source}, as just read from disk: the token has expired, its ServiceAccount "
+    "was deleted or the Pod belongs to another cluster; a new Pod, or a new login, has new ones"
+)
+_NO_RIGHT = (
+    "{source} has no right to {verb} {resource}: `npu-agent doctor` shows the command that "
+    "restores it"
+)
+_NO_DRA = "it does not serve resource.k8s.io/v1: DRA needs Kubernetes 1.34 or later"
+_NOT_FOUND = {
+    "Node": (
+        "NODE_NAME may be wrong: it has to be the name that `kubectl get nodes` shows, and "
+        "k8s/daemonset.yaml takes it from spec.nodeName"
+    ),
+    "ResourceClaim": "the claim was deleted",
+    "ResourceSlice": _NO_DRA,
+    "DeviceClass": f"the component k8s/components/dra has the agent's class, or {_NO_DRA}",
+}
+_BY_STATUS = {
+    401: (Kind.UNAUTHORIZED, _UNKNOWN),
+    403: (Kind.FORBIDDEN, _NO_RIGHT),
+    404: (Kind.NOT_FOUND, f"is the path in its URL right? {IS_IT_KUBERNETES}"),
+    409: (Kind.CONFLICT, "it was changed, deleted or created again meanwhile; it is read again"),
+    429: (Kind.TOO_MANY, "it has too much to do; the agent retries later"),
+}
+"""What each status is, and the remedy, for `str.format`."""
+_BY_CLASS = {
+    4: (Kind.REFUSED, "an admission policy, or a version that does not know this"),
+    5: (Kind.SERVER, "see the API server's log, or that of a proxy before it"),
+}
+_OTHERS = (Kind.GARBAGE, IS_IT_KUBERNETES)
+_KNOWN = frozenset(HTTPStatus)
 
 
 class ApiError(Exception):
@@ -84,249 +112,108 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """What was tried, for messages."""
-
-    doing: str
-    """Such as ``get Node n1``."""
-    verb: str
-    """RBAC's word for it."""
-    resource: str
-    """RBAC's word for what it is done to: ``nodes`` or ``events``."""
-    server: str = "the API server"
-    """Its URL, once that is known."""
-    source: str = "no credentials"
-    """Where the credentials are from."""
-    ca: str | None = None
-    """The file of the certificate authority."""
-    proxy: str | None = None
-    """On the way to the server; without name and password."""
-
-    def failed(
-        self,
-        kind: Kind,
-        why: str,
-        remedy: str = "",
-        *,
-        status: int | None = None,
-        retry_after: float | None = None,
-    ) -> ApiError:
-        """The error for this."""
-        what = f"cannot {self.doing}: {why}"
-        return ApiError(what, remedy, kind=kind, status=status, retry_after=retry_after)
+def unusable(request: Request[Any], error: ValueError) -> ApiError:
+    """An answer lacks something, or has it in another form."""
+    why = f"the API server's answer cannot be used: {error}"
+    return ApiError(f"cannot {request}: {why}", kind=Kind.GARBAGE)
 
 
-def retry_after(value: str | None, now: float | None = None) -> float | None:
-    """The seconds to wait of a Retry-After header: a number of seconds, or an HTTP date.
+class _Status(msgspec.Struct, frozen=True):
+    """Kubernetes' answer to what it refuses (k8s.io/apimachinery, meta/v1)."""
 
-    Args:
-        value: the header; None if there is none.
-        now: seconds of the wall clock; the default is now.
+    kind: str
+    message: str = ""
 
-    Returns:
-        0 to 300; None if `value` is neither.
-    """
-    if value is None:
+
+def server(credentials: Credentials | None) -> str:
+    """The API server's URL, once that is known."""
+    return credentials.server if credentials else "the API server"
+
+
+def retry_after(value: str | None) -> float | None:
+    """The seconds of a Retry-After header, 300 at most; None if it has none, or a date."""
+    if value is None or not re.fullmatch(r"[0-9]{1,20}", value.strip(), re.ASCII):
         return None
-    try:
-        if re.fullmatch(r"\s*[0-9]+\s*", value, re.ASCII):
-            seconds = float(value[:20])
-        else:
-            date = parsedate_to_datetime(value)
-            if date.tzinfo is None:
-                date = date.replace(tzinfo=UTC)
-            seconds = date.timestamp() - (time.time() if now is None else now)
-    except (ValueError, OverflowError):
-        return None
-    return min(max(seconds, 0.0), LONGEST_WAIT)
+    return min(float(value), LONGEST_WAIT)
 
 
 def answered(
-    attempt: Attempt, status: int, headers: Mapping[str, str], body: bytes, reason: str | None
+    request: Request[Any],
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    credentials: Credentials | None,
 ) -> ApiError:
     """What an HTTP status other than 2xx means.
 
     Args:
-        attempt: what was tried.
+        request: what was tried.
         status: it.
         headers: of the answer, whatever their case.
         body: the beginning of it is enough.
-        reason: the words behind the status.
+        credentials: what the request was sent with.
     """
-    official, said = _said(body)
+    try:
+        said = one_line(decode(body, _Status).message)
+    except InvalidJsonError:  # a proxy's page
+        said = one_line(re.sub(r"<[^>]*(>|$)", " ", body[:2000].decode("utf-8", "replace")))
+    phrase = f" {HTTPStatus(status).phrase}" if status in _KNOWN else ""
+    what = f"cannot {request}: {server(credentials)} answered {status}{phrase}"
+    what += f" ({said})" if said else ""
+    kind, remedy = _BY_STATUS.get(status) or _BY_CLASS.get(status // 100) or _OTHERS
+    if kind is Kind.NOT_FOUND:
+        remedy = _NOT_FOUND.get(request.kind, remedy)
+    if kind is Kind.FORBIDDEN and said and "cannot" not in said:
+        remedy = "that is not RBAC's refusal: see the admission policy or webhook it names"
+    source = credentials.source if credentials else "this account"
+    verb = "patch" if request.verb == "apply" else request.verb
+    remedy = remedy.format(source=source, verb=verb, resource=request.resource)
     wait = retry_after(headers.get("Retry-After"))
-    try:
-        phrase = HTTPStatus(status).phrase
-    except ValueError:
-        phrase = one_line(reason or "an unknown status")
-    came = f"{attempt.server} answered {status} {phrase}{_leading(headers.get('Location'))}"
-    if said:
-        came += f" ({said})"
-    for_status = {
-        401: (Kind.UNAUTHORIZED, _unauthorized(attempt)),
-        403: (Kind.FORBIDDEN, _forbidden(attempt, said)),
-        404: (Kind.NOT_FOUND, _not_found(attempt, official)),
-        409: (Kind.CONFLICT, _conflict(attempt)),
-        429: (Kind.TOO_MANY, "it has too much to do; the agent retries later"),
-    }
-    if status in for_status:
-        kind, remedy = for_status[status]
-    elif status >= 500:
-        kind, remedy = Kind.SERVER, "see the API server's log, or that of a proxy before it"
-    elif status >= 400:
-        kind, remedy = Kind.REFUSED, "an admission policy, or a version that does not know this"
-    else:
-        kind, remedy = Kind.GARBAGE, "is that a Kubernetes API server?"
-    return attempt.failed(kind, came, remedy, status=status, retry_after=wait)
+    return ApiError(what, remedy, kind=kind, status=status, retry_after=wait)
 
 
-def _leading(location: str | None) -> str:
-    """Where a redirect leads: the host, as what follows it may be a secret."""
-    try:
-        host = urlsplit(location or "").netloc.rpartition("@")[2]
-    except ValueError:
-        host = "a place that is no URL"
-    return f", a redirect to {one_line(host)}" if host else ""
-
-
-def _said(body: bytes) -> tuple[bool, str]:
-    """Whether the answer is a Kubernetes Status, and the words that it has for people."""
-    status: object = None
-    if body.lstrip()[:1] == b"{":
-        with contextlib.suppress(ValueError, RecursionError):
-            status = json.loads(body)
-    if isinstance(status, dict) and status.get("kind") == "Status":
-        message = status.get("message")
-        return True, one_line(message) if isinstance(message, str) else ""
-    text = body[:2000].decode("utf-8", "replace")
-    text = re.sub(
-        r"<(style|script|head)\b.*?(</\1\s*>|$)|<[^>]*(>|$)",
-        " ",
-        text,
-        flags=re.DOTALL | re.IGNORECASE,
-    )
-    return False, one_line(text)
-
-
-def _unauthorized(attempt: Attempt) -> str:
-    return (
-        f"it does not know {attempt.source}, as just read from disk: the token has expired, its "
-        "ServiceAccount was deleted or the Pod belongs to another cluster; a new Pod, or a new "
-        "login, has new ones"
-    )
-
-
-def _forbidden(attempt: Attempt, said: str) -> str:
-    if "cannot" not in said and said:
-        return "that is not RBAC's refusal: see the admission policy or webhook it names"
-    who = attempt.source
-    if found := re.search(r'User "system:serviceaccount:([^":]+):([^":]+)"', said):
-        who = "the service account " + "/".join(found.groups())
-    elif found := re.search(r'User "([^"]+)"', said):
-        who = f"the user {found[1]}"
-    return f"{who} has no right to {attempt.verb} {attempt.resource}: {_giver(attempt.resource)}"
-
-
-def _giver(resource: str) -> str:
-    """What gives the rights to a resource."""
-    if resource in ("nodes", "events", *_DRA, *_REVIEWS):
-        return "`npu-agent doctor` shows the command that restores it"
-    if resource == "deviceclasses":
-        return "nothing in k8s/ gives it, as the agent needs none: do this as an administrator"
-    role = "basic-user" if resource == "selfsubjectaccessreviews" else "discovery"
-    return f"Kubernetes' own ClusterRole system:{role} gives it to all users: is it bound?"
-
-
-def _not_found(attempt: Attempt, official: bool) -> str:
-    resource = attempt.resource
-    if resource in _DRA and attempt.verb in ("list", "watch", "patch"):
-        return _NO_DRA
-    if resource == "deviceclasses" and (attempt.verb == "list" or not official):
-        return _NO_DRA  # for a group that it does not serve, it answers with no Status
-    if not official:
-        return "is that a Kubernetes API server, and is the path in its URL right?"
-    if resource == "nodes":
-        return (
-            "NODE_NAME may be wrong: it has to be the name that `kubectl get nodes` shows, and "
-            "k8s/daemonset.yaml takes it from spec.nodeName"
-        )
-    if resource == "events":
-        return "the namespace does not exist, or the Event has expired"
-    if resource == "resourceclaims":
-        return "the claim was deleted"
-    if resource == "deviceclasses":
-        return "there is no class of this name: the component k8s/components/dra has the agent's"
-    if resource.endswith("reviews"):
-        return "it serves no reviews, as every Kubernetes does: is that its own API server?"
-    return "there is no such object"
-
-
-def _conflict(attempt: Attempt) -> str:
-    if attempt.resource == "nodes":
-        return "the Node was deleted or created again since it was read; it is read again"
-    if attempt.resource == "events":
-        return "an Event of this name exists, or its namespace is being deleted"
-    return "somebody else has changed it at the same time"
-
-
-def failed(attempt: Attempt, error: Exception) -> ApiError:
+def failed(request: Request[Any], error: Exception, credentials: Credentials | None) -> ApiError:
     """What an exception of aiohttp, ssl or the operating system means."""
     import aiohttp
 
-    at = attempt.server
-    if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
-        why, remedy = _certificate(attempt, error)
-        return attempt.failed(Kind.CREDENTIALS, f"{at}: {why}", remedy)
-    if isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError):
-        status = getattr(error, "status", None)
-        came = f"answered {status}" if status else one_line(getattr(error, "os_error", error))
-        return attempt.failed(
-            Kind.UNREACHABLE,
-            f"{at}: the proxy {attempt.proxy} does not lead there ({came})",
-            "should NO_PROXY name the API server's address?",
-        )
-    if isinstance(error, aiohttp.ClientResponseError):
-        what = f"does not speak HTTP ({one_line(error.message or error)})"
-        return attempt.failed(Kind.GARBAGE, f"{at} {what}", "is that a Kubernetes API server?")
-    if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
-        by = f", by the proxy {attempt.proxy}" if attempt.proxy else ""
-        return attempt.failed(
-            Kind.CREDENTIALS,
-            f"{at}{by}: that is no URL of a server",
-            f"check {attempt.source}, and HTTPS_PROXY",
-        )
-    if isinstance(error, aiohttp.ClientConnectorSSLError | ssl.SSLError):
-        why, remedy = f"no TLS connection ({one_line(error)})", "is that port one for https?"
-    elif isinstance(error, aiohttp.ClientConnectorDNSError):
-        why = f"its name cannot be resolved ({one_line(error.os_error)})"
-        remedy = "check this host's DNS"
-    elif isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno  # asyncio's own words say less
-        cause = os.strerror(number) if number else one_line(error.os_error)
-        why, remedy = f"no connection ({cause})", "is it up, and is the network?"
-    elif isinstance(error, ConnectionError | aiohttp.ClientError):
-        why = f"the connection broke ({one_line(error)})"
-        remedy = "is it up, or is a proxy before it?"
-    else:
-        why, remedy = f"{type(error).__name__}: {one_line(error)}", ""
-    return attempt.failed(Kind.UNREACHABLE, f"{at}: {why}", remedy)
-
-
-def _certificate(attempt: Attempt, error: Exception) -> tuple[str, str]:
-    cause = getattr(error, "certificate_error", error)
-    why = one_line(getattr(cause, "verify_message", cause) or cause)
-    code = getattr(cause, "verify_code", None)
-    if code in (62, 64):  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
-        remedy = (
-            "reach it by a name that its certificate has, or give that name as the kubeconfig's "
-            "tls-server-name"
-        )
-    elif code in (9, 10):  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
-        remedy = "renew it, and check this host's clock"
-    else:
-        remedy = (
-            f"{attempt.ca or 'no certificate authority that this system trusts'} has not signed "
-            "it: take the CA of this very cluster, and check for a proxy that intercepts TLS"
-        )
-    return f"its certificate is not valid ({why})", remedy
+    kind, why = Kind.UNREACHABLE, one_line(error)
+    source, proxy, ca = "the credentials", None, None
+    if credentials:
+        source, proxy, ca = credentials.source, credentials.proxy_address, credentials.ca
+    match error:
+        case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
+            kind = Kind.CREDENTIALS
+            why = f"its certificate is not valid ({one_line(cause)})"
+            remedy = (
+                f"has {ca or 'an authority that this system trusts'} signed it? Take the CA of "
+                "this very cluster, check this host's clock, give the name that is in it as the "
+                "kubeconfig's tls-server-name, and check for a proxy that intercepts TLS"
+            )
+        case aiohttp.ClientProxyConnectionError() | aiohttp.ClientHttpProxyError():
+            status = getattr(error, "status", None)
+            came = f"answered {status}" if status else one_line(getattr(error, "os_error", error))
+            why = f"the proxy {proxy} does not lead there ({came})"
+            remedy = "should NO_PROXY name the API server's address?"
+        case aiohttp.ClientResponseError():
+            kind = Kind.GARBAGE
+            why = f"does not speak HTTP ({one_line(error.message or error)})"
+            remedy = IS_IT_KUBERNETES
+        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+            kind = Kind.CREDENTIALS
+            why = "that is no URL of a server" + (
+                f", or the proxy {proxy} is none" if proxy else ""
+            )
+            remedy = f"check {source}, and HTTPS_PROXY"
+        case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
+            why, remedy = f"no TLS connection ({why})", "is that port one for https?"
+        case aiohttp.ClientConnectorDNSError():
+            why = f"its name cannot be resolved ({one_line(error.os_error)})"
+            remedy = "check this host's DNS"
+        case aiohttp.ClientConnectorError(os_error=OSError(errno=int(number))):
+            # asyncio's own words say less
+            why, remedy = f"no connection ({os.strerror(number)})", "is it up, and is the network?"
+        case ConnectionError() | aiohttp.ClientError():
+            why, remedy = f"the connection broke ({why})", "is it up, or is a proxy before it?"
+        case _:
+            why, remedy = f"{type(error).__name__}: {why}", ""
+    return ApiError(f"cannot {request}: {server(credentials)}: {why}", remedy, kind=kind)

@@ -3,50 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
-from npu_agent.kube.client import Api, Request, part, path
-from npu_agent.kube.errors import Attempt, Kind
+import msgspec
 
-FIELD_MANAGER = "npu-agent"
-"""Who owns the labels, in the Node's managedFields."""
-
-_METADATA = "PartialObjectMetadata"
-_METADATA_ONLY = f"application/json;as={_METADATA};g=meta.k8s.io;v=v1"
+from npu_agent.kube.client import FIELD_MANAGER, Api
+from npu_agent.kube.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMeta:
-    """A Node's metadata, as the API server answered it."""
+class _Labels(msgspec.Struct, frozen=True):
+    labels: dict[str, Any] = msgspec.field(default_factory=dict, name="f:labels")
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    metadata: _Labels = msgspec.field(default=_Labels(), name="f:metadata")
+
+
+class Manager(msgspec.Struct, frozen=True):
+    """An owner of fields: an entry of managedFields, of k8s.io/apimachinery (FieldsV1)."""
+
+    manager: str = ""
+    operation: str = ""
+    subresource: str = ""
+    fields: _Fields = msgspec.field(default=_Fields(), name="fieldsV1")
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The keys of the labels that it owns."""
+        keys = self.fields.metadata.labels
+        return frozenset(key.removeprefix("f:") for key in keys if key.startswith("f:"))
+
+
+class NodeMeta(msgspec.Struct, frozen=True, rename="camel"):
+    """A Node's metadata."""
 
     name: str
-    uid: str
+    uid: Annotated[str, msgspec.Meta(min_length=1)]
     """Another one if the Node was deleted and created again."""
     resource_version: str
-    labels: Mapping[str, str]
+    labels: dict[str, str] = {}
     """All of them, whoever applied them."""
-    applied: frozenset[str]
-    """The keys of labels that this agent, or one before it, put there by server-side apply."""
+    managed_fields: tuple[Manager, ...] = ()
+
+    @property
+    def applied(self) -> frozenset[str]:
+        """The keys of labels that this agent, or one before it, put there by server-side apply.
+
+        What we have by Update, or of a subresource, is another owner's: an apply leaves it alone.
+        """
+        ours = (FIELD_MANAGER, "Apply", "")
+        return frozenset[str]().union(
+            *(
+                each.labels
+                for each in self.managed_fields
+                if (each.manager, each.operation, each.subresource) == ours
+            )
+        )
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str
+    status: str
+    message: str = ""
+
+
+class _Info(msgspec.Struct, frozen=True, rename="camel"):
+    kubelet_version: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True, rename="camel"):
+    allocatable: dict[str, str] = {}
+    conditions: tuple[_Condition, ...] = ()
+    node_info: _Info = _Info()
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    unschedulable: bool = False
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A Node: what is read of it (k8s.io/api/core/v1, types.go)."""
+
+    metadata: NodeMeta
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+class _Partial(msgspec.Struct, frozen=True):
+    metadata: NodeMeta
+
+
+_FROM_CACHE = {"resourceVersion": "0"}
+"""Any version will do: the API server answers from its cache."""
 
 
 async def read(api: Api, name: str) -> NodeMeta:
-    """The Node's metadata, from the API server's cache: it may be a moment old.
+    """The Node's metadata, from the API server's cache: it may be a moment old."""
+    request = Request(
+        verb="get",
+        kind="Node",
+        name=name,
+        metadata_only=True,
+        answer=_Partial,
+        query=_FROM_CACHE,
+    )
+    return (await api.ask(request)).metadata
 
-    Raises:
-        ApiError: of any kind.
-    """
-    return await _meta(api, _get(name, _METADATA, _METADATA_ONLY))
 
-
-async def read_whole(api: Api, name: str) -> dict[str, Any]:
-    """The Node with its status, from the API server's cache.
-
-    Raises:
-        ApiError: of any kind.
-    """
-    return await api.ask(_get(name, "Node"))
+async def read_whole(api: Api, name: str) -> Node:
+    """The Node with its status, from the API server's cache."""
+    request = Request(verb="get", kind="Node", name=name, answer=Node, query=_FROM_CACHE)
+    return await api.ask(request)
 
 
 async def apply_labels(api: Api, node: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
@@ -63,72 +130,11 @@ async def apply_labels(api: Api, node: NodeMeta, labels: Mapping[str, str]) -> N
     if labels:  # an empty object would be owned too, and would stay behind
         metadata["labels"] = dict(labels)
     request = Request(
-        attempt=Attempt(doing=f"apply labels to Node {node.name}", verb="patch", resource="nodes"),
-        method="PATCH",
-        path=path("api", "v1", "nodes", node.name),
-        kind=_METADATA,
-        accept=_METADATA_ONLY,
-        content_type="application/apply-patch+yaml",
-        query={"fieldManager": FIELD_MANAGER, "force": "true"},
+        verb="apply",
+        kind="Node",
+        name=node.name,
+        metadata_only=True,
+        answer=_Partial,
         body={"apiVersion": "v1", "kind": "Node", "metadata": metadata},
     )
-    return await _meta(api, request)
-
-
-def _get(name: str, kind: str, accept: str = "application/json") -> Request:
-    return Request(
-        attempt=Attempt(doing=f"get Node {name}", verb="get", resource="nodes"),
-        method="GET",
-        path=path("api", "v1", "nodes", name),
-        query={"resourceVersion": "0"},  # any will do: the API server answers from its cache
-        kind=kind,
-        accept=accept,
-    )
-
-
-async def _meta(api: Api, request: Request) -> NodeMeta:
-    answer = await api.ask(request)
-    try:
-        return node_meta(answer)
-    except ValueError as error:
-        raise request.attempt.failed(
-            Kind.GARBAGE, f"the API server's answer cannot be used: {error}"
-        ) from error
-
-
-def node_meta(answer: Mapping[str, Any]) -> NodeMeta:
-    """A PartialObjectMetadata as NodeMeta.
-
-    Raises:
-        ValueError: it lacks something, or has it in another form; the message says what.
-    """
-    meta = part(answer, "metadata")
-    name, uid, version = (meta.get(key) for key in ("name", "uid", "resourceVersion"))
-    if not (isinstance(name, str) and isinstance(uid, str) and isinstance(version, str) and uid):
-        raise ValueError("its metadata lacks name, uid or resourceVersion")
-    labels = meta.get("labels")
-    if labels is None:
-        labels = {}
-    if not isinstance(labels, Mapping) or not all(isinstance(v, str) for v in labels.values()):
-        raise ValueError("its metadata.labels are not an object of strings")
-    applied = applied_labels(meta.get("managedFields"))
-    return NodeMeta(name, uid, version, MappingProxyType(dict(labels)), applied)
-
-
-def applied_labels(managed_fields: object) -> frozenset[str]:
-    """The label keys that our field manager owns by Apply; what is malformed counts as nothing.
-
-    The format is FieldsV1 of k8s.io/apimachinery: ``{"f:metadata": {"f:labels": {"f:KEY": {}}}}``.
-    Our entry by Update, or for a subresource, is another owner: an apply leaves it alone.
-    """
-    entries = managed_fields if isinstance(managed_fields, list) else ()
-    ours = [
-        part(entry, "fieldsV1", "f:metadata", "f:labels")
-        for entry in entries
-        if isinstance(entry, Mapping)
-        and (entry.get("manager"), entry.get("operation")) == (FIELD_MANAGER, "Apply")
-        and not entry.get("subresource")
-    ]
-    return frozenset(
-        key.removeprefix("f:") for fields in ours for key in fields if key.startswith("f:")
-    )
+    return (await api.ask(request)).metadata

@@ -9,10 +9,8 @@ import msgspec
 
 from npu_agent import typedjson
 from npu_agent.core.claim import UID, Claim, Parameters, Result
-from npu_agent.kube.client import Api, Request, path
-from npu_agent.kube.errors import Attempt
-
-_GROUP = path("apis", "resource.k8s.io", "v1")
+from npu_agent.kube.client import Api
+from npu_agent.kube.request import Request
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")]
 """Of an object, a pool or a device: it is part of messages."""
@@ -71,6 +69,10 @@ class _Metadata(msgspec.Struct):
     uid: _Uid
 
 
+class _Classes(msgspec.Struct):
+    items: list[dict[str, Any]] | None = None
+
+
 class _ResourceClaim(msgspec.Struct):
     """Format: ``ResourceClaim`` of k8s.io/api/resource/v1, types.go."""
 
@@ -119,9 +121,6 @@ async def get(
 ) -> dict[str, Any]:
     """A claim as the API server has it; `claim_of` reads it.
 
-    Up to eight at the same time, and beside all other calls: the kubelet asks for the claims of
-    several Pods at the same time, and waits for the answer.
-
     Args:
         api: the API server.
         namespace: the claim's.
@@ -131,17 +130,14 @@ async def get(
     Raises:
         ApiError: of any kind; NOT_FOUND if there is no such claim.
     """
-    return await api.ask_apart(
-        Request(
-            attempt=Attempt(
-                doing=f"get ResourceClaim {namespace}/{name}", verb="get", resource="resourceclaims"
-            ),
-            method="GET",
-            path=_GROUP + path("namespaces", namespace, "resourceclaims", name),
-            kind="ResourceClaim",
-        ),
-        deadline=deadline,
+    request = Request(
+        verb="get",
+        kind="ResourceClaim",
+        namespace=namespace,
+        name=name,
+        answer=dict[str, Any],
     )
+    return await api.ask(request, deadline=deadline)
 
 
 async def device_class(api: Api, name: str) -> dict[str, Any]:
@@ -150,28 +146,12 @@ async def device_class(api: Api, name: str) -> dict[str, Any]:
     Raises:
         ApiError: of any kind; NOT_FOUND if there is no such class.
     """
-    request = Request(
-        attempt=Attempt(doing=f"get DeviceClass {name}", verb="get", resource="deviceclasses"),
-        method="GET",
-        path=_GROUP + path("deviceclasses", name),
-        kind="DeviceClass",
-    )
-    return await api.ask_apart(request)
+    return await api.ask(Request(verb="get", kind="DeviceClass", name=name, answer=dict[str, Any]))
 
 
 async def device_classes(api: Api) -> list[dict[str, Any]]:
-    """All DeviceClasses.
-
-    Raises:
-        ApiError: of any kind.
-    """
-    request = Request(
-        attempt=Attempt(doing="list the DeviceClasses", verb="list", resource="deviceclasses"),
-        method="GET",
-        path=_GROUP + path("deviceclasses"),
-        kind="DeviceClassList",
-    )
-    return list((await api.ask_apart(request)).get("items") or ())
+    """All DeviceClasses."""
+    return (await api.ask(Request(verb="list", kind="DeviceClass", answer=_Classes))).items or []
 
 
 async def served(api: Api) -> bool:
@@ -180,11 +160,4 @@ async def served(api: Api) -> bool:
     Raises:
         ApiError: of any kind but NOT_FOUND.
     """
-    return await api.ask_for(
-        Request(
-            attempt=Attempt(doing="read what resource.k8s.io/v1 has", verb="get", resource=_GROUP),
-            method="GET",
-            path=_GROUP,
-            kind="APIResourceList",
-        )
-    )
+    return await api.exists(Request(verb="get", kind="APIResourceList", answer=dict))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from npu_agent.kube.client import Api, Request, part, path
-from npu_agent.kube.errors import Attempt, Kind
-from npu_agent.kube.node import FIELD_MANAGER
-from npu_agent.text import one_line
+import msgspec
 
-_ALL = path("apis", "resource.k8s.io", "v1", "resourceslices")
+from npu_agent.kube.client import Api, WatchEvent
+from npu_agent.kube.errors import unusable
+from npu_agent.kube.request import Request
+from npu_agent.typedjson import InvalidJsonError, convert
+
+Slice = Mapping[str, Any]
+
 _LARGEST_LIST = 16 * 2**20
 """Bytes: 170 cards of eight cores that are offered in parts are 2 MiB. It is read whole, since
 pages of it (``limit``) would have API servers before 1.36 read the slices of all nodes from
 etcd."""
-_SILENCE = 150.0
+SILENCE = 150.0
 """Seconds: the API server sends a bookmark each minute (k8s.io/apiserver, cacher.go,
 defaultBookmarkFrequency), so two that are missing are a connection that is broken."""
 
@@ -26,10 +29,51 @@ defaultBookmarkFrequency), so two that are missing are a connection that is brok
 class Listing:
     """What there was at one moment."""
 
-    slices: Mapping[str, Mapping[str, Any]]
+    slices: Mapping[str, Slice]
     """By name."""
     resource_version: str
     """Of that moment: a watch begins there."""
+
+
+# What is read of a slice, which travels as it is: it is compared with what was sent, field by
+# field.
+
+
+class _Device(msgspec.Struct, frozen=True):
+    name: str
+    taints: list[dict[str, str]] | None = None
+
+
+class _Pool(msgspec.Struct, frozen=True, rename="camel"):
+    generation: int
+    resource_slice_count: int
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    pool: _Pool
+    devices: list[_Device] | None = None
+
+
+class _Meta(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    owner_references: list[Any] | None = None
+
+
+class _Slice(msgspec.Struct, frozen=True):
+    metadata: _Meta
+    spec: _Spec
+
+
+class _Version(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    metadata: _Version
+
+
+class _List(_Versioned, frozen=True):
+    items: list[dict[str, Any]] | None = None
 
 
 async def read(api: Api, node: str | None, driver: str) -> Listing:
@@ -39,112 +83,73 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
         ApiError: of any kind; NOT_FOUND if the API server does not serve resource.k8s.io/v1.
     """
     request = Request(
-        attempt=_attempt(f"list the ResourceSlices of {'this node' if node else driver}", "list"),
-        method="GET",
-        path=_ALL,
-        kind="ResourceSliceList",
+        verb="list",
+        kind="ResourceSlice",
+        answer=_List,
         query=_of(node, driver),
         largest=_LARGEST_LIST,
     )
-    answer = await api.ask_apart(request)
-    try:
-        found = {each["metadata"]["name"]: each for each in answer.get("items") or ()}
-        version = str(answer["metadata"]["resourceVersion"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise request.attempt.failed(
-            Kind.GARBAGE, f"the API server's answer cannot be used: {one_line(repr(error))}"
-        ) from error
-    if not all(map(_is_slice, found.values())):
-        raise request.attempt.failed(Kind.GARBAGE, "the API server lists what is no ResourceSlice")
-    return Listing(found, version)
+    answer = await api.ask(request)
+    found = [_checked(request, each, _Slice) for each in answer.items or ()]
+    slices = {each["metadata"]["name"]: each for each in found}
+    return Listing(slices, answer.metadata.resource_version)
 
 
 @contextlib.asynccontextmanager
 async def watch(
     api: Api, node: str, driver: str, resource_version: str, *, seconds: float
-) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+) -> AsyncIterator[AsyncIterator[WatchEvent]]:
     """Opens a watch for so many seconds: the events after a `Listing`, or another event.
 
-    Each has ``type`` (``ADDED``, ``MODIFIED``, ``DELETED``) and ``object``, the slice; or it is a
-    ``BOOKMARK``, whose object has a resourceVersion only. A watch may begin after any of them.
-
-    Raises:
-        ApiError: as `Api.watch`.
+    Each has a slice as its object; or it is a ``BOOKMARK``, whose object has a resourceVersion
+    only. A watch may begin after any of them.
     """
-    request = Request(
-        attempt=_attempt("watch the ResourceSlices of this node", "watch"),
-        method="GET",
-        path=_ALL,
-        kind="WatchEvent",
-        query={
-            **_of(node, driver),
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": resource_version,
-            "timeoutSeconds": str(round(seconds)),
-        },
-    )
-    async with api.watch(request, silence=_SILENCE) as events:
-        yield _checked(request.attempt, events)
+    query = {
+        **_of(node, driver),
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": resource_version,
+        "timeoutSeconds": str(round(seconds)),
+    }
+    request = Request(verb="watch", kind="ResourceSlice", answer=WatchEvent, query=query)
+    async with api.watch(request, silence=SILENCE) as events:
+        yield _slice_events(request, events)
 
 
-async def _checked(
-    attempt: Attempt, events: AsyncIterator[dict[str, Any]]
-) -> AsyncIterator[dict[str, Any]]:
+async def _slice_events(
+    request: Request[Any], events: AsyncIterator[WatchEvent]
+) -> AsyncIterator[WatchEvent]:
     async for event in events:
-        match event.get("type"):
-            case "ADDED" | "MODIFIED" | "DELETED":
-                good = _is_slice(event["object"])
-            case type_:
-                good = type_ == "BOOKMARK"
-        version = part(event["object"], "metadata").get("resourceVersion")
-        if not (good and version and isinstance(version, str)):
-            raise attempt.failed(
-                Kind.GARBAGE, "the API server sent an event that is none of a ResourceSlice"
-            )
+        _checked(request, event.object, _Versioned)
+        if event.type in ("ADDED", "MODIFIED", "DELETED"):
+            _checked(request, event.object, _Slice)
+        elif event.type != "BOOKMARK":
+            raise unusable(request, ValueError("an event of an unknown type"))
         yield event
 
 
-async def apply(api: Api, slice_: Mapping[str, Any]) -> dict[str, Any]:
+async def apply(api: Api, slice_: Slice) -> Slice:
     """Creates or changes a slice by server-side apply; returns it as it then is.
 
     One that changes nothing writes nothing.
-
-    Raises:
-        ApiError: of any kind.
     """
     name = slice_["metadata"]["name"]
     request = Request(
-        attempt=_attempt(f"apply ResourceSlice {name}", "patch"),
-        method="PATCH",
-        path=_ALL + path(name),
+        verb="apply", kind="ResourceSlice", name=name, answer=dict[str, Any], body=slice_
+    )
+    return _checked(request, await api.ask(request), _Slice)
+
+
+async def dry_run(api: Api, slice_: Slice) -> dict[str, Any]:
+    """What the API server would make of a new slice of this name; nothing is written."""
+    request = Request(
+        verb="create",
         kind="ResourceSlice",
-        content_type="application/apply-patch+yaml",
-        query={"fieldManager": FIELD_MANAGER, "force": "true"},
+        answer=dict[str, Any],
+        query={"dryRun": "All"},
         body=slice_,
     )
-    answer = await api.ask_apart(request)
-    if not _is_slice(answer):
-        raise request.attempt.failed(Kind.GARBAGE, "the API server answered with no ResourceSlice")
-    return answer
-
-
-async def dry_run(api: Api, slice_: Mapping[str, Any]) -> dict[str, Any]:
-    """What the API server would make of a new slice of this name; nothing is written.
-
-    Raises:
-        ApiError: of any kind.
-    """
-    return await api.ask_apart(
-        Request(
-            attempt=_attempt("create a ResourceSlice, as a dry run", "create"),
-            method="POST",
-            path=_ALL,
-            kind="ResourceSlice",
-            query={"dryRun": "All"},
-            body=slice_,
-        )
-    )
+    return await api.ask(request)
 
 
 async def delete(api: Api, name: str) -> bool:
@@ -153,48 +158,23 @@ async def delete(api: Api, name: str) -> bool:
     Raises:
         ApiError: of any kind but NOT_FOUND.
     """
-    return await api.ask_for(
-        Request(
-            attempt=_attempt(f"delete ResourceSlice {name}", "delete"),
-            method="DELETE",
-            path=_ALL + path(name),
-            kind="ResourceSlice",  # the API server answers with what it has deleted
-        )
-    )
+    # The API server answers with what it has deleted.
+    return await api.exists(Request(verb="delete", kind="ResourceSlice", name=name, answer=dict))
 
 
-def _is_slice(found: Mapping[str, Any]) -> bool:
-    """Whether it has what is read of a slice, and in the form of k8s.io/api/resource/v1."""
-    meta, spec = part(found, "metadata"), part(found, "spec")
-    devices, owners = spec.get("devices") or [], meta.get("ownerReferences") or []
-    pool = part(spec, "pool")
-    return (
-        isinstance(meta.get("name"), str)
-        and isinstance(owners, list)
-        and isinstance(pool.get("generation"), int)
-        and isinstance(pool.get("resourceSliceCount"), int)
-        and isinstance(devices, list)
-        and all(map(_is_device, devices))
-    )
+def _checked(request: Request[Any], found: dict[str, Any], as_: type[Any]) -> dict[str, Any]:
+    """`found` as it is, once it has what is read of it.
 
-
-def _is_device(found: object) -> bool:
-    taints = found.get("taints") or [] if isinstance(found, Mapping) else None
-    return (
-        isinstance(found, Mapping)
-        and isinstance(found.get("name"), str)
-        and isinstance(taints, list)
-        and all(
-            isinstance(taint, Mapping) and all(isinstance(text, str) for text in taint.values())
-            for taint in taints
-        )
-    )
+    Raises:
+        ApiError: it has not.
+    """
+    try:
+        convert(found, as_)
+    except InvalidJsonError as error:
+        raise unusable(request, error) from error
+    return found
 
 
 def _of(node: str | None, driver: str) -> dict[str, str]:
     of_node = f"spec.nodeName={node}," if node else ""
     return {"fieldSelector": f"{of_node}spec.driver={driver}"}
-
-
-def _attempt(doing: str, verb: str) -> Attempt:
-    return Attempt(doing=doing, verb=verb, resource="resourceslices")

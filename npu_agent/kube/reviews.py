@@ -1,64 +1,69 @@
-"""TokenReview and SubjectAccessReview: whose token this is, and what that user may read."""
+"""Reviews: which rights these credentials have, whose a token is, and what that user may get."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from npu_agent.kube.client import Api, Request, part, path
-from npu_agent.kube.errors import Attempt
+import msgspec
+
+from npu_agent.kube.client import Api
+from npu_agent.kube.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """Whom a token stands for: ``status.user`` of a TokenReview."""
+class User(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whom a token stands for."""
 
-    name: str
-    fields: Mapping[str, Any]
-    """``groups``, ``uid`` and ``extra``, as a SubjectAccessReview takes them."""
+    name: str = msgspec.field(default="", name="username")
+    groups: list[str] | None = None
+    uid: str | None = None
+    extra: dict[str, list[str]] | None = None
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """Of an access review, or of a TokenReview."""
+
+    allowed: bool = False
+    denied: bool = False
+    authenticated: bool = False
+    user: User = User()
+
+
+class _Review(msgspec.Struct, frozen=True):
+    status: _Status = _Status()
+
+
+async def allowed(
+    api: Api, verb: str, resource: str, *, group: str = "", namespace: str = "", name: str = ""
+) -> bool:
+    """Whether these credentials have this right on a resource, by default of the core group.
+
+    Every authenticated user may ask (ClusterRole system:basic-user).
+    """
+    right = {"verb": verb, "group": group, "resource": resource}
+    right |= {"namespace": namespace, "name": name}
+    return (await _ask(api, "SelfSubjectAccessReview", {"resourceAttributes": right})).allowed
 
 
 async def user_of(api: Api, token: str, *, deadline: float) -> User | None:
-    """Whose token this is; None: nobody's.
-
-    Raises:
-        ApiError: of any kind.
-    """
-    answer = await _create(
-        api, "authentication.k8s.io", "TokenReview", {"token": token}, deadline=deadline
-    )
-    status, user = part(answer, "status"), part(answer, "status", "user")
-    name = user.get("username")
-    if status.get("authenticated") is not True or not isinstance(name, str) or not name:
-        return None
-    return User(name, {key: user[key] for key in ("groups", "uid", "extra") if key in user})
+    """Whose token this is; None: nobody's."""
+    status = await _ask(api, "TokenReview", {"token": token}, deadline)
+    return status.user if status.authenticated and status.user.name else None
 
 
 async def may_get(api: Api, user: User, url: str, *, deadline: float) -> bool:
-    """Whether the user may get this path, as RBAC's nonResourceURLs have it.
-
-    Raises:
-        ApiError: of any kind.
-    """
-    wanted = {"path": url, "verb": "get"}
-    spec = {"user": user.name, **user.fields, "nonResourceAttributes": wanted}
-    answer = await _create(
-        api, "authorization.k8s.io", "SubjectAccessReview", spec, deadline=deadline
-    )
-    status = part(answer, "status")
-    return status.get("allowed") is True and status.get("denied") is not True
+    """Whether the user may get this path, as RBAC's nonResourceURLs have it."""
+    who = msgspec.to_builtins(user)
+    spec = {"user": who.pop("username"), **who}
+    spec["nonResourceAttributes"] = {"path": url, "verb": "get"}
+    status = await _ask(api, "SubjectAccessReview", spec, deadline)
+    return status.allowed and not status.denied
 
 
-async def _create(
-    api: Api, group: str, kind: str, spec: Mapping[str, Any], *, deadline: float
-) -> dict[str, Any]:
-    resource = f"{kind.lower()}s"
-    request = Request(
-        attempt=Attempt(doing=f"create a {kind}", verb="create", resource=resource),
-        method="POST",
-        path=path("apis", group, "v1", resource),
-        kind=kind,
-        body={"apiVersion": f"{group}/v1", "kind": kind, "spec": spec},
-    )
-    return await api.ask_apart(request, deadline=deadline)
+async def _ask(
+    api: Api, kind: str, spec: Mapping[str, Any], deadline: float | None = None
+) -> _Status:
+    group = "authentication" if kind == "TokenReview" else "authorization"
+    body = {"apiVersion": f"{group}.k8s.io/v1", "kind": kind, "spec": spec}
+    request = Request(verb="create", kind=kind, answer=_Review, body=body)
+    return (await api.ask(request, deadline=deadline)).status

@@ -35,11 +35,18 @@ async def load() -> Credentials | None:
     server = _server(token)
     if server is None:
         return None
+    try:
+        text = (await files.read(token, _LONGEST)).decode("ascii")
+    except (OSError, ValueError) as error:
+        raise CredentialsError(
+            f"the service account's token {token} cannot be read: {one_line(error)}",
+            "does the volume mount of the Pod have it, and may this user read it?",
+        ) from error
     return Credentials(
         server=server,
         source=f"the service account ({token})",
-        authorization=await authorization(token),
-        token_file=token,
+        authorization=checked(f"Bearer {text.strip()}", f"the service account's token {token}"),
+        rotates=True,
         ca=str(DIRECTORY / "ca.crt"),
     )
 
@@ -51,19 +58,3 @@ def _server(token: Path) -> str | None:
     if not (host and port and os.path.lexists(token)):
         return None
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
-async def authorization(token: Path) -> str:
-    """The header for the token that is in its file now.
-
-    Raises:
-        CredentialsError: it cannot be read, or is no token.
-    """
-    try:
-        text = (await files.read(token, _LONGEST)).decode("ascii")
-    except (OSError, ValueError) as error:
-        raise CredentialsError(
-            f"the service account's token {token} cannot be read: {one_line(error)}",
-            "does the volume mount of the Pod have it, and may this user read it?",
-        ) from error
-    return checked(f"Bearer {text.strip()}", f"the service account's token {token}")

@@ -10,8 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from npu_agent.backoff import ApiBackoff
 from npu_agent.core.changes import ChangeKind, card_changes
@@ -19,8 +18,7 @@ from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
-from npu_agent.kube import event as events
-from npu_agent.kube import node as nodes
+from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
 
 log = logger(__name__)
@@ -29,17 +27,22 @@ NAMESPACE = "default"
 COMPONENT = "npu-agent"
 _LONGEST = 1024
 """Characters of a message: the API server's limit."""
-_KEPT_FOR = 600.0
-"""Seconds in which the same Event again is counted and not created a second time. Also those that
-one waits for an API server that does not answer; then it counts as lost."""
-_MOST = 256
-"""Events that wait, at most."""
-_BURST, _EVERY = 25, 10.0
-"""So many Events without a pause, and then one each so many seconds."""
-_OF_ONE = (Kind.FORBIDDEN, Kind.CONFLICT, Kind.GARBAGE)
-"""What may be wrong with one Event alone: a webhook refuses it, or repeats need a right that is
-missing. The others go before it then."""
-_now = time.monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How many Events there may be; times are in seconds."""
+
+    burst: int = 25
+    """Without a pause; then one each `every`."""
+    every: float = 10.0
+    kept_for: float = 600.0
+    """In which the same Event again is counted and not created a second time. Also those that one
+    waits for an API server that does not answer; then it counts as lost."""
+    most: int = 256
+    """That are kept; more are lost."""
+    longest_pause: float = 60.0
+    """Between two tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,27 +100,23 @@ def _named(state: CardState) -> str:
 
 @dataclass(slots=True)
 class _Record:
-    """How often an Event has happened, as far as the API server has it and beyond that."""
+    """How often an Event has happened, and how much of that the API server has."""
 
-    unsent: int = 0
-    first: float = 0.0
-    """When the first of the unsent ones happened, by `time.monotonic`: the wall clock may jump."""
-    last: float = 0.0
-    """When it happened last, sent or not."""
-    name: str = ""
-    """Its name at the API server; empty while there is none."""
-    uid: str = ""
-    """The Node that it is about there."""
+    first: str
+    last: str = ""
+    at: float = 0.0
+    """`time.monotonic` of `last`."""
+    count: int = 0
     sent: int = 0
-    refused: int = 0
-    """How often in a row it could not be sent for what may be its own fault."""
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    """The end of its name at the API server."""
 
 
 class Events:
     """Reports to the API server. `results` counts ``sent``, ``repeated`` and ``lost``.
 
-    What happens while the API server does not answer, or faster than the limit allows, waits, and
-    what repeats meanwhile is counted: nothing grows, and nobody waits for it.
+    What happens while the API server does not answer, or faster than the limits allow, waits, and
+    what repeats meanwhile is counted: nothing grows, and no other part waits for it.
     """
 
     def __init__(
@@ -129,6 +128,7 @@ class Events:
         configs: Feed[ConfigState],
         wanted: Feed[bool],
         drivers: Sequence[Feed[SessionStatus]] = (),
+        limits: Limits | None = None,
     ) -> None:
         """`wanted` is whether Events are sent; what happens while it is False is dropped."""
         self.results: Counter[str] = Counter()
@@ -142,10 +142,9 @@ class Events:
         self._configs = configs
         self._wanted = wanted
         self._drivers = tuple(drivers)
+        self._limits = limits or Limits()
         self._records: dict[Event, _Record] = {}
-        """The one that has waited for longest comes first."""
-        self._sending: Event | None = None
-        """The one that is under way."""
+        """The next to be sent comes first."""
         self._more = asyncio.Event()
 
     async def run(self) -> None:
@@ -180,127 +179,99 @@ class Events:
 
     def _add(self, event: Event) -> None:
         self._forget()
-        now = _now()
-        event = replace(event, message=_cut(event.message))
         record = self._records.get(event)
-        if record is None or not record.unsent:
-            if sum(each.unsent > 0 for each in self._records.values()) >= _MOST:
+        if record is None:
+            if len(self._records) >= self._limits.most:
                 self.results["lost"] += 1
                 return
-            record = self._records.pop(event, None) or _Record()
-            record.first = now
-            self._records[event] = record
-        record.unsent += 1
-        record.last = now
+            record = self._records[event] = _Record(first=_stamp())
+        record.count += 1
+        record.last, record.at = _stamp(), time.monotonic()
         self._more.set()
 
     def _forget(self) -> None:
-        """Drops what is too old to be sent, or to be counted as a repetition.
-
-        But what is under way: it may arrive.
-        """
-        now = _now()
+        """Drops what is too old to be sent, or to be counted as a repetition."""
+        oldest = time.monotonic() - self._limits.kept_for
         for event, record in list(self._records.items()):
-            if now - record.last > _KEPT_FOR and event != self._sending:
+            if record.at < oldest:
                 del self._records[event]
-                if record.unsent:
+                if record.count > record.sent:
                     self.results["lost"] += 1
 
     async def _send_all(self, node: str) -> None:
-        pause = ApiBackoff()
-        allowed, filled = float(_BURST), _now()
+        limits, pause = self._limits, ApiBackoff(longest=self._limits.longest_pause)
+        allowed, filled = float(limits.burst), time.monotonic()
         works = False
         while True:
             self._more.clear()
             self._forget()
-            waiting = {event: one for event, one in self._records.items() if one.unsent}
-            if works and not any(one.refused for one in waiting.values()):
-                self.sending.works()
-            if not waiting:
+            unsent = (event for event, one in self._records.items() if one.count > one.sent)
+            event = next(unsent, None)
+            if event is None:
+                if works:
+                    self.sending.works()
                 await self._more.wait()
                 continue
-            now = _now()
-            allowed, filled = min(_BURST, allowed + (now - filled) / _EVERY), now
+            now = time.monotonic()
+            allowed, filled = min(limits.burst, allowed + (now - filled) / limits.every), now
             if allowed < 1:
-                await asyncio.sleep((1 - allowed) * _EVERY)
+                await asyncio.sleep((1 - allowed) * limits.every)
                 continue
-            # Of those that were refused as often as each other, the oldest.
-            event, record = min(waiting.items(), key=lambda each: each[1].refused)
-            try:
-                await self._send(node, event, record)
-            except ApiError as error:
-                again = record.refused > 0 and error.kind in _OF_ONE
-                if error.kind is Kind.REFUSED:  # it would be refused again
-                    self.results["lost"] += 1
-                    self._records.pop(event, None)
-                elif error.kind in _OF_ONE:
-                    record.refused += 1
-                if not again:
-                    works = False
-                    self.sending.failed(error)
-                await asyncio.sleep(pause.next(error.retry_after))
-                continue
-            allowed -= 1
-            pause.reset()
-            record.refused, works = 0, True
+            works = await self._send(node, event, self._records[event], pause)
+            allowed -= works
 
-    async def _send(self, node: str, event: Event, record: _Record) -> None:
-        """Sends what is unsent of one Event; more of it may happen meanwhile."""
-        self._sending = event
+    async def _send(self, node: str, event: Event, record: _Record, pause: ApiBackoff) -> bool:
+        """Sends what there is of an Event; more of it may happen meanwhile."""
+        count = record.count
         try:
-            self.results[await self._put(node, event, record)] += 1
-        finally:
-            self._sending = None
-
-    async def _put(self, node: str, event: Event, record: _Record) -> str:
-        """Does it; returns what it was, for `results`."""
-        unsent, result = record.unsent, "repeated"
-        # A Node may be created again by its old name: whoever describes it sees what is about it,
-        # and not what was about the one before.
-        uid = (await nodes.read(self._api, node)).uid
-        if record.uid != uid:
-            record.name, record.uid, record.sent = "", uid, 0
-        if record.name:
-            patch = {"count": record.sent + unsent, "lastTimestamp": _stamp(record.last)}
-            try:
-                await events.patch(self._api, NAMESPACE, record.name, patch)
-            except ApiError as error:
-                if error.kind is not Kind.NOT_FOUND:
-                    raise
-                # It was deleted, or its hour was over: it is created again.
-                record.name, record.sent = "", 0
-        if not record.name:
-            body = _as_object(event, replace(record, unsent=unsent), node, uid)
-            record.name = await events.create(self._api, NAMESPACE, body)
-            result = "sent"
-        record.sent += unsent
-        record.unsent -= unsent
-        return result
+            await self._api.ask(_request(event, record, node))
+        except ApiError as error:
+            self.sending.failed(error)
+            if error.kind is Kind.REFUSED:  # it would be refused again
+                if self._records.pop(event, None):
+                    self.results["lost"] += 1
+            elif event in self._records:  # the others first: a webhook may refuse this one only
+                self._records[event] = self._records.pop(event)
+            await asyncio.sleep(pause.next(error.retry_after))
+            return False
+        self.results["repeated" if record.sent else "sent"] += 1
+        record.sent = count
+        pause.reset()
+        return True
 
 
-def _as_object(event: Event, record: _Record, node: str, uid: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        # A Node's name may have 253 characters, and so may an Event's.
-        "metadata": {"namespace": NAMESPACE, "name": f"{node[:230]}.{secrets.token_hex(8)}"},
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid},
-        "reason": event.reason,
-        "message": event.message,
-        "type": "Warning" if event.warning else "Normal",
-        "count": record.unsent,
-        "firstTimestamp": _stamp(record.first),
-        "lastTimestamp": _stamp(record.last),
-        "source": {"component": COMPONENT, "host": node},
-        "reportingComponent": COMPONENT,
-        "reportingInstance": node[:128],
-    }
+def _request(event: Event, record: _Record, node: str) -> Request[object]:
+    """Creates the Event or counts it up, by server-side apply: once more changes nothing."""
+    # A Node's name may have 253 characters, and so may an Event's.
+    name = f"{node[:230]}.{record.name}"
+    message = event.message
+    if len(message) > _LONGEST:
+        message = message[: _LONGEST - 3] + "..."
+    return Request(
+        verb="apply",
+        kind="Event",
+        namespace=NAMESPACE,
+        name=name,
+        answer=object,
+        body={
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"namespace": NAMESPACE, "name": name},
+            # The kubelet's Events have the Node's name as its UID too, and kubectl finds both.
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+            "reason": event.reason,
+            "message": message,
+            "type": "Warning" if event.warning else "Normal",
+            "count": record.count,
+            "firstTimestamp": record.first,
+            "lastTimestamp": record.last,
+            "source": {"component": COMPONENT, "host": node},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": node[:128],
+        },
+    )
 
 
-def _stamp(at: float) -> str:
-    """By the wall clock as it goes now, as RFC 3339 in whole seconds: Kubernetes' `Time`."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - (_now() - at)))
-
-
-def _cut(message: str) -> str:
-    return message if len(message) <= _LONGEST else message[: _LONGEST - 3] + "..."
+def _stamp() -> str:
+    """The time as RFC 3339 in whole seconds: Kubernetes' `Time`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

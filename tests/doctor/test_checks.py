@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from npu_agent import simulator
+from npu_agent import kube, simulator
 from npu_agent.config import (
     AllocationConfig,
     DisabledDevice,
@@ -42,6 +42,7 @@ from npu_agent.outputs.labels import nfd
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
+from npu_agent.typedjson import convert
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.doctor.helpers import RESOURCE, ApiServer, Node, locked
@@ -476,7 +477,8 @@ async def test_the_devices_that_the_kubelet_knows(
 
 
 async def test_fewer_allocatable_may_be_for_a_card_that_cannot_be_read() -> None:
-    node = {"status": {"allocatable": {RESOURCE: "2"}}}
+    meta = {"name": "n1", "uid": "u", "resourceVersion": "1"}
+    node = convert({"metadata": meta, "status": {"allocatable": {RESOURCE: "2"}}}, kube.Node)
     for odd, expected in ((UNREAD, State.UNKNOWN), ((), State.WRONG)):
         facts = {
             cluster.own_node: node,
@@ -588,8 +590,8 @@ async def test_cgroups_tell_who_lives(node: Node) -> None:
     assert f"mount the host's /sys/fs/cgroup at {cgroups}" in line.remedy
 
 
-@pytest.mark.parametrize("status", ["Unknown", None])
-async def test_only_true_is_ready(node: Node, status: str | None) -> None:
+@pytest.mark.parametrize("status", ["Unknown", "False"])
+async def test_only_true_is_ready(node: Node, status: str) -> None:
     node.api.node["status"]["conditions"] = [{"type": "Ready", "status": status}]
     assert (await node.examined())["Node"].state is State.NOTE
 

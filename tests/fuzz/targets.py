@@ -38,10 +38,10 @@ from npu_agent.core.vendor import NotServedError
 from npu_agent.doctor import host, kubelet
 from npu_agent.doctor.check import Unknown
 from npu_agent.feed import Feed
-from npu_agent.kube import client, errors, resourceclaims, resourceslices, reviews
-from npu_agent.kube.credentials import CredentialsError, checked
-from npu_agent.kube.errors import ApiError, Attempt
-from npu_agent.kube.node import node_meta
+from npu_agent.kube import Node, client, errors, resourceclaims, resourceslices, reviews
+from npu_agent.kube.credentials import Credentials, CredentialsError, checked
+from npu_agent.kube.errors import ApiError
+from npu_agent.kube.request import Request
 from npu_agent.kubelet import decode, ownership, rpc
 from npu_agent.kubelet.record import encode, recovered
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
@@ -364,12 +364,8 @@ def _lock(data: bytes) -> None:
 
 # The API server, and proxies before it.
 
-_ATTEMPT = Attempt(doing="get a thing", verb="get", resource="nodes")
-
-
-def _answer(data: bytes, kind: str) -> dict[str, Any]:
-    request = client.Request(attempt=_ATTEMPT, method="GET", path="/", kind=kind)
-    return client._object(_ATTEMPT, request, client._Answer(200, "OK", {}, data, True))
+_CREDENTIALS = Credentials(server="https://a", source="a test")
+_GET = Request(verb="get", kind="Node", name="n", answer=Node)
 
 
 class _Api:
@@ -378,16 +374,16 @@ class _Api:
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    async def ask_apart(self, request: client.Request, **_: Any) -> dict[str, Any]:
-        return _answer(self._data, request.kind)
+    async def ask(self, request: Request[T], **_: Any) -> T:
+        return client.read_answer(request, self._data, _CREDENTIALS)
 
     @contextlib.asynccontextmanager
     async def watch(
-        self, request: client.Request, **_: Any
-    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        async def events() -> AsyncIterator[dict[str, Any]]:
+        self, request: Request[Any], **_: Any
+    ) -> AsyncIterator[AsyncIterator[client.WatchEvent]]:
+        async def events() -> AsyncIterator[client.WatchEvent]:
             for line in self._data.split(b"\n"):
-                yield client._event(request.attempt, line)
+                yield client.read_event(request, line, _CREDENTIALS)
 
         yield events()
 
@@ -398,19 +394,20 @@ def _refusal(data: bytes) -> None:
     status, _, wait = first.partition(b" ")
     code = int(status) if re.fullmatch(rb"[345]\d\d", status) else 403
     headers = {"Retry-After": wait.decode("utf-8", "surrogateescape")}
-    found = errors.answered(_ATTEMPT, code, headers, body, "No")
+    found = errors.answered(_GET, code, headers, body, _CREDENTIALS)
     assert found.retry_after is None or 0 <= found.retry_after <= errors.LONGEST_WAIT
     _words(str(found))
 
 
 def _node(data: bytes) -> None:
-    found = node_meta(_answer(data, "PartialObjectMetadata"))
+    found = client.read_answer(_GET, data, _CREDENTIALS).metadata
     assert all(isinstance(text, str) for text in (found.name, found.uid, *found.labels.values()))
     assert all(isinstance(key, str) for key in found.applied)
 
 
 def _claim(data: bytes) -> None:
-    found = resourceclaims.claim_of(_answer(data, "ResourceClaim"), "npu.furiosa.ai")
+    answer = _run(resourceclaims.get(_Api(data), "n", "c"))  # type: ignore[arg-type]
+    found = resourceclaims.claim_of(answer, "npu.furiosa.ai")
     for one in found.results:
         assert all(isinstance(text, str) and text for text in (one.request, one.pool, one.device))
     hash(found)
@@ -423,7 +420,7 @@ def _review(data: bytes) -> None:
         said = json.loads(data)["status"]
         assert said["authenticated"] is True
         assert user.name == said["user"]["username"]
-        json.dumps(user.fields)
+        hash(user.name)
         data = data.replace(b"TokenReview", b"SubjectAccessReview")
         may = _run(reviews.may_get(_Api(data), user, "/", deadline=1.0))  # type: ignore[arg-type]
         assert not may or said["allowed"] is True
@@ -438,8 +435,8 @@ def _slices(data: bytes) -> None:
     async def events(api: Any) -> None:
         async with resourceslices.watch(api, "n", "d", "1", seconds=1) as found:
             async for event in found:
-                if event["type"] != "BOOKMARK":
-                    _planned({event["object"]["metadata"]["name"]: event["object"]})
+                if event.type != "BOOKMARK":
+                    _planned({event.object["metadata"]["name"]: event.object})
 
     _run(events(_Api(rest)))
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from aiohttp import web
 
+from npu_agent.kube import Timing
 from npu_agent.simulator.apiserver import Reply, drops, hangs, says, served, status
 
 __all__ = ["Reply", "drops", "hangs", "says", "status"]
@@ -20,6 +21,12 @@ __all__ = ["Reply", "drops", "hangs", "says", "status"]
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
 
+TIMING = Timing(deadline=DEADLINE)
+SLICE: dict[str, Any] = {
+    "kind": "ResourceSlice",
+    "metadata": {"name": "s", "resourceVersion": "7"},
+    "spec": {"pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}},
+}
 NODE: dict[str, Any] = {
     "kind": "PartialObjectMetadata",
     "apiVersion": "meta.k8s.io/v1",

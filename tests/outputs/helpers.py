@@ -5,7 +5,7 @@ import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import CardState, Snapshot
@@ -21,11 +21,14 @@ from npu_agent.core.ledger import (
 )
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError
-from npu_agent.kube.client import Request
 from npu_agent.kube.errors import answered
+from npu_agent.kube.request import Request
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.pods import Pods
-from npu_agent.simulator.apiserver import StandInApiServer, verb_of
+from npu_agent.simulator.apiserver import StandInApiServer
+from npu_agent.typedjson import convert
+
+T = TypeVar("T")
 
 RESOURCE = "beta.furiosa.ai/npu"
 DRIVER = "npu.furiosa.ai"
@@ -42,24 +45,23 @@ class DirectApi(Api):
         self.answers = asyncio.Event()
         """Set, except while it takes its time."""
         self.answers.set()
-        self.refused: Callable[[Request], ApiError | None] = lambda _: None
+        self.refused: Callable[[Request[Any]], ApiError | None] = lambda _: None
         """What it has against a request."""
         self.after: Callable[[dict[str, Any]], object] = lambda _: None
         """Sees each answer, which it may change; what it raises is raised instead."""
 
-    async def ask(self, request: Request) -> dict[str, Any]:
+    async def ask(self, request: Request[T], **_: object) -> T:
         self.calls.publish(self.calls.value + 1)
         await self.answers.wait()
         if refusal := self.refused(request):
             raise refusal
-        verb = verb_of(request.method, request.path, request.query, request.content_type)
-        self.server.calls.append(verb)
-        status, found = self.server.act(verb, request.path, request.body or {})
+        self.server.calls.append(request.verb)
+        status, found = self.server.act(request.verb, request.path, request.body or {})
         if status >= 400:
-            raise answered(request.attempt, status, {}, json.dumps(found).encode(), None)
+            raise answered(request, status, {}, json.dumps(found).encode(), None)
         found = copy.deepcopy(found)
         self.after(found)
-        return found
+        return convert(found, request.answer)
 
 
 class LivingPods(Pods):

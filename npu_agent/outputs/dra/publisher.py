@@ -152,9 +152,9 @@ class SlicePublisher:
                     opened = loop.time()
                     self._opened()
                     async for event in events:
-                        version = event["object"]["metadata"]["resourceVersion"]
-                        if event["type"] != "BOOKMARK":
-                            self._see(event["object"], gone=event["type"] == "DELETED")
+                        version = event.object["metadata"]["resourceVersion"]
+                        if event.type != "BOOKMARK":
+                            self._see(event.object, gone=event.type == "DELETED")
             except ApiError as error:
                 wait, broken = error.retry_after, error.kind in _BROKEN
                 self._restarted |= broken

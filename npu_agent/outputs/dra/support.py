@@ -34,9 +34,7 @@ async def support(api: Api, node_name: str) -> Support:
     """
     if not await resourceclaims.served(api):
         return Support(False, "the API server does not serve resource.k8s.io/v1")
-    status = (await node.read_whole(api, node_name)).get("status")
-    info = status.get("nodeInfo") if isinstance(status, dict) else None
-    version = info.get("kubeletVersion") if isinstance(info, dict) else None
+    version = (await node.read_whole(api, node_name)).status.node_info.kubelet_version
     if not takes_drivers(version):
         oldest = ".".join(map(str, OLDEST))
         return Support(
@@ -45,9 +43,9 @@ async def support(api: Api, node_name: str) -> Support:
     return Support(True, f"the API server serves resource.k8s.io/v1, and the kubelet is {version}")
 
 
-def takes_drivers(version: object) -> bool:
+def takes_drivers(version: str) -> bool:
     """Whether a kubelet of this version, ``v1.36.3``, takes a driver of DRA v1."""
-    match = re.match(r"v?(\d+)\.(\d+)", version) if isinstance(version, str) else None
+    match = re.match(r"v?(\d+)\.(\d+)", version)
     return match is not None and (int(match[1]), int(match[2])) >= OLDEST
 
 

@@ -23,11 +23,18 @@ from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
-MACHINE_DEADLINE = 2.0
-"""Seconds for reading what the machine is called."""
-_SETTLE = 1.0
-"""Seconds that new labels have to stay the same before they are written: a driver that is reloaded
-removes its cards one by one, and each step would be a write."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds."""
+
+    machine: float = 2.0
+    """For reading what the machine is called."""
+    settle: float = 1.0
+    """That new labels have to stay the same before they are written: a driver that is reloaded
+    removes its cards one by one, and each step would be a write."""
+    longest_pause: float = 60.0
+    """Between two tries."""
 
 
 class UnavailableError(Exception):
@@ -60,9 +67,6 @@ class Output(Protocol):
             UnavailableError: it could not be done.
         """
 
-    def changed(self) -> None:
-        """Called when the next `put` has other labels than the last one: do not trust a cache."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
@@ -84,6 +88,7 @@ class Labeller:
         resync: Feed[float],
         output: Output,
         machine: Callable[[], Machine],
+        timing: Timing | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -93,6 +98,7 @@ class Labeller:
             resync: seconds between two checks whether somebody else changed our labels.
             output: where they go.
             machine: reads what the machine is called; may block.
+            timing: other times than the usual ones.
         """
         self.state: Feed[LabelState] = Feed(LabelState(output=output.name))
         self.results: Counter[str] = Counter()
@@ -101,7 +107,7 @@ class Labeller:
         self._resync = resync
         self._output = output
         self._read_machine = machine
-        self._machine: Machine | None = None
+        self._timing = timing or Timing()
         self._putting = Reporter(
             log, "labels not in place: trying again", "labels can be put in place again"
         )
@@ -115,7 +121,7 @@ class Labeller:
 
     async def _follow(self, wanted: Feed[_Wanted | None]) -> None:
         """Computes what is wanted whenever something changes."""
-        machine = await self._machine_once()
+        machine = await self._machine()
         async for _ in changes_of(self._snapshots, self._sets, self._resync):
             snapshot = self._snapshots.value
             if snapshot.complete:
@@ -123,37 +129,32 @@ class Labeller:
                 unsure = compute.unsure(snapshot) is not None
                 wanted.publish(_Wanted(labels, unsure, self._resync.value))
 
-    async def _machine_once(self) -> Machine:
-        """The machine's vendor and name; they do not change while it runs."""
-        if self._machine is None:
-            thread = DaemonThread("npu-dmi")
-            try:
-                self._machine = await thread.call(self._read_machine, deadline=MACHINE_DEADLINE)
-            except OSError as error:
-                log.warning("the machine's vendor and name cannot be read", error=error)
-                self._machine = Machine(vendor=None, name=None)
-        return self._machine
+    async def _machine(self) -> Machine:
+        thread = DaemonThread("npu-dmi")
+        try:
+            return await thread.call(self._read_machine, deadline=self._timing.machine)
+        except OSError as error:
+            log.warning("the machine's vendor and name cannot be read", error=error)
+            return Machine(vendor=None, name=None)
 
     async def _keep(self, wanted: Feed[_Wanted | None]) -> None:
-        pause = ApiBackoff()
+        pause = ApiBackoff(longest=self._timing.longest_pause)
         before: Mapping[str, str] | None = None
         while True:
             changed, now = wanted.changed, wanted.value
             if now is None:
                 await changed.wait()
                 continue
-            labels = now.labels
-            if before is not None and labels != before:
-                if await set_within(changed, _SETTLE):
-                    continue
-                self._output.changed()
+            new = before is not None and now.labels != before
+            if new and await set_within(changed, self._timing.settle):
+                continue
             try:
-                await self._put(labels, careful=now.unsure)
+                await self._put(now.labels, careful=now.unsure)
             except UnavailableError as error:
-                self._trouble(labels, error)
+                self._trouble(now.labels, error)
                 await asyncio.sleep(pause.next(error.retry_after))
                 continue
-            before = labels
+            before = now.labels
             pause.reset()
             # With jitter, so that the agents of thousands of nodes do not ask at the same moment.
             await set_within(changed, now.resync * random.uniform(0.8, 1.2))  # noqa: S311

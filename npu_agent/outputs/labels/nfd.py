@@ -18,7 +18,6 @@ from npu_agent.outputs.labels.labeller import UnavailableError
 FILE = Path("etc/kubernetes/node-feature-discovery/features.d/npu-agent")
 """Below the host root."""
 
-_DEADLINE = 5.0
 _LARGEST = 2**16
 """Bytes: NFD ignores larger files."""
 
@@ -28,13 +27,12 @@ class NfdOutput:
 
     name: Literal["api", "nfd"] = "nfd"
 
-    def __init__(self, host_root: Path) -> None:
+    def __init__(self, host_root: Path, *, deadline: float = 5.0) -> None:
+        """`deadline` is in seconds, for each access to the file below `host_root`."""
         self.path = host_root / FILE
+        self._deadline = deadline
         self._last: Mapping[str, str] | None = None
         """What was put last by this process."""
-
-    def changed(self) -> None:
-        """See `Output.changed`. The file itself is read each time: there is no cache."""
 
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
         """See `Output.put`."""
@@ -52,7 +50,7 @@ class NfdOutput:
         """
         async with self._explained():
             before = parse(await self._content())
-            await files.replace(self.path, None, deadline=_DEADLINE)
+            await files.replace(self.path, None, deadline=self._deadline)
         return frozenset(before)
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
@@ -66,7 +64,7 @@ class NfdOutput:
             return Counter(left=len(wrong | gone))
         try:
             await files.replace(
-                self.path, wanted, make_directory=False, durable=True, deadline=_DEADLINE
+                self.path, wanted, make_directory=False, durable=True, deadline=self._deadline
             )
         except FileNotFoundError:
             raise UnavailableError(
@@ -81,7 +79,7 @@ class NfdOutput:
 
     async def _content(self) -> bytes | None:
         try:
-            return await files.read(self.path, _LARGEST, follow=False, deadline=_DEADLINE)
+            return await files.read(self.path, _LARGEST, follow=False, deadline=self._deadline)
         except (FileNotFoundError, files.LinkError):
             return None
 

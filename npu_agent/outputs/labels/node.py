@@ -26,67 +26,50 @@ class NodeOutput:
         """`node_name` None: each `put` fails and names the remedy."""
         self._api = api
         self._node_name = node_name
-        self._known: NodeMeta | None = None
-        """The Node as the API server answered our last write."""
-        self._trust = False
-        self._in_doubt = False
-        """Whether the answer to a write is missing: the Node may have its labels, or get them."""
-
-    def changed(self) -> None:
-        """The next `put` does not check for drift.
-
-        The API server's cache may be a moment behind our own last write, and with labels that
-        change back and forth it would show what is wanted and is no longer there.
-        """
-        self._trust = self._known is not None
+        self._node: NodeMeta | None = None
+        """The Node as the API server answered last; None: it has to be read."""
+        self._in_place: Mapping[str, str] | None = None
+        """The labels that were seen there last; None: a write may have taken effect since."""
 
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
         """See `Output.put`."""
-        if not self._node_name:
-            raise UnavailableError(NO_NODE_NAME, kind="no_node_name", retry_after=_SELDOM)
+        name = self._named()
         try:
-            return await self._put(self._node_name, labels, careful=careful)
+            return await self._put(name, labels, careful=careful)
         except ApiError as error:
             # A uid that is another one now is refused as a change of what cannot change (422).
             if error.kind in (Kind.NOT_FOUND, Kind.CONFLICT, Kind.REFUSED):
-                self._known, self._trust = None, False
+                self._node = None
             raise _unavailable(error) from error
 
     async def _put(self, name: str, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
-        drift = self._known is not None and not self._trust
-        meta = self._known if self._trust and self._known else await node.read(self._api, name)
+        meta, drift = self._node, labels == self._in_place
+        # The API server's cache may be a moment behind our own last write. With labels that change
+        # back and forth it would show what is wanted and is no longer there.
+        checks = meta is None or drift
+        if meta is None or checks:
+            meta = self._node = await node.read(self._api, name)
         wrong = {key for key, value in labels.items() if meta.labels.get(key) != value}
         gone = meta.applied - labels.keys()
         # The right value in somebody else's hands would stay behind when it no longer applies.
         theirs = labels.keys() - meta.applied - wrong
-        if not (wrong or gone or theirs or self._in_doubt):
-            self._trust = False
+        if checks and not (wrong or gone or theirs):
+            self._in_place = labels
             return Counter()
         if careful and meta.applied:
             return Counter(left=len(wrong | gone))
-        written = labels.keys() if self._in_doubt else wrong | theirs
-        self._known = await self._apply(meta, labels)
-        self._trust = False
-        refused = sorted(k for k, v in labels.items() if self._known.labels.get(k) != v)
+        self._in_place = None
+        self._node = await node.apply_labels(self._api, meta, labels)
+        refused = sorted(k for k, v in labels.items() if self._node.labels.get(k) != v)
         if refused:
             raise UnavailableError(
                 f"the API server accepted the labels of Node {name}, but {', '.join(refused)} "
                 "differ: does an admission webhook change them?",
                 kind="overruled",
             )
+        self._in_place = labels
         how = "put_back" if drift else "written"
-        return Counter({how: len(written), "removed": len(gone)})
-
-    async def _apply(self, meta: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
-        before, self._in_doubt = self._in_doubt, True
-        try:
-            after = await node.apply_labels(self._api, meta, labels)
-        except ApiError as error:
-            if error.status is not None and 400 <= error.status < 500:
-                self._in_doubt = before  # a refusal wrote nothing
-            raise
-        self._in_doubt = False
-        return after
+        return Counter({how: len(wrong | theirs), "removed": len(gone)})
 
     async def clear(self) -> frozenset[str]:
         """Removes every label that this agent, or one before it, applied; returns their keys.
@@ -94,14 +77,17 @@ class NodeOutput:
         Raises:
             UnavailableError: it could not be done.
         """
-        if not self._node_name:
-            raise UnavailableError(NO_NODE_NAME, kind="no_node_name")
         try:
-            meta = await node.read(self._api, self._node_name)
+            meta = await node.read(self._api, self._named())
             after = await node.apply_labels(self._api, meta, {}) if meta.applied else meta
         except ApiError as error:
             raise _unavailable(error) from error
         return meta.applied - after.applied
+
+    def _named(self) -> str:
+        if not self._node_name:
+            raise UnavailableError(NO_NODE_NAME, kind="no_node_name", retry_after=_SELDOM)
+        return self._node_name
 
 
 def _unavailable(error: ApiError) -> UnavailableError:

@@ -17,7 +17,9 @@ GROUP = says({"kind": "APIResourceList", "resources": []})
 async def asked(
     directory: Path, monkeypatch: pytest.MonkeyPatch, group: Reply, version: str | None
 ) -> Support:
-    node = {"kind": "Node", "status": {"nodeInfo": {"kubeletVersion": version} if version else {}}}
+    info = {"kubeletVersion": version} if version else {}
+    meta = {"name": "n1", "uid": "u", "resourceVersion": "1"}
+    node = {"kind": "Node", "metadata": meta, "status": {"nodeInfo": info}}
 
     async def handle(request: web.Request) -> web.StreamResponse:
         if request.path == "/apis/resource.k8s.io/v1":

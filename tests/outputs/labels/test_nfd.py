@@ -6,14 +6,12 @@ import errno
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from npu_agent import files
 from npu_agent.core.hardware import Snapshot
-from npu_agent.outputs.labels import nfd
 from npu_agent.outputs.labels.compute import Machine, labels
 from npu_agent.outputs.labels.labeller import UnavailableError
 from npu_agent.outputs.labels.machine import read_machine
@@ -154,9 +152,9 @@ async def test_a_directory_in_the_files_place_is_told(output: NfdOutput) -> None
         await output.clear()
 
 
-@pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A file system that hangs until the event is set."""
+async def test_a_file_system_that_hangs_is_told_and_recovered_from(
+    output: NfdOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free, opened = threading.Event(), files.regular
 
     def hang(path: Path, flags: int) -> int:
@@ -164,20 +162,12 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         return opened(path, flags)
 
     monkeypatch.setattr(files, "regular", hang)
-    yield free
-    free.set()
-
-
-async def test_a_file_system_that_hangs_is_told_and_recovered_from(
-    output: NfdOutput, stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nfd, "_DEADLINE", 0.05)
+    hasty = NfdOutput(output.path.parents[4], deadline=0.05)
     for _ in range(2):
         with pytest.raises(UnavailableError, match=r"no answer within 0\.05 s") as e:
-            await output.put(ONE, careful=False)
+            await hasty.put(ONE, careful=False)
         assert e.value.kind == "timeout"
-    monkeypatch.setattr(nfd, "_DEADLINE", 20.0)
-    stuck.set()
+    free.set()
     await output.put(ONE, careful=False)
     assert output.path.read_bytes() == render(ONE)
 

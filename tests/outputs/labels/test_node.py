@@ -114,70 +114,37 @@ async def test_a_stale_cache_does_not_hide_a_change(server: Server, output: Node
     await output.put(WANTED, careful=False)
     before = copy.deepcopy(server.node)
     less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
-    output.changed()
     await output.put(less, careful=False)
     # The cache still shows what is now wanted again.
     server.after = lambda found: server.server.calls[-1] == "get" and found.update(before)
-    output.changed()
     assert (await output.put(WANTED, careful=False))["written"] == 1
     assert server.labels == WANTED
 
 
-@pytest.mark.parametrize("status", [None, 504])
 async def test_a_write_whose_answer_was_lost_is_followed_by_another(
-    server: Server, output: NodeOutput, status: int | None
-) -> None:
-    await output.put(WANTED, careful=False)
-    server.lose(ApiError("no answer", kind=Kind.TIMEOUT, status=status))
-    output.changed()
-    with pytest.raises(UnavailableError, match="no answer"):
-        await output.put({**WANTED, "beta.furiosa.ai/npu.count": "1"}, careful=False)
-    server.recover()
-    assert server.labels != WANTED
-    # The last answer, and perhaps the cache, show what is now wanted again.
-    output.changed()
-    assert await output.put(WANTED, careful=False) == Counter(written=2, removed=0)
-    assert server.labels == WANTED
-    assert not (await output.put(WANTED, careful=False)).total()
-
-
-async def test_after_a_refusal_what_is_in_place_is_not_written_again(
-    server: Server, output: NodeOutput
-) -> None:
-    await output.put(WANTED, careful=False)
-    server.refuse("no right to", kind=Kind.FORBIDDEN, status=403)
-    output.changed()
-    with pytest.raises(UnavailableError, match="no right to"):
-        await output.put({**WANTED, "beta.furiosa.ai/npu.count": "1"}, careful=False)
-    output.changed()
-    assert not (await output.put(WANTED, careful=False)).total()
-
-
-async def test_a_refusal_leaves_an_earlier_write_in_doubt(
     server: Server, output: NodeOutput
 ) -> None:
     await output.put(WANTED, careful=False)
     less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
     server.lose(ApiError("no answer", kind=Kind.TIMEOUT))
-    output.changed()
     with pytest.raises(UnavailableError, match="no answer"):
         await output.put(less, careful=False)
+    assert server.labels == less
     server.refuse("slow down", kind=Kind.TOO_MANY, status=429)
     with pytest.raises(UnavailableError, match="slow down"):
         await output.put(less, careful=False)
     server.recover()
-    output.changed()
+    # The last answer, and perhaps the cache, show what is now wanted again.
     await output.put(WANTED, careful=False)
     assert server.labels == WANTED
+    assert not (await output.put(WANTED, careful=False)).total()
 
 
 async def test_careful_leaves_what_is_there(server: Server, output: NodeOutput) -> None:
     await output.put(WANTED, careful=False)
     less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
-    output.changed()
     assert await output.put(less, careful=True) == Counter(left=1)
     assert server.labels == WANTED
-    output.changed()
     assert (await output.put(less, careful=False))["written"] == 1
 
 
@@ -188,7 +155,6 @@ async def test_careful_puts_labels_where_there_are_none(output: NodeOutput) -> N
 async def test_a_node_that_was_made_anew_is_read_again(server: Server, output: NodeOutput) -> None:
     await output.put(WANTED, careful=False)
     server.server = StandInApiServer("n1")
-    output.changed()
     less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
     with pytest.raises(UnavailableError, match="another object") as refused:
         await output.put(less, careful=False)

@@ -1,0 +1,70 @@
+"""One request to the API server: what is asked, and how the answer is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+T = TypeVar("T")
+
+LARGEST_OBJECT = 2 * 2**20
+"""Bytes: etcd takes no object of more than 1.5 MiB."""
+METADATA = "PartialObjectMetadata"
+_DRA = "/apis/resource.k8s.io/v1"
+_PLACES = {
+    "Node": ("/api/v1", "nodes"),
+    "Event": ("/api/v1", "events"),
+    "APIResourceList": ("/apis/resource.k8s.io", "v1"),
+    "ResourceClaim": (_DRA, "resourceclaims"),
+    "ResourceSlice": (_DRA, "resourceslices"),
+    "DeviceClass": (_DRA, "deviceclasses"),
+    "TokenReview": ("/apis/authentication.k8s.io/v1", "tokenreviews"),
+    "SubjectAccessReview": ("/apis/authorization.k8s.io/v1", "subjectaccessreviews"),
+    "SelfSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
+}
+"""By kind: the API group's path, and RBAC's word for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Generic[T]):
+    """A request for one object, which is the answer."""
+
+    verb: str
+    """``get``, ``list``, ``watch``, ``create``, ``delete`` or, by server-side apply, ``apply``."""
+    kind: str
+    answer: type[T]
+    """The type that the answer is read as, by `npu_agent.typedjson`."""
+    name: str = ""
+    namespace: str = ""
+    metadata_only: bool = False
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+    largest: int = LARGEST_OBJECT
+    """Bytes that the answer may have."""
+
+    @property
+    def path(self) -> str:
+        """Of the object or its collection; nothing in a name leaves its place in it."""
+        group, resource = _PLACES[self.kind]
+        names = ("namespaces", self.namespace) if self.namespace else ()
+        parts = (*names, resource, *filter(None, [self.name]))
+        return group + "".join(f"/{quote(part, safe='')}" for part in parts)
+
+    @property
+    def resource(self) -> str:
+        """RBAC's word for the kind: ``nodes``."""
+        return _PLACES[self.kind][1]
+
+    @property
+    def answers(self) -> str:
+        """The kind of object that answers it."""
+        return METADATA if self.metadata_only else self.kind + "List" * (self.verb == "list")
+
+    def __str__(self) -> str:
+        """For people: ``get Node n1``, ``list ResourceSlices``."""
+        if self.verb in ("list", "watch"):
+            return f"{self.verb} {self.kind}{'es' if self.kind.endswith('s') else 's'}"
+        name = "/".join(filter(None, (self.namespace, self.name)))
+        return f"{self.verb} {self.kind} {name}".rstrip()

@@ -1,0 +1,242 @@
+"""What is asked for each kind of object, and what is made of the answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from npu_agent import __version__
+from npu_agent.kube import Api, ApiError, Kind, node, resourceclaims, resourceslices, reviews
+from npu_agent.kube.node import NodeMeta
+from npu_agent.typedjson import convert
+from tests.kube.helpers import NODE, SLICE, Server, says, status
+
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+DRA = "/apis/resource.k8s.io/v1"
+META = NodeMeta("n1", "7b0c", "42")
+
+
+async def garbage(reading: Any) -> str:
+    with pytest.raises(ApiError) as caught:
+        await reading
+    assert caught.value.kind is Kind.GARBAGE
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+# Nodes.
+
+
+async def test_a_node_is_asked_for_from_the_cache_as_metadata_only(
+    server: Server, api: Api
+) -> None:
+    server.replies = [says(NODE)]
+    found = await node.read(api, "n1")
+    assert (found.name, found.uid, found.resource_version) == ("n1", "7b0c", "42")
+    assert found.labels == {"kubernetes.io/hostname": "n1", "npu.count": "2"}
+    assert found.applied == {"npu.count"}
+    (asked,) = server.asked
+    assert (asked.method, asked.path) == ("GET", "/api/v1/nodes/n1")
+    assert asked.query == [("resourceVersion", "0")]
+    assert asked.headers["Accept"] == METADATA_ONLY
+    assert asked.headers["User-Agent"] == f"npu-agent/{__version__}"
+    assert asked.headers["Authorization"] == "Bearer secret"
+
+
+async def test_the_whole_node(server: Server, api: Api) -> None:
+    answer = {"kind": "Node", "metadata": NODE["metadata"]}
+    parts = {
+        "spec": {"unschedulable": True, "podCIDR": "10.0.0.0/24"},
+        "status": {"allocatable": {"cpu": "4"}, "nodeInfo": {"kubeletVersion": "v1.36.3"}},
+    }
+    server.replies = [says(answer), says({**answer, **parts})]
+    assert not (await node.read_whole(api, "n1")).spec.unschedulable
+    found = await node.read_whole(api, "n1")
+    assert found.spec.unschedulable
+    assert found.status.allocatable == {"cpu": "4"}
+    assert found.status.node_info.kubelet_version == "v1.36.3"
+    assert server.asked[0].headers["Accept"] == "application/json"
+    assert server.asked[0].query == [("resourceVersion", "0")]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        (None, "metadata: expected object, got null"),
+        ({"name": "n1"}, "metadata.uid is missing"),
+        ({**NODE["metadata"], "uid": ""}, "metadata.uid: expected str of length >= 1"),
+        ({**NODE["metadata"], "labels": {"a": 1}}, "metadata.labels[...]: expected str, got int"),
+        ({**NODE["metadata"], "managedFields": "x"}, "metadata.managedFields: expected array"),
+    ],
+)
+async def test_metadata_that_lacks_something(
+    server: Server, api: Api, metadata: object, words: str
+) -> None:
+    server.replies = [says({**NODE, "metadata": metadata})]
+    assert words in await garbage(node.read(api, "n1"))
+
+
+def entry(labels: dict[str, Any], **others: Any) -> dict[str, Any]:
+    fields = {"f:metadata": {"f:labels": labels, "f:annotations": {}}}
+    return {"manager": "npu-agent", "operation": "Apply", "fieldsV1": fields, **others}
+
+
+@pytest.mark.parametrize(
+    ("managed_fields", "applied"),
+    [
+        ([], set()),
+        ([entry({"f:a": {}, "f:example.com/b": {}, ".": {}})], {"a", "example.com/b"}),
+        ([entry({"f:f:a": {}}), entry({"f:b": {}}, manager="kubectl")], {"f:a"}),
+        ([entry({"f:a": {}}, operation="Update")], set()),
+        ([entry({"f:a": {}}, subresource="status")], set()),
+        ([entry({}, fieldsV1={"f:status": {}}), entry({"f:b": {}})], {"b"}),
+    ],
+)
+def test_applied_labels(managed_fields: list[object], applied: set[str]) -> None:
+    meta = {**NODE["metadata"], "managedFields": managed_fields}
+    assert convert(meta, NodeMeta).applied == applied
+
+
+async def test_labels_are_applied_to_this_very_node(server: Server, api: Api) -> None:
+    after = await node.apply_labels(api, META, {"npu.count": "2"})
+    assert after.resource_version == "42"
+    await node.apply_labels(api, META, {})
+    asked, without = server.asked
+    assert (asked.method, asked.path) == ("PATCH", "/api/v1/nodes/n1")
+    assert asked.query == [("fieldManager", "npu-agent"), ("force", "true")]
+    assert asked.headers["Content-Type"] == "application/apply-patch+yaml"
+    assert asked.headers["Accept"] == METADATA_ONLY
+    assert json.loads(asked.body) == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "n1", "uid": "7b0c", "labels": {"npu.count": "2"}},
+    }
+    # An empty field would stay in managedFields.
+    assert json.loads(without.body)["metadata"] == {"name": "n1", "uid": "7b0c"}
+
+
+async def test_a_name_cannot_leave_its_place_in_the_path(server: Server, api: Api) -> None:
+    await node.read(api, "a/b?c#d")
+    assert server.asked[0].path == "/api/v1/nodes/a/b?c#d"
+    assert server.asked[0].query == [("resourceVersion", "0")]
+
+
+# Reviews.
+
+
+async def test_rights_are_asked_for(server: Server, api: Api) -> None:
+    review = {"kind": "SelfSubjectAccessReview", "status": {"allowed": True}}
+    server.replies = [says(review, 201), says({**review, "status": {"allowed": False}}, 201)]
+    assert await reviews.allowed(api, "get", "nodes", name="n1")
+    assert not await reviews.allowed(api, "create", "events", namespace="default")
+    first, second = server.asked
+    assert first.method == "POST"
+    assert first.path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    right = json.loads(first.body)["spec"]["resourceAttributes"]
+    assert right == {"verb": "get", "group": "", "resource": "nodes", "namespace": "", "name": "n1"}
+    right = json.loads(second.body)["spec"]["resourceAttributes"]
+    assert (right["namespace"], right["name"]) == ("default", "")
+
+
+# Claims and classes; what a token is worth is in tests/outputs/web/test_authorization.py.
+
+
+async def test_a_claim(server: Server, api: Api) -> None:
+    claim = {"kind": "ResourceClaim", "metadata": {"name": "c"}, "status": {"any": ["thing"]}}
+    server.replies = [says(claim), status(404, 'resourceclaims "c" not found')]
+    assert await resourceclaims.get(api, "n", "c") == claim
+    assert server.asked[0].path == f"{DRA}/namespaces/n/resourceclaims/c"
+    with pytest.raises(ApiError, match=r"cannot get ResourceClaim n/c: .*: the claim was deleted"):
+        await resourceclaims.get(api, "n", "c")
+
+
+async def test_device_classes(server: Server, api: Api) -> None:
+    found = {"kind": "DeviceClass", "metadata": {"name": "npu.furiosa.ai"}}
+    server.replies = [
+        says(found),
+        says({"kind": "DeviceClassList", "items": [found]}),
+        says({"kind": "DeviceClassList", "items": None}),
+    ]
+    assert await resourceclaims.device_class(api, "npu.furiosa.ai") == found
+    assert await resourceclaims.device_classes(api) == [found]
+    assert await resourceclaims.device_classes(api) == []
+    assert [asked.path for asked in server.asked[:2]] == [
+        f"{DRA}/deviceclasses/npu.furiosa.ai",
+        f"{DRA}/deviceclasses",
+    ]
+
+
+async def test_whether_dra_is_served(server: Server, api: Api) -> None:
+    server.replies = [says({"kind": "APIResourceList", "groupVersion": "resource.k8s.io/v1"})]
+    assert await resourceclaims.served(api)
+    assert server.asked[-1].path == DRA
+    server.replies = [says("404 page not found", 404)]
+    assert not await resourceclaims.served(api)
+    server.replies = [status(503, "starting")]
+    with pytest.raises(ApiError):
+        await resourceclaims.served(api)
+
+
+# ResourceSlices; watches of them are in test_watch.py.
+
+
+async def test_the_slices_of_a_driver_on_a_node(server: Server, api: Api) -> None:
+    answer = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "42"}, "items": [SLICE]}
+    server.replies = [says(answer)]
+    found = await resourceslices.read(api, "n1", "npu.example.com")
+    assert (dict(found.slices), found.resource_version) == ({"s": SLICE}, "42")
+    (asked,) = server.asked
+    assert (asked.method, asked.path) == ("GET", f"{DRA}/resourceslices")
+    selector = "spec.nodeName=n1,spec.driver=npu.example.com"
+    assert asked.query == [("fieldSelector", selector)]
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ([5], "items[0]: expected object, got int"),
+        ([{}], "metadata is missing"),
+        ([{**SLICE, "spec": {"pool": {"generation": 1}}}], "spec.pool.resourceSliceCount is"),
+        ([{**SLICE, "spec": {**SLICE["spec"], "devices": ["npu-0"]}}], "spec.devices[0]: expected"),
+    ],
+)
+async def test_a_list_that_is_none(server: Server, api: Api, items: object, words: str) -> None:
+    meta = {"resourceVersion": "42"}
+    server.replies = [says({"kind": "ResourceSliceList", "metadata": meta, "items": items})]
+    assert words in await garbage(resourceslices.read(api, "n1", "d"))
+
+
+async def test_a_cluster_without_dra(server: Server, api: Api) -> None:
+    server.replies = [says("404 page not found", 404)]
+    with pytest.raises(ApiError, match=r"Kubernetes 1\.34"):
+        await resourceslices.read(api, "n1", "d")
+
+
+async def test_a_list_may_be_longer_than_an_object(server: Server, api: Api) -> None:
+    """200 RNGD that are offered in parts are 2.4 MiB; an answer without an end is not kept."""
+    items = [{**SLICE, "metadata": {"name": f"{n}", "padding": "x" * 2**20}} for n in range(3)]
+    answer = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "42"}, "items": items}
+    server.replies = [says(answer)]
+    assert len((await resourceslices.read(api, "n1", "d")).slices) == 3
+    server.replies = [says(b" " * (16 * 2**20 + 1))]
+    with pytest.raises(ApiError, match="more than 16777216 bytes"):
+        await resourceslices.read(api, "n1", "d")
+
+
+async def test_a_slice_is_applied_on_the_server(server: Server, api: Api) -> None:
+    server.replies = [says(SLICE)]
+    assert await resourceslices.apply(api, SLICE) == SLICE
+    (asked,) = server.asked
+    assert (asked.method, asked.path) == ("PATCH", f"{DRA}/resourceslices/s")
+    assert json.loads(asked.body) == SLICE
+
+
+async def test_a_slice_is_deleted_or_was_gone_already(server: Server, api: Api) -> None:
+    server.replies = [says(SLICE), status(404, "not found"), status(403, "no")]
+    assert await resourceslices.delete(api, "s")
+    assert not await resourceslices.delete(api, "s")
+    with pytest.raises(ApiError):
+        await resourceslices.delete(api, "s")
+    assert [asked.method for asked in server.asked] == ["DELETE"] * 3

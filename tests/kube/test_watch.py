@@ -1,0 +1,204 @@
+"""Watches: `Api.watch`, and that of ResourceSlices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from npu_agent.kube import Api, ApiError, Kind, Timing, node, resourceclaims, resourceslices
+from npu_agent.kube.client import WatchEvent
+from npu_agent.kube.request import Request
+from tests.kube.helpers import (
+    DEADLINE,
+    NODE,
+    SLICE,
+    TIMING,
+    Reply,
+    Server,
+    drops,
+    hangs,
+    kubeconfig,
+    says,
+    status,
+)
+
+CLAIM = {"kind": "ResourceClaim"}
+WATCH = Request(verb="watch", kind="ResourceSlice", answer=WatchEvent, query={"watch": "true"})
+GONE = {"kind": "Status", "status": "Failure", "code": 410, "message": "too old"}
+
+
+def line(type_: str, thing: object) -> bytes:
+    return json.dumps({"type": type_, "object": thing}).encode() + b"\n"
+
+
+def streams(*chunks: bytes, then: Reply | None = None) -> Reply:
+    """Sends the chunks one by one, and then ends, or goes on as another reply does."""
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+            await asyncio.sleep(0.001)
+        if then:
+            await then(request)
+        return response
+
+    return reply
+
+
+async def watched(api: Api, *, silence: float = DEADLINE, **options: Any) -> list[WatchEvent]:
+    async with api.watch(replace(WATCH, **options), silence=silence) as events:
+        return [event async for event in events]
+
+
+async def failure(api: Api, **options: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await watched(api, **options)
+    return caught.value
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_events_come_whole_however_they_are_sent(server: Server, api: Api, size: int) -> None:
+    sent = line("ADDED", {"a": "é"}) + line("MODIFIED", {"a": 2}) + line("DELETED", {})
+    server.replies = [streams(*(sent[at : at + size] for at in range(0, len(sent), size)))]
+    assert await watched(api) == [
+        WatchEvent("ADDED", {"a": "é"}),
+        WatchEvent("MODIFIED", {"a": 2}),
+        WatchEvent("DELETED", {}),
+    ]
+
+
+async def test_an_event_is_there_before_the_next_one_is_sent(server: Server, api: Api) -> None:
+    server.replies = [streams(line("ADDED", {}), then=hangs)]
+    async with api.watch(WATCH, silence=DEADLINE) as events:
+        assert (await anext(events)).type == "ADDED"
+        # And other calls are made meanwhile, on another connection.
+        server.replies = [says(NODE)]
+        assert (await node.read(api, "n1")).name == "n1"
+
+
+@pytest.mark.parametrize("reply", [streams(line("ERROR", GONE)), status(410, "too old")])
+async def test_a_version_that_is_too_old(server: Server, api: Api, reply: Reply) -> None:
+    server.replies = [reply]
+    error = await failure(api)
+    assert error.status == 410
+    assert "too old" in str(error)
+
+
+async def test_silence_is_an_end_and_a_pause_is_none(server: Server, tmp_path: Path) -> None:
+    async def pauses(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.6)
+        return web.Response()
+
+    # Longer than a call may take.
+    api = Api(kubeconfig=kubeconfig(tmp_path, server.url), timing=Timing(deadline=0.5))
+    server.replies = [streams(line("ADDED", {}), then=pauses)]
+    assert len(await watched(api)) == 1
+    server.replies = [streams(line("ADDED", {}), then=hangs)]
+    assert (await failure(api, silence=0.05)).kind is Kind.TIMEOUT
+    server.replies = [hangs]
+    assert (await failure(api)).kind is Kind.TIMEOUT
+    await api.close()
+
+
+async def test_a_connection_that_breaks(server: Server, api: Api) -> None:
+    for reply in (streams(line("ADDED", {}), then=drops), drops):
+        server.replies = [reply]
+        assert (await failure(api)).kind is Kind.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\n", b"no JSON\n", b"5\n", b'{"type": "ADDED"}\n', b"[[" * 9_999 + b"\n"]
+)
+async def test_what_is_no_event(server: Server, api: Api, sent: bytes) -> None:
+    server.replies = [streams(sent)]
+    error = await failure(api)
+    assert error.kind is Kind.GARBAGE
+    assert str(error).isprintable()
+
+
+async def test_a_line_without_an_end_is_not_kept(server: Server, api: Api) -> None:
+    server.replies = [streams(*[b" " * 300] * 4, then=hangs)]
+    error = await failure(api, largest=1000)
+    assert error.kind is Kind.GARBAGE
+    assert "1000 bytes" in str(error)
+
+
+async def test_a_watch_with_an_old_token_has_the_next_call_read_it_again(
+    server: Server, api: Api, tmp_path: Path
+) -> None:
+    server.replies = [status(401, "Unauthorized"), streams(line("ADDED", {}))]
+    assert (await failure(api)).kind is Kind.UNAUTHORIZED
+    kubeconfig(tmp_path, server.url, user={"token": "another"})
+    assert len(await watched(api)) == 1
+    assert server.tokens == ["Bearer secret", "Bearer another"]
+
+
+async def test_after_a_hang_a_new_token_is_used_and_no_watch_is_cut(
+    server: Server, api: Api, tmp_path: Path
+) -> None:
+    asked_again = asyncio.Event()
+
+    async def waits(_: web.Request) -> web.StreamResponse:
+        await asked_again.wait()
+        return web.Response()
+
+    server.replies = [streams(line("ADDED", {}), then=waits), hangs, says(CLAIM)]
+    async with api.watch(WATCH, silence=DEADLINE) as events:
+        assert (await anext(events)).type == "ADDED"
+        with pytest.raises(ApiError) as caught:
+            await resourceclaims.get(api, "n", "c", deadline=0.2)
+        assert caught.value.kind is Kind.TIMEOUT
+        kubeconfig(tmp_path, server.url, user={"token": "another"})
+        assert await resourceclaims.get(api, "n", "c") == CLAIM
+        asked_again.set()
+        assert [event async for event in events] == []  # its own end, and no error
+    assert server.tokens == ["Bearer secret", "Bearer secret", "Bearer another"]
+
+
+async def test_no_credentials_for_a_watch(tmp_path: Path) -> None:
+    api = Api(kubeconfig=tmp_path / "nowhere", timing=TIMING)
+    assert (await failure(api)).kind is Kind.CREDENTIALS
+
+
+# Of ResourceSlices.
+
+
+async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) -> None:
+    bookmark = {"metadata": {"resourceVersion": "99"}}
+    server.replies = [streams(line("MODIFIED", SLICE), line("BOOKMARK", bookmark))]
+    async with resourceslices.watch(api, "n1", "d", "42", seconds=355.4) as events:
+        found = [event async for event in events]
+    assert found == [WatchEvent("MODIFIED", SLICE), WatchEvent("BOOKMARK", bookmark)]
+    (asked,) = server.asked
+    assert dict(asked.query) == {
+        "fieldSelector": "spec.nodeName=n1,spec.driver=d",
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": "42",
+        "timeoutSeconds": "355",
+    }
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        line("ADDED", {**SLICE, "spec": {}}),
+        line("BOOKMARK", {"metadata": {"resourceVersion": 7}}),
+        line("ADDED", {**SLICE, "metadata": {"name": "s"}}),
+        line("SOMETHING", SLICE),
+    ],
+)
+async def test_an_event_that_is_of_no_slice(server: Server, api: Api, sent: bytes) -> None:
+    server.replies = [streams(sent)]
+    with pytest.raises(ApiError) as caught:
+        async with resourceslices.watch(api, "n1", "d", "1", seconds=60) as events:
+            await anext(events)
+    assert caught.value.kind is Kind.GARBAGE
