@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 RUN    := .venv-run
 PROTOS := .venv-protos
 BINARY := .venv-binary
+DIST   := dist
 # Tests start the agent many times: without compiled files each start takes half a second longer.
 unexport PYTHONDONTWRITEBYTECODE
 CHECKED := npu_agent protos tests bench docs packaging
@@ -15,7 +16,7 @@ PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
 PACKAGES := binutils chromium fish prometheus systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary packaging k8s e2e e2e-long chaos bench cluster clean
+.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary wheel chart packaging k8s e2e e2e-long chaos bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +112,13 @@ $(BINARY)/ready: requirements/run.txt requirements/binary.txt
 
 binary: $(BINARY)/ready ## dist/npu-agent: the agent as one file, for hosts without Python
 	sh packaging/binary.sh $(BINARY)/bin/python
+
+wheel: $(VENV)/ready ## dist/*.whl and its source archive, for pipx and `uv tool install`
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) $(BIN)/uv build --quiet \
+		--no-build-isolation --python $(BIN)/python --out-dir $(DIST)
+
+chart: ## dist/npu-agent-VERSION.tgz, the Helm chart (HELM, SOURCE: docs/packaging.md)
+	@HELM='$(HELM)' SOURCE='$(SOURCE)' sh packaging/chart.sh $(DIST)
 
 packaging: $(VENV)/ready ## build image and binary and run them in containers (root, Debian; about 4 minutes, then seconds)
 	$(PYTEST) tests/packaging $(ARGS)

@@ -111,10 +111,10 @@ HELM_3 = GoBuild(
     packages=("cmd/helm",),
 )
 REGISTRY = GoBuild(
-    name="registry-3.1.2",
-    module="github.com/distribution/distribution/v3",
-    version="v3.1.2",
-    checksum="h1:/Bv2YIqqSR00HiO49FT93hovy6r9IlrzwUDsJjCN5qg=",
+    name="registry-0.22.1",
+    module="github.com/google/go-containerregistry",
+    version="v0.22.1",
+    checksum="h1:RZuuSYhTvlDvtsK+NkutoCZ//C0X2ebLK8X8l3ULs84=",
     packages=("cmd/registry",),
 )
 KUBE_SCORE = GoBuild(
@@ -123,6 +123,13 @@ KUBE_SCORE = GoBuild(
     version="v1.20.0",
     checksum="h1:J1VqK86SunV4Gg8emPTmwUVxe0rmXnAs5K9ZUbGMKR8=",
     packages=("cmd/kube-score",),
+)
+ACTIONLINT = GoBuild(
+    name="actionlint-1.7.12",
+    module="github.com/rhysd/actionlint",
+    version="v1.7.12",
+    checksum="h1:vQ4GeJN86C0QH+gTUQcs8McmK62OLT3kmakPMtEWYnY=",
+    packages=("cmd/actionlint",),
 )
 OPA = GoBuild(
     name="opa-1.22.0",
