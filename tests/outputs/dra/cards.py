@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_agent.core.hardware import CardState
+from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.pool import PoolDevice, pool
 from npu_agent.vendors.furiosa.attributes import NAMES
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -31,3 +31,14 @@ def card(family: str, index: int, **more: Any) -> CardState:
         "switches": (f"pci0000:{bus - 1:02x}", f"0000:{bus - 1:02x}:01.0"),
     }
     return state(family, index, **(facts | more))
+
+
+def rngd(count: int, sick: tuple[int, ...] = (), **options: Any) -> tuple[PoolDevice, ...]:
+    """The pool of so many RNGD cards, of which those with these numbers are unhealthy."""
+    health = (HealthState.UNHEALTHY if at in sick else HealthState.HEALTHY for at in range(count))
+    return pool_of(*(card("rngd", at, health=one) for at, one in enumerate(health)), **options)
+
+
+def parts(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
+    """The same of cards that are cut on demand."""
+    return rngd(count, sick, partitions=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ def result(device: str, request: str = "npu", **more: Any) -> dict[str, Any]:
     return {"request": request, "driver": DRIVER, "pool": NODE, "device": device, **more}
 
 
+async def _nothing(_: str) -> None:
+    pass
+
+
 class Room:
     """Claims on two Warboy cards; `restarted` is the next agent on the same disk."""
 
@@ -53,6 +57,8 @@ class Room:
         self.now = 1000.0
         self.timing = Timing(holder_ends=0.0, containers=0.01)
         self.store_timing = allocation_store.Timing()
+        self.fetched: Callable[[str], Awaitable[None]] = _nothing
+        """What happens, before it is answered, when the API server was asked for a claim."""
         self.start()
 
     def start(self) -> None:
@@ -82,6 +88,7 @@ class Room:
     async def fetch(self, namespace: str, name: str) -> Mapping[str, Any]:
         await asyncio.sleep(0)
         found = self.api.get((namespace, name))
+        await self.fetched(name)
         if found is None:
             raise ApiError(f"{name} not found", kind=Kind.NOT_FOUND, status=404)
         if isinstance(found, ApiError):

@@ -138,20 +138,6 @@ async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(held: Room
     assert held.specs() == []
 
 
-async def test_a_claim_that_ends_meanwhile_gets_no_spec(held: Room) -> None:
-    (held.cdi_root / SPEC).unlink()
-    async with held.claims._changing:
-        ending = asyncio.create_task(held.unprepared())
-        await asyncio.sleep(0)
-        tidying = asyncio.create_task(held.claims.sync_specs())
-        for _ in range(5):
-            await asyncio.sleep(0)
-    await ending
-    await tidying
-    assert held.specs() == []
-    assert held.store.prepared.value == {}
-
-
 async def test_a_spec_of_a_card_that_left_is_reported_once(
     held: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -638,15 +624,12 @@ async def test_a_prepare_that_comes_after_its_unprepare(room: Room) -> None:
     """The kubelet has given up waiting, and its Pod has ended meanwhile."""
     room.claim("c", result(ZERO))
     asked = asyncio.Event()
-    fetch = room.fetch
 
-    async def slow(namespace: str, name: str) -> Any:
-        found = await fetch(namespace, name)
+    async def slow(_: str) -> None:
         asked.set()
         await asyncio.sleep(0.01)
-        return found
 
-    room.claims._fetch = slow
+    room.fetched = slow
     preparing = asyncio.create_task(room.prepared())
     await asked.wait()
     await room.unprepared("c")
@@ -672,14 +655,12 @@ async def test_two_claims_for_one_device_at_the_same_time(room: Room) -> None:
 
 async def test_while_an_api_call_hangs_others_go_on(room: Room) -> None:
     room.claim("d", result(ZERO))
-    fetch = room.fetch
 
-    async def hangs(namespace: str, name: str) -> Any:
+    async def hangs(name: str) -> None:
         if name == "c":
             await asyncio.Event().wait()
-        return await fetch(namespace, name)
 
-    room.claims._fetch = hangs
+    room.fetched = hangs
     waiting = asyncio.create_task(room.prepared("c"))
     async with asyncio.timeout(10):
         assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
@@ -769,13 +750,11 @@ async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(held: Room
     held.says()
     await held.claims.collect_garbage()
     assert held.store.prepared.value.keys() == {"uid-c"}
-    fetch = held.fetch
 
-    async def meanwhile(namespace: str, name: str) -> Any:
+    async def meanwhile(_: str) -> None:
         held.says(uses=[("c", ZERO)])
-        return await fetch(namespace, name)
 
-    held.claims._fetch = meanwhile
+    held.fetched = meanwhile
     await held.claims.collect_garbage()
     assert held.store.prepared.value.keys() == {"uid-c"}
 

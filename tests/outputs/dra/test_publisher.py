@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
 
 from npu_agent.backoff import ApiBackoff
-from npu_agent.core.hardware import HealthState
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
 from npu_agent.feed import Feed
@@ -30,7 +28,7 @@ from npu_agent.simulator.apiserver import (
 )
 from tests.kube.helpers import authority
 from tests.outputs.dra.api import DRIVER, NODE, cluster, pools
-from tests.outputs.dra.cards import card, pool_of
+from tests.outputs.dra.cards import parts, rngd
 from tests.until import first, until
 
 NAME = f"00000-{DRIVER}-{NODE}"
@@ -50,20 +48,6 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca: Path)
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SSL_CERT_FILE", str(ca))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
-
-
-def rngd(count: int, sick: tuple[int, ...] = (), **options: Any) -> tuple[PoolDevice, ...]:
-    return pool_of(
-        *(
-            card(
-                "rngd",
-                index,
-                health=HealthState.UNHEALTHY if index in sick else HealthState.HEALTHY,
-            )
-            for index in range(count)
-        ),
-        **options,
-    )
 
 
 @dataclass
@@ -594,10 +578,6 @@ async def test_whatever_else_is_dropped_is_written_once_only(tmp_path: Path) -> 
 
 
 # Cards that are cut on demand.
-
-
-def parts(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
-    return rngd(count, sick, partitions=True)
 
 
 async def test_counters_are_tried_before_they_are_written(tmp_path: Path) -> None:

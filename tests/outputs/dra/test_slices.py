@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, HealthState
-from npu_agent.core.pool import PoolDevice, Value, Version
+from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import COUNTERS, TAINTS
 from npu_agent.outputs.dra.slices import (
     Plan,
@@ -28,7 +27,7 @@ from npu_agent.outputs.dra.slices import (
     slices,
 )
 from tests.outputs.deviceplugin.helpers import golden
-from tests.outputs.dra.cards import card, pool_of
+from tests.outputs.dra.cards import card, parts, pool_of, rngd
 from tests.outputs.dra.rules import faults, faults_of_pool
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,19 +55,6 @@ def planned(
     there: Mapping[str, Any], devices: tuple[PoolDevice, ...], generation: int = 1, **where: str
 ) -> Plan:
     return plan(there, devices, **(WHERE | where), generation=generation)
-
-
-def rngd(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
-    return pool_of(
-        *(
-            card(
-                "rngd",
-                index,
-                health=HealthState.UNHEALTHY if index in sick else HealthState.HEALTHY,
-            )
-            for index in range(count)
-        )
-    )
 
 
 # What they are.
@@ -125,20 +111,6 @@ def test_the_order_of_slices_and_devices_is_that_of_the_cards() -> None:
 
 
 # Cards that are cut on demand.
-
-
-def parts(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
-    return pool_of(
-        *(
-            card(
-                "rngd",
-                index,
-                health=HealthState.UNHEALTHY if index in sick else HealthState.HEALTHY,
-            )
-            for index in range(count)
-        ),
-        partitions=True,
-    )
 
 
 def sizes(found: tuple[Mapping[str, Any], ...]) -> list[tuple[int, int]]:
@@ -257,12 +229,7 @@ def test_names_are_valid_however_long_the_nodes_is(at: int, node: int, driver: i
     assert faults(found[0]) == []
     assert name(at, driver_name, node_name) == name(at, driver_name, node_name)
     assert name(at, driver_name, node_name) != name(at + 1, driver_name, node_name)
-
-
-def test_long_names_of_two_nodes_differ() -> None:
-    one, other = (name(0, "npu.furiosa.ai", "n" * 252 + end) for end in "ab")
-    assert one != other
-    assert len(one) == len(other) == 253
+    assert name(at, driver_name, f"{node_name}a") != name(at, driver_name, f"{node_name}b")
 
 
 # What has to be written.
@@ -356,22 +323,6 @@ def test_any_change_of_a_device_is_a_difference_and_its_taints_time_is_none() ->
 
 
 # The replies.
-
-
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        (True, {"bool": True}),
-        (1, {"int": 1}),
-        ("1.0.0", {"string": "1.0.0"}),
-        (Version("1.0.0"), {"version": "1.0.0"}),
-    ],
-)
-def test_an_attribute_has_its_type(value: Value, found: dict[str, Value]) -> None:
-    (one,) = pool_of(card("rngd", 0))
-    described = replace(one.description, attributes={"it": value})
-    (whole,) = made((replace(one, description=described),))
-    assert whole["spec"]["devices"][0]["attributes"] == {"it": found}
 
 
 def test_what_the_api_server_drops_is_named_once() -> None:
