@@ -36,13 +36,6 @@ def test_the_tests_that_are_named_exist() -> None:
         assert f"def {test}(" in (ROOT / file).read_text(), name
 
 
-def test_commands_of_several_lines() -> None:
-    code = "a b   # why\n# only words\nc \\\n  d\ne '[\n  f]'\n"
-    assert list(commands("sh", code)) == ["a b", "c \\\n  d", "e '[\n  f]'"]
-    assert list(commands("console", "$ a\nb\n$ c # d\n")) == ["a", "c"]
-    assert list(commands("yaml", "a: b")) == []
-
-
 def test_the_host_of_the_readme(tmp_path: Path) -> None:
     (shown,) = [
         code for of in PAGES[:1] for heading, _, code in blocks(of) if heading == "Commands"

@@ -43,25 +43,6 @@ def test_a_new_agent_shows_zeros_where_a_rise_should_be_seen() -> None:
     assert values(found, "npu_agent_allocation_seconds_count", "resource") == {(RESOURCE,): 0}
 
 
-def test_counts_of_two_resources() -> None:
-    one, two = Counts(messages=3), Counts(messages=5)
-    one.allocated("unknown", 0.5)
-    two.preferred["one card"] = 4
-    found = families(
-        own(
-            (SessionStatus(resource="a/one", phase=SessionPhase.REGISTERED), one),
-            (SessionStatus(resource="a/two", phase=SessionPhase.REGISTERING), two),
-        )
-    )
-    messages = values(found, "npu_agent_list_and_watch_messages_total", "resource")
-    assert messages == {("a/one",): 3, ("a/two",): 5}
-    allocations = values(found, "npu_agent_allocations_total", "resource", "result")
-    assert {key for key, count in allocations.items() if count} == {("a/one", "unknown")}
-    assert values(found, "npu_agent_allocation_seconds_sum", "resource")[("a/one",)] == 0.5
-    preferred = values(found, "npu_agent_preferred_allocations_total", "resource", "reason")
-    assert preferred == {("a/two", "one card"): 4}
-
-
 @pytest.mark.parametrize(
     ("config", "shown"),
     [
