@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 
-from bench import claims, hour, idle, packing, pages, plugin, podresources, soak
+from bench import claims, hour, idle, packing, pages, plugin, soak
 from bench.figure import HEADER, Figure
 from npu_agent import __version__
 
@@ -58,12 +58,10 @@ async def everything(seconds: float) -> AsyncIterator[Figure]:
         idle.idle(seconds),
         plugin.recoveries(),
         plugin.answers(),
-        plugin.crowded(),
         claims.idle(seconds),
         claims.published(),
         claims.answers(),
         pages.scrapes(),
-        podresources.figures(),
     ):
         async for one in part:
             yield one

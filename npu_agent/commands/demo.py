@@ -21,7 +21,7 @@ from grpclib.exceptions import GRPCError
 from npu_agent import logs, simulator
 from npu_agent.agent import Agent, Host
 from npu_agent.commands import FAILED, CommandError
-from npu_agent.commands.demo_claims import ClaimsNode, Step
+from npu_agent.commands.demo_claims import DEADLINE, ClaimsNode, Step
 from npu_agent.config import load
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.offer import device_id
@@ -31,9 +31,6 @@ from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
 from npu_agent.simulator.pluginmanager import PrepareError
 from npu_agent.text import reason
 from npu_agent.vendors import REGISTRY, VENDORS
-
-_DEADLINE = 10.0
-"""Seconds a step may take; each takes less than one."""
 
 _CONFIG = """\
 defaultPe: Fusion
@@ -60,8 +57,11 @@ def main(args: argparse.Namespace) -> int:
         raise
 
 
-async def run(*, once: bool) -> int:
-    """Gives the tour; without `once` stays up until Ctrl-C. Returns the exit code."""
+async def run(*, once: bool, deadline: float = DEADLINE) -> int:
+    """Gives the tour; without `once` stays up until Ctrl-C. Returns the exit code.
+
+    A step may take `deadline` seconds.
+    """
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
@@ -96,7 +96,7 @@ async def run(*, once: bool) -> int:
             ends.push_async_callback(claims.stop)
             simulation = parts.create_task(simulator.Simulation(root).run())
             parts.create_task(agent.run(stop))
-            walk = parts.create_task(tour.walk(claims.steps))
+            walk = parts.create_task(tour.walk(claims.steps, deadline))
             ended = parts.create_task(stop.wait())
             await asyncio.wait({walk, ended}, return_when=asyncio.FIRST_COMPLETED)
             happened = walk.done() and walk.result()
@@ -168,7 +168,7 @@ class Tour:
         self._agent = agent
         self._resource = agent.poller.configs.value.resource_name
 
-    async def walk(self, more: Iterable[Step] = ()) -> bool:
+    async def walk(self, more: Iterable[Step], deadline: float) -> bool:
         """Its own steps, then `more`: whether all happened; stops at the first that did not."""
         steps: tuple[Step, ...] = (
             ("The agent registers with the kubelet", self._registered),
@@ -188,10 +188,10 @@ class Tour:
         for number, (title, step) in enumerate(steps, 1):
             print(f"\n{_bold(f'{number}. {title}')}", flush=True)
             try:
-                async with asyncio.timeout(_DEADLINE):
+                async with asyncio.timeout(deadline):
                     lines = await step()
             except TimeoutError:
-                return _failed(f"this did not happen within {_DEADLINE:g} s")
+                return _failed(f"this did not happen within {deadline:g} s")
             except GRPCError as error:
                 return _failed(f"{error.status.name}: {error.message}")
             except (NotEnoughError, PrepareError, simulator.SimulatorError, OSError) as error:
@@ -321,7 +321,7 @@ class Tour:
         ]
 
     async def _plugin(self, condition: Callable[[Plugin], bool]) -> Plugin:
-        return await self._kubelet.until(self._resource, condition, _DEADLINE)
+        return await self._kubelet.until(self._resource, condition, DEADLINE)
 
     async def _labels(self, condition: Callable[[dict[str, str]], bool]) -> dict[str, str]:
         """The labels as Node Feature Discovery finds them; in a cluster they go straight there."""
@@ -339,7 +339,7 @@ class Tour:
         schema = REGISTRY.metric_schemas[REGISTRY.metric_schema]
         (name,) = (metric.name for metric in schema.metrics if metric.source is quantity)
         url = f"http://{await self.address()}/metrics"
-        async with ClientSession(timeout=ClientTimeout(total=_DEADLINE)) as session:
+        async with ClientSession(timeout=ClientTimeout(total=DEADLINE)) as session:
             while True:
                 async with session.get(url) as answer:
                     lines = (await answer.text()).splitlines()

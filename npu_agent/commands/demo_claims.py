@@ -29,8 +29,8 @@ from npu_agent.vendors import REGISTRY
 
 _NODE = "claims-node"
 _PLUGINS = "device-plugins"
-_DEADLINE = 10.0
-"""Seconds that anything may take; each takes less than one."""
+DEADLINE = 10.0
+"""Seconds that a step may take; each takes less than one."""
 _WAITS = 0.5
 """Seconds for which the tour shows that a claim waits."""
 _CONFIG = """\
@@ -103,7 +103,7 @@ class ClaimsNode:
 
     async def _publishes(self) -> list[str]:
         await self._start()
-        await self._api_server.until(lambda found: len(found) == len(self._specs), _DEADLINE)
+        await self._api_server.until(lambda found: len(found) == len(self._specs), DEADLINE)
         instances = await self._manager.instances.until(bool)
         self._driver = instances[-1].driver
         slices = self._api_server.slices
@@ -175,7 +175,7 @@ class ClaimsNode:
         await self._configure("true")
         self._agent.poller.read_now()
         devices = await self._api_server.until(
-            lambda found: len(found) > len(self._specs), _DEADLINE
+            lambda found: len(found) > len(self._specs), DEADLINE
         )
         slices = self._api_server.slices
         said = [
@@ -250,7 +250,7 @@ class ClaimsNode:
             return list(found[self._device].get("taints", ()))
 
         return taints(
-            await self._api_server.until(lambda found: condition(taints(found)), _DEADLINE)
+            await self._api_server.until(lambda found: condition(taints(found)), DEADLINE)
         )
 
     async def _reported(self, state: str) -> tuple[str, str]:

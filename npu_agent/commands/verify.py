@@ -28,9 +28,6 @@ from npu_agent.files import is_device
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import REGISTRY, VENDORS
 
-_DEADLINE = 5.0
-"""Seconds that a node may take to be opened. A good one takes microseconds."""
-
 _OVERWRITTEN = "the agent sets it: does the Pod's spec or the image's start script overwrite it?"
 _NOT_GIVEN = (
     "the container runtime has not made them: see its log on the node; with allocation.method "
@@ -61,7 +58,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def verify(
-    root: Path, environ: Mapping[str, str], *, expect: int | None = None
+    root: Path,
+    environ: Mapping[str, str],
+    *,
+    expect: int | None = None,
+    deadline: float = 5.0,
 ) -> tuple[Check, ...]:
     """Checks this container; one line for each finding.
 
@@ -70,6 +71,7 @@ async def verify(
         environ: the container's environment.
         expect: how many devices the container asked for; None: as many as are named. All cores of
             a card may have been one device or several: the names do not show it, either is good.
+        deadline: seconds that a node may take to be opened. A good one takes microseconds.
     """
     checks: list[Check] = []
     granted: dict[Card, list[Device]] = {}
@@ -92,7 +94,9 @@ async def verify(
     if expect is not None and most:
         checks.append(_expected(expect, granted, most))
     # Several cards together, but the nodes of each one by one: an open PE node makes others busy.
-    opened = await asyncio.gather(*(_opened(root, *each) for each in granted.items() if each[1]))
+    opened = await asyncio.gather(
+        *(_opened(root, *each, deadline) for each in granted.items() if each[1])
+    )
     for lines in opened:
         checks += lines
     checks.append(_others(cards, granted))
@@ -203,14 +207,14 @@ def _expected(expect: int, granted: Mapping[Card, list[Device]], most: int) -> C
     return _wrong("devices", f"{count} given, {expect} expected", remedy)
 
 
-async def _opened(root: Path, card: Card, devices: list[Device]) -> list[Check]:
+async def _opened(root: Path, card: Card, devices: list[Device], deadline: float) -> list[Check]:
     """Opens each promised node of a card once."""
     nodes = list(dict.fromkeys(node for device in devices for node in device.nodes))
     failures: list[Check] = []
     thread = DaemonThread(f"npu-open-{card.family}-{card.index}")
     for at, node in enumerate(nodes):
         try:
-            await thread.call(partial(_open, root / "dev" / node, root), deadline=_DEADLINE)
+            await thread.call(partial(_open, root / "dev" / node, root), deadline=deadline)
         except TimeoutError as error:
             rest = len(nodes) - at - 1
             untried = f" ({rest} more of the card were not tried)" if rest else ""

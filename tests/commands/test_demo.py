@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from npu_agent import cli, simulator
-from npu_agent.commands import demo
 from tests.commands.tour import GOLDEN, comparable
 from tests.outputs.deviceplugin.helpers import golden, short_directory
 from tests.processes import DEADLINE, NOBODY, Process, environment, started
@@ -37,12 +36,12 @@ def test_tour_is_the_golden_one() -> None:
     ("fault", "step", "reason"),
     [
         (
-            "session.Session.run = lambda self: asyncio.Event().wait()\ndemo._DEADLINE = 0.5",
+            "session.Session.run, limit = lambda self: asyncio.Event().wait(), 0.5",
             "1. The agent registers with the kubelet",
             "✘ this did not happen within 0.5 s",
         ),
         (
-            "service.requested = refuse",
+            "service.requested, limit = refuse, 10.0",
             "5. A Pod asks for one NPU",
             "✘ FAILED_PRECONDITION: out of order",
         ),
@@ -62,7 +61,7 @@ def refuse(*_):
     raise RefusalError(Refusal.UNFIT, "out of order")
 
 {fault}
-sys.exit(cli.main(["demo", "--once"]))
+sys.exit(asyncio.run(demo.run(once=True, deadline=limit)))
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -110,14 +109,6 @@ sys.exit(cli.main(["demo"]))
     assert not directory.exists()
 
 
-def test_nohup_keeps_it_up() -> None:
-    with started("demo", by=("nohup",)) as process:
-        process.printed("1. The agent registers")
-        os.kill(process.pid, signal.SIGHUP)
-        process.printed("3. It labels the Node")
-        assert process.end()[0] == 1
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_or_a_hangup_in_the_middle_of_the_tour(number: signal.Signals) -> None:
     with started("demo") as process:
@@ -145,14 +136,6 @@ def test_a_reader_that_goes_away_in_the_middle_is_no_reason_to_complain() -> Non
         assert popen.stderr.read() == ""
         assert popen.wait(DEADLINE) == 1
     assert not Path(log).parent.exists()
-
-
-def test_a_tree_that_vanishes_is_an_error_of_one_line() -> None:
-    with started("demo") as process:
-        log = process.printed("the agent's log is in ").rpartition(" ")[2]
-        process.printed("1. The agent registers")
-        shutil.rmtree(Path(log).parent / "host")
-        assert "host" in process.said("npu-agent: error: ")
 
 
 @pytest.mark.parametrize(
@@ -183,12 +166,3 @@ sys.exit(cli.main(["demo", "--once"]))
         ": set TMPDIR to a directory with 10 MB to spare, and a short path\n"
     )
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("terminal", "shown"), [(True, "\033[1mx\033[0m"), (False, "x")])
-def test_colours_are_for_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, shown: str
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    assert demo._bold("x") == shown
-    assert ("\033" in demo._green("x")) == terminal

@@ -9,7 +9,6 @@ import pytest
 
 from npu_agent import files, simulator
 from npu_agent.commands.demo_claims import ClaimsNode
-from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.simulator.pluginmanager import PrepareError
@@ -63,11 +62,6 @@ async def test_an_agent_in_a_pod_of_a_cluster_is_none_of_it(
         await walked(node, 2)
 
 
-async def test_stopped_before_it_has_started() -> None:
-    async with chapter():
-        pass
-
-
 async def keep_everything(path: Path, content: bytes | None, **_: Any) -> None:
     if content is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,14 +94,3 @@ async def test_a_step_that_does_not_happen_says_so(
         await walked(node, steps)
         with pytest.raises(error, match=reason):
             await node.steps[steps][1]()
-
-
-async def test_parts_that_are_not_handed_out_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: object) -> None:
-        raise RefusalError(Refusal.INVALID, "out of order")
-
-    async with chapter() as node:
-        await walked(node, 1)
-        monkeypatch.setattr(AllocationStore, "prepare", refuses)
-        with pytest.raises(PrepareError, match="half: out of order"):
-            await node.steps[5][1]()

@@ -1,10 +1,8 @@
 """The tables for people; what they look like for whole hosts is in tests/inventory/golden."""
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from npu_agent.commands import view
 from npu_agent.core.hardware import (
@@ -109,14 +107,6 @@ def test_how_a_card_is_cut_and_for_whom(capsys: pytest.CaptureFixture[str]) -> N
     assert "Cut" not in rows(capsys)[0]
 
 
-def test_assignments(capsys: pytest.CaptureFixture[str]) -> None:
-    view.show(view.assignments_table([Assignment("ai", "b", "main", "furiosa.ai/rngd", "UUID-0")]))
-    assert rows(capsys) == [
-        "Namespace | Pod | Container | Resource | Device",
-        "ai | b | main | furiosa.ai/rngd | UUID-0",
-    ]
-
-
 def test_what_a_driver_writes_is_shown_and_never_obeyed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -144,36 +134,3 @@ def test_a_table_that_goes_to_a_program_is_not_cut(capsys: pytest.CaptureFixture
     long = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason="x" * 200, since=0.0))
     view.show(view.cards_table(Snapshot((long,))))
     assert rows(capsys)[1].endswith("unhealthy: " + "x" * 200)
-
-
-def test_a_long_word_on_a_narrow_terminal_is_folded() -> None:
-    long = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason="w" * 200, since=0.0))
-    out = io.StringIO()
-    table = view.cards_table(Snapshot((long,)), width=60)
-    Console(file=out, width=60).print(table)
-    assert max(map(len, out.getvalue().splitlines())) <= 60
-    assert out.getvalue().count("w") == 200
-
-
-def test_cards_as_json_for_programs() -> None:
-    assert view.cards_as_json(Snapshot((CARD,))) == [
-        {
-            "name": "npu0",
-            "family": "warboy",
-            "product": "warboyB0",
-            "uuid": None,
-            "serial": None,
-            "pci_bus_id": "0000:01:00.0",
-            "cores": 2,
-            "driver_version": None,
-            "firmware_version": None,
-            "numa_node": None,
-            "health": "healthy",
-            "health_reason": "works",
-            "title": "FuriosaAI Warboy",
-            "pci_dev": "509:0",
-            "temperature": 40.0,
-            "power": 1.37,
-            "pods": None,
-        }
-    ]

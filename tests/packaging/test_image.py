@@ -30,12 +30,6 @@ def config(image: Path) -> Any:
     return blob(image, manifest(image)["config"]["digest"])
 
 
-def config_digest(image: Path) -> str:
-    """What buildah, podman and docker call the image's ID."""
-    digest: str = manifest(image)["config"]["digest"]
-    return digest
-
-
 def manifest(image: Path, name: str = "one") -> Any:
     index = json.loads((image / name / "index.json").read_text())
     return blob(image, index["manifests"][0]["digest"], name)
@@ -77,17 +71,15 @@ def test_sbom_has_all_that_is_in_it(image: Path) -> None:
     assert libc["externalRefs"][0]["referenceLocator"].startswith("pkg:deb/debian/libc6@2.")
 
 
-def test_nothing_of_the_build_is_left_in_it(image: Path) -> None:
-    for gone in ("src", "opt/build", "opt/wheel", "root/.cache", "etc/pip.conf"):
-        path = image / "rootfs" / gone
-        assert not path.exists() or not path.stat().st_size, gone
-    assert [path.name for path in (image / "rootfs/opt").iterdir()] == ["npu-agent"]
-
-
 def test_nothing_in_it_gives_rights_installs_or_compiles(image: Path) -> None:
     root = image / "rootfs"
     files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 1000
+    # Nothing of the build is left.
+    assert [path.name for path in (root / "opt").iterdir()] == ["npu-agent"]
+    assert not [gone for gone in ("src", "root/.cache") if (root / gone).exists()]
+    pip = root / "etc/pip.conf"  # an empty file where it was mounted
+    assert not pip.exists() or not pip.stat().st_size
     assert [path for path in files if path.stat().st_mode & 0o6000] == []
     programs = {path.name for path in files if path.parent.name in ("bin", "sbin")}
     tools = ("pip", "gcc", "g++", "cc", "clang", "ld", "as", "make", "go", "rustc")
@@ -98,10 +90,8 @@ def test_nothing_in_it_gives_rights_installs_or_compiles(image: Path) -> None:
 
 def test_provenance_says_what_it_was_made_from(image: Path) -> None:
     statement = json.loads((image / "npu-agent-image.provenance.json").read_text())
-    assert statement["_type"] == "https://in-toto.io/Statement/v1"
-    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
     (subject,) = statement["subject"]
-    digest = config_digest(image)
+    digest = manifest(image)["config"]["digest"]  # of buildah, podman and docker the image's ID
     assert subject["digest"] == {"sha256": digest.removeprefix("sha256:")}
     definition = statement["predicate"]["buildDefinition"]
     assert definition["externalParameters"]["base"].startswith("localhost/python-base:")
@@ -125,13 +115,6 @@ def test_all_that_the_agent_loads_is_compiled(image: Path) -> None:
     python = "/opt/npu-agent/bin/python"
     code, out, errors = container(image).ran(python, "-c", look)
     assert (code, out.strip()) == (0, ""), errors
-
-
-def test_info(image: Path, host: Host) -> None:
-    info = (*COMMAND, "info", "--host-root=/host", "--format=json")
-    code, out, errors = host.mounted(container(image)).ran(*info)
-    assert code == 0, errors
-    assert [card["name"] for card in json.loads(out)] == ["npu0", "npu1"]
 
 
 async def test_runs_read_only_and_without_capabilities(
