@@ -46,7 +46,7 @@ def chart(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def registry() -> Iterator[str]:
     """HOST:PORT of an OCI registry on this machine, in memory."""
-    command = [ensure_binaries(REGISTRY)["registry"], "-port", "0"]
+    command = [str(ensure_binaries(REGISTRY)["registry"]), "-port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serving:
         assert serving.stderr is not None
         try:
