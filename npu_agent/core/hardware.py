@@ -62,9 +62,12 @@ class Access:
     cdi_kind: str
     """``example.com/npu``: the kind of the card's CDI devices."""
 
-    def nodes(self) -> tuple[str, ...]:
-        """Every node that the card may have."""
-        return (*self.shared_nodes, *self.whole_nodes, *(node for _, node in self.core_nodes))
+    def nodes(self, cores: CoreRange | None = None) -> tuple[str, ...]:
+        """The nodes of a holder of these cores, and of all of them by default."""
+        if cores is None:
+            return (*self.whole_nodes, *self.shared_nodes, *(node for _, node in self.core_nodes))
+        inside = (node for covered, node in self.core_nodes if cores.includes(covered))
+        return (*self.shared_nodes, *inside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

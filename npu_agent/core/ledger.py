@@ -23,12 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
 from npu_agent.core.claim import ClaimUse
-from npu_agent.core.hardware import Access, Card, CardState, CoreRange
+from npu_agent.core.hardware import Card, CardState, CoreRange
 from npu_agent.core.offer import Device, device_id
 
 SETTLED = 1.0
@@ -712,33 +711,13 @@ def _meant(id_: str, card: Card) -> Footprint | None:
     known = [name for name in names if name and id_.startswith(name)]
     if id_ in known:
         return Footprint(keys_of(card), card.all_cores, frozenset(card.access.nodes()))
-    for name in known:
-        part = _parts(card.access, card.core_count).get(id_.removeprefix(name))
-        if part:
-            return Footprint(keys_of(card), *part)
+    for first in range(card.core_count if known else 0):
+        for last in range(first, card.core_count):
+            cores = CoreRange(first, last)
+            if id_ in [device_id(name, cores) for name in known]:
+                nodes = card.access.nodes(None if cores == card.all_cores else cores)
+                return Footprint(keys_of(card), cores, frozenset(nodes))
     return None
-
-
-@lru_cache(128)
-def _parts(access: Access, count: int) -> dict[str, tuple[CoreRange, frozenset[str]]]:
-    """All neighbouring cores of a card that has `count`, by the end of their ID, and their nodes.
-
-    The next card in its place has the same.
-    """
-    ranges = [CoreRange(first, last) for first in range(count) for last in range(first, count)]
-    return {
-        device_id("", cores): (
-            cores,
-            frozenset(
-                (
-                    *access.shared_nodes,
-                    *(access.whole_nodes if len(cores) == count else ()),
-                    *(node for covered, node in access.core_nodes if cores.includes(covered)),
-                )
-            ),
-        )
-        for cores in ranges
-    }
 
 
 def _contradict(one: frozenset[str], other: frozenset[str]) -> bool:

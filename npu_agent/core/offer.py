@@ -133,11 +133,6 @@ def _device(card_id: str, card: Card, healthy: bool, reason: str, cores: CoreRan
     if healthy and uncovered:
         node = dict(card.access.core_nodes)[CoreRange(uncovered[0], uncovered[0])]
         healthy, reason = False, f"no device node for core {uncovered[0]}: /dev/{node} is missing"
-    granted = (
-        *(card.access.whole_nodes if whole else ()),
-        *card.access.shared_nodes,
-        *(node for covered, node in card.access.core_nodes if cores.includes(covered)),
-    )
     return Device(
         id=device_id(card_id, None if whole else cores),
         card_id=card_id,
@@ -150,7 +145,7 @@ def _device(card_id: str, card: Card, healthy: bool, reason: str, cores: CoreRan
             (variable, tuple(text.replace("{cores}", str(covered)) for covered in covering))
             for variable, text in card.access.environment
         ),
-        nodes=tuple(node for node in granted if node in card.nodes),
+        nodes=tuple(n for n in card.access.nodes(None if whole else cores) if n in card.nodes),
     )
 
 

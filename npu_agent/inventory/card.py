@@ -63,7 +63,7 @@ class Questions:
     """Read the counters of its cores; a reading has them as well."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Answers:
     """What a driver answered; a question that was not asked has no answer."""
 
@@ -81,7 +81,7 @@ class Answers:
     cores: tuple[CoreReading, ...] | None = None
     at: float = 0.0
     """When `cores` were read, by `time.monotonic`."""
-    failures: tuple[str, ...] = ()
+    failures: list[str] = field(default_factory=list)
     """Of each call that failed, how: ``refused`` or ``nonsense``."""
     limited: str = ""
     """The limit of our own that kept us from asking, which says nothing about the card."""
@@ -90,45 +90,48 @@ class Answers:
 
 def ask(vendor: Vendor, questions: Questions) -> Answers:
     """Asks a driver; blocking, on a thread of `Prober`. Never raises."""
-    entry, answers = questions.entry, Answers()
+    answers = Answers()
     try:
-        if questions.identify:
-            try:
-                answers = replace(answers, card=vendor.identify(entry))
-            except NotServedError as error:
-                why = text.reason(error)
-                answers = replace(answers, not_served=why, refused=True, sample=error.sample)
-            except OSError as error:
-                answers = _failed(answers, error, not_served=text.reason(error))
-        if questions.card is None:
-            return answers
-        if questions.probe:
-            try:
-                answers = replace(answers, probe=vendor.probe(entry))
-            except (OSError, ValueError) as error:
-                answers = _failed(answers, error, trouble=text.reason(error))
-        if questions.read:
-            answers = replace(answers, reading=vendor.read(entry, questions.card))
-        elif questions.count:
-            cores = vendor.read_cores(entry)
-            answers = replace(answers, cores=cores, at=time.monotonic())
+        _ask(vendor, questions, answers)
     except MemoryError:
-        return replace(answers, limited="the agent has no memory left")
-    except OSError as error:
-        if error.errno in OWN_LIMITS:
-            return replace(answers, limited=text.reason(error))
-        return replace(answers, bug=error)
-    except Exception as error:  # our own fault, which must not end the thread
-        return replace(answers, bug=error)
+        answers.limited = "the agent has no memory left"
+    except Exception as error:  # a fault of our own, which must not end the thread
+        if isinstance(error, OSError) and error.errno in OWN_LIMITS:
+            answers.limited = text.reason(error)
+        else:
+            answers.bug = error
     return answers
 
 
-def _failed(answers: Answers, error: OSError | ValueError, **why: str) -> Answers:
+def _ask(vendor: Vendor, questions: Questions, answers: Answers) -> None:
+    entry = questions.entry
+    if questions.identify:
+        try:
+            answers.card = vendor.identify(entry)
+        except NotServedError as error:
+            answers.not_served, answers.refused = text.reason(error), True
+            answers.sample = error.sample
+        except OSError as error:
+            answers.not_served = _failure(error, answers)
+    if questions.card is None:
+        return
+    if questions.probe:
+        try:
+            answers.probe = vendor.probe(entry)
+        except (OSError, ValueError) as error:
+            answers.trouble = _failure(error, answers)
+    if questions.read:
+        answers.reading = vendor.read(entry, questions.card)
+    elif questions.count:
+        answers.cores, answers.at = vendor.read_cores(entry), time.monotonic()
+
+
+def _failure(error: OSError | ValueError, answers: Answers) -> str:
+    """Counts a call that failed, and returns why; a limit of our own is raised again."""
     if isinstance(error, OSError) and error.errno in OWN_LIMITS:
-        raise error  # it says nothing about the card: `ask` handles it
-    how = "refused" if isinstance(error, OSError) else "nonsense"
-    found: Answers = replace(answers, failures=(*answers.failures, how), **why)  # type: ignore[arg-type]
-    return found
+        raise error
+    answers.failures.append("refused" if isinstance(error, OSError) else "nonsense")
+    return text.reason(error)
 
 
 class CardWatch:
