@@ -290,33 +290,21 @@ async def test_a_server_that_is_no_url(tmp_path: Path, url: str) -> None:
 # Credentials.
 
 
-async def test_in_a_pod(trusted: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(says(NODE), tls=trusted.context()) as server:
+async def test_in_a_pod(
+    trusted: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with serving(says(NODE), tls=trusted.context()) as server, serving(says(NODE)) as other:
         in_pod(monkeypatch, server, trusted.ca, "abc\n")  # client-go takes the line's end off too
         monkeypatch.setenv("KUBECONFIG", "/nonexistent")
-        api = Api(timing=TIMING)
-        assert (await node.read(api, "n1")).name == "n1"
-        await api.close()
-    assert server.tokens == ["Bearer abc"]
-
-
-async def test_a_pod_with_an_address_of_ipv6(
-    trusted: Authority, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_pod(monkeypatch, server, trusted.ca)
+        for path in (None, kubeconfig(tmp_path, other.url)):  # one that is given counts more
+            api = Api(kubeconfig=path, timing=TIMING)
+            assert (await node.read(api, "n1")).name == "n1"
+            await api.close()
+    assert (server.tokens, other.tokens) == (["Bearer abc"], ["Bearer secret"])
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     found = await serviceaccount.load()
     assert found
-    assert found.server == "https://[fd00::1]:443"
-
-
-async def test_a_given_kubeconfig_counts_more_than_the_pod(
-    server: Server, api: Api, trusted: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_pod(monkeypatch, server, trusted.ca)
-    await node.read(api, "n1")
-    assert server.tokens == ["Bearer secret"]
+    assert found.server.startswith("https://[fd00::1]:")
 
 
 @pytest.mark.parametrize("where", ["environment", "home"])
@@ -362,6 +350,8 @@ async def test_no_credentials_at_all(
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
     assert (await node.read(api, "n1")).name == "n1"  # the next call tries again
     await api.close()
+    error = await trouble(Api(kubeconfig=tmp_path / "nowhere", timing=TIMING))
+    assert f"the kubeconfig {tmp_path / 'nowhere'} is missing" in str(error)
 
 
 async def test_a_kubeconfig_that_takes_too_long_does_not_accuse_the_api_server(
@@ -376,12 +366,6 @@ async def test_a_kubeconfig_that_takes_too_long_does_not_accuse_the_api_server(
     assert "nothing was sent within 1 s: the credentials are still being read" in error.what
     assert "login program" in error.remedy
     assert server.asked == []
-
-
-async def test_a_given_kubeconfig_that_is_missing(tmp_path: Path) -> None:
-    error = await trouble(Api(kubeconfig=tmp_path / "nowhere", timing=TIMING))
-    assert error.kind is Kind.CREDENTIALS
-    assert f"the kubeconfig {tmp_path / 'nowhere'} is missing" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -410,35 +394,20 @@ async def test_a_bad_token(
         await api.close()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no PEM\n"])
+@pytest.mark.parametrize("content", ["missing", "no PEM", "another"])
 async def test_a_bad_ca(
-    trusted: Authority, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+    trusted: Authority, other: Authority, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
     async with serving(says(NODE), tls=trusted.context()) as server:
         ca = in_pod(monkeypatch, server, trusted.ca).with_name("ca.crt")
-        if content is None:
+        ca.write_bytes(other.ca.read_bytes() if content == "another" else content.encode())
+        if content == "missing":
             ca.unlink()
-        else:
-            ca.write_bytes(content)
         api = Api(timing=TIMING)
         error = await trouble(api)
         assert error.kind is Kind.CREDENTIALS
         assert str(ca) in str(error)
-        assert "kube-root-ca.crt" in str(error)
-        ca.write_bytes(trusted.ca.read_bytes())
-        await node.read(api, "n1")
-        await api.close()
-
-
-async def test_a_ca_that_has_not_signed_the_servers_certificate(
-    trusted: Authority, other: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(says(NODE), tls=trusted.context()) as server:
-        ca = in_pod(monkeypatch, server, other.ca).with_name("ca.crt")
-        api = Api(timing=TIMING)
-        error = await trouble(api)
-        assert error.kind is Kind.CREDENTIALS
-        assert f"has {ca} signed it?" in str(error)
+        assert ("signed it?" if content == "another" else "kube-root-ca.crt") in str(error)
         ca.write_bytes(trusted.ca.read_bytes())  # the CA was changed on disk
         await node.read(api, "n1")
         await api.close()

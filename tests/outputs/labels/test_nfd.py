@@ -46,16 +46,6 @@ async def test_the_file_has_a_line_a_label_and_nothing_beside_it(output: NfdOutp
     assert str(output.path).endswith("/etc/kubernetes/node-feature-discovery/features.d/npu-agent")
 
 
-async def test_the_file_is_on_the_disk_before_it_takes_the_old_ones_place(
-    output: NfdOutput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a power cut an empty one would have the Node without labels."""
-    synced: list[bool] = []
-    monkeypatch.setattr(os, "fsync", lambda _: synced.append(output.path.exists()))
-    await output.put({"a": "b"}, careful=False)
-    assert synced == [False]
-
-
 async def test_a_link_in_the_files_place_is_replaced(output: NfdOutput) -> None:
     foreign = output.path.with_name("foreign")
     foreign.write_text("secret=1\n")
@@ -144,14 +134,6 @@ async def test_a_file_that_cannot_be_written_is_told_with_its_remedy(
     assert str(output.path) in str(e.value)
 
 
-async def test_a_directory_in_the_files_place_is_told(output: NfdOutput) -> None:
-    output.path.mkdir()
-    with pytest.raises(UnavailableError, match="this is a directory"):
-        await output.put(ONE, careful=False)
-    with pytest.raises(UnavailableError, match="this is a directory"):
-        await output.clear()
-
-
 async def test_a_file_system_that_hangs_is_told_and_recovered_from(
     output: NfdOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,9 +176,6 @@ def test_every_host_gives_a_file_that_says_the_same(name: str) -> None:
 def test_the_machine_is_what_its_firmware_says(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     assert read_machine(root) == Machine(vendor="npu-agent\n", name="Simulated Host\n")
-    found = labels(HOSTS["one-warboy"][0], read_machine(root), [SETS["beta"]])
-    assert found["beta.furiosa.ai/machine.vendor"] == "npu-agent"
-    assert found["beta.furiosa.ai/machine.name"] == "Simulated-Host"
 
 
 def test_a_machine_without_names_has_none(tmp_path: Path) -> None:
