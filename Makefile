@@ -26,6 +26,7 @@ python:
 		|| { echo "npu-agent needs Python >= 3.11, and $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 1; }
 
 $(VENV)/ready: requirements/dev.txt pyproject.toml | python
+	@echo "npu-agent: making an environment with the tools of development in $(VENV): a minute, the first time only"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -37,12 +38,15 @@ $(RUN)/ready: requirements/run.txt | python
 	@$(PYTHON) -m venv --clear $(RUN)
 	@$(RUN)/bin/python -m pip install --disable-pip-version-check --no-compile --require-hashes \
 		-r requirements/run.txt
+	@printf '#!%s\nimport sys\n\nsys.path.insert(0, "%s")\nfrom npu_agent.cli import main\n\nsys.exit(main())\n' \
+		'$(CURDIR)/$(RUN)/bin/python' '$(CURDIR)' > $(RUN)/bin/npu-agent
+	@chmod +x $(RUN)/bin/npu-agent
 	@touch $@
 
 ##@ Try it
 
 demo: $(RUN)/ready ## the whole agent on simulated cards with a stand-in for the kubelet (ARGS=--once ends after the tour)
-	@$(RUN)/bin/python -m npu_agent demo $(ARGS)
+	@$(RUN)/bin/npu-agent demo $(ARGS)
 
 ##@ Set up
 

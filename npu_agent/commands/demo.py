@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -100,12 +101,13 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
             ended = parts.create_task(stop.wait())
             await asyncio.wait({walk, ended}, return_when=asyncio.FIRST_COMPLETED)
             happened = walk.done() and walk.result()
+            failed = walk.done() and not happened  # not if a person ends it before
             if happened and not once:
                 print(
                     f"\n{_bold('All steps passed.')} The agent stays up until Ctrl-C: see\n"
                     f"   http://{await tour.address()}/   and try:\n"
-                    f"   npu-agent info --host-root {root}\n"
-                    f"   npu-agent simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
+                    f"   {_command()} info --host-root {root}\n"
+                    f"   {_command()} simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
                     f"   an edit of {file}\n"
                     "Its log from here on:",
                     flush=True,
@@ -114,13 +116,22 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
                 await ended
             elif happened:
                 print(f"\n{_bold('All steps passed.')}")
-            elif walk.done():
+            elif failed:
                 last = log.read_text().splitlines()[-10:]
                 print("\nThe end of the agent's log:", *last, sep="\n   ")
             walk.cancel()
             simulation.cancel()
             stop.set()
-    return 0 if happened else FAILED
+    return FAILED if failed else 0
+
+
+def _command() -> str:
+    """What to type in place of `npu-agent`: as this process was started, where it is on no PATH."""
+    called = Path(sys.argv[0])
+    if called.name != "npu-agent":
+        return f"{sys.executable} -m npu_agent"
+    found = shutil.which("npu-agent")
+    return "npu-agent" if found and called.exists() and called.samefile(found) else str(called)
 
 
 @contextlib.contextmanager
