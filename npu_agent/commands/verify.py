@@ -19,7 +19,8 @@ from pathlib import Path
 
 from npu_agent.commands import FAILED, view
 from npu_agent.commands.common import host_root, quiet
-from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState, Snapshot
+from npu_agent.core.advice import advice
+from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise, cover
 from npu_agent.core.vendor import Vendor
 from npu_agent.doctor import report
@@ -220,8 +221,8 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
             untried = f" ({rest} more of the card were not tried)" if rest else ""
             what = f"cannot be opened: {error.strerror}{untried}"
             remedy = (
-                "the card or its driver hangs: dmesg on the node, and take the card out of "
-                "service by disabledDevices"
+                f"{advice(Cause.HANGS).remedy}; until then take the card out of service by "
+                "disabledDevices"
             )
             failures.append(_wrong(f"/dev/{node}", what, remedy))
             break

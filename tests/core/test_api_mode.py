@@ -21,7 +21,6 @@ from npu_agent.core.api_mode import (
     WantedApi,
     WantedApis,
     api_mode,
-    moves_to,
     sends_elsewhere,
 )
 
@@ -60,25 +59,14 @@ def test_where_a_card_is_offered(known: CardUse, where: ApiMode) -> None:
     assert api_mode(known) is where
 
 
-def test_what_is_on_its_way() -> None:
-    assert moves_to(WantedApi.DRA, ApiMode.DRAINING_FROM_PLUGIN) is WantedApi.DRA
-    assert moves_to(WantedApi.PLUGIN, ApiMode.DRAINING_FROM_DRA) is WantedApi.PLUGIN
-    assert moves_to(WantedApi.DRA, ApiMode.DRA) is None
-    assert moves_to(WantedApi.PLUGIN, ApiMode.PLUGIN) is None
-    assert moves_to(WantedApi.NEITHER, ApiMode.NOWHERE) is None
-    assert moves_to(WantedApi.STAY, ApiMode.PLUGIN) is None
-
-
 def test_only_from_one_end_to_the_other_is_a_turn() -> None:
     def wishes(wish: WantedApi, disabled: str = "") -> WantedApis:
         return WantedApis(families={"anvil": wish}, disabled=frozenset({disabled}))
 
     assert sends_elsewhere(wishes(WantedApi.PLUGIN), wishes(WantedApi.DRA))
-    assert sends_elsewhere(wishes(WantedApi.DRA), wishes(WantedApi.PLUGIN))
     assert sends_elsewhere(WantedApis(), wishes(WantedApi.DRA))
     assert not sends_elsewhere(WantedApis(), wishes(WantedApi.PLUGIN))
     assert not sends_elsewhere(wishes(WantedApi.STAY), wishes(WantedApi.DRA))
-    assert not sends_elsewhere(wishes(WantedApi.DRA), wishes(WantedApi.STAY))
     assert not sends_elsewhere(wishes(WantedApi.DRA), wishes(WantedApi.DRA, "npu0"))
 
 

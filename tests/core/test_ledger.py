@@ -74,12 +74,6 @@ def held(*cards: Card, by: str, cores: int | None = None) -> Ledger:
     return answered(ledger, pod(by), at=10.0, cards=cards)
 
 
-def test_a_part_is_the_same_whatever_its_card_is_called_by() -> None:
-    (by_uuid,), (by_serial,) = (footprints_of(f"{id_}_cores_0", [A]) for id_ in ("U0", "S0"))
-    assert by_uuid == by_serial
-    assert by_uuid.cores == CoreRange(0, 0)
-
-
 @pytest.mark.parametrize(("uuid", "serial"), [("U_cores_0", "U"), ("U", "U_cores_0")])
 def test_an_id_that_is_a_whole_cards_is_no_part_of_it(uuid: str, serial: str) -> None:
     (found,) = footprints_of("U_cores_0", [replace(A, uuid=uuid, serial=serial)])
@@ -164,15 +158,6 @@ def test_a_card_that_took_the_number_of_a_held_one_is_not_free() -> None:
         "U1": "Pod team/train still holds /dev/npu0 as U0 of beta.furiosa.ai/npu",
     }
     assert against(ledger, A, B) == {"U0": None, "U1": None}
-
-
-def test_a_serial_that_looks_like_a_part_of_a_card() -> None:
-    odd = card(0, serial="WBY_cores_0")
-    ledger = held(odd, by="WBY_cores_0")
-    assert all(against(ledger, odd, cores=1).values())
-    # Nobody wrote down what was handed out: the ID alone says enough.
-    ledger = answered(Ledger(), pod("WBY_cores_0"), at=1.0, cards=[odd])
-    assert all(against(ledger, odd, cores=1).values())
 
 
 def test_an_id_that_no_card_can_have_may_be_any_card() -> None:
@@ -291,14 +276,6 @@ def test_cards_in_slices_are_known_over_a_restart() -> None:
     assert not left.is_published("U0", A)
     assert left.is_published("U1", B)
     assert Ledger().with_predecessor(left.without_published({"U1"}), 0.0).published == {}
-
-
-def test_a_card_in_a_slice_is_known_by_all_that_it_ever_said() -> None:
-    ledger = Ledger().with_published("npu.example.com", [state(card(0, uuid="U0"), "U0")])
-    ledger = ledger.with_published("npu.example.com", [state(card(0, serial="S0"), "U0")])
-    assert ledger.is_published("x", card(0, uuid="U0"))
-    assert ledger.is_published("x", card(0, serial="S0"))
-    assert ledger.with_published("npu.example.com", [state(card(0, serial="S0"), "U0")]) is ledger
 
 
 def test_holdings_name_the_card_and_its_cores() -> None:
@@ -470,12 +447,6 @@ def test_a_pod_that_is_no_longer_listed_and_lives_keeps_its_cores() -> None:
     assert ledger == Ledger()
 
 
-def test_a_pod_that_is_listed_again_is_an_ordinary_holder() -> None:
-    ledger = noted(outlived(), pod("U0"), at=16.0)
-    assert ledger.orphans == {}
-    assert ledger.allocations[DeviceName(NPU, "U0")].holder == "Pod team/train"
-
-
 def test_of_whom_it_matters_whether_they_live() -> None:
     ledger, now = (
         noted(Ledger(), pod("U0"), at=1.0),
@@ -492,16 +463,6 @@ def test_the_pods_before_are_known_although_the_kubelet_has_noted_the_next_one()
     for at, held in ((2.0, [pod("U0")]), (5.0, []), (5.0 + HOLDER_ENDS, [])):
         ledger = ledger.with_answer(held, at, cards=[A], resources=[NPU], running={UID})
     assert against(ledger, A) == {"U0": STILL}
-
-
-def test_a_pod_has_all_that_it_had() -> None:
-    holds = answered(Ledger(), pod("U0"), pod("U1"), at=1.0, cards=[A, B]).allocations
-    both = (
-        Ledger()
-        .with_orphans([UID], holds[DeviceName(NPU, "U0")], 2.0)
-        .with_orphans([UID], holds[DeviceName(NPU, "U1")], 3.0)
-    )
-    assert against(both, A, B) == {"U0": STILL, "U1": STILL}
 
 
 def test_they_are_kept_over_restarts_until_an_answer_says_otherwise() -> None:

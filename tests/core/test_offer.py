@@ -77,11 +77,6 @@ def test_unhealthy_card_is_listed_with_its_reason_and_unknown_is_not_fenced() ->
     assert second.healthy
 
 
-def test_reason_of_the_card_goes_before_a_missing_node() -> None:
-    card = state(missing=("pe0", "pe0-1"), health=HealthState.UNHEALTHY, reason="alive says 0")
-    assert devices(card)[0].reason == "alive says 0"
-
-
 @pytest.mark.parametrize(
     "word", ["npu1", "NPU1", "ab-cd", "AB-CD", "0000:6d:00.0", "0000:6D:00.0", "SERIAL-9"]
 )
@@ -137,11 +132,6 @@ def test_override_may_share_the_name_of_the_default() -> None:
     assert resources("d/npu", None, (("d/npu", "rngd", 4),)) == (
         Resource(name="d/npu", widths=(("rngd", 4), ("warboy", 2))),
     )
-
-
-def test_every_family_overridden_leaves_no_default_resource() -> None:
-    both = (("f/w", "warboy", None), ("f/r", "rngd", None))
-    assert [resource.name for resource in resources("d/npu", None, both)] == ["f/w", "f/r"]
 
 
 def cards() -> st.SearchStrategy[Snapshot]:

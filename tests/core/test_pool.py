@@ -43,16 +43,6 @@ def test_the_family_that_the_vendor_puts_first_comes_first_with_all_its_parts() 
         assert list(dict.fromkeys(each.device.card.index for each in found)) == [1, 3, 0, 2]
 
 
-def test_only_the_families_that_dra_offers() -> None:
-    cards = [state("warboy", 0), state("rngd", 1), state("rngd", 2, id_="E23A-2")]
-
-    def indexes(found: tuple[PoolDevice, ...]) -> list[int]:
-        return [each.device.card.index for each in found]
-
-    assert indexes(pool_of(*cards, families={"rngd"})) == [1, 2]
-    assert indexes(pool_of(*cards, families=())) == []
-
-
 # Names.
 
 

@@ -64,12 +64,6 @@ def test_free_host(size: int, expected: list[str], reason: str) -> None:
     assert chosen(size, list(EIGHT)) == (expected, reason)
 
 
-def test_five_cards_fill_one_numa_node_and_one_of_the_other() -> None:
-    ids, reason = chosen(5, list(EIGHT))
-    assert {"U0", "U1", "U4", "U5"} < set(ids) or {"U2", "U3", "U6", "U7"} < set(ids)
-    assert reason == "spread"
-
-
 def test_six_cards_are_three_whole_switches() -> None:
     ids, _ = chosen(6, list(EIGHT))
     pairs = [{"U0", "U1"}, {"U2", "U3"}, {"U4", "U5"}, {"U6", "U7"}]
@@ -97,10 +91,6 @@ def test_neighbour_of_what_must_be_included_comes_first() -> None:
     assert chosen(3, but("U7"), ["U6"]) == (["U2", "U3", "U6"], "one NUMA node")
 
 
-def test_all_that_must_be_included_is_the_whole_answer() -> None:
-    assert chosen(2, list(EIGHT), ["U7", "U0"]) == (["U0", "U7"], "spread")
-
-
 def test_free_core_of_a_partly_used_card_comes_before_a_whole_card() -> None:
     free = but("U5_cores_0", known=SINGLE)
     assert chosen(1, free, known=SINGLE)[0] == ["U5_cores_1"]
@@ -111,11 +101,6 @@ def test_free_core_of_a_partly_used_card_comes_before_a_whole_card() -> None:
 def test_partly_used_cards_come_before_neighbours() -> None:
     free = but("U3_cores_0", "U5_cores_0", known=SINGLE)
     assert chosen(2, free, known=SINGLE) == (["U3_cores_1", "U5_cores_1"], "spread")
-
-
-def test_fullest_card_comes_first() -> None:
-    free = but("U0_cores_0", *(f"U1_cores_{core}" for core in range(6)), known=CORES)
-    assert chosen(2, free, known=CORES) == (["U1_cores_6", "U1_cores_7"], "one card")
 
 
 def test_cores_of_one_card_stay_together() -> None:

@@ -66,12 +66,6 @@ def test_cards_that_left() -> None:
     assert found.left([], [other], 5.0 + SPAN + 1).gone == (), "a day is over"
 
 
-def test_a_card_that_leaves_twice_is_there_once() -> None:
-    card = state(uuid="A")
-    found = Timeline().left([card], [], 5.0).left([card], [], 9.0)
-    assert [gone.since for gone in found.gone] == [9.0]
-
-
 def test_cards_that_left_are_bounded() -> None:
     found = Timeline()
     for index in range(200):

@@ -103,16 +103,6 @@ def test_cycles_that_go_back_are_a_reset_and_no_interval(
 # Single cases.
 
 
-def test_before_the_second_look_nothing_is_known() -> None:
-    assert tally().utilization() is None
-    assert tally(look(5, 5)).utilization() is None
-
-
-def test_a_core_that_is_not_in_use_does_nothing() -> None:
-    assert tally(FREE).utilization() == 0
-    assert tally(FREE, FREE).utilization() == 0
-
-
 def test_a_core_that_was_just_taken_did_nothing_so_far() -> None:
     taken = tally(FREE, look(1000, 900))
     assert taken.utilization() == 0

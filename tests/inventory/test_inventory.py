@@ -262,18 +262,6 @@ def release(pipe: Path, content: str) -> None:
     os.close(descriptor)
 
 
-async def test_telemetry_that_hangs_fences_too(root: Path) -> None:
-    async with watching(root) as watched:
-        watched.record.all.clear()
-        pipe = management(root, 0) / "heartbeat"
-        pipe.unlink()
-        os.mkfifo(pipe)
-        await watched.card("npu0", UNHEALTHY)
-        release(pipe, "99\n")
-        await watched.card("npu0", HEALTHY)
-        assert {s.cards[1].health.state for s in watched.record.all} == {HEALTHY}
-
-
 async def test_cancelling_while_a_read_hangs_leaves_only_a_daemon_thread(root: Path) -> None:
     watched = Watched(root)
     running = asyncio.create_task(watched.inventory.run())
@@ -423,15 +411,6 @@ async def test_a_type_that_cannot_be_read_fences_after_a_while_and_comes_back(ro
         assert (fenced.id, fenced.card) == (before.id, before.card)
         write(file, "Warboy\n")
         await watched.card("npu0", HEALTHY)
-
-
-async def test_a_firmware_update_is_noticed(root: Path) -> None:
-    async with watching(root) as watched:
-        before = watched.record.value.cards[0]
-        write(management(root, 0) / "fw_version", "1.7.0, fffffff")
-        after = await watched.until(lambda s: s.cards[0].card != before.card)
-        assert after.cards[0].card == replace(before.card, firmware_version="1.7.0, fffffff")
-        assert after.cards[0].health == before.health
 
 
 async def test_one_wrong_answer_changes_no_card(root: Path) -> None:
@@ -817,22 +796,6 @@ async def test_a_hung_card_that_goes_and_returns_has_one_thread(root: Path, tmp_
         release(entry / "alive", "1\n")
         await watched.card("npu0", HEALTHY)
         await until(lambda: threads() == ONE)
-
-
-async def test_a_hung_card_that_answers_while_it_is_away_is_probed_when_it_returns(
-    root: Path, tmp_path: Path
-) -> None:
-    async with watching(root) as watched:
-        await until(lambda: threads() == ONE)
-        entry, away = management(root, 0), tmp_path / "away"
-        watched.fault("npu0", "hang")
-        await watched.card("npu0", UNHEALTHY)
-        entry.rename(away)
-        await watched.names("npu1")
-        release(away / "alive", "1\n")
-        await until(lambda: threads() == ONE)
-        away.rename(entry)
-        await watched.names("npu0", "npu1")
 
 
 async def test_threads_that_the_system_refuses_take_no_card_away(
