@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import Counter
 from contextlib import closing
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,20 @@ import pytest
 
 from npu_agent.agent import Agent, Timing
 from npu_agent.backoff import ApiBackoff, Backoff
-from npu_agent.config import LabelsConfig
+from npu_agent.config import LabelsConfig, Poller
+from npu_agent.inventory.inventory import Inventory
+from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.podresources import PodResources
 from npu_agent.outputs.deviceplugin import session
+from npu_agent.outputs.deviceplugin.publisher import Publisher
+from npu_agent.outputs.deviceplugin.session import Session
+from npu_agent.outputs.events import Events
+from npu_agent.outputs.labels.labeller import Labeller
+from npu_agent.outputs.web.history import History
 from tests.outputs.deviceplugin.client import Client, allocation
 from tests.outputs.deviceplugin.helpers import names
 from tests.test_agent import DEADLINE, NPU, UUIDS, Node, node
+from tests.until import until
 
 __all__ = ["node"]
 
@@ -35,53 +43,47 @@ def hurried(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "where", "method"),
+    ("part", "cls"),
     [
-        ("inventory", "inventory", "_publish"),
-        ("devices", "publisher", "_lists"),
-        (f"plugin {NPU}", "session", "_until_lost"),
-        ("config", "poller", "_read_and_judge"),
-        ("pod resources", "pod_resources.holdings", "publish"),
-        ("labels", "labeller", "_put"),
-        ("events", "events", "_add"),
-        ("history", "_history", "add"),
+        ("inventory", Inventory),
+        ("devices", Publisher),
+        (f"plugin {NPU}", Session),
+        ("config", Poller),
+        ("pod resources", PodResources),
+        ("ledger", AllocationStore),
+        ("labels", Labeller),
+        ("events", Events),
+        ("history", History),
     ],
 )
 @pytest.mark.usefixtures("hurried")
 async def test_a_part_that_fails_comes_back_and_takes_no_other_down(
     node: Node,
     part: str,
-    where: str,
-    method: str,
+    cls: type[Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """It fails while it runs, three times."""
     node.cards("warboy=2")
-    config = node.root.parent / "config.yaml"
-    text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n"
-    config.write_text(text + "metrics: {listen: '127.0.0.1:0'}\n")
-    async with node.agent(config_file=config) as agent:
+    run, runs = cls.run, 0
+
+    async def fails(self: Any) -> None:
+        nonlocal runs
+        runs += 1
+        if runs > 3:
+            await run(self)
+        async with asyncio.timeout(0.2), asyncio.TaskGroup() as both:
+            both.create_task(run(self))
+
+    monkeypatch.setattr(cls, "run", fails)
+    async with node.agent() as agent:
+        await until(lambda: agent.restarts[part] == 3)
         await node.listed(2)
-        broken = agent.sessions[0] if where == "session" else attrgetter(where)(agent)
-
-        def fail(*_: Any, **__: Any) -> Any:
-            raise RuntimeError("out of order")
-
-        monkeypatch.setattr(broken, method, fail)
-        async with asyncio.timeout(DEADLINE):
-            while agent.restarts[part] < 3:
-                node.fault("npu0", "ok" if agent.restarts[part] % 2 else "dead")
-                agent.poller.read_now()
-                agent.pod_resources.ask()
-                if where == "session" and node.kubelet.plugins.value[NPU].connected:
-                    node.kubelet.hang_up(NPU)
-                await asyncio.sleep(0.01)
-        monkeypatch.undo()
         node.fault("npu0", "dead")
         await node.told(lambda p: p.connected and (UUIDS[0], "Unhealthy") in p.devices)
         assert set(agent.restarts) == {part}
-    assert "a part failed and will be started again" in caplog.text
-    assert "out of order" in caplog.text
+    assert caplog.messages.count("a part failed and will be started again") == 3
 
 
 @pytest.fixture
