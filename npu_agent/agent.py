@@ -33,7 +33,7 @@ from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.ownership import HAND_OVER, Ownership
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.kubelet.pods import Pods
-from npu_agent.kubelet.record import left_behind, recovered
+from npu_agent.kubelet.record import read_record, recover
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
@@ -140,8 +140,8 @@ class Agent:
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """How often each part failed and was started again."""
-        found = left_behind(directory) if kubelet else None
-        ledger = Feed(recovered(Ledger(), found, time.monotonic()))
+        found = read_record(directory) if kubelet else None
+        ledger = Feed(recover(Ledger(), found, time.monotonic()))
         self.inventory = Inventory(
             [vendor(host_root) for vendor in VENDORS],
             configs.map(_watching),

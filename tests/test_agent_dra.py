@@ -496,7 +496,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
         await room.registered()
         await room.prepared(claim)
     (room.node.plugins / RECORD).unlink()
-    monkeypatch.setattr(decode, "listed", lambda _: ((), (use,)))
+    monkeypatch.setattr(decode, "read_list", lambda _: ((), (use,)))
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await until(lambda: agent.store.prepared.value.keys() == {"uid-c"})
         await until(lambda: room.node.kubelet.plugins.value[NPU].healthy() == (UUIDS[1],))

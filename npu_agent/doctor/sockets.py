@@ -19,7 +19,7 @@ from npu_agent.doctor.context import Context
 from npu_agent.doctor.directories import Directory, directory, writable
 from npu_agent.files import SOCKET_PATH_MAX, regular
 from npu_agent.kubelet import KUBELET_SOCKET
-from npu_agent.kubelet.ownership import Owner, lock_path, owner_of
+from npu_agent.kubelet.ownership import Owner, lock_path, read_owner
 from npu_agent.kubelet.rpc import ask
 from npu_agent.text import reason
 
@@ -77,7 +77,7 @@ def owner_at(path: Path) -> Owner | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return owner_of(descriptor)
+        return read_owner(descriptor)
     finally:
         os.close(descriptor)
     return None

@@ -34,7 +34,7 @@ from npu_agent.core.ledger import (
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.podresources import Holdings, PodResources
-from npu_agent.kubelet.record import RecordFile, encode, recovered
+from npu_agent.kubelet.record import RecordFile, encode, recover
 from npu_agent.logs import logger
 
 log = logger(__name__)
@@ -102,7 +102,7 @@ class AllocationStore:
             pod_resources: who is asked who holds what.
             served: the names under which cores are handed out.
             directory: the kubelet's device-plugins directory.
-            ledger: with what an agent before this one has `left_behind` there; published to.
+            ledger: with the record of an agent before this one; published to.
             timing: all times.
         """
         self.states = ledger
@@ -198,7 +198,7 @@ class AllocationStore:
                     # What was prepared when this agent started may have been unprepared by the
                     # other one.
                     ledger = replace(self._ledger, prepared={})
-                    self.states.publish(recovered(ledger, found, self._clock()))
+                    self.states.publish(recover(ledger, found, self._clock()))
                     self._unchecked = True
                 self._read = True
                 self._owner = not self._closed
@@ -232,7 +232,7 @@ class AllocationStore:
                     cards=cards,
                     resources=self._served.resources,
                     pods=answer.pods,
-                    running=answer.living,
+                    running=answer.running,
                 )
             )
             self._log_ending(ending)
@@ -273,7 +273,7 @@ class AllocationStore:
         Raises:
             RefusalError: as `grant`.
         """
-        noted = await self._pod_resources.pods.noted()
+        noted = await self._pod_resources.pods.device_holders()
         self.states.publish(self._ledger.with_pods(noted))  # the kubelet forgets now who has ended
         holds = []
         for device in devices:
@@ -301,15 +301,15 @@ class AllocationStore:
         self, holds: Collection[Allocation], *, by_claim: bool = False
     ) -> None:
         """Notes which Pods of these live on although what they hold is free for the kubelet."""
-        if living := await self.living(_NONE.union(*(hold.pod_uids for hold in holds))):
+        if living := await self.running(_NONE.union(*(hold.pod_uids for hold in holds))):
             now, ledger = self._clock(), self._ledger
             for hold in holds:
                 ledger = ledger.with_orphans(living & hold.pod_uids, hold, now, by_claim=by_claim)
             self._live_on(ledger)
 
-    async def living(self, uids: Collection[str]) -> frozenset[str]:
+    async def running(self, uids: Collection[str]) -> frozenset[str]:
         """Those of the Pods of which any process runs."""
-        return await self._pod_resources.pods.living(uids)
+        return await self._pod_resources.pods.running(uids)
 
     def _live_on(self, ledger: Ledger) -> None:
         """Takes over a ledger in which Pods live on that the kubelet has forgotten."""
@@ -363,7 +363,7 @@ class AllocationStore:
         """Notes which Pods live on with what a claim has until now; called before `prepare`."""
         before = self._ledger.prepared.get(claim.uid)
         if before and before != claim:
-            living = await self.living(before.pod_uids)
+            living = await self.running(before.pod_uids)
             ledger = self._ledger.before_replacing(claim, living, self._clock())
             if ledger is not self._ledger:
                 self._live_on(ledger)
@@ -439,10 +439,10 @@ class AllocationStore:
             # What is held may also have the name of a resource that is not served any more.
             held = any(one.name in holds or one.resource in ours for one in answer.assignments)
             starting = any(hold.kept_until > now for hold in holds.values())
-            unsure = answer.error or answer.asked_at < now
             ledger = self._ledger
+            unsure = answer.error or answer.asked_at < now or ledger.unreadable
             # The slices stay for the next agent, which has to know of them.
-            kept = ledger.prepared or ledger.published or answer.living
+            kept = ledger.prepared or ledger.published or answer.running
             if held or starting or kept or unsure:
                 return False
             await self._record.remove()

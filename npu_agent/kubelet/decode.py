@@ -1,9 +1,9 @@
 """Reads what the kubelet answers when asked who holds what, and what it can hand out.
 
 Plain reading of protobuf, of the fields that name a device and its holder; others are skipped.
-betterproto takes 0.1 ms for each device, which on a full node would be 4 % of a core for ever
-(`python -m bench.podresources`). Message and field numbers: protos/podresources.proto. The wire
-format: https://protobuf.dev/programming-guides/encoding/.
+betterproto takes 0.1 ms for each device, which on a full node would be 4 % of a core for ever.
+Message and field numbers: protos/podresources.proto. The wire format:
+https://protobuf.dev/programming-guides/encoding/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Message = dict[int, list[bytes]]
 """The contents of each length-delimited field, by its number."""
 
 
-def listed(answer: bytes) -> Listed:
+def read_list(answer: bytes) -> Listed:
     """The devices and claims in a ListPodResourcesResponse, sorted, each one once.
 
     The kubelet lists a device once for each NUMA node it is near to, one of a claim once more for
@@ -46,11 +46,11 @@ def listed(answer: bytes) -> Listed:
     return tuple(assignments), tuple(ClaimUse(*names) for names in sorted(used))
 
 
-def allocatable(answer: bytes) -> dict[str, frozenset[str]]:
+def read_allocatable(answer: bytes) -> dict[str, frozenset[str]]:
     """The device IDs of each resource in an AllocatableResourcesResponse: what can be handed out.
 
     Raises:
-        ValueError: as `listed`.
+        ValueError: as `read_list`.
     """
     found: dict[str, set[str]] = {}
     for resource, id_ in _devices(_message(answer).get(1, ())):

@@ -143,7 +143,7 @@ class Ownership:
             self._users -= 1
             if not self._users:
                 self._lost()
-                self._let_go()
+                self._release()
 
     async def hand_over(self) -> None:
         """Waits, if another agent stands by, until it is registered; called when this one ends."""
@@ -173,7 +173,7 @@ class Ownership:
                 if not waited:
                     waited = True
                     self._unregistered[last] += 1
-                owner = owner_of(self._descriptor)
+                owner = read_owner(self._descriptor)
                 self._wait_for(str(owner))
                 waiting(self._owner)
                 if following:
@@ -217,7 +217,7 @@ class Ownership:
             self._open()
         return False
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Ends the claim; nothing is left on the disk of a node that has no agent any more."""
         if _locked(self._descriptor) and _is_at(self._path, self._descriptor):
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
@@ -329,7 +329,7 @@ class Owner:
         return self.words
 
 
-def owner_of(descriptor: int) -> Owner:
+def read_owner(descriptor: int) -> Owner:
     """Who signed the lock file; `descriptor` is the file's, open for reading."""
     try:
         who = typedjson.decode(os.pread(descriptor, 4096, 0), _Signature)

@@ -57,7 +57,7 @@ class Holdings:
     """As the kubelet said last; sorted, each one once."""
     pods: Mapping[DeviceName, frozenset[str]] = field(default_factory=dict)
     """The UIDs of the Pods that have each device, as the kubelet has noted them."""
-    living: frozenset[str] = frozenset()
+    running: frozenset[str] = frozenset()
     """Those of the `PodResources.orphan_candidates` whose containers run."""
     error: str | None = None
     """Why the last time brought no answer."""
@@ -84,7 +84,7 @@ async def fetch(
             is broken or too large.
     """
     answer = await _answer(socket, _LIST, deadline)
-    assignments, uses = await _read(socket, decode.listed, answer, deadline)
+    assignments, uses = await _read(socket, decode.read_list, answer, deadline)
     claimed = (
         Assignment(one.namespace, one.pod, one.container, one.driver, one.device, one.claim_name)
         for one in uses
@@ -100,7 +100,7 @@ async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
         UnavailableError: as `fetch`, or this kubelet does not tell.
     """
     answer = await _answer(socket, _ALLOCATABLE, DEADLINE)
-    return await _read(socket, decode.allocatable, answer, DEADLINE)
+    return await _read(socket, decode.read_allocatable, answer, DEADLINE)
 
 
 class PodResources:
@@ -149,7 +149,7 @@ class PodResources:
             try:
                 answer = await _answer(self._socket, _LIST, DEADLINE)
                 if answer != last:
-                    known = await _read(self._socket, decode.listed, answer, DEADLINE)
+                    known = await _read(self._socket, decode.read_list, answer, DEADLINE)
                     last = answer
             except UnavailableError as trouble:
                 reporter.failed(str(trouble))
@@ -160,10 +160,10 @@ class PodResources:
                     assignments=known[0],
                     claim_uses=known[1],
                     asked_at=asked_at,
-                    pods=await self.pods.noted(),
+                    pods=await self.pods.device_holders(),
                 )
-                living = await self.pods.living(self.orphan_candidates(answered))
-                self.holdings.publish(replace(answered, living=living))
+                running = await self.pods.running(self.orphan_candidates(answered))
+                self.holdings.publish(replace(answered, running=running))
             await set_within(self._now, until_tick(self._interval.value))
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 

@@ -85,21 +85,21 @@ class Pods:
         self._cgroup_reporter = Reporter(log, _UNREADABLE)
         self._no_cgroups = Reporter(log, _UNSEEN)
 
-    async def noted(self) -> Mapping[DeviceName, frozenset[str]]:
+    async def device_holders(self) -> Mapping[DeviceName, frozenset[str]]:
         """The UIDs of the Pods that have each device, as the kubelet has noted them last.
 
         It notes them when it hands out devices; a Pod that has ended stays until then. Empty where
         that cannot be read.
         """
         try:
-            found = await self._thread.call(self._noted, deadline=self._deadline)
+            found = await self._thread.call(self._device_holders, deadline=self._deadline)
         except (OSError, ValueError) as error:
             self._checkpoint_reporter.failed(_at(self._checkpoint, error))
             return {}
         self._checkpoint_reporter.works()
         return found
 
-    async def living(self, uids: Collection[str]) -> frozenset[str]:
+    async def running(self, uids: Collection[str]) -> frozenset[str]:
         """Those of the Pods of which any process runs.
 
         None of them on a host without cgroups: then only the kubelet's lists count. All of them if
@@ -109,7 +109,7 @@ class Pods:
             return frozenset()
         wanted = frozenset(uids)
         try:
-            found = await self._thread.call(lambda: self._living(wanted), deadline=self._deadline)
+            found = await self._thread.call(lambda: self._running(wanted), deadline=self._deadline)
         except FileNotFoundError as error:
             self._no_cgroups.failed(_at(self._cgroups, error))
             return frozenset()
@@ -119,7 +119,7 @@ class Pods:
         self._cgroup_reporter.works()
         return found
 
-    def _noted(self) -> dict[DeviceName, frozenset[str]]:
+    def _device_holders(self) -> dict[DeviceName, frozenset[str]]:
         content = files.content(self._checkpoint, _LARGEST, follow=False)
         if content is None:  # no container was given anything yet
             return {}
@@ -131,7 +131,7 @@ class Pods:
                     found[name] = found.get(name, frozenset()) | {entry.PodUID}
         return found
 
-    def _living(self, uids: frozenset[str]) -> frozenset[str]:
+    def _running(self, uids: frozenset[str]) -> frozenset[str]:
         # The first version has a tree for each controller; that of pids counts processes.
         unified = (self._cgroups / "cgroup.controllers").exists()
         try:

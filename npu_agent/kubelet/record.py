@@ -139,7 +139,7 @@ def encode(ledger: Ledger) -> bytes:
     return msgspec.json.encode(record, order="deterministic") + b"\n"
 
 
-def recovered(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
+def recover(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
     """The ledger after an agent that has left this record; None: there was none."""
     if record is None:
         return ledger
@@ -171,7 +171,7 @@ def _decoded(record: bytes) -> Ledger:
     )
 
 
-def left_behind(directory: Path) -> bytes | None:
+def read_record(directory: Path) -> bytes | None:
     """The record that an agent before this one wrote to the plugin directory; None: there is none.
 
     An empty one if it cannot be read. It may block.
@@ -205,13 +205,13 @@ class RecordFile:
         return self._reporter.reason
 
     async def read(self) -> bytes | None:
-        """As `left_behind`.
+        """As `read_record`.
 
         Raises:
             TimeoutError: the disk does not answer within 5 s.
         """
         thread = DaemonThread("npu-record", linger=0)
-        self.on_disk = await thread.call(lambda: left_behind(self._directory), deadline=_READING)
+        self.on_disk = await thread.call(lambda: read_record(self._directory), deadline=_READING)
         return self.on_disk
 
     def try_now(self) -> None:

@@ -149,7 +149,7 @@ class UnixChannel(Channel):
         return protocol
 
 
-async def received(stream: server.Stream[T, Encoded]) -> T:
+async def receive_request(stream: server.Stream[T, Encoded]) -> T:
     """The request of a call that a handler has to answer.
 
     Raises:
@@ -246,7 +246,7 @@ async def _receive(
 
 
 @contextlib.contextmanager
-def counted(calls: Feed[int]) -> Iterator[None]:
+def count_call(calls: Feed[int]) -> Iterator[None]:
     """Counts one more call, or stream, while the context is open."""
     calls.publish(calls.value + 1)
     try:
@@ -255,7 +255,7 @@ def counted(calls: Feed[int]) -> Iterator[None]:
         calls.publish(calls.value - 1)
 
 
-async def drained(streams: Feed[int], deadline: float = DRAINED) -> None:
+async def wait_drained(streams: Feed[int], deadline: float = DRAINED) -> None:
     """Waits until none of the streams, whose number this is, is open; for a moment at most."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(deadline):

@@ -321,7 +321,7 @@ class Node:
         which = names or ("--all",)
         self.kubectl("delete", "pod", *which, "--namespace", "default", "--timeout=60s")
         here = Pods(Path("/nowhere"), Path("/"))
-        self.wait_for("their containers to end", lambda: not asyncio.run(here.living(uids)))
+        self.wait_for("their containers to end", lambda: not asyncio.run(here.running(uids)))
 
     def delete_by_force(self, *names: str) -> None:
         """Deletes Pods from the API server, and does not wait for their containers."""

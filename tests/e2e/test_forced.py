@@ -99,7 +99,7 @@ def test_cgroups_of_each_version_that_the_machine_has(node: Node, tmp_path: Path
 
     def living() -> list[frozenset[str]]:
         async def asked() -> list[frozenset[str]]:
-            return [await pods.living({uid, "another"}) for pods in each]
+            return [await pods.running({uid, "another"}) for pods in each]
 
         return asyncio.run(asked())
 

@@ -43,7 +43,7 @@ from npu_agent.kube.credentials import Credentials, CredentialsError, checked
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.request import Request
 from npu_agent.kubelet import decode, ownership, rpc
-from npu_agent.kubelet.record import encode, recovered
+from npu_agent.kubelet.record import encode, recover
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.service import DraPlugin, Registration
@@ -255,7 +255,7 @@ def _feature_file(data: bytes) -> None:
 
 
 def _pod_resources(data: bytes) -> None:
-    for found in decode.listed(data):
+    for found in decode.read_list(data):
         assert list(found) == sorted(set(found))  # type: ignore[type-var]
 
 
@@ -341,7 +341,7 @@ class _Stream:
 
 
 def _ledger_record(data: bytes) -> None:
-    ledger = recovered(Ledger(), data, 1.0)
+    ledger = recover(Ledger(), data, 1.0)
     here = [each.card for each in _CARDS]
     conflicts = ledger.conflicts(here)
     for device in (*devices(*_CARDS), *(part for each in _CARDS for part in cut(each, 1))):
@@ -350,14 +350,14 @@ def _ledger_record(data: bytes) -> None:
     ledger.usages(_CARDS, ())
     again = ledger.with_answer((), 2.0, cards=here, resources=["beta.furiosa.ai/npu"])
     record = encode(again.with_published("npu.furiosa.ai", _CARDS))
-    assert encode(recovered(Ledger(), record, 3.0)) == record
+    assert encode(recover(Ledger(), record, 3.0)) == record
 
 
 def _lock(data: bytes) -> None:
     descriptor = os.memfd_create("lock")
     try:
         os.write(descriptor, data)
-        _words(str(ownership.owner_of(descriptor)))
+        _words(str(ownership.read_owner(descriptor)))
     finally:
         os.close(descriptor)
 
@@ -477,7 +477,7 @@ TARGETS = (
     Target(name="token", parse=_token, allowed=(CredentialsError, UnicodeDecodeError)),
     Target(name="feature-file", parse=_feature_file),
     Target(name="pod-resources", parse=_pod_resources, allowed=(ValueError,)),
-    Target(name="allocatable", parse=decode.allocatable, allowed=(ValueError,)),
+    Target(name="allocatable", parse=decode.read_allocatable, allowed=(ValueError,)),
     Target(name="grpc-frame", parse=_grpc_frame, allowed=(ValueError,)),
     Target(name="grpc-request", parse=_grpc_request, allowed=(GRPCError,)),
     Target(name="kubelet-checkpoint", parse=_kubelet_checkpoint, allowed=(Unknown,)),

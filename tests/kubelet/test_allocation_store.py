@@ -13,6 +13,7 @@ from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Health, HealthState
 from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, DeviceName, footprint
 from npu_agent.kubelet.allocation_store import Timing
+from npu_agent.kubelet.record import RECORD
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
 from tests.outputs.helpers import claim
@@ -185,6 +186,19 @@ async def test_the_record_stays_while_a_claim_is_prepared(tmp_path: Path) -> Non
     room.store.prepare(claim("c"), ())
     assert not room.store.states.value.published
     assert await ends(room) is False
+
+
+async def test_the_record_stays_while_it_is_not_known_what_was_handed_out(tmp_path: Path) -> None:
+    """The record before it could not be read, and one answer that lists no Pod is not enough."""
+    (tmp_path / RECORD).write_bytes(b"{")
+    room = Room(tmp_path)
+    await room.owned()
+    asked = room.kubelet.asked
+    ending = asyncio.create_task(room.store.end())
+    await until(lambda: room.kubelet.asked > asked)
+    room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
+    assert await ending is False
+    assert (tmp_path / RECORD).exists()
 
 
 async def test_the_record_goes_where_nobody_holds_anything(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from npu_agent.core.offer import advertise
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.api_modes import ApiModes, Timing
-from npu_agent.kubelet.record import recovered
+from npu_agent.kubelet.record import recover
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import Kubelet
 from tests.until import first, until
@@ -121,7 +121,7 @@ async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits() -> None:
     device = Room().devices[0]
     async with running() as room:
         room.wanted.publish(wishes(WantedApi.DRA))
-        room.store.states.publish(recovered(Ledger(), b"{", 0.0))
+        room.store.states.publish(recover(Ledger(), b"{", 0.0))
         await until(lambda: room.where() == [ApiMode.DRAINING_FROM_PLUGIN] * 2)
         room.modes.listing({NPU: room.devices})
         assert room.modes.refusal(device) is None  # the ledger has a reason

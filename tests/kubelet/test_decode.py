@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import decode
-from npu_agent.kubelet.decode import MOST, listed
+from npu_agent.kubelet.decode import MOST, read_list
 from npu_agent.kubelet.wire import v1 as wire
 
 FEW = settings(max_examples=50, deadline=None)
@@ -102,7 +102,7 @@ def expected(response: wire.ListPodResourcesResponse) -> decode.Listed:
 @FEW
 @given(ANSWERS)
 def test_reads_what_betterproto_writes(response: wire.ListPodResourcesResponse) -> None:
-    assert listed(bytes(response)) == expected(response)
+    assert read_list(bytes(response)) == expected(response)
 
 
 @FEW
@@ -117,7 +117,7 @@ def test_a_broken_answer_is_read_or_refused(
     broken = bytearray(answer)
     for place, byte in changes:
         broken[int(place * len(broken))] = byte
-    for read in (listed, decode.allocatable):
+    for read in (read_list, decode.read_allocatable):
         with contextlib.suppress(ValueError):
             read(bytes(broken[: round(kept * len(broken))]))
 
@@ -130,7 +130,7 @@ def devices(*parts: bytes) -> bytes:
 def held(answer: bytes) -> list[tuple[str, ...]]:
     return [
         (one.namespace, one.pod, one.container, one.resource, one.device)
-        for one in listed(answer)[0]
+        for one in read_list(answer)[0]
     ]
 
 
@@ -185,7 +185,7 @@ def test_fields_of_a_newer_kubelet_are_skipped() -> None:
 )
 def test_broken_answers_are_refused(answer: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        listed(answer)
+        read_list(answer)
 
 
 @FEW
@@ -204,4 +204,4 @@ def test_what_can_be_handed_out_is_read_as_betterproto_does(
     for devices in answer.devices:
         for id_ in devices.device_ids:
             expected.setdefault(devices.resource_name, set()).add(id_)
-    assert decode.allocatable(bytes(answer)) == expected
+    assert decode.read_allocatable(bytes(answer)) == expected

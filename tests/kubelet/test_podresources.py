@@ -126,13 +126,13 @@ class Node(LivingPods):
         self.reads = 0
         self.asked = frozenset[str]()
 
-    async def noted(self) -> Mapping[DeviceName, frozenset[str]]:
+    async def device_holders(self) -> Mapping[DeviceName, frozenset[str]]:
         self.reads += 1
-        return await super().noted()
+        return await super().device_holders()
 
-    async def living(self, uids: Collection[str]) -> frozenset[str]:
+    async def running(self, uids: Collection[str]) -> frozenset[str]:
         self.asked = frozenset(uids)
-        return await super().living(uids)
+        return await super().running(uids)
 
 
 class Polled:
@@ -346,15 +346,15 @@ async def test_an_answer_comes_with_what_is_known_of_the_pods(socket: Path) -> N
         name = DeviceName(NPU, "U1")
         kubelet.node.notes, kubelet.node.alive = {name: frozenset({"old"})}, {"old", "other"}
         answer = await kubelet.answer()
-        assert (answer.pods, answer.living) == (kubelet.node.notes, frozenset())
+        assert (answer.pods, answer.running) == (kubelet.node.notes, frozenset())
         # It is held and no longer listed: whether its Pod lives matters now.
         kubelet.ledger.publish(Ledger(allocations={name: Allocation(footprints=(), since=0.0)}))
         lister.reply = b""
         answer = await kubelet.answer()
-        assert kubelet.node.asked == answer.living == {"old"}
+        assert kubelet.node.asked == answer.running == {"old"}
         lister.reply = GRPCError(Status.UNAVAILABLE)
         refused = await kubelet.answer()
-        assert (refused.pods, refused.living) == (answer.pods, answer.living)
+        assert (refused.pods, refused.running) == (answer.pods, answer.running)
 
 
 async def test_it_is_asked_again_a_second_after_a_grant(socket: Path) -> None:

@@ -62,11 +62,11 @@ def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_the_kubelet_notes_who_has_what(tmp_path: Path) -> None:
     pods = Pods(tmp_path, tmp_path)
-    assert await pods.noted() == {}
+    assert await pods.device_holders() == {}
     noted(tmp_path)
-    assert await pods.noted() == {}
+    assert await pods.device_holders() == {}
     noted(tmp_path, entry(A, "U0", "U1"), entry(B, "U1"), entry(B, "U0", resource="other/npu"))
-    assert await pods.noted() == {
+    assert await pods.device_holders() == {
         (NPU, "U0"): {A},
         (NPU, "U1"): {A, B},
         ("other/npu", "U0"): {B},
@@ -86,7 +86,7 @@ async def test_notes_in_another_form_are_reported_once(
     (tmp_path / CHECKPOINT).write_text(content)
     pods = Pods(tmp_path, tmp_path)
     for _ in range(2):
-        assert await pods.noted() == {}
+        assert await pods.device_holders() == {}
     (reason,) = reasons(caplog)
     assert reason.startswith(f"{tmp_path}/{CHECKPOINT}: ")
 
@@ -105,22 +105,22 @@ async def test_a_pod_lives_as_long_as_its_cgroup_has_processes(tmp_path: Path, n
     pods = Pods(tmp_path, tmp_path)
     made = unified(tmp_path, name)
     unified(tmp_path, f"kubepods/pod{B}", populated=False)
-    assert await pods.living({A, B}) == {A}
-    assert await pods.living({B}) == frozenset()
-    assert await pods.living(()) == frozenset()
+    assert await pods.running({A, B}) == {A}
+    assert await pods.running({B}) == frozenset()
+    assert await pods.running(()) == frozenset()
     (made / "cgroup.events").write_text("populated 0\nfrozen 0\n")
-    assert await pods.living({A}) == frozenset()
+    assert await pods.running({A}) == frozenset()
     (made / "cgroup.events").write_text("populated 1\nfrozen 0\n")
-    assert await pods.living({A}) == {A}
+    assert await pods.running({A}) == {A}
     (made / "cgroup.events").unlink()
     made.rmdir()
-    assert await pods.living({A}) == frozenset()
+    assert await pods.running({A}) == frozenset()
 
 
 async def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
     by_controller(tmp_path, f"kubepods/besteffort/pod{A}", processes=2)
     by_controller(tmp_path, f"kubepods/besteffort/pod{B}", processes=0)
-    assert await Pods(tmp_path, tmp_path).living({A, B}) == {A}
+    assert await Pods(tmp_path, tmp_path).running({A, B}) == {A}
 
 
 async def test_a_pod_lives_if_any_cgroup_with_its_name_has_processes(tmp_path: Path) -> None:
@@ -128,17 +128,17 @@ async def test_a_pod_lives_if_any_cgroup_with_its_name_has_processes(tmp_path: P
     names = [f"{root}/kubepods/pod{A}" for root in ("a", "b", "c")]
     made = [unified(tmp_path, name, populated=False) for name in names]
     pods = Pods(tmp_path, tmp_path)
-    assert await pods.living({A}) == frozenset()
+    assert await pods.running({A}) == frozenset()
     for each in made:
         (each / "cgroup.events").write_text("populated 1\nfrozen 0\n")
-        assert await pods.living({A}) == {A}
+        assert await pods.running({A}) == {A}
         (each / "cgroup.events").write_text("populated 0\nfrozen 0\n")
 
 
 async def test_a_file_of_a_cgroup_is_read_with_a_bound(tmp_path: Path) -> None:
     events = unified(tmp_path, f"kubepods/pod{A}") / "cgroup.events"
     events.write_text("populated 0\n".rjust(1 << 20))
-    assert await Pods(tmp_path, tmp_path).living({A}) == {A}
+    assert await Pods(tmp_path, tmp_path).running({A}) == {A}
 
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
@@ -174,7 +174,7 @@ async def test_what_cannot_be_read_lives_unless_it_has_gone(
     fail(monkeypatch, call, path, number)
     pods = Pods(tmp_path, tmp_path)
     for _ in range(2):
-        assert await pods.living({A, B}) == ({A} if number in GONE else {A, B})
+        assert await pods.running({A, B}) == ({A} if number in GONE else {A, B})
     assert reasons(caplog) == ([] if number in GONE else [f"{path}: {os.strerror(number)}"])
 
 
@@ -183,11 +183,11 @@ async def test_without_cgroups_only_the_kubelet_counts(
 ) -> None:
     pods = Pods(tmp_path, tmp_path)
     (tmp_path / files.SIMULATION).touch()
-    assert await pods.living({A}) == frozenset()
+    assert await pods.running({A}) == frozenset()
     assert caplog.text == ""
     (tmp_path / files.SIMULATION).unlink()
     for _ in range(2):
-        assert await pods.living({A}) == frozenset()
+        assert await pods.running({A}) == frozenset()
     assert reasons(caplog) == [f"{tmp_path}/sys/fs/cgroup: this is missing: is it mounted here?"]
 
 
@@ -199,7 +199,7 @@ async def test_a_kernel_that_does_not_answer_keeps_them(
     unified(tmp_path, f"kubepods/pod{A}", populated=False)
     pods = Pods(tmp_path, tmp_path, deadline=0.05)
     for _ in range(2):
-        assert await pods.living({A, B}) == {A, B}
+        assert await pods.running({A, B}) == {A, B}
     (record,) = caplog.records
     assert "their devices are not given to others" in record.message
     assert "sys/fs/cgroup" in reasons(caplog)[0]

@@ -19,7 +19,7 @@ from npu_agent.core.ledger import (
     PreparedDevice,
     PublishedCard,
 )
-from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, left_behind, recovered
+from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, read_record, recover
 
 NPU = "beta.furiosa.ai/npu"
 UID = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
@@ -82,7 +82,7 @@ WRITTEN: dict[str, Any] = {
 
 
 def read(record: dict[str, Any]) -> Ledger:
-    return recovered(Ledger(), json.dumps(record).encode(), 5.0)
+    return recover(Ledger(), json.dumps(record).encode(), 5.0)
 
 
 def test_what_version_0_9_wrote_is_read_and_written() -> None:
@@ -103,7 +103,7 @@ def test_what_older_versions_wrote_is_read() -> None:
 
 
 def test_no_record_means_that_nothing_was_handed_out() -> None:
-    assert recovered(Ledger(), None, 0.0) == Ledger()
+    assert recover(Ledger(), None, 0.0) == Ledger()
 
 
 def _claim(**changed: object) -> bytes:
@@ -131,7 +131,7 @@ def _cores(*cores: float) -> bytes:
     ],
 )
 def test_a_record_that_cannot_be_read_means_that_anything_may_be_held(damaged: bytes) -> None:
-    found = recovered(Ledger(), damaged, 100.0)
+    found = recover(Ledger(), damaged, 100.0)
     assert found.unreadable
     for at in (100.0, 101.0):
         found = found.with_answer((), at, cards=(), resources=[NPU])
@@ -143,7 +143,7 @@ def test_no_more_of_a_record_is_read_than_one_can_have(tmp_path: Path, name: str
     """A sparse file of 1 TiB takes no room on the disk."""
     with (tmp_path / name).open("wb") as record:
         record.truncate(1 << 40)
-    found = left_behind(tmp_path)
+    found = read_record(tmp_path)
     assert found is not None
     assert len(found) < 1 << 25
 
@@ -151,4 +151,4 @@ def test_no_more_of_a_record_is_read_than_one_can_have(tmp_path: Path, name: str
 def test_a_link_in_place_of_the_record_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "foreign").write_text("{}")
     (tmp_path / RECORD).symlink_to(tmp_path / "foreign")
-    assert left_behind(tmp_path) == b""
+    assert read_record(tmp_path) == b""

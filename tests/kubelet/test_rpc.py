@@ -12,7 +12,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from npu_agent.kubelet.rpc import Encoded, UnixChannel, UnixServer, apart, ask, received
+from npu_agent.kubelet.rpc import Encoded, UnixChannel, UnixServer, apart, ask, receive_request
 from npu_agent.kubelet.wire import v1beta1 as wire
 from tests.kubelet.closing import closed_when_connected
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -30,7 +30,7 @@ class Registration:
         return {METHOD: Handler(self._register, unary, wire.RegisterRequest, Encoded)}
 
     async def _register(self, stream: Stream[wire.RegisterRequest, Encoded]) -> None:
-        request = await received(stream)
+        request = await receive_request(stream)
         await stream.send_message(Encoded(request.resource_name.encode()))
 
 

@@ -73,11 +73,11 @@ class LivingPods(Pods):
         """The UIDs of the Pods that have each device, as the kubelet noted them last."""
         self.alive: set[str] = set()
 
-    async def noted(self) -> Mapping[DeviceName, frozenset[str]]:
+    async def device_holders(self) -> Mapping[DeviceName, frozenset[str]]:
         await asyncio.sleep(0)
         return dict(self.notes)
 
-    async def living(self, uids: Collection[str]) -> frozenset[str]:
+    async def running(self, uids: Collection[str]) -> frozenset[str]:
         await asyncio.sleep(0)
         return frozenset(self.alive.intersection(uids))
 

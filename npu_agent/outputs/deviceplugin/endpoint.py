@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from npu_agent.kubelet.rpc import DRAINED, UnixServer, drained
+from npu_agent.kubelet.rpc import DRAINED, UnixServer, wait_drained
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 
 
@@ -40,6 +40,6 @@ class Endpoint:
         and the kubelet sees their end. Cancelled, it waits no longer, and leaves no socket.
         """
         try:
-            await drained(self.plugin.streams.map(lambda streams: streams.open), drain)
+            await wait_drained(self.plugin.streams.map(lambda streams: streams.open), drain)
         finally:
             await self._server.shutdown()

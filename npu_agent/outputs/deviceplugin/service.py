@@ -21,7 +21,7 @@ from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError, grant, requested
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import Encoded, counted, received
+from npu_agent.kubelet.rpc import Encoded, count_call, receive_request
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin import encode
@@ -59,7 +59,7 @@ def options() -> wire.DevicePluginOptions:
     return wire.DevicePluginOptions(get_preferred_allocation_available=True)
 
 
-async def unnoted(_resource: str, _devices: Sequence[Device]) -> None:
+async def grant_all(_resource: str, _devices: Sequence[Device]) -> None:
     """In place of a ledger, where there is none."""
 
 
@@ -71,7 +71,7 @@ class DevicePlugin:
         resource: str,
         devices: Feed[Devices],
         *,
-        note: Callable[[str, Sequence[Device]], Awaitable[None]] = unnoted,
+        grant: Callable[[str, Sequence[Device]], Awaitable[None]] = grant_all,
         by_cdi: bool = False,
         counts: Counts | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class DevicePlugin:
         Args:
             resource: its name, as Pods ask for it.
             devices: the list to serve; closing it ends the streams, and the kubelet sees it.
-            note: notes the resource and the devices of each Allocate before it is answered, which
+            grant: notes the resource and the devices of each Allocate before it is answered, which
                 may wait for it; raises RefusalError if one of them is not free.
             by_cdi: whether containers get their device nodes by CDI names.
             counts: where to count what it does; without them, in ones of its own.
@@ -90,7 +90,7 @@ class DevicePlugin:
         """How many Allocate calls are under way."""
         self._resource = resource
         self._devices = devices
-        self._note = note
+        self._grant_devices = grant
         self._by_cdi = by_cdi
         self._counts = counts if counts is not None else Counts()
         self._by_id: tuple[Devices, dict[str, Device]] = ((), {})
@@ -118,11 +118,11 @@ class DevicePlugin:
         return self._by_id[1]
 
     async def _options(self, stream: Stream[wire.Empty, Encoded]) -> None:
-        await received(stream)
+        await receive_request(stream)
         await stream.send_message(Encoded(bytes(options())))
 
     async def _list_and_watch(self, stream: Stream[wire.Empty, Encoded]) -> None:
-        await received(stream)
+        await receive_request(stream)
         now = self.streams.value
         self.streams.publish(Streams(open=now.open + 1, ever=now.ever + 1))
         try:
@@ -135,7 +135,7 @@ class DevicePlugin:
             self.streams.publish(Streams(open=now.open - 1, ever=now.ever))
 
     async def _prefer(self, stream: Stream[wire.PreferredAllocationRequest, Encoded]) -> None:
-        request = await received(stream)
+        request = await receive_request(stream)
         if not request.container_requests:
             raise GRPCError(Status.INVALID_ARGUMENT, "the request names no container")
         with _refusals_as_status():
@@ -167,7 +167,7 @@ class DevicePlugin:
     async def _allocate(self, stream: Stream[wire.AllocateRequest, Encoded]) -> None:
         began, result = time.perf_counter(), "failed"
         try:
-            with counted(self.allocating):
+            with count_call(self.allocating):
                 granted = await self._grant(stream)
             result = "granted"
         except GRPCError as error:
@@ -179,12 +179,14 @@ class DevicePlugin:
 
     async def _grant(self, stream: Stream[wire.AllocateRequest, Encoded]) -> list[str]:
         """Answers an Allocate; returns the IDs of the devices."""
-        request = await received(stream)
+        request = await receive_request(stream)
         ids = [container.devices_ids for container in request.container_requests]
         with _refusals_as_status():
             try:
                 containers = requested(ids, self._known(), self._resource)
-                await self._note(self._resource, [one for each in containers for one in each])
+                await self._grant_devices(
+                    self._resource, [one for each in containers for one in each]
+                )
             except RefusalError as error:
                 log.warning("allocation refused", resource=self._resource, reason=error)
                 raise
@@ -196,7 +198,7 @@ class DevicePlugin:
         return [id_ for container in ids for id_ in container]
 
     async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, Encoded]) -> None:
-        await received(stream)
+        await receive_request(stream)
         await stream.send_message(Encoded(b""))  # never asked for; nothing to do
 
 

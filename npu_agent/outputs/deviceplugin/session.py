@@ -3,8 +3,8 @@
 The kubelet never dials again: after any loss only a new Register brings a resource back. Facts on
 its behaviour: docs/kubelet.md.
 
-At a rollout the kubelet has our devices before the agent before us ends (`Session._take_on_early`):
-a Pod that is admitted when it has none fails for good.
+At a rollout the kubelet has our devices before the agent before us ends
+(`Session._register_early`): a Pod that is admitted when it has none fails for good.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from npu_agent.kubelet.rpc import UnixServer, ask, sweep
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.endpoint import Endpoint
-from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, options, unnoted
+from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, grant_all, options
 from npu_agent.ticks import until_tick
 
 log = logger(__name__)
@@ -106,8 +106,8 @@ class Hooks:
 
     prepare: Callable[[], Awaitable[None]] = _nothing
     """Awaited when the devices are ours, before any is offered."""
-    grant: Callable[[str, Sequence[Device]], Awaitable[None]] = unnoted
-    """As `note` of `DevicePlugin`."""
+    grant: Callable[[str, Sequence[Device]], Awaitable[None]] = grant_all
+    """As `grant` of `DevicePlugin`."""
     kubelet_lost: Callable[[], None] = lambda: None
     """Called whenever the kubelet has dropped our devices."""
     offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _unknown
@@ -170,7 +170,7 @@ class Session:
                         # Last, as it takes a moment, and the kubelet a second or more to find a
                         # DRA driver: an Allocate that waits meanwhile keeps all Pods waiting.
                         self._standing.waits_for,
-                        self._take_on_early,
+                        self._register_early,
                         last=True,
                     ) as still_ours:
                         sweep(self._directory, rf"{re.escape(self._config.socket_name)}-.*\.sock")
@@ -206,7 +206,7 @@ class Session:
         loop = asyncio.get_running_loop()
         while still_ours():
             async with self._endpoint() as endpoint:
-                if not await self._taken_on(endpoint):
+                if not await self._register_until_served(endpoint):
                     continue
                 since = loop.time()
                 lost = await self._until_lost(endpoint)
@@ -222,21 +222,21 @@ class Session:
             # registration for the old one and drop it (`runClient`, see `ownership`).
             await asyncio.sleep(fickle.next())
 
-    async def _take_on_early(self) -> None:
+    async def _register_early(self) -> None:
         """Has the kubelet call us while the agent before us still serves.
 
         When that one's stream ends, the kubelet drops the client that it has by then, and all
         devices with it (`runClient`). So it must have none: a registration that fails makes it
         forget the client, and neither the devices nor where to allocate them (`connectClient`).
-        When the node is ours, `_taken_on` has it know us as a client again; both streams stay open.
-        Where a kubelet does otherwise, our stream ends, and we register again.
+        When the node is ours, `_register_until_served` has it know us as a client again; both
+        streams stay open. Where a kubelet does otherwise, our stream ends, and we register again.
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self.timing.early):
                     endpoint = await stack.enter_async_context(self._served())
                     trouble = await self._register(endpoint)
-                    if not trouble and await self._failed_to_register(endpoint):
+                    if not trouble and await self._fail_to_register(endpoint):
                         self._early = endpoint, stack.pop_all()
             except (OSError, ValueError, ProtocolError, StreamTerminatedError) as error:
                 trouble = str(error) or type(error).__name__
@@ -247,7 +247,7 @@ class Session:
                     reason=trouble,
                 )
 
-    async def _failed_to_register(self, endpoint: Endpoint) -> bool:
+    async def _fail_to_register(self, endpoint: Endpoint) -> bool:
         """Registers a plugin that has no method at all; returns whether the kubelet refused it."""
         fails = UnixServer([], endpoint.path.with_suffix(".none.sock"))
         await fails.listen()
@@ -270,8 +270,8 @@ class Session:
             async with self._served() as endpoint:
                 yield endpoint
 
-    async def _note_when_ours(self, resource: str, devices: Sequence[Device]) -> None:
-        """As `note` of `DevicePlugin`; waits until what was handed out before is known."""
+    async def _grant_when_ours(self, resource: str, devices: Sequence[Device]) -> None:
+        """As `grant` of `DevicePlugin`; waits until what was handed out before is known."""
         try:
             async with asyncio.timeout(self.timing.ours_within):
                 await self._ours.until(bool)
@@ -288,7 +288,7 @@ class Session:
         plugin = DevicePlugin(
             self._resource,
             served,
-            note=self._note_when_ours,
+            grant=self._grant_when_ours,
             by_cdi=self._config.by_cdi,
             counts=self.counts,
         )
@@ -310,7 +310,7 @@ class Session:
         async for devices in self._devices.watch():
             served.publish(devices)
 
-    async def _taken_on(self, endpoint: Endpoint) -> bool:
+    async def _register_until_served(self, endpoint: Endpoint) -> bool:
         """Registers until the kubelet holds our stream; False if our socket vanishes."""
         absent = Backoff(first=self.timing.retry_first, longest=self.timing.retry_longest)
         while (trouble := await self._register(endpoint)) is not None:
@@ -374,15 +374,15 @@ class Session:
         had = max(1, streams.value.open)  # two, if one was opened early
         ended = asyncio.create_task(streams.until(lambda now: now.open < had))
         removed = asyncio.create_task(self._until_removed(endpoint))
-        disowned = asyncio.create_task(self._until_disowned())
-        ways = (ended, removed, disowned)
+        replaced = asyncio.create_task(self._until_replaced())
+        ways = (ended, removed, replaced)
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 return "its stream ended"
             if removed.done():
                 return "our socket was removed"
-            return disowned.result()
+            return replaced.result()
         finally:
             for way in ways:
                 way.cancel()
@@ -392,7 +392,7 @@ class Session:
         while endpoint.exists():  # noqa: ASYNC110 (the kubelet sets no event)
             await asyncio.sleep(until_tick(self.timing.look_every))
 
-    async def _until_disowned(self) -> str:
+    async def _until_replaced(self) -> str:
         """Waits until the kubelet no longer offers what we serve, although our stream is open.
 
         Another plugin may register the same resource: the kubelet then replaces our devices by

@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import UnixServer, drained, sweep
+from npu_agent.kubelet.rpc import UnixServer, sweep, wait_drained
 from npu_agent.outputs.dra.service import DraPlugin, Health, Registration, RegistrationState
 
 REGISTRY, PLUGINS = "plugins_registry", "plugins"
@@ -108,6 +108,6 @@ class Endpoint:
         """
         try:
             await self._registration.shutdown()
-            await drained(self._health.streams)
+            await wait_drained(self._health.streams)
         finally:
             await self._service.shutdown()

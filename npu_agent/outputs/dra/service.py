@@ -21,7 +21,7 @@ from grpclib.server import Stream
 from npu_agent.core.claim import ClaimRef, PreparedResult, is_uid
 from npu_agent.core.pool import PoolDevice
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import Encoded, counted, received
+from npu_agent.kubelet.rpc import Encoded, count_call, receive_request
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.logs import logger
@@ -112,7 +112,7 @@ class Registration:
         }
 
     async def _get_info(self, stream: Stream[pluginregistration.InfoRequest, Encoded]) -> None:
-        await received(stream)
+        await receive_request(stream)
         await stream.send_message(self._info)
         now = self.state.value
         self.state.publish(replace(now, asked=now.asked + 1))
@@ -120,7 +120,7 @@ class Registration:
     async def _notified(
         self, stream: Stream[pluginregistration.RegistrationStatus, Encoded]
     ) -> None:
-        status = await received(stream)
+        status = await receive_request(stream)
         # Whatever it says: an error in answer to a success would undo the registration.
         await stream.send_message(Encoded(b""))
         before = self.state.value
@@ -176,7 +176,7 @@ class DraPlugin:
         }
 
     async def _node_prepare(self, stream: Stream[v1.NodePrepareResourcesRequest, Encoded]) -> None:
-        refs = _refs((await received(stream)).claims)
+        refs = _refs((await receive_request(stream)).claims)
         answers = {}
         for ref, outcome in (await self._call(self._prepare, refs)).items():
             if isinstance(outcome, str):
@@ -193,7 +193,7 @@ class DraPlugin:
     async def _node_unprepare(
         self, stream: Stream[v1.NodeUnprepareResourcesRequest, Encoded]
     ) -> None:
-        refs = _refs((await received(stream)).claims)
+        refs = _refs((await receive_request(stream)).claims)
         answers = {}
         for ref, error in (await self._call(self._unprepare, refs)).items():
             if error is not None:
@@ -209,7 +209,7 @@ class DraPlugin:
         refs: Sequence[ClaimRef],
     ) -> dict[ClaimRef, T | str]:
         """The outcome for each of `refs`, within the deadline."""
-        with counted(self.calls):
+        with count_call(self.calls):
             try:
                 async with asyncio.timeout(self._deadline) as limit:
                     found = await function(refs)
@@ -261,8 +261,8 @@ class Health:
         }
 
     async def _watch(self, stream: Stream[v1alpha1.NodeWatchResourcesRequest, Encoded]) -> None:
-        await received(stream)
-        with counted(self.streams):
+        await receive_request(stream)
+        with count_call(self.streams):
             while not self._devices.closed:
                 changed = self._devices.changed  # before the list is read: no change is missed
                 if (devices := self._devices.value) is not None:

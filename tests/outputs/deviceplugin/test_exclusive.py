@@ -43,7 +43,7 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
 from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.podresources import Holdings, PodResources
-from npu_agent.kubelet.record import RECORD, left_behind, recovered
+from npu_agent.kubelet.record import RECORD, read_record, recover
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -103,7 +103,7 @@ class Kubelet(PodResources):
     """Answers when the machine has it answer; while it is down, only with errors."""
 
     def __init__(self, machine: Machine) -> None:
-        ledger = Feed(recovered(Ledger(), left_behind(machine.directory), machine.now))
+        ledger = Feed(recover(Ledger(), read_record(machine.directory), machine.now))
         super().__init__(Path("/nowhere"), Feed(1e9), machine.node, ledger)
         self.ledger = ledger
         self.machine = machine
@@ -130,12 +130,12 @@ class Node(LivingPods):
             if name[0] != CLAIM
         }
 
-    def living_of(self, uids: Collection[str]) -> frozenset[str]:
+    def running_of(self, uids: Collection[str]) -> frozenset[str]:
         alive = {*self.machine.containers.values(), *self.machine.forgotten.values()}
         return frozenset(uids) & {one.assignment.pod for one in alive}
 
-    async def living(self, uids: Collection[str]) -> frozenset[str]:
-        return self.living_of(uids)
+    async def running(self, uids: Collection[str]) -> frozenset[str]:
+        return self.running_of(uids)
 
 
 @dataclass
@@ -476,8 +476,8 @@ class Machine(RuleBasedStateMachine):
     def says(self, kubelet: Kubelet, answer: Holdings) -> None:
         """It is followed by what its host knows of the Pods."""
         answer = replace(answer, pods=self.node.notes)
-        living = self.node.living_of(kubelet.orphan_candidates(answer))
-        kubelet.holdings.publish(replace(answer, living=living))
+        living = self.node.running_of(kubelet.orphan_candidates(answer))
+        kubelet.holdings.publish(replace(answer, running=living))
 
     @rule(seconds=st.sampled_from((0.0, 0.1, 0.5, 1.5, 10.0, 100.0)))
     def answers(self, seconds: float) -> None:

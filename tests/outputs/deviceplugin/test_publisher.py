@@ -26,7 +26,7 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
 from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, left_behind, recovered
+from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, read_record, recover
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from tests.outputs.deviceplugin.helpers import resources, state
@@ -47,7 +47,7 @@ class Room:
         self.snapshots: Feed[Snapshot] = Feed(Snapshot((self.card,), complete=True))
         self.wanted: Feed[Wanted] = Feed(wanted)
         self.now = 1000.0
-        self.kubelet = Kubelet(recovered(Ledger(), left_behind(directory), self.clock()))
+        self.kubelet = Kubelet(recover(Ledger(), read_record(directory), self.clock()))
         self.spec = directory / "cdi" / SPEC
         self.store = AllocationStore(
             snapshots=self.snapshots,
@@ -542,7 +542,7 @@ async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
     def slowly(directory: Path) -> bytes | None:
         reading.set()
         may_read.wait(10)
-        return left_behind(directory)
+        return read_record(directory)
 
     async def replace_now(path: Path, content: bytes, **_: object) -> None:
         path.write_bytes(content)
@@ -550,7 +550,7 @@ async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
     room = Room(tmp_path)
     async with room.running():  # it stands by
         (tmp_path / RECORD).write_bytes(record(SINGLE))
-        monkeypatch.setattr("npu_agent.kubelet.record.left_behind", slowly)
+        monkeypatch.setattr("npu_agent.kubelet.record.read_record", slowly)
         monkeypatch.setattr("npu_agent.files.replace", replace_now)
         renewing = asyncio.create_task(room.publisher.renew())
         await until(reading.is_set)

@@ -243,7 +243,7 @@ async def test_the_ledger_is_asked_before_the_answer_and_may_refuse() -> None:
 
     with short_directory() as directory:
         feed: Feed[Devices] = Feed(LISTED)
-        endpoint = Endpoint(DevicePlugin(RESOURCE, feed, note=note), directory, "npu")
+        endpoint = Endpoint(DevicePlugin(RESOURCE, feed, grant=note), directory, "npu")
         await endpoint.start()
         client = Client(endpoint.path)
         await asyncio.to_thread(client.allocate, "UUID-B", "UUID-A")

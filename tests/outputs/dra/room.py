@@ -17,7 +17,7 @@ from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet import allocation_store
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.kubelet.record import left_behind, recovered
+from npu_agent.kubelet.record import read_record, recover
 from npu_agent.outputs.dra.claims import Claims, LocalPool, Timing
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import Kubelet
@@ -63,7 +63,7 @@ class Room:
 
     def start(self) -> None:
         self.snapshots: Feed[Snapshot] = Feed(Snapshot(self.cards, complete=True))
-        self.kubelet = Kubelet(recovered(Ledger(), left_behind(self.directory), self.clock()))
+        self.kubelet = Kubelet(recover(Ledger(), read_record(self.directory), self.clock()))
         self.devices: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         self.store = AllocationStore(
             snapshots=self.snapshots,
@@ -142,7 +142,7 @@ class Room:
             error=error,
         )
         living = self.kubelet.node.alive.intersection(self.kubelet.orphan_candidates(answer))
-        self.kubelet.holdings.publish(replace(answer, living=frozenset(living)))
+        self.kubelet.holdings.publish(replace(answer, running=frozenset(living)))
         self.store.update()
 
     async def owned(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:

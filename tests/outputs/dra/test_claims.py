@@ -21,7 +21,7 @@ from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.kubelet.record import RECORD, recovered
+from npu_agent.kubelet.record import RECORD, recover
 from npu_agent.outputs.dra.claims import Timing
 from tests.outputs.deviceplugin.helpers import devices, state
 from tests.outputs.dra.room import NPU, Room, ref, result
@@ -127,7 +127,7 @@ async def test_a_spec_that_somebody_removed_or_changed_is_written_again(
 
 async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(held: Room) -> None:
     """The record is damaged, and the kubelet may not list all of its Pods yet."""
-    unsure = recovered(replace(held.store.states.value, prepared={}), b"", held.clock())
+    unsure = recover(replace(held.store.states.value, prepared={}), b"", held.clock())
     held.store.states.publish(unsure)
     held.store.rebuilt()
     await held.claims.sync_specs()

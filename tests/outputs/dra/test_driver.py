@@ -23,7 +23,7 @@ from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.kubelet.record import left_behind, recovered
+from npu_agent.kubelet.record import read_record, recover
 from npu_agent.outputs.dra.driver import Driver, Host, Shared, Timing, Wanted
 from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.simulator.apiserver import StandInApiServer
@@ -64,7 +64,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
         directory = root / "device-plugins"
         directory.mkdir()
         snapshots = Feed(Snapshot((card("rngd", 0),), complete=True))
-        kubelet = Kubelet(recovered(Ledger(), left_behind(directory), 0.0))
+        kubelet = Kubelet(recover(Ledger(), read_record(directory), 0.0))
 
         def ask() -> None:
             kubelet.holdings.publish(Holdings(asked_at=asyncio.get_running_loop().time()))
