@@ -37,6 +37,7 @@ from npu_agent.core.state import (
     SlicesState,
 )
 from npu_agent.core.timeline import Subject, Timeline, TimelineEntry, Tone
+from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.authorization import Authorizer
@@ -46,7 +47,7 @@ from npu_agent.outputs.web.server import Limits, Server
 from npu_agent.outputs.web.tls import Certificates
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
-from tests.outputs.helpers import DRIVER, RESOURCE, holdings
+from tests.outputs.helpers import DRIVER, RESOURCE, claim, holdings
 from tests.until import first
 
 LIMITS = Limits()
@@ -343,3 +344,50 @@ def night() -> Scene:
         node="npu-rack3-node07.dc1.example.com",
         started=time.monotonic() - 266_020,
     )
+
+
+def many(count: int = 64) -> Scene:
+    """As many RNGD cards."""
+    cards = (card("rngd", at, id_=f"U{at}", uuid=f"U{at}") for at in range(count))
+    return Scene(cards=tuple(map(read, cards)))
+
+
+def hostile(bad: str) -> Scene:
+    """This text at every place that can have one from outside."""
+    one = fenced(
+        card(
+            id_=bad,
+            uuid=bad,
+            serial=bad,
+            pci_bus_id=bad,
+            driver_version=bad,
+            firmware_version=bad,
+        ),
+        bad,
+        1,
+    )
+    one = read(replace(one, card=replace(one.card, product=bad)))
+    assert one.reading
+    one = replace(one, reading=replace(one.reading, errors=((bad, 1),)))
+    gone = card(index=1, uuid="gone")
+    scene = Scene(
+        cards=(one,),
+        skipped=(SkippedDevice(bad, bad, unread=True),),
+        holdings=Holdings(assignments=(held(one, bad, namespace=bad),), error=bad),
+        phase=SessionPhase.BLOCKED,
+        reason=bad,
+        labels=LabelState(output="api", labels={bad: bad}, error=bad),
+        dra=(
+            driver(
+                replace(claim(bad, one, gone, pods=(bad,), request=bad), namespace=bad),
+                phase=SessionPhase.BLOCKED,
+                reason=bad,
+                slices=SlicesState(trouble=Trouble(what=bad), dropped=(bad,)),
+            ),
+        ),
+        node=bad,
+    )
+    scene.config = replace(scene.config, error=bad, waiting=(bad,))
+    happened = [TimelineEntry(subject="config", tone="bad", text=bad)]
+    scene.timeline = Timeline().noted(happened, time.monotonic()).left([one], [], time.monotonic())
+    return scene

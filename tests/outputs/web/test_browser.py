@@ -10,13 +10,21 @@ from dataclasses import replace
 
 import pytest
 
-from npu_agent.core.hardware import CardState, SkippedDevice
-from npu_agent.core.state import LabelState, SessionPhase
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.server import Server
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.browser import Tab, program, tab
-from tests.outputs.web.helpers import Scene, fenced, held, listening, night, read, serving
+from tests.outputs.web.helpers import (
+    Scene,
+    fenced,
+    held,
+    hostile,
+    listening,
+    many,
+    night,
+    read,
+    serving,
+)
 
 pytestmark = pytest.mark.skipif(
     program() is None, reason="no Chromium here: apt-get install --no-install-recommends chromium"
@@ -60,28 +68,11 @@ async def looking(scene: Scene, width: int = 1280, *, dark: bool = False) -> Asy
         yield page
 
 
-def hostile() -> Scene:
+def owned() -> Scene:
     """Names that nobody could give, long and without a place to break, at every place."""
-    bad = "<script>window.owned = 1</script><img src=x onerror=window.owned=1>" + "W" * 400
-    card: CardState = fenced(state(id_=bad, uuid=bad, serial=bad, driver_version=bad), bad, 1)
-    scene = Scene(
-        cards=(read(card),),
-        skipped=(SkippedDevice(bad, bad, unread=True),),
-        holdings=Holdings(assignments=(held(card, bad, namespace=bad),), error=bad),
-        phase=SessionPhase.BLOCKED,
-        reason=bad,
-        labels=LabelState(output="api", labels={bad: bad}, error=bad),
-        node=bad,
+    return hostile(
+        "<script>window.owned = 1</script><img src=x onerror=window.owned=1>" + "W" * 400
     )
-    scene.config = replace(scene.config, error=bad, waiting=(bad,))
-    return scene
-
-
-def many(count: int = 64) -> Scene:
-    cards = tuple(
-        read(state("rngd", index, id_=f"U{index}", uuid=f"U{index}")) for index in range(count)
-    )
-    return Scene(cards=cards)
 
 
 def sick_of_many() -> Scene:
@@ -94,7 +85,7 @@ def sick_of_many() -> Scene:
     return scene
 
 
-@pytest.mark.parametrize("make", [night, hostile, Scene, many])
+@pytest.mark.parametrize("make", [night, owned, Scene, many])
 async def test_it_fits_a_phone(make: Callable[[], Scene]) -> None:
     async with looking(make(), 360) as page:
         assert await page.run("document.documentElement.scrollWidth") == 360

@@ -12,14 +12,25 @@ import pytest
 from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.hardware import CoreRange, CoreReading, SkippedDevice
 from npu_agent.core.state import AgentState, LabelState, SessionPhase, SlicesState
-from npu_agent.core.timeline import Timeline, TimelineEntry
+from npu_agent.core.timeline import Timeline
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import MOST, NBSP, bounds, curve, span
 from npu_agent.outputs.web.page import page, runbook
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
-from tests.outputs.web.helpers import Scene, driver, fenced, golden, held, night, read, stopped
+from tests.outputs.web.helpers import (
+    Scene,
+    driver,
+    fenced,
+    golden,
+    held,
+    hostile,
+    many,
+    night,
+    read,
+    stopped,
+)
 
 _EMPTY = {"meta", "link", "br"}
 
@@ -307,12 +318,6 @@ def articles(found: Document) -> list[str]:
     return [str(attrs["id"]) for tag, attrs in found.elements if tag == "article"]
 
 
-def many(count: int = 64) -> Scene:
-    return Scene(
-        cards=tuple(read(state("rngd", index, uuid=f"U{index}")) for index in range(count))
-    )
-
-
 def test_many_cards_are_small_and_have_all_the_rest_within() -> None:
     scene = many()
     found = shown(scene)
@@ -339,42 +344,7 @@ def test_if_all_of_many_cards_are_sick_it_is_still_one_glance() -> None:
 @pytest.mark.parametrize("bad", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_text_from_outside_gets_out_of_its_place(bad: str) -> None:
     plain = {tag for tag, _ in shown(night()).elements} | {"bdi", "br"}
-    card = fenced(
-        state(
-            id_=bad,
-            uuid=bad,
-            serial=bad,
-            pci_bus_id=bad,
-            driver_version=bad,
-            firmware_version=bad,
-        ),
-        bad,
-        1,
-    )
-    card = read(replace(card, card=replace(card.card, product=bad)))
-    assert card.reading
-    card = replace(card, reading=replace(card.reading, errors=((bad, 1),)))
-    gone = state(index=1, uuid="gone")
-    scene = Scene(
-        cards=(card,),
-        skipped=(SkippedDevice(bad, bad, unread=True),),
-        holdings=Holdings(assignments=(held(card, bad, namespace=bad),), error=bad),
-        phase=SessionPhase.BLOCKED,
-        reason=bad,
-        labels=LabelState(output="api", labels={bad: bad}, error=bad),
-        dra=(
-            driver(
-                replace(claim(bad, card, gone, pods=(bad,), request=bad), namespace=bad),
-                phase=SessionPhase.BLOCKED,
-                reason=bad,
-                slices=SlicesState(trouble=Trouble(what=bad), dropped=(bad,)),
-            ),
-        ),
-        node=bad,
-    )
-    scene.config = replace(scene.config, error=bad, waiting=(bad,))
-    happened = [TimelineEntry(subject="config", tone="bad", text=bad)]
-    scene.timeline = Timeline().noted(happened, time.monotonic()).left([card], [], time.monotonic())
+    scene = hostile(bad)
     text = html(scene)
     text.encode()
     found = Document(text)
