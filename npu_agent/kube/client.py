@@ -255,13 +255,17 @@ class Api:
                 self._login, self._stale = None, False
             if self._login is None:
                 found = self._given or await _credentials(self._kubeconfig)
-                await _on_thread(importlib.import_module, "aiohttp")  # 0.2 to 0.4 s at first
-                tls = await _on_thread(tls_context, found)
+                tls = await _on_thread(_tls, found)
                 until = time.monotonic() + self._timing.reread if found.rotates else math.inf
                 self._login = _Login(found, tls, until)
             if self._session is None:
                 self._session = _new_session()
             return self._session, self._login
+
+
+def _tls(credentials: Credentials) -> ssl.SSLContext:
+    importlib.import_module("aiohttp")  # here, as that takes 0.2 to 0.4 s the first time
+    return tls_context(credentials)
 
 
 def _new_session() -> ClientSession:
