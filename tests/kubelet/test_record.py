@@ -116,6 +116,14 @@ def _cores(*cores: float) -> bytes:
     return json.dumps(WRITTEN | {"devices": [device]}).encode()
 
 
+def test_a_claim_without_its_uid_is_left_to_be_recovered() -> None:
+    """As earlier versions wrote one that they had found without the API server."""
+    (claim,) = WRITTEN["claims"]
+    nameless = _claim(uid=f"{claim['namespace']}/{claim['name']}")
+    found = recover(Ledger(), nameless, 0.0)
+    assert (found.prepared, found.unreadable) == ({}, None)
+
+
 @pytest.mark.parametrize(
     "damaged",
     [

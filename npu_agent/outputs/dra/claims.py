@@ -294,9 +294,9 @@ class Claims:
             RefusalError: its cards are no longer here, or no longer have the same nodes.
         """
         claim = _as_before(known)
-        found = [(result, self._device(claim, result)) for result in claim.results]
-        now = _prepared(claim, found, self._dra.driver, joined=known.joined)
-        if now.devices != known.devices:
+        found = [(one, self._device(claim, one)) for one in claim.results]
+        given = [one.footprint for one in known.devices]
+        if given != [footprint(device) for _, device in found]:
             raise RefusalError(
                 Refusal.UNFIT, f"{claim} was given other device nodes than its cards have now"
             )

@@ -131,17 +131,6 @@ class _Duty(Enum):
     was removed, as the right to see them goes with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Listening:
-    """What serves the kubelet on one pair of sockets."""
-
-    endpoint: Endpoint
-    plugin: DraPlugin
-    health: Health
-    served: Feed[tuple[PoolDevice, ...] | None]
-    """The devices whose health is reported; None as long as another agent reports it."""
-
-
 class Driver:
     """Keeps one driver registered and its pool published; `status` says how it stands."""
 
@@ -186,8 +175,9 @@ class Driver:
         self._saving = self._backoff()
         self._ours: Feed[bool] = Feed(False)
         """Whether the node is ours; calls of the kubelet wait for it."""
-        self._listening: _Listening | None = None
-        """What serves the kubelet."""
+        self._endpoint: Endpoint | None = None
+        """What serves the kubelet. None in the feed of its health service as long as another agent
+        reports it."""
 
         def all_devices(snapshot: Snapshot, wanted: Wanted) -> tuple[PoolDevice, ...] | None:
             if not snapshot.complete:
@@ -460,10 +450,10 @@ class Driver:
 
         From then on the kubelet calls this one, and each call waits until the node is ours.
         """
-        if self._duty() is not _Duty.SERVE or self._listening:
+        if self._duty() is not _Duty.SERVE or self._endpoint:
             return
         try:
-            endpoint = (await self._listen()).endpoint
+            endpoint = await self._listen()
             async with asyncio.timeout(self._timing.register):
                 await endpoint.registered()
         except (OSError, TimeoutError) as error:
@@ -475,31 +465,28 @@ class Driver:
 
     async def idle(self) -> None:
         """Returns when no call of the kubelet is under way."""
-        if self._listening:
-            await self._listening.plugin.calls.until(lambda calls: not calls)
+        if self._endpoint:
+            await self._endpoint.plugin.calls.until(lambda calls: not calls)
 
-    async def _listen(self) -> _Listening:
+    async def _listen(self) -> Endpoint:
         """Serves the kubelet on new sockets."""
-        served: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
-        health = Health(self._host.node_name or "", served)
-        plugin = DraPlugin(self._prepare, self._unprepare)
         endpoint = Endpoint(
             driver=self._dra.driver,
             kubelet_root=self._host.kubelet_root,
             instance=self._instance,
-            plugin=plugin,
-            health=health,
+            plugin=DraPlugin(self._prepare, self._unprepare),
+            health=Health(self._host.node_name or "", Feed(None)),
         )
         await endpoint.start()
-        self._listening = _Listening(endpoint, plugin, health, served)
-        return self._listening
+        self._endpoint = endpoint
+        return endpoint
 
     async def _close(self) -> None:
         """Ends what `_listen` began."""
-        if listening := self._listening:
-            self._listening = None
-            listening.served.close()  # the streams return, and the kubelet sees their end
-            await listening.endpoint.close()
+        if endpoint := self._endpoint:
+            self._endpoint = None
+            endpoint.health.devices.close()  # its streams return, and the kubelet sees their end
+            await endpoint.close()
 
     async def _prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
         await self._ours.until(bool)
@@ -511,13 +498,10 @@ class Driver:
 
     async def _serve(self, still_ours: Callable[[], bool]) -> None:
         """Serves the kubelet until its sockets are lost, or nothing is to be served."""
-        listening = self._listening or await self._listen()
-        endpoint = listening.endpoint
+        endpoint = self._endpoint or await self._listen()
         until = 0.0
         try:
-            async with background(
-                self._report(listening.served), self._registration(endpoint, listening.health)
-            ):
+            async with background(self._report(endpoint.health), self._registration(endpoint)):
                 while still_ours() and (self._duty() is _Duty.SERVE or time.monotonic() < until):
                     if self.prepared():
                         until = time.monotonic() + self._timing.linger
@@ -528,7 +512,7 @@ class Driver:
         finally:
             await self._close()
 
-    async def _report(self, served: Feed[tuple[PoolDevice, ...] | None]) -> None:
+    async def _report(self, health: Health) -> None:
         """Hands the pool to the kubelet's health stream, and what claims hold and is not in it."""
         async for _ in changes_of(self.offered, self._known, self._store.prepared):
             offered = self.offered.value
@@ -536,14 +520,14 @@ class Driver:
                 held = {device.device for claim in self.prepared() for device in claim.devices}
                 held -= {one.name for one in offered}
                 known = self._known.value or ()
-                served.publish((*offered, *(one for one in known if one.name in held)))
+                health.devices.publish((*offered, *(one for one in known if one.name in held)))
 
-    async def _registration(self, endpoint: Endpoint, health: Health) -> None:
+    async def _registration(self, endpoint: Endpoint) -> None:
         """Follows what the kubelet makes of us, and notices its restarts.
 
         A kubelet from 1.36 on holds the stream of health open for as long as it has us.
         """
-        asked = streamed = 0
+        asked, streamed, health = 0, 0, endpoint.health
         async for _ in changes_of(endpoint.registration, health.streams, self._unwritten):
             now = endpoint.registration.value
             if now.asked > asked:

@@ -63,7 +63,8 @@ class Endpoint:
         unique = f"{instance}-{secrets.token_hex(2)}"  # a container of the Pod may be restarted
         self.path = kubelet_root.absolute() / PLUGINS / driver / f"dra-{unique}.sock"
         self.registration_path = kubelet_root / REGISTRY / f"{driver}-{unique}-reg.sock"
-        self._health = health
+        self.plugin = plugin
+        self.health = health
         self._service = UnixServer([plugin, health], self.path)
         registration = Registration(driver, self.path)
         self._registration = UnixServer([registration], self.registration_path)
@@ -108,6 +109,6 @@ class Endpoint:
         """
         try:
             await self._registration.shutdown()
-            await wait_drained(self._health.streams)
+            await wait_drained(self.health.streams)
         finally:
             await self._service.shutdown()

@@ -242,7 +242,7 @@ class Health:
         """
         self.streams: Feed[int] = Feed(0)
         self._pool = pool
-        self._devices = devices
+        self.devices = devices
         self._heartbeat = heartbeat
         self._clock = clock
         self._since: dict[str, tuple[bool, int]] = {}
@@ -263,9 +263,9 @@ class Health:
     async def _watch(self, stream: Stream[v1alpha1.NodeWatchResourcesRequest, Encoded]) -> None:
         await receive_request(stream)
         with count_call(self.streams):
-            while not self._devices.closed:
-                changed = self._devices.changed  # before the list is read: no change is missed
-                if (devices := self._devices.value) is not None:
+            while not self.devices.closed:
+                changed = self.devices.changed  # before the list is read: no change is missed
+                if (devices := self.devices.value) is not None:
                     await stream.send_message(self._message(devices))
                 try:
                     async with asyncio.timeout(until_tick(self._heartbeat)) as limit:

@@ -41,7 +41,7 @@ async def cluster(
     """The server, and a client of it."""
     state = server or api_server()
     async with served(state.answer) as url:
-        api = Api(kubeconfig=kubeconfig(directory, url), timing=Timing(deadline=2.0))
+        api = Api(kubeconfig=kubeconfig(directory, url), timing=Timing(deadline=10.0))
         try:
             yield state, api
         finally:

@@ -33,8 +33,8 @@ from tests.until import first, until
 
 NAME = f"00000-{DRIVER}-{NODE}"
 SECOND = f"00001-{DRIVER}-{NODE}"
-BACK = 3.0
-"""Seconds within which slices are back, whatever happened to them."""
+BACK = 15.0
+"""Seconds; guards against hanging. How soon slices are back is measured in tests/e2e."""
 
 
 @pytest.fixture(scope="session")
@@ -649,9 +649,7 @@ async def test_counters_that_are_no_longer_kept(tmp_path: Path) -> None:
         await first(world.publisher.state, lambda state: state.trouble)
         world.server.dropped = set(COUNTERS)
         world.server.trouble = None
-        await until(
-            lambda: list(world.server.devices()) == [one.name for one in rngd(2)], deadline=6
-        )
+        await until(lambda: list(world.server.devices()) == [one.name for one in rngd(2)])
         await first(world.publisher.state, lambda state: state.uncounted and state.published)
         assert list(world.server.slices) == [NAME]
 

@@ -290,7 +290,7 @@ class TestHealth:
     ) -> None:
         messages = self.stub(channel)
         await anext(messages)
-        streams = endpoint._health.streams
+        streams = endpoint.health.streams
         assert streams.value == 1
         driver.devices.close()
         assert [one async for one in messages] == []  # the end, and no error
