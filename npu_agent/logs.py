@@ -43,27 +43,6 @@ def logger(name: str) -> Logger:
 log = logger(__name__)
 
 
-class Seldom:
-    """Of a message that may come thousands of times: the first one, and then one a minute."""
-
-    def __init__(self) -> None:
-        """None so far."""
-        self.left_out = 0
-        """How many were not logged before the last one that was."""
-        self._more = 0
-        self._next = -math.inf
-
-    def due(self) -> bool:
-        """Whether it is logged this time."""
-        now = time.monotonic()
-        if now < self._next:
-            self._more += 1
-            return False
-        self._next = now + _SELDOM
-        self.left_out, self._more = self._more, 0
-        return True
-
-
 class Reporter:
     """Logs a failure when its reason changes, and the next success; for what is tried for ever."""
 
@@ -91,23 +70,26 @@ class Reporter:
 
 
 class LoopErrors:
-    """The event loop's exception handler: asyncio's own, but for what it reports without end.
+    """The event loop's exception handler: asyncio's own, with a limit on connections refused.
 
     Where files or memory are used up, asyncio's servers report each connection that they cannot
-    accept: tens of thousands of lines in seconds.
+    accept: tens of thousands of lines in seconds. The first one is logged, and then one a minute.
     """
 
     def __init__(self) -> None:
         """For one event loop."""
-        self._accept = Seldom()
+        self._left_out = 0
+        self._next = -math.inf
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """See `asyncio.loop.set_exception_handler`."""
         error = context.get("exception")
         if isinstance(error, OSError) and "socket" in context:
-            if self._accept.due():
-                left_out = self._accept.left_out
-                log.error("no connection can be accepted", reason=error, left_out=left_out)
+            if (now := time.monotonic()) < self._next:
+                self._left_out += 1
+                return
+            log.error("no connection can be accepted", reason=error, left_out=self._left_out)
+            self._next, self._left_out = now + _SELDOM, 0
             return
         loop.default_exception_handler(context)
 

@@ -16,11 +16,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-LINGER = 2.0
-"""Seconds that a thread waits for the next call: longer than the time between two checks of the
-config file. A new thread for each call would cost more than the call."""
-
-
 class DaemonThread(Executor):
     """Runs calls in order on one daemon thread, which ends `linger` seconds after the last one.
 
@@ -30,8 +25,8 @@ class DaemonThread(Executor):
     turn; those whose caller has given up meanwhile never run.
     """
 
-    def __init__(self, name: str, *, linger: float = LINGER) -> None:
-        """`name` is the thread's, seen in stack dumps; `linger` is in seconds."""
+    def __init__(self, name: str, *, linger: float = 2.0) -> None:
+        """`name` is seen in stack dumps; `linger` is longer than a second between two polls."""
         self._name = name
         self._linger = linger
         self._lock = threading.Condition()
@@ -50,22 +45,17 @@ class DaemonThread(Executor):
         with self._lock:
             waiting = (call for call in self._calls if not call[0].cancelled())
             self._calls = deque([*waiting, (future, partial(function, *arguments, **named))])
-            if not self._runs:
-                self._start()
-            else:
+            if self._runs:
                 self._lock.notify()
+                return future
+            try:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            except (RuntimeError, MemoryError) as error:
+                self._calls.pop()
+                message = "no more threads: is the limit of processes reached?"
+                raise OSError(errno.EAGAIN, message) from error
+            self._runs = True
         return future
-
-    def _start(self) -> None:
-        """Starts the thread, under the lock."""
-        try:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
-        except (RuntimeError, MemoryError) as error:
-            self._calls.pop()
-            raise OSError(
-                errno.EAGAIN, "no more threads: is the limit of processes reached?"
-            ) from error
-        self._runs = True
 
     async def call(self, function: Callable[[], T], *, deadline: float) -> T:
         """Returns what `function` returns, or raises what it raises.

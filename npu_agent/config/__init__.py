@@ -6,7 +6,7 @@ content; both raise only `ConfigError`. Nothing here reads the environment.
 
 from npu_agent.config.compare import Change, changes
 from npu_agent.config.errors import ConfigError, Place
-from npu_agent.config.load import Effective, load, parse, read
+from npu_agent.config.load import Effective, load, parse
 from npu_agent.config.options import add_options, from_args
 from npu_agent.config.poller import Poller
 from npu_agent.config.rules import SOCKET_SUFFIX
@@ -55,6 +55,5 @@ __all__ = [
     "json_schema",
     "load",
     "parse",
-    "read",
     "show",
 ]

@@ -46,17 +46,9 @@ def load(path: Path, words: VendorSpec) -> Effective:
     Raises:
         ConfigError: the file cannot be read, or is refused.
     """
-    return parse(read(path), str(path), words)
-
-
-def read(path: Path) -> bytes:
-    """The content of a configuration file.
-
-    Raises:
-        ConfigError: it cannot be read, is no regular file, or is larger than `MAX_BYTES`.
-    """
     with refusals(path), os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
-        return of_allowed_size(path, file.read(MAX_BYTES + 1))
+        data = file.read(MAX_BYTES + 1)
+    return parse(data, str(path), words)
 
 
 @contextmanager
@@ -79,18 +71,6 @@ def refusals(path: Path) -> Iterator[None]:
     raise ConfigError.at(Place(str(path)), message)
 
 
-def of_allowed_size(path: Path, data: bytes) -> bytes:
-    """What was read of the file at `path`, unless it is larger than `MAX_BYTES`.
-
-    Raises:
-        ConfigError: it is.
-    """
-    if len(data) > MAX_BYTES:
-        message = "larger than 256 KiB: this is no configuration of npu-agent"
-        raise ConfigError.at(Place(str(path)), message)
-    return data
-
-
 def parse(data: bytes, source: str, words: VendorSpec) -> Effective:
     """The configuration in this YAML text; the defaults if there is nothing in it.
 
@@ -100,8 +80,11 @@ def parse(data: bytes, source: str, words: VendorSpec) -> Effective:
         words: as for `load`.
 
     Raises:
-        ConfigError: with every problem, unless it is not even YAML.
+        ConfigError: with every problem, unless it is not even YAML, or larger than `MAX_BYTES`.
     """
+    if len(data) > MAX_BYTES:
+        message = "larger than 256 KiB: this is no configuration of npu-agent"
+        raise ConfigError.at(Place(source), message)
     return build(written_yaml(data, source), words)
 
 

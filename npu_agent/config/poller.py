@@ -11,7 +11,7 @@ from pathlib import Path
 from npu_agent import files
 from npu_agent.config.compare import changes, in_force
 from npu_agent.config.errors import ConfigError
-from npu_agent.config.load import MAX_BYTES, Effective, of_allowed_size, parse, refusals
+from npu_agent.config.load import MAX_BYTES, Effective, parse, refusals
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import Config
 from npu_agent.core.state import ConfigState
@@ -88,8 +88,7 @@ class Poller:
         await self._judge(data, path)
 
     async def _read(self, path: Path) -> bytes:
-        data = await files.read(path, MAX_BYTES + 1, deadline=self._timing.deadline)
-        return of_allowed_size(path, data)
+        return await files.read(path, MAX_BYTES + 1, deadline=self._timing.deadline)
 
     async def _judge(self, data: bytes, path: Path) -> None:
         self._judged = data
