@@ -42,6 +42,7 @@ TYPED = {
 ELSEWHERE = "docs/limitations.md: no such cluster can be started here"
 LEFT_OUT = {
     ("README.md", "Try it"): "tests/commands/test_demo.py runs the tour, CI the tests",
+    ("README.md", "On your own machine"): "tests/packaging installs wheel and binary",
     ("docs/install.md", "kind"): ELSEWHERE,
     ("docs/install.md", "k3s"): ELSEWHERE,
     ("docs/install.md", "OpenShift"): ELSEWHERE,
