@@ -79,7 +79,7 @@ class Timing:
 
 
 class AllocationStore:
-    """The ledger, for whoever hands out cores.
+    """Reconciles, persists and changes the ledger for the two APIs that hand out cores.
 
     `states` is the ledger after each change, and `prepared` of it the claims that are prepared, by
     UID; `usages` is who holds which cores, for people and metrics.
@@ -113,8 +113,8 @@ class AllocationStore:
         """Whether the kubelet was asked who holds what; it may not have said."""
         self.usages: Feed[tuple[Usage, ...]] = Feed(())
         self.unrecorded: Feed[frozenset[str]] = Feed(frozenset())
-        """The drivers of claims that containers use and no record has: nobody knows which cores
-        these have, until `rebuilt`."""
+        """The drivers of claims that containers use and no record has: their cores are not
+        known until `rebuilt`."""
         self.answers = pod_resources.holdings
         """What the kubelet has said last."""
         self._snapshots = snapshots
@@ -210,7 +210,7 @@ class AllocationStore:
         self._pod_resources.ask()
 
     def update(self) -> Conflicts:
-        """Takes the latest answer of pod-resources into account; returns what nobody may be given.
+        """Reconciles with the latest answer of pod-resources; returns what must not be handed out.
 
         What it returns holds until the next await.
         """
@@ -333,8 +333,8 @@ class AllocationStore:
         """Notes that a container is given these devices; called before it is.
 
         Raises:
-            RefusalError: somebody holds cores or nodes of one of them; or the agent ends, and the
-                next one would not know.
+            RefusalError: another holder has cores or nodes of one of them; or the agent ends, and
+                the next one would not know.
         """
         if self._closed:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)

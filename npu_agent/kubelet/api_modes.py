@@ -36,7 +36,7 @@ log = logger(__name__)
 Offered = Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]]
 """Asks the kubelet for the IDs that it can hand out of each resource; None if it does not say."""
 Allocatable = Callable[[], Awaitable[Mapping[str, int] | None]]
-"""Asks for the counts that the scheduler has for this node; None if nobody says."""
+"""Asks for the counts that the scheduler has for this node; None if they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class ApiModes:
 
     @property
     def feeds(self) -> tuple[Feed[Any], ...]:
-        """What to follow beside hardware and ledger for the answers of `now`."""
+        """What changes the answers of `now`, in addition to hardware and ledger."""
         return self.wishes, self.listed, self._store.published
 
     def now(self) -> Mapping[str, ApiMode]:
@@ -134,7 +134,7 @@ class ApiModes:
         self.listed.publish(known)
 
     def refusal(self, device: Device) -> RefusalError | None:
-        """Why a claim is not given this device, although nobody holds it; None: it may be."""
+        """Why a claim is not given this device, although no holder has it; None: it may be."""
         place = self.now().get(device.card_id)
         if (
             not self._is_listed(device.card_id, device.card)

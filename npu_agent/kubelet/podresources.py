@@ -32,7 +32,7 @@ T = TypeVar("T")
 DEADLINE = 5.0
 """Seconds for the kubelet to answer, and for the answer to be read."""
 _AT_LEAST = 0.1
-"""Seconds between two times, whoever asks: the kubelet takes 100 a second from all of a node."""
+"""Seconds between two queries: the kubelet takes 100 a second from all of a node."""
 
 _LIST = "/v1.PodResourcesLister/List"
 _ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
@@ -64,7 +64,7 @@ class Holdings:
 
 
 def socket_beside(plugin_dir: Path) -> Path:
-    """The kubelet's pod-resources socket: beside its device-plugins directory."""
+    """The kubelet's pod-resources socket, next to its device-plugins directory."""
     return plugin_dir.parent / "pod-resources" / "kubelet.sock"
 
 
@@ -109,11 +109,11 @@ class PodResources:
     def __init__(
         self, socket: Path, interval: Feed[float], pods: Pods, ledger: Feed[Ledger]
     ) -> None:
-        """Nobody is asked yet.
+        """Asks nothing before `run`.
 
         Args:
             socket: the kubelet's.
-            interval: how many seconds to wait between two requests.
+            interval: seconds between two queries.
             pods: those that live although the kubelet no longer lists them.
             ledger: who holds what, as far as it is known.
         """

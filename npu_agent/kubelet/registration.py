@@ -36,7 +36,7 @@ class Standing:
         self._reporter.failed(reason)
 
     def registered(self, times: int) -> None:
-        """The kubelet has it, for the so manieth time."""
+        """The kubelet has it; `times` counts the registrations so far."""
         self._reporter.works()
         self._publish(SessionPhase.REGISTERED, "", times)
 

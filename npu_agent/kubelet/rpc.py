@@ -57,7 +57,7 @@ DRAINED = 0.2
 async def apart(call: Coroutine[Any, Any, T]) -> T:
     """Awaits a call to a gRPC server in its own task; returns or raises what it does.
 
-    When a connection is lost or a deadline passes, grpclib wakes whoever waits by cancelling the
+    When a connection is lost or a deadline passes, grpclib wakes the waiter by cancelling the
     task, raises its own error there, and never takes the cancellation back (`Task.uncancel`). In
     the caller's task that would stay for life: under Python 3.11.2 each later `asyncio.timeout`
     that runs out would raise CancelledError instead of TimeoutError, and a TaskGroup could take it
@@ -263,7 +263,7 @@ async def wait_drained(streams: Feed[int], deadline: float = DRAINED) -> None:
 
 
 def sweep(directory: Path, names: str) -> None:
-    """Removes sockets that nobody serves: those of agents that were killed.
+    """Removes sockets that no process serves: those of agents that were killed.
 
     Only for the agent that owns the node's devices (`npu_agent.kubelet.ownership`): one that has
     made its socket and does not listen yet looks like a dead one.
@@ -319,14 +319,14 @@ class UnixServer(Server):
         """Starts to serve on `path`, which must not exist.
 
         Raises:
-            OSError: the socket cannot be made, or is somebody's already, or its path is too long.
+            OSError: the socket cannot be made, or exists already, or its path is too long.
         """
         if (length := len(os.fsencode(self.path))) > files.SOCKET_PATH_MAX:
             raise OSError(
                 f"the path of the socket {self.path} has {length} bytes and Linux takes "
                 f"{files.SOCKET_PATH_MAX}: choose a shorter directory (pluginDir), or socketName"
             )
-        # Not asyncio's own: that would take over somebody's live socket without a word, and be left
+        # Not asyncio's own: that would take over another server's live socket silently, and be left
         # behind by who is cancelled; nor could it stop accepting before it is closed.
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -347,7 +347,7 @@ class UnixServer(Server):
     async def shutdown(self) -> None:
         """Ends every connection and removes the socket; takes 0.2 s at most.
 
-        Streams that should end in order have to be let return before. Whoever is cancelled here
+        Streams that should end in order have to be let return before. A caller that is cancelled
         has closed and removed the socket all the same.
         """
         self._stop_accepting()

@@ -36,7 +36,7 @@ class Publisher:
     """Keeps `devices`, a feed for each resource, true.
 
     After a change of shape (defaultPe, resources), of a card's number or of its identity, a device
-    is offered as unhealthy for as long as somebody holds, or may hold, any of its cores or device
+    is offered as unhealthy while another holder has, or may have, any of its cores or device
     nodes under another name.
     """
 

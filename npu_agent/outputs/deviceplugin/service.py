@@ -75,7 +75,7 @@ class DevicePlugin:
         by_cdi: bool = False,
         counts: Counts | None = None,
     ) -> None:
-        """A plugin that nobody serves yet.
+        """A plugin that is not served yet.
 
         Args:
             resource: its name, as Pods ask for it.

@@ -173,23 +173,6 @@ async def test_closed_feed_ends_the_stream_in_order(served: Served) -> None:
     await served.streams(0)
 
 
-async def test_a_thousand_devices(served: Served) -> None:
-    many = crowd(1000)
-    served.devices.publish(many)
-    stream = served.client.watch()
-    assert await asyncio.to_thread(next, stream) == encode.device_list(many)
-    fewer = (*LISTED, *many[1:])
-    served.devices.publish(fewer)
-    assert await asyncio.to_thread(next, stream) == encode.device_list(fewer)
-    given = await asyncio.to_thread(served.client.allocate, "UUID-A", *(d.id for d in many[1:]))
-    assert len(given.envs["NPU_DEVNAME"].split(",")) == 1000
-    request = preference([device.id for device in many], 2)
-    answer = await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
-    response = wire.PreferredAllocationResponse().parse(answer)
-    assert response.container_responses[0].device_i_ds == [many[1].id, many[2].id]
-    stream.cancel()
-
-
 async def test_slow_reader_holds_nobody_up_and_skips_what_it_missed(served: Served) -> None:
     many = crowd(2000)
     served.devices.publish(many)

@@ -211,21 +211,6 @@ async def test_end_is_in_order(room: Room) -> None:
     assert names(room.directory) == ["kubelet.sock", "kubelet_internal_checkpoint"]
 
 
-async def test_waits_for_the_kubelet_and_says_so_once(
-    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
-) -> None:
-    tries = Tries(monkeypatch, Session, "_register")
-    async with room.running() as one:
-        await tries.more(10)
-        status = one.status.value
-        missing = f"{room.directory}/kubelet.sock is missing: the kubelet is not running, or not on"
-        assert status.phase is SessionPhase.REGISTERING
-        assert status.reason.startswith(missing)
-        assert said() == [f"not registered: trying again: {status.reason}"]
-        await room.kubelet.start()
-        await room.registered()
-
-
 async def test_socket_that_nobody_listens_on(room: Room) -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:  # by a kubelet that was killed
         left_behind.bind(str(room.directory / "kubelet.sock"))
