@@ -7,10 +7,10 @@ of what one or more cards say: see `value` and `_joined`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from npu_agent.core.hardware import Card, Snapshot
+from npu_agent.core.hardware import Snapshot
 from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
 from npu_agent.text import natural, quoted
 
@@ -71,10 +71,9 @@ def explained(
     """Every key of `sets`, sorted, with its value or why not."""
     found: dict[str, Explained] = {}
     for set_ in sets:
-        served = _served(snapshot, set_)
         for label in set_.labels:
             key = set_.prefix + label.key
-            found[key] = _joined(key, tuple(_SAYS[label.source](label, served, machine)))
+            found[key] = _joined(key, tuple(_contributions(label, set_, snapshot, machine)))
     return tuple(found[key] for key in sorted(found))
 
 
@@ -85,15 +84,6 @@ def labels(snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]) -> di
         for label in explained(snapshot, machine, sets)
         if label.value is not None
     }
-
-
-def _served(snapshot: Snapshot, set_: LabelSet) -> Snapshot:
-    """The cards and FPGA samples that this set describes."""
-    return replace(
-        snapshot,
-        cards=tuple(state for state in snapshot.cards if state.card.family in set_.families),
-        skipped=tuple(odd for odd in snapshot.skipped if odd.sample_of in set_.families),
-    )
 
 
 def unsure(snapshot: Snapshot) -> str | None:
@@ -151,63 +141,44 @@ def _parts(text: str) -> dict[str, str | None]:
     }
 
 
-def _of_cards(text: Callable[[Card], str]) -> _Says:
-    def says(label: Label, snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
-        for state in snapshot.cards:
-            said = text(state.card)
-            yield _Said(state.card.name, label.named(said), said)
-        for odd in snapshot.skipped:
-            if label.sample is not None and odd.sample_of is not None:
-                said = f"{odd.sample_of}, an FPGA sample"
-                yield _Said(odd.entry, label.sample(odd.sample_of), said)
-
-    return says
-
-
-def _of_versions(what: str, text: Callable[[Card], str | None]) -> _Says:
-    def says(label: Label, snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
-        for state in snapshot.cards:
-            full = text(state.card)
-            if full is None:
-                yield _Said(state.card.name, None, f"the driver gives no {what} version")
-                continue
-            found = _parts(full)[label.part]
-            missing = "" if found else f" has no {label.part}"
-            yield _Said(state.card.name, found or None, quoted(full, LONGEST) + missing)
-
-    return says
-
-
-def _of_machine(file: str, text: Callable[[Machine], str | None]) -> _Says:
-    def says(_label: Label, snapshot: Snapshot, machine: Machine) -> Iterable[_Said]:
-        if not snapshot.cards:
-            return
-        said = text(machine)
-        if said is None:
-            yield _Said(file, None, "absent or unreadable")
-        elif not said.strip():
-            yield _Said(file, None, "empty")
-        else:
-            yield _Said(file, said, quoted(said.strip(), LONGEST))
-
-    return says
+def _contributions(
+    label: Label, set_: LabelSet, snapshot: Snapshot, machine: Machine
+) -> Iterator[_Said]:
+    """What each card of a set's families, or a file, says for a label; nothing without a card."""
+    cards = [state.card for state in snapshot.cards if state.card.family in set_.families]
+    match label.source:
+        case LabelSource.COUNT if cards:
+            names = ", ".join(card.name for card in cards)
+            yield _Said(names, str(len(cards)), "installed, healthy or not")
+        case LabelSource.FAMILY | LabelSource.PRODUCT as source:
+            for card in cards:
+                text = card.family if source is LabelSource.FAMILY else card.product
+                yield _Said(card.name, label.named(text), text)
+            for odd in snapshot.skipped:
+                family = odd.sample_of
+                if label.sample is not None and family in set_.families and family is not None:
+                    yield _Said(odd.entry, label.sample(family), f"{family}, an FPGA sample")
+        case LabelSource.DRIVER:
+            for card in cards:
+                yield _version(label, card.name, "driver", card.driver_version)
+        case LabelSource.FIRMWARE:
+            for card in cards:
+                yield _version(label, card.name, "firmware", card.firmware_version)
+        case LabelSource.MACHINE_VENDOR if cards:
+            yield _firmware_text(VENDOR_FILE, machine.vendor)
+        case LabelSource.MACHINE_NAME if cards:
+            yield _firmware_text(NAME_FILE, machine.name)
 
 
-def _count(_label: Label, snapshot: Snapshot, _machine: Machine) -> Iterable[_Said]:
-    if snapshot.cards:
-        names = ", ".join(state.card.name for state in snapshot.cards)
-        yield _Said(names, str(len(snapshot.cards)), "installed, healthy or not")
+def _version(label: Label, who: str, what: str, text: str | None) -> _Said:
+    if text is None:
+        return _Said(who, None, f"the driver gives no {what} version")
+    part = _parts(text)[label.part]
+    missing = "" if part else f" has no {label.part}"
+    return _Said(who, part or None, quoted(text, LONGEST) + missing)
 
 
-_Says = Callable[[Label, Snapshot, Machine], Iterable[_Said]]
-"""Who says what for a label: nobody where there is no card."""
-
-_SAYS: dict[LabelSource, _Says] = {
-    LabelSource.COUNT: _count,
-    LabelSource.FAMILY: _of_cards(lambda card: card.family),
-    LabelSource.PRODUCT: _of_cards(lambda card: card.product),
-    LabelSource.DRIVER: _of_versions("driver", lambda card: card.driver_version),
-    LabelSource.FIRMWARE: _of_versions("firmware", lambda card: card.firmware_version),
-    LabelSource.MACHINE_VENDOR: _of_machine(VENDOR_FILE, lambda machine: machine.vendor),
-    LabelSource.MACHINE_NAME: _of_machine(NAME_FILE, lambda machine: machine.name),
-}
+def _firmware_text(file: str, text: str | None) -> _Said:
+    if text is None or not text.strip():
+        return _Said(file, None, "absent or unreadable" if text is None else "empty")
+    return _Said(file, text, quoted(text.strip(), LONGEST))
