@@ -141,11 +141,6 @@ def icon(name: str) -> str:
     return f'<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{_ICONS[name]}</svg>'
 
 
-def sentence(found: str) -> str:
-    """With a capital letter and a full stop."""
-    return f"{found[:1].upper()}{found[1:]}."
-
-
 def pill(kind: str, words: str, sign: str = "") -> str:
     """A short state as a sign and words; `kind` is its colour and, unless `sign` is, its sign."""
     return f'<span class="pill {kind}">{icon(sign or kind)}{words}</span>'
@@ -217,6 +212,6 @@ def when(at: float, now: float) -> str:
 
 
 def prose(found: str) -> str:
-    """Our own words, in which a command stands between backticks."""
-    parts = escape(found).split("`")
+    """Our own words as a sentence, in which a command stands between backticks."""
+    parts = escape(f"{found[:1].upper()}{found[1:]}.").split("`")
     return "".join(f"<code>{part}</code>" if at % 2 else part for at, part in enumerate(parts))

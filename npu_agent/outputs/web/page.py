@@ -137,7 +137,7 @@ def _readiness(state: AgentState) -> str:
 
 def _to_do(note: Note, number: int) -> str:
     """The remedy, and a link to the steps."""
-    remedy = m.prose(m.sentence(note.remedy)) if note.remedy else ""
+    remedy = m.prose(note.remedy) if note.remedy else ""
     steps = ""
     if note.runbook:
         words = "Steps" if remedy else "What to do"
