@@ -526,7 +526,7 @@ async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
 
 
 async def _allocatable(api: Api, node_name: str | None) -> Mapping[str, int] | None:
-    """How many devices of each resource the scheduler counts on this node; None: nobody says."""
+    """How many devices of each resource the scheduler counts on this node; None: unknown."""
     if node_name is None:
         return None
     try:

@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 
 class ClosedError(Exception):
-    """A feed was closed before it had the value that somebody waited for."""
+    """A feed was closed before it had the value that a reader waited for."""
 
 
 class Feed(Generic[T]):
@@ -66,10 +66,10 @@ class Feed(Generic[T]):
     def map(self, function: Callable[[T], U]) -> Feed[U]:
         """A feed of `function` of this feed's value, which changes only when the result does.
 
-        The result is computed within `publish`, before any reader runs: whoever reads both feeds
-        finds values that belong together, and nobody is woken for an equal result. `function` must
+        The result is computed within `publish`, before any reader runs: a reader of both feeds
+        finds values that belong together, and is not woken for an equal result. `function` must
         be pure and quick, and must not raise. A derived feed lives as long as this one: derive
-        where the parts are put together, not over and over. Nothing else publishes to it.
+        where the parts are put together. Nothing else publishes to it.
         """
         derived: Feed[U] = Feed(function(self._value))
 

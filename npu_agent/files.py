@@ -45,11 +45,11 @@ class IrregularError(OSError):
 
 
 class LinkError(IrregularError):
-    """A symbolic link where none is followed: what it leads to is somebody else's."""
+    """A symbolic link where none is followed: what it leads to is not ours."""
 
 
 _threads: WeakValueDictionary[Path, DaemonThread] = WeakValueDictionary()
-"""For each file that somebody uses, or whose thread runs: each claim has a file of its own, so that
+"""For each file that is used, or whose thread runs: each claim has a file of its own, so that
 there are any number of them in an agent's life."""
 
 
@@ -82,7 +82,7 @@ async def replace(
     A `durable` file is on the disk before it takes the old one's place: after a power cut there is
     the old one or the new one, and never an empty one.
 
-    The new file takes the old one's place in one step, so that nobody reads half of one.
+    The new file takes the old one's place in one step, so that no reader sees half of one.
 
     Raises:
         OSError: the directory cannot be made or written; a FileNotFoundError if there is none, and
@@ -184,7 +184,7 @@ def _replace(
         except FileNotFoundError:
             return False
         return True
-    # A link is replaced, and not what it leads to; so is a pipe, and a file that somebody has made
+    # A link is replaced, and not what it leads to; so is a pipe, and a file that was made
     # unreadable. A directory stays, and is reported below.
     with contextlib.suppress(IrregularError, PermissionError):
         if content(path, len(new) + 1, follow=False) == new:

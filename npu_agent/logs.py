@@ -95,9 +95,9 @@ class LoopErrors:
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to stderr as long as somebody reads it.
+    """Writes to stderr as long as it is read.
 
-    A full pipe would stop the event loop until whoever keeps the log reads on.
+    A full pipe would stop the event loop until its reader reads on.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
                     return
                 self.stream.write(line[start : start + _PIECE])
                 self.stream.flush()
-        except Exception:  # as every handler: what cannot be logged is nobody's failure
+        except Exception:  # as every handler: what cannot be logged fails nothing
             self.handleError(record)
         if self._left_out:
             lines, self._left_out = self._left_out, 0

@@ -67,7 +67,7 @@ async def _to_its_end(running: asyncio.Task[None]) -> None:
 
     Raises:
         asyncio.CancelledError: this was cancelled, whatever the task then came to.
-        _CancelledByItselfError: the task ended as if cancelled, and nobody had done so.
+        _CancelledByItselfError: the task ended as if cancelled, and was not cancelled from outside.
         Exception: the task's own.
     """
     cancelled = False

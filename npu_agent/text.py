@@ -32,7 +32,7 @@ def reason(error: BaseException) -> str:
 
 
 def one_line(words: object, most: int = 300) -> str:
-    """Somebody else's words as one line that a terminal can show, of `most` characters."""
+    """Foreign words as one line that a terminal can show, of `most` characters."""
     text = str(words) or (type(words).__name__ if isinstance(words, Exception) else "")
     line = " ".join(text[: 4 * most].split())
     line = "".join(char if char.isprintable() else "?" for char in line)
@@ -40,7 +40,7 @@ def one_line(words: object, most: int = 300) -> str:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """What somebody wrote, within a sentence: in quotes where it would not stand out as a word."""
+    """A user's text within a sentence: in quotes where it would not stand out as a word."""
     if len(text) > most:
         text = text[:most] + "…"
     return text if text and text.isprintable() and text == text.strip() else quoted_json(text)

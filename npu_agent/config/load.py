@@ -89,7 +89,7 @@ def parse(data: bytes, source: str, words: VendorSpec) -> Effective:
 
 
 def build(written: Written, words: VendorSpec) -> Effective:
-    """The configuration that somebody wrote.
+    """Builds the configuration from what was written.
 
     Raises:
         ConfigError: with every problem in it.
@@ -128,7 +128,7 @@ class _Reader:
         if isinstance(found, dict):
             return self.group(found, schema, "")
         if not isinstance(found, Null):  # such as "---" alone
-            # Without its words: it may be somebody else's file, such as a key or a token.
+            # Without its words: it may be another file, such as a key or a token.
             what = "a list" if isinstance(found, list) else "text"
             self.wrong("", f"must be keys and values (interval: 10), not {what}")
         return defaults

@@ -77,7 +77,7 @@ def from_args(args: argparse.Namespace, words: VendorSpec) -> Effective:
         words: what the vendors of cards call things, and their defaults.
 
     Raises:
-        ConfigError: options beside `--config-file`, a bad value, or a bad file.
+        ConfigError: options together with `--config-file`, a bad value, or a bad file.
     """
     given = vars(args)
     keys = [key for key in KEYS if _DEST + key.name in given]

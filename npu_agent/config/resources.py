@@ -47,21 +47,25 @@ def wishes_of(
 ) -> dict[str, WantedApi]:
     """By which API the config wants the cards of each family on this node.
 
+    The config says it of the family, else of the node, else of all nodes.
+
     Args:
         config: what is in force.
         families: every family there is.
         node_name: this Node's name.
         auto: what `auto` stands for here: DRA, or else the device plugin. None: that is not known
             yet, and cards stay where they are.
-        possible: whether this node can do DRA; where it cannot, or nobody knows, `dra` leaves cards
-            where they are.
+        possible: whether this node can do DRA, as far as is known; if not, `dra` leaves cards where
+            they are.
     """
     found = {
         "device-plugin": WantedApi.PLUGIN,
         "dra": WantedApi.DRA if possible else WantedApi.STAY,
     }
     found["auto"] = {True: found["dra"], False: WantedApi.PLUGIN, None: WantedApi.STAY}[auto]
-    return {family: found[word] for family, word in words_of(config, families, node_name).items()}
+    own = {spec.family: spec.api for spec in config.resources}
+    default = _api_of_node(config, node_name)
+    return {family: found[own.get(family) or default] for family in families}
 
 
 def offered_by(
@@ -77,19 +81,11 @@ def offered_by(
     return frozenset(family for family, each in wishes.items() if each is wish)
 
 
-def words_of(config: Config, families: Collection[str], node_name: str | None) -> dict[str, str]:
-    """What the config says for each family on this node: ``device-plugin``, ``dra`` or ``auto``.
-
-    Of the family, else of the node, else of all nodes.
-    """
-    own = {spec.family: spec.api for spec in config.resources}
-    here = {one.node_name: one.api for one in config.allocation.nodes}
-    default = here.get(node_name or "", config.allocation.api)
-    return {family: own.get(family) or default for family in families}
-
-
 def asks_for(config: Config, api: Literal["auto", "dra"], node_name: str | None = None) -> bool:
     """Whether the config has this word for any of the cards, on this node if it is named."""
+    return api in (_api_of_node(config, node_name), *(spec.api for spec in config.resources))
+
+
+def _api_of_node(config: Config, node_name: str | None) -> str:
     nodes = {one.node_name: one.api for one in config.allocation.nodes}
-    default = nodes.get(node_name or "", config.allocation.api)
-    return api in (default, *(spec.api for spec in config.resources))
+    return nodes.get(node_name or "", config.allocation.api)

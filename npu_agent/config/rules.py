@@ -21,7 +21,7 @@ class Broken(NamedTuple):
     """A rule that does not hold.
 
     Attributes:
-        keys: that it is about, the likeliest culprit first; at least one was set by somebody.
+        keys: that it is about, the likeliest culprit first; at least one was set by a user.
         message: what is wrong and what would be right.
     """
 

@@ -45,7 +45,7 @@ def _key(
     """Declares a key.
 
     Args:
-        default: its value where nobody set one; MISSING if somebody has to.
+        default: its value by default; MISSING if there is none.
         about: one sentence for people.
         kind: what it, or each item of it, may be, where its type does not say that.
         live: whether a new value applies immediately, or else from the agent's next start.
@@ -262,7 +262,7 @@ class MetricsConfig:
 
     @property
     def probes_address(self) -> tuple[str, int]:
-        """`probes` likewise, or what stands in for it; port 0 stays 0."""
+        """`probes`, or else the next port, as host and port; port 0 stays 0."""
         if self.probes is not None:
             return _host_and_port(self.probes)
         host, port = self.address
@@ -366,7 +366,7 @@ class Key:
     live: bool = True
     """Whether a new value applies immediately, or else after a restart."""
     default: object
-    """Its value where nobody set one; MISSING if somebody has to."""
+    """Its value by default; MISSING if there is none."""
 
     @property
     def name(self) -> str:
@@ -415,7 +415,7 @@ class Group:
 
     @property
     def default(self) -> Any:
-        """The value in which nobody set anything."""
+        """The value in which every key has its default."""
         return self.cls(**{key.attributes[-1]: key.default for key in self.keys.values()})
 
 
@@ -426,7 +426,7 @@ def schema_of(words: VendorSpec) -> Group:
 
 
 def default_config(words: VendorSpec) -> Config:
-    """The configuration in which nobody set anything."""
+    """The configuration in which every key has its default."""
     found: Config = schema_of(words).default
     return found
 

@@ -1,4 +1,4 @@
-"""What somebody wrote, before it means anything: texts, lists and mappings, each with its place.
+"""What a user wrote, before it means anything: texts, lists and mappings, each with its place.
 
 Files and command-line options both become `Written`. A YAML scalar stays its text: YAML 1.1 takes
 010 for 8, `on` for true and 0000:01:00.0 for a number, and here the key decides what a text means.
@@ -38,7 +38,7 @@ def scalar(text: str) -> str:
 
 @dataclass
 class Written:
-    """A whole configuration as somebody wrote it."""
+    """A whole configuration as a user wrote it."""
 
     value: Value
     places: dict[str, Place]

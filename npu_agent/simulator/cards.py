@@ -92,7 +92,7 @@ def families() -> Mapping[str, Family]:
 
 
 def default_cards() -> str:
-    """What is simulated where nobody says what."""
+    """The cards that are simulated by default."""
     return f"{next(iter(families()))}=2"
 
 

@@ -71,7 +71,7 @@ class StandInKubelet(wire.RegistrationBase):
         self.answers = True
         """If not, Register is never answered."""
         self.asks = True
-        """If not, nobody calls ListAndWatch after Register."""
+        """If not, ListAndWatch is never called after Register."""
         self._directory = directory
         self._server: UnixServer | None = None
         self._clients: dict[str, Channel] = {}

@@ -8,10 +8,10 @@ from enum import Enum
 
 
 class Special(Enum):
-    """What can stand at a path beside files and links."""
+    """What can stand at a path in addition to files and links."""
 
     NODE = "a device node"
-    FIFO = "a named pipe that nobody writes to: whoever opens it waits"
+    FIFO = "a named pipe without a writer: opening it waits"
     DIRECTORY = "a directory where a file should be: reading it fails, for root as well"
 
 

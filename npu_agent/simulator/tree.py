@@ -7,13 +7,13 @@ is kept alive and on one that is not:
 - `paths.json`: every file, link and node that we made. Nothing else is ever replaced or removed.
 - `lock` is held for each change, `alive` by the process that keeps the tree alive.
 
-Which ROOT is accepted, so that nobody loses a file: one that the simulator made before; one that
+Which ROOT is accepted, so that no file is lost: one that the simulator made before; one that
 does not exist or is empty; one with nothing in it but empty directories and a directory `dev` that
 is a mount point or has a device `null` as every /dev has (what lies in there is left alone, and a
 node that is already there is never taken over).
 Never `/`, and never one whose `sys` or `dev` is a symbolic link.
 
-A file is written beside the tree and renamed into it: a reader sees the old or the new content,
+A file is written outside of the tree and renamed into it: a reader sees the old or the new content,
 never a part, and a listing never shows a temporary name. Only what changed is written, so that a
 file changed by hand stays as it is until the simulator has something new to say in it, or until the
 next `make` or fault, which put right whatever differs.
@@ -205,8 +205,8 @@ def _change(
         tree.refuse_taken(wanted)
         tree.save(after)
         known = {} if repair else _picture(before)
-        # A card that is swapped for another is out before the other is in, so that nobody
-        # reads one's UUID and the other's serial number.
+        # A card that is swapped for another is out before the other is in, so that no
+        # process reads one's UUID and the other's serial number.
         specs = {card.spec.index: card.spec for card in before}
         stays = [card for card in after if specs.get(card.spec.index, card.spec) == card.spec]
         bases = {"sys/bus/pci/devices", "dev"}.union(
@@ -238,7 +238,7 @@ class _Tree:
         return set(json.loads(path.read_text())) if path.exists() else set()
 
     def refuse_taken(self, wanted: Picture) -> None:
-        """Raises a SimulatorError if something of somebody else's is where we would write."""
+        """Raises a SimulatorError if a file that we did not make is where we would write."""
         for top in ("sys", "dev"):
             if (self.root / top).is_symlink():
                 raise SimulatorError(
@@ -482,14 +482,14 @@ def _discard(path: Path) -> None:
 
 @contextmanager
 def _released(path: Path, answer: str) -> Iterator[None]:
-    """While a named pipe goes away: whoever waits on it gets the answer, or the end of the file.
+    """Gives the readers of a named pipe that is removed an answer, or the end of the file.
 
     Otherwise a reader would wait on the unlinked pipe for ever, while a driver that comes to its
     senses answers the reads that hang.
     """
     descriptor = None
     if path.is_fifo() and not path.is_symlink():
-        # Read and write: on Linux this never waits. From here on nobody who opens it waits either.
+        # Read and write: on Linux this never waits. From here on no reader waits to open it.
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         yield

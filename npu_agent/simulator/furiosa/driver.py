@@ -32,7 +32,7 @@ class Traits:
         pci_device: PCI device id below vendor 1ed2.
         class_dir: below /sys/class.
         dev_dir: below /dev, with a trailing slash, or empty.
-        fused: PE ranges that have a node of their own beside the single ones.
+        fused: PE ranges that have a node of their own in addition to the single ones.
         core_dram: bytes of DRAM per core that the driver reports; 0 if it does not.
     """
 
