@@ -27,7 +27,6 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "odd *": _SYS,
     "plugin directory": ("uid",),
     "kubelet.sock": ("uid", "plugin directory"),
-    "our sockets": ("plugin directory",),
     "other plugins": ("plugin directory",),
     "serving agent": _KUBELET,
     "pod-resources": _KUBELET,

@@ -14,10 +14,10 @@ from pathlib import Path
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from npu_agent.core.trouble import Trouble, TroubleKind, kind_of
-from npu_agent.doctor.check import KUBELET, SUDO, Check, Lines, Unknown, note, ok, unknown, wrong
+from npu_agent.doctor.check import KUBELET, SUDO, Check, Lines, Unknown, ok, unknown, wrong
 from npu_agent.doctor.context import Context
 from npu_agent.doctor.directories import Directory, directory, writable
-from npu_agent.files import SOCKET_PATH_MAX, regular
+from npu_agent.files import regular
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Owner, lock_path, read_owner
 from npu_agent.kubelet.rpc import ask
@@ -41,8 +41,6 @@ async def lines(context: Context) -> Lines:
     """The lines of this subject."""
     yield "plugin directory", _plugin_directory(context)
     yield KUBELET_SOCKET, _kubelet_socket(context)
-    yield "socket path", _socket_path(context)
-    yield "our sockets", _our_sockets(context)
     yield "other plugins", _other_plugins(context)
 
 
@@ -106,25 +104,11 @@ async def _plugin_directory(context: Context) -> Check:
     return writable(context, found, _AS_ROOT)
 
 
-async def _socket_path(context: Context) -> Check:
-    path = context.directory / f"{context.config.socket_name}-01234567.sock"
-    length = len(os.fsencode(path))
-    if length > SOCKET_PATH_MAX:
-        return wrong(
-            f"that of our socket has {length} bytes, and Linux takes {SOCKET_PATH_MAX}",
-            f"shorten pluginDir or socketName by {length - SOCKET_PATH_MAX}",
-            context.command("config show", *context.options),
-        )
-    return ok(f"{length} bytes of at most {SOCKET_PATH_MAX}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Socket:
     """A socket in the plugin directory."""
 
     name: str
-    ours: bool
-    """Whether it is named like one that an npu-agent of this configuration makes."""
     trouble: Trouble | None = None
     """Why no connection is taken; None: one is."""
     plugin: bool = False
@@ -152,10 +136,10 @@ async def _socket(context: Context, name: str) -> Socket:
             _, writer = await asyncio.open_unix_connection(str(path))
     except OSError as error:  # a TimeoutError, too
         why = reason(error) or f"no answer within {deadline:g} s"
-        return Socket(name=name, ours=ours, trouble=Trouble(what=why, kind=kind_of(error)))
+        return Socket(name=name, trouble=Trouble(what=why, kind=kind_of(error)))
     writer.close()
     other = name != KUBELET_SOCKET and not ours
-    return Socket(name=name, ours=ours, plugin=other and await _is_plugin(path, deadline))
+    return Socket(name=name, plugin=other and await _is_plugin(path, deadline))
 
 
 async def _is_plugin(path: Path, deadline: float) -> bool:
@@ -187,17 +171,6 @@ async def _kubelet_socket(context: Context) -> Check:
         "the kubelet has ended or hangs: read journalctl -u kubelet, and restart it",
         KUBELET,
     )
-
-
-async def _our_sockets(context: Context) -> Check:
-    ours = [each for each in await context.probe(sockets) if each.ours]
-    if left := [each.name for each in ours if each.trouble]:
-        return note(
-            f"no process serves {', '.join(left)}",
-            "harmless: left behind by an agent that was killed; the kubelet removes them when it "
-            "starts, and so may you",
-        )
-    return ok(f"{len(ours)} served" if ours else "none")
 
 
 async def _other_plugins(context: Context) -> Check:

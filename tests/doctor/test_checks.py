@@ -159,13 +159,6 @@ def test_a_directory_that_the_agent_writes(tmp_path: Path) -> None:
         directory(tmp_path / "file")
 
 
-async def test_a_socket_path_that_is_too_long() -> None:
-    long = replace(POD, config=replace(default_config(REGISTRY), plugin_dir="/" + "x" * 100))
-    line = (await report(sockets.lines, long))["socket path"]
-    assert line.state is State.WRONG
-    assert "shorten pluginDir or socketName by 20" in line.remedy
-
-
 async def test_an_ordinary_user_reads_what_is_left_out(node: Node) -> None:
     node.directory.chmod(0o700)
     (node.root.parent / "pod-resources").chmod(0o700)
@@ -180,7 +173,7 @@ async def test_an_ordinary_user_reads_what_is_left_out(node: Node) -> None:
         node.context = replace(node.context, uid=uid)
         after = await node.examined()
     changed = {name: line.state for name, line in after.items() if line != before[name]}
-    names = ["uid", "plugin directory", "kubelet.sock", "our sockets", "other plugins", "cgroups"]
+    names = ["uid", "plugin directory", "kubelet.sock", "other plugins", "cgroups"]
     names += ["serving agent", "pod-resources", f"resource {RESOURCE}"]
     assert changed == dict.fromkeys(names, State.UNKNOWN)
     assert "sudo npu-agent doctor" in after["plugin directory"].remedy
@@ -449,7 +442,7 @@ async def test_a_fault_of_ours_is_a_line() -> None:
         (["X", "WARBOY-0"], {host.snapshot: UNREAD}, State.UNKNOWN, "a card that cannot be read"),
         (
             ["X"],
-            {sockets.sockets: (sockets.Socket(name="x.sock", ours=False, plugin=True),)},
+            {sockets.sockets: (sockets.Socket(name="x.sock", plugin=True),)},
             State.WRONG,
             "its socket may be x.sock",
         ),
@@ -530,7 +523,7 @@ async def test_a_kubelet_socket_that_is_refused_to_root_is_wrong_and_to_others_u
         (7, "the access was denied its turn", TroubleKind.TIMEOUT, State.WRONG),
     ):
         trouble = Trouble(what=words, kind=kind)
-        dead = sockets.Socket(name="kubelet.sock", ours=False, trouble=trouble)
+        dead = sockets.Socket(name="kubelet.sock", trouble=trouble)
         lines = await report(sockets.lines, replace(POD, uid=uid), {sockets.sockets: (dead,)})
         assert lines["kubelet.sock"].state is expected
 

@@ -222,7 +222,6 @@ BREAKS: dict[str, Break] = {
         {
             "plugin directory": State.WRONG,
             "kubelet.sock": State.WRONG,
-            "our sockets": State.OK,
             "other plugins": State.OK,
             "serving agent": State.NOTE,
             OF_RESOURCE: State.NOTE,
@@ -236,12 +235,6 @@ BREAKS: dict[str, Break] = {
         {"kubelet.sock": State.WRONG, "pod-resources": State.WRONG},
         "Connection refused",
         "journalctl -u kubelet",
-    ),
-    "a socket left behind": Break(
-        lambda node: unserved(node.directory / "furiosa-npu-00000000.sock"),
-        {"our sockets": State.NOTE},
-        "no process serves furiosa-npu-00000000.sock",
-        "harmless",
     ),
     "no pod-resources": Break(
         removed("../pod-resources"), "pod-resources", "is missing", "mount the host's"

@@ -44,7 +44,7 @@ ELSEWHERE = {
         "as `cgroups`: what the DaemonSet has to have is corrected and applied again"
     ),
     "driver *, PCI, cards, card *, odd *": "drivers are loaded on a real host; no card is real",
-    "kubelet.sock, socket path, our sockets": "the kubelet is restarted on a real host",
+    "kubelet.sock": "the kubelet is restarted on a real host",
     "other plugins, serving agent, resource *, allocatable *": (
         "another plugin or agent is deleted, which is the user's: test_vendors.py"
     ),
