@@ -101,9 +101,9 @@ class UtilizationTracker:
         """How busy each core was when its cycles had last passed, and when that was."""
         self._at = 0.0
 
-    def due(self, now: float, pause: float) -> bool:
+    def due(self, now: float, pause: float, longest: float = LONGEST_PAUSE) -> bool:
         """Whether counters have to be read now, as `pause` seconds later may be too late."""
-        return self.wraps and now + pause > self._at + LONGEST_PAUSE
+        return self.wraps and now + pause > self._at + longest
 
     def add(self, samples: Collection[CoreReading], now: float) -> None:
         """Counts a sample between two readings."""

@@ -33,6 +33,8 @@ class Settings:
     """Between probes of a card, and between searches for cards."""
     telemetry_interval: float = 5.0
     """Between full readings."""
+    counter_interval: float = LONGEST_PAUSE
+    """Between reads of counters that wrap, at most."""
     policy: health.Policy = field(default_factory=health.Policy)
 
 
@@ -180,21 +182,22 @@ class CardWatch:
         if probe:
             self._probe_at = now + until_tick(settings.health_interval, 0)
         read = probe and now >= self._read_at
-        self._plan(now)
+        pause, longest = settings.health_interval, settings.counter_interval
+        self._plan(now, settings)
         return Questions(
             entry=entry,
             card=self._known,
             identify=self._known is None or (probe and now >= self._identify_at),
             probe=probe,
             read=read,
-            count=not read and (not probe or self._utilization.due(now, settings.health_interval)),
+            count=not read and (not probe or self._utilization.due(now, pause, longest)),
         )
 
-    def _plan(self, now: float) -> None:
+    def _plan(self, now: float, settings: Settings) -> None:
         self.due = self._probe_at
         # Where the next probe is far away, counters are read in between.
-        if self._utilization.wraps and self._probe_at - now > LONGEST_PAUSE:
-            self.due = now + until_tick(LONGEST_PAUSE, 0)
+        if self._utilization.wraps and self._probe_at - now > settings.counter_interval:
+            self.due = now + until_tick(settings.counter_interval, 0)
 
     def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:
         """Takes note of answers.
@@ -280,7 +283,7 @@ class CardWatch:
         self.view = replace(self.view, reading=replace(reading, cores=cores))
         pause = settings.telemetry_interval - settings.health_interval / 2
         self._read_at = reading.at + (0.0 if often else pause)  # in time for the probe due then
-        self._plan(reading.at)
+        self._plan(reading.at, settings)
 
     def _step(self, verdict: Verdict, settings: Settings, now: float) -> None:
         before, reading = self._health, self.view.reading

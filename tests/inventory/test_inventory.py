@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent import simulator
-from npu_agent.core import health, utilization
+from npu_agent.core import health
 from npu_agent.core.hardware import (
     Card,
     CardState,
@@ -26,7 +26,6 @@ from npu_agent.core.hardware import (
     Snapshot,
 )
 from npu_agent.core.vendor import Entry, Probe
-from npu_agent.inventory import card as card_module
 from npu_agent.inventory import inventory
 from npu_agent.inventory.card import Settings
 from npu_agent.inventory.inventory import Inventory, read_once
@@ -566,14 +565,13 @@ async def test_load_stays_where_heat_has_the_card_read_more_often_than_it_counts
         assert min(load or 0 for load in utilizations(watched.record.value)) > 70
 
 
-async def test_counters_that_wrap_are_looked_at_between_two_readings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(utilization, "LONGEST_PAUSE", 0.0)
+async def test_counters_that_wrap_are_looked_at_between_two_readings(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     simulator.apply_fault(root, "npu0", "busy")
     host = Counted(root)
-    async with watching(root, host, replace(QUICK, telemetry_interval=3600)) as watched:
+    async with watching(
+        root, host, replace(QUICK, telemetry_interval=3600, counter_interval=0.01)
+    ) as watched:
         await host.look_at_cores()
         before = simulator.cards(root)
         for _ in range(3):
@@ -586,25 +584,18 @@ async def test_counters_that_wrap_are_looked_at_between_two_readings(
         assert utilizations(shown) == pytest.approx((work(root, before),) * 2)
 
 
-async def test_counters_are_looked_at_while_looks_at_health_are_rare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(card_module, "LONGEST_PAUSE", 0.02)
+async def test_counters_are_looked_at_while_looks_at_health_are_rare(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     simulator.apply_fault(root, "npu0", "busy")
     host = Counted(root)
-    async with watching(root, host, replace(QUICK, health_interval=1e9)):
+    async with watching(root, host, replace(QUICK, health_interval=1e9, counter_interval=0.02)):
         await host.look_at_cores(5)
         assert host.liveness_looks == 1
 
 
-async def test_counters_that_hang_between_two_probes_fence_the_card_alone(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(card_module, "LONGEST_PAUSE", 0.02)
-    monkeypatch.setattr(utilization, "LONGEST_PAUSE", 0.0)
+async def test_counters_that_hang_between_two_probes_fence_the_card_alone(root: Path) -> None:
     simulator.apply_fault(root, "npu0", "busy")
-    settings = replace(QUICK, telemetry_interval=3600, health_interval=0.5)
+    settings = replace(QUICK, telemetry_interval=3600, health_interval=0.5, counter_interval=0.02)
     async with watching(root, settings=settings) as watched:
         pipe = management(root, 0).parent / "npu0pe1/perf_regs"
         pipe.unlink()
