@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from . import images
-from .build import KUBELETS, BuildError, ensure_binaries, ensure_packages
+from .build import HELM, KUBELETS, REGISTRY, BuildError, ensure_binaries, ensure_packages
 from .cache import cache_dir
 from .node import Cluster, ClusterError
 from .sandbox import SandboxError
@@ -60,7 +60,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
     if options.command == "build":
         ensure_packages()
         ensure_binaries()
-        for image in (images.pause(), images.workload(), images.agent()):
+        ensure_binaries(HELM, REGISTRY)  # for tests/e2e/journey: no test has to wait for a build
+        for image in (images.pause(), images.workload(), images.agent(), images.scheduler()):
             print(f"{image.name}\t{image.archive}")
         return 0
     if options.command == "up":

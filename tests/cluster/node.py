@@ -14,7 +14,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -238,8 +237,6 @@ class Cluster:
             raise ClusterError(f"{name} ended before {what}: {self._sandbox.tail(name)}")
 
     def _await_api_server(self) -> None:
-        listening = partial(self._sandbox.listening, settings.API_PORT)
-        self._await("apiserver", "listening", listening)
         self._await("apiserver", "ready", lambda: self._answers("/readyz"))
 
     def _answers(self, path: str) -> bool:
@@ -289,9 +286,9 @@ class Cluster:
         # A moment later: until then `kubectl exec` finds no Pod.
         self.wait_for("the kubelet to know its pods", self._kubelet_knows_pods, timeout)
 
-    def stop_kubelet(self, timeout: float = 10.0) -> None:
-        """Stop the kubelet as an upgrade does: TERM, then KILL after `timeout` seconds."""
-        self._sandbox.terminate(self._state.processes["kubelet"], timeout)
+    def stop_kubelet(self) -> None:
+        """Stop the kubelet as an upgrade does: TERM, then KILL after 10 seconds."""
+        self._sandbox.terminate(self._state.processes["kubelet"], 10.0)
 
     def kill_kubelet(self) -> None:
         """Kill the kubelet as a crash does; its pods and its socket file stay."""
@@ -308,24 +305,18 @@ class Cluster:
 
     # --- the API server -------------------------------------------------------------------
 
-    def stop_api_server(self, timeout: float = 2.0) -> None:
-        """Stop the API server: TERM, then KILL after `timeout` seconds; the rest runs on.
+    def stop_api_server(self) -> None:
+        """Stop the API server: TERM, then KILL after 2 seconds; the rest runs on.
 
         Until it is started again, whatever here asks the API server raises ClusterError.
         """
-        self._sandbox.terminate(self._state.processes["apiserver"], timeout)
+        self._sandbox.terminate(self._state.processes["apiserver"], 2.0)
 
-    def start_api_server(
-        self, timeout: float = 2 * START_TIMEOUT, *, options: Iterable[str] = ()
-    ) -> None:
+    def start_api_server(self, *options: str) -> None:
         """Start the API server with the data that it had; return when Pods get started again.
 
         It answers in a few seconds, but scheduler and kubelet, which have backed off, may look for
-        it only after most of a minute.
-
-        Args:
-            timeout: seconds.
-            options: more of them, such as --feature-gates.
+        it only after most of a minute. `options` are more of them, such as --feature-gates.
 
         Raises:
             ClusterError: it already runs, or it does not get there.
@@ -335,18 +326,14 @@ class Cluster:
         command = settings.apiserver(self._config, self._audit_log)
         self._spawn("apiserver", [*command, *options])
         self._await_api_server()
-        self._start_a_pod(timeout)
-
-    def _start_a_pod(self, timeout: float) -> None:
         name = "does-the-cluster-start-pods"
         run = ("run", name, f"--image={settings.PAUSE_IMAGE}", "--image-pull-policy=Never")
         self.kubectl(*run, "--restart=Never")
-        self.wait_equal(
-            "the phase of a pod",
-            lambda: self.get("pod", name, "default")["status"]["phase"],
-            "Running",
-            timeout,
-        )
+
+        def phase() -> object:
+            return self.get("pod", name, "default")["status"]["phase"]
+
+        self.wait_equal("the phase of a pod", phase, "Running", 2 * START_TIMEOUT)
         self.kubectl("delete", "pod", name, "--namespace=default", "--now")
 
     def audit(self) -> list[dict[str, Any]]:
@@ -402,7 +389,7 @@ class Cluster:
         return cast("list[dict[str, Any]]", answer["items"])
 
     def apply(self, manifest: str | dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Create or change objects: YAML of one or more, an object, or a list of them.
+        """Create or change objects: YAML or JSON of one or more, an object, or a list of them.
 
         Raises:
             ClusterError: the API server refused one.

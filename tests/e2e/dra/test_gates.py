@@ -26,7 +26,7 @@ def gates_off(node: Node) -> Iterator[None]:
     configure(node, CUT, ALL)
     off = ",".join(f"{gate}=false" for gate in GATES)
     node.cluster.stop_api_server()
-    node.cluster.start_api_server(options=[f"--feature-gates={off}"])
+    node.cluster.start_api_server(f"--feature-gates={off}")
     yield
     node.delete_pods()
     node.cluster.stop_api_server()
