@@ -442,7 +442,8 @@ def _parents_outside(init: int) -> list[Process]:
 
     ours = namespace(init)
     inside = [entry.name for entry in Path("/proc").iterdir() if namespace(entry.name) == ours]
-    parents = {int(stat[1]) for pid in inside if (stat := _stat(int(pid)))}
+    # The children of an `nsenter` that was killed are those of the machine's first process.
+    parents = {int(stat[1]) for pid in inside if (stat := _stat(int(pid)))} - {1}
     return [
         Process(pid, int(stat[19]))
         for pid in parents
