@@ -166,6 +166,8 @@ class CardWatch:
     def hurry(self) -> None:
         """Makes everything due now."""
         self.due = self._probe_at = self._identify_at = self._read_at = 0.0
+        self._settled: Answers | None = None
+        """To a mere probe, answers that change nothing."""
 
     def move(self, entry: Entry | None) -> None:
         """Watches another entry of the same place from now on; None: the card has gone."""
@@ -198,6 +200,10 @@ class CardWatch:
         # Where the next probe is far away, counters are read in between.
         if self._utilization.wraps and self._probe_at - now > settings.counter_interval:
             self.due = now + until_tick(settings.counter_interval, 0)
+
+    def expected(self, asked: Questions) -> Answers | None:
+        """The answers that change nothing; None: any answer may change something."""
+        return None if asked.identify or asked.read or asked.count else self._settled
 
     def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:
         """Takes note of answers.
@@ -235,7 +241,7 @@ class CardWatch:
         if self.entry is None:
             return
         self.failures["hung"] += 1
-        now = time.monotonic()
+        now, self._settled = time.monotonic(), None
         self.due = now + until_tick(settings.health_interval, 0)
         if self._known is None:
             self.view = _not_served(self.entry, late)
@@ -271,7 +277,12 @@ class CardWatch:
         card = self._known or before
         if answers.probe and not answers.probe.nodes <= card.nodes:  # udev was still at work
             card = self._known = replace(card, nodes=card.nodes | answers.probe.nodes)
+        tracker = self._health
         self._step(_verdict(card, answers), settings, now)
+        quiet = tracker == self._health and card == before and not answers.failures
+        self._settled = replace(answers, card=None, reading=None, cores=None, at=0.0)
+        if not quiet or settings.policy.max_temperature is not None or answers.not_served:
+            self._settled = None
         if answers.reading and card.same_as(before):
             self._measure(answers.reading, settings)
 

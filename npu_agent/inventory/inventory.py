@@ -137,11 +137,12 @@ class Inventory:
                 Job(
                     name=f"npu-{watch.entry.family}-{watch.entry.index}",
                     call=partial(ask, watch.vendor, questions),
+                    expected=watch.expected(questions),
                 ),
             )
         jobs = [*([search] if search else ()), *(job for _, job in asked.values())]
         if jobs:
-            await self._prober.run(jobs)
+            await self._prober.run(jobs, until_tick(settings.health_interval, 0))
         for key, (questions, job) in asked.items():
             if job.result is not None:
                 self._answered(self._watches[key], questions, job.result, settings)
@@ -162,7 +163,7 @@ class Inventory:
         if None in self._hung:
             return None
         search = partial(_search, self._vendors, self._found)
-        return Job(name="npu-scan", call=search)
+        return Job(name="npu-scan", call=search, expected=self._found)
 
     def _returned(self) -> None:
         """Asks again what did not answer before, and forgets cards that went in the meantime."""

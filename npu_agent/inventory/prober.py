@@ -41,6 +41,8 @@ class Job(Generic[T]):
     """Of its thread where it has one of its own, as seen in stack dumps."""
     call: Callable[[], T]
     """Must not raise."""
+    expected: T | None = None
+    """A result that the event loop does not have to be woken for."""
     began: float | None = None
     """Seconds of `time.monotonic`; None: no thread has begun it."""
     result: T | None = None
@@ -68,8 +70,12 @@ class Prober:
         """The reason while a read hangs: always the same, because it is shown and compared."""
         return f"no answer within {self.deadline:g} s"
 
-    async def run(self, jobs: Sequence[Job[Any]]) -> None:
-        """Returns when each job is `done`, has missed its deadline, or found no thread."""
+    async def run(self, jobs: Sequence[Job[Any]], pause: float | None = None) -> None:
+        """Returns when each job is `done`, has missed its deadline, or found no thread.
+
+        `pause` is the time in seconds for which results that are as expected may wait: so an idle
+        agent wakes once for each batch, and not twice. None: they do not wait.
+        """
         if self._worker is None:
             try:
                 self._worker = _Worker()
@@ -77,9 +83,10 @@ class Prober:
                 self._no_thread(error)
                 return
         self._limited = False
-        batch = _Batch(jobs, asyncio.get_running_loop())
+        batch = _Batch(jobs, asyncio.get_running_loop(), awaited=pause is None)
         self._worker.batches.put(batch)
-        await set_within(batch.progress, self.deadline)
+        await set_within(batch.progress, min(self.deadline, pause or self.deadline))
+        batch.awaited = True
         while not batch.done:
             now = time.monotonic()
             if now >= batch.began + self.deadline and self._worker:
@@ -118,10 +125,13 @@ class Prober:
 
 
 class _Batch:
-    def __init__(self, jobs: Sequence[Job[Any]], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, jobs: Sequence[Job[Any]], loop: asyncio.AbstractEventLoop, *, awaited: bool
+    ) -> None:
         self.began = time.monotonic()
         self.progress = asyncio.Event()
-        """Set when a thread has finished."""
+        """Set when a thread has finished, if a result is not as expected or `awaited` is set."""
+        self.awaited = awaited
         self._jobs = tuple(jobs)
         self._waiting = deque(jobs)
         """Jobs that no thread has taken yet; the thread that pops one runs it."""
@@ -168,9 +178,12 @@ class _Worker:
 
     def _work(self) -> None:
         while (batch := self.batches.get()) is not None:
+            news = False
             while (job := batch.take()) is not None:
                 self.job = job
                 job.run()
                 self.job = None
-            batch.wake()
+                news = news or job.result != job.expected
+            if news or batch.awaited:
+                batch.wake()
             del batch, job  # not kept until the next one

@@ -57,6 +57,20 @@ async def test_jobs_run_in_order_on_one_thread() -> None:
     assert len({thread for _, thread in ran}) == 1
 
 
+async def test_results_that_are_expected_wait_for_the_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event loop is not woken for them."""
+    woken: list[object] = []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *_: woken.append(1))
+    prober = Prober(deadline=30.0)
+    same = Job(name="npu-job", call=lambda: "as before", expected="as before")
+    await prober.run([same], 0.05)
+    assert (same.result, woken) == ("as before", [])
+    prober.close()
+
+
 async def test_a_job_that_hangs_keeps_one_thread_and_the_others_run(gate: threading.Event) -> None:
     prober = Prober(deadline=0.05)
     hung = job(gate.wait, name="npu-hung")
