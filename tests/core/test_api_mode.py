@@ -2,7 +2,7 @@
 
 A state machine plays a node: the config, the kubelet with its late lists, the API server with its
 late slices, a scheduler with an old view, and an agent that is killed at any moment. What the agent
-does with `place` is written down here as its outputs do it.
+does with `api_mode` is written down here as its outputs do it.
 """
 
 from __future__ import annotations
