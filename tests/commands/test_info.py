@@ -12,7 +12,6 @@ import pytest
 from npu_agent import simulator
 from npu_agent.cli import main
 from npu_agent.commands import view
-from tests.commands.test_view import CARD
 from tests.processes import started
 from tests.terminal import npu_agent
 
@@ -73,13 +72,6 @@ def test_letters_of_two_columns_count_as_two() -> None:
     assert view._fitting(list(one), [one], needed - 1) == ["NPU", "Name", "Health"]
 
 
-def test_a_long_reason_is_folded_and_takes_no_column_away() -> None:
-    cells = view._cells(CARD, [view.Holder("", "ml", "train")])
-    long = {**cells, "Health": "word " * 30}
-    columns = ["NPU", "Name", "Temp.", "Power", "Health"]
-    assert view._fitting(columns, [long], 80) == columns
-
-
 def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
     with npu_agent("info", "-w", "--host-root", root) as process:
         process.until("unhealthy: alive says 0")
@@ -101,17 +93,6 @@ def test_watch_goes_on_with_the_time_while_nothing_changes(tmp_path: Path) -> No
     with npu_agent("info", "-w", "--host-root", tmp_path) as process:
         shown = process.until(r"(\d\d:\d\d:\d\d)   Ctrl-C ends")[1]
         process.until(rf"(?!{shown})\d\d:\d\d:\d\d   Ctrl-C ends.*no NPUs found below")
-
-
-def test_columns_go_one_by_one() -> None:
-    cells = {**view._cells(CARD, ()), "Pod": "ml/train"}
-    columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health", "Pod"]
-    gone = []
-    for width in range(140, 20, -1):
-        left = view._fitting(columns, [cells], width)
-        gone += [name for name in columns if name not in left and name not in gone]
-        assert {"NPU", "Name", "Health"} <= set(left)
-    assert gone == ["PCI-DEV", "PCI-BDF", "Cores", "Power", "Temp.", "Pod"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
