@@ -140,7 +140,7 @@ def cards_table(
     columns += ["Pod"] if assignments or (wide and assignments is not None) else []
     columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"] if wide else []
     if width is not None:
-        columns = _fitting(columns, rows, width)
+        columns = fitting(columns, rows, width)
     table = _table(columns, right=("Temp.", "Power", "Cores"))
     for state, cells in zip(snapshot.cards, rows, strict=True):
         style = "red" if state.health.state is HealthState.UNHEALTHY else None
@@ -148,7 +148,7 @@ def cards_table(
     return table
 
 
-def _fitting(columns: list[str], rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+def fitting(columns: list[str], rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
     """The columns that `width` has room for."""
     from rich.cells import cell_len  # a Korean letter takes two columns
 

@@ -68,8 +68,8 @@ def test_wide_has_everything_on_a_narrow_terminal_too(root: Path) -> None:
 def test_letters_of_two_columns_count_as_two() -> None:
     one = {"NPU": "npu0", "Name": "퓨리오사AI", "PCI-DEV": "509:0", "Health": "healthy"}
     needed = len("| npu0 | ") + 10 + len(" | 509:0   | healthy |")
-    assert view._fitting(list(one), [one], needed) == list(one)
-    assert view._fitting(list(one), [one], needed - 1) == ["NPU", "Name", "Health"]
+    assert view.fitting(list(one), [one], needed) == list(one)
+    assert view.fitting(list(one), [one], needed - 1) == ["NPU", "Name", "Health"]
 
 
 def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
