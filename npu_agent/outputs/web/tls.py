@@ -84,26 +84,45 @@ class Certificates:
             await asyncio.sleep(self._interval)
 
     async def _check(self) -> None:
-        state, call = self.state.value, partial(self._thread.call, deadline=_READING)
+        state = self.state.value
+        # What was refused is tried again: a clock may have been put right.
+        known = () if state.error else self._contents
         try:
-            contents = await call(partial(_contents, self._where))
-            if contents == self._contents and not state.error:
-                return
-            # Also what was refused before: a clock may have been put right. OpenSSL reads the files
-            # by itself: if they are just being replaced, the next check finds others.
-            context, expires_at = await call(partial(_context, self._where, contents[0]))
+            found = await self._thread.call(partial(_load, self._where, known), deadline=_READING)
         except (RefusedError, OSError, ValueError) as error:
             why = str(error) if isinstance(error, RefusedError) else one_line(reason(error))
             self._reporter.failed(why)
             self.state.publish(replace(state, error=why))
             return
+        if found is None:
+            return
         self._reporter.works()
+        contents, context, expires_at = found
         if contents != self._contents:
             self._contents = contents
             self.context.publish(context)
             expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_at))
             log.info("the certificate of metrics.tls is in force", expires=expires)
         self.state.publish(TlsState(expires_at=expires_at))
+
+
+def _load(
+    where: TlsFiles, known: tuple[bytes, ...]
+) -> tuple[tuple[bytes, ...], ssl.SSLContext, float] | None:
+    """Contents, context and expiry of what is in the files; None: it is `known`, or half replaced.
+
+    Raises:
+        RefusedError: it cannot be used.
+    """
+    contents = _contents(where)
+    if contents == known:
+        return None
+    try:
+        return contents, *_context(where, contents[0])
+    except RefusedError:
+        if _contents(where) != contents:
+            return None  # a new certificate, and the old key: both are there the next time
+        raise
 
 
 def check(where: TlsFiles) -> float:
