@@ -347,7 +347,8 @@ def watched(node: Node) -> Iterator[list[tuple[int, int]]]:
         yield seen
     finally:
         # Not `watch` itself: that is what entered the namespaces, and kubectl would outlive it.
-        node.cluster.enter("pkill", "-f", " ".join(command))
+        # The pattern does not match the command that has it.
+        node.cluster.enter("pkill", "-f", f"[k]{' '.join(command)[1:]}")
         watch.wait(10)
         collecting.join(30)  # it reads to the end first
         watch.stdout.close()
