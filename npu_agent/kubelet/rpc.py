@@ -63,7 +63,15 @@ async def apart(call: Coroutine[Any, Any, T]) -> T:
     that runs out would raise CancelledError instead of TimeoutError, and a TaskGroup could take it
     for its own end.
     """
-    return await asyncio.create_task(call)
+    task = asyncio.create_task(call)
+    try:
+        await asyncio.wait(
+            [task]
+        )  # not `await task`: grpclib may answer a cancellation by an error
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,7 @@ async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> by
         ValueError: the answer is too large, compressed, or ends early.
     """
     server = _made(path)
-    asking = asyncio.create_task(_ask(path, method, request, most))  # see `apart`
+    asking = asyncio.create_task(_ask(path, method, request, most))  # as `apart`, and why
     try:
         while not (await asyncio.wait([asking], timeout=_LOOK_EVERY))[0]:
             if _made(path) != server:

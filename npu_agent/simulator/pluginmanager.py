@@ -77,8 +77,6 @@ class StandInPluginManager:
         self._registry = root / "plugins_registry"
         self._known = tuple(known)
         self._interval = interval
-        self._channels: dict[Instance, Channel] = {}
-        """To the services of each registered instance."""
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -109,10 +107,11 @@ class StandInPluginManager:
         Raises:
             PrepareError: as the Pod's event would say it.
         """
-        wire, channel = self._plugin(driver)
+        wire, endpoint = self._plugin(driver)
         request = wire.NodePrepareResourcesRequest(claims=_claims(wire, claims))
-        call = wire.DraPluginStub(channel).node_prepare_resources(request, timeout=_CALL)
-        response = await self._answer("NodePrepareResources", call, claims)
+        async with UnixChannel(endpoint) as channel:
+            call = wire.DraPluginStub(channel).node_prepare_resources(request, timeout=_CALL)
+            response = await self._answer("NodePrepareResources", call, claims)
         return {
             uid: tuple(
                 PreparedResult(
@@ -132,17 +131,18 @@ class StandInPluginManager:
         Raises:
             PrepareError: as the kubelet would log it; the Pod stays Terminating.
         """
-        wire, channel = self._plugin(driver)
+        wire, endpoint = self._plugin(driver)
         request = wire.NodeUnprepareResourcesRequest(claims=_claims(wire, claims))
-        call = wire.DraPluginStub(channel).node_unprepare_resources(request, timeout=_CALL)
-        await self._answer("NodeUnprepareResources", call, claims)
+        async with UnixChannel(endpoint) as channel:
+            call = wire.DraPluginStub(channel).node_unprepare_resources(request, timeout=_CALL)
+            await self._answer("NodeUnprepareResources", call, claims)
 
-    def _plugin(self, driver: str) -> tuple[Any, Channel]:
-        """The messages and the connection of the newest instance."""
+    def _plugin(self, driver: str) -> tuple[Any, Path]:
+        """The messages and the socket of the newest instance."""
         for instance in reversed(self.instances.value):
             if instance.driver == driver:
                 wire = v1 if instance.service == "v1.DRAPlugin" else v1beta1
-                return wire, self._channels[instance]
+                return wire, Path(instance.endpoint)
         raise PrepareError(f"prepare dynamic resources: DRA driver {driver} is not registered")
 
     async def _answer(self, method: str, call: Any, claims: Sequence[ClaimRef]) -> Any:
@@ -205,9 +205,8 @@ class StandInPluginManager:
             services=tuple(info.supported_versions),
             service=service,
         )
-        channel = self._channels[instance] = UnixChannel(Path(instance.endpoint))
         self.instances.publish((*self.instances.value, instance))
-        watching = asyncio.create_task(self._watch(instance, channel))
+        watching = asyncio.create_task(self._watch(instance))
         try:
             # The real one registers first, and undoes it if this call fails: so here too.
             status = pluginregistration.RegistrationStatus(plugin_registered=True)
@@ -216,15 +215,14 @@ class StandInPluginManager:
             await watching
         finally:
             await _end(watching)
-            channel.close()
-            del self._channels[instance]
             self.instances.publish(tuple(one for one in self.instances.value if one != instance))
 
-    async def _watch(self, instance: Instance, channel: Channel) -> None:
+    async def _watch(self, instance: Instance) -> None:
         """Keeps a driver's health stream open, as the real one does: again after each end."""
         while True:
             try:
-                await apart(self._receive(instance, channel))
+                async with UnixChannel(Path(instance.endpoint)) as channel:
+                    await apart(self._receive(instance, channel))
             except _LOST:
                 pass
             finally:
