@@ -111,10 +111,10 @@ HELM_3 = GoBuild(
     packages=("cmd/helm",),
 )
 REGISTRY = GoBuild(
-    name="registry-0.22.1",
-    module="github.com/google/go-containerregistry",
-    version="v0.22.1",
-    checksum="h1:RZuuSYhTvlDvtsK+NkutoCZ//C0X2ebLK8X8l3ULs84=",
+    name="registry-3.1.2",
+    module="github.com/distribution/distribution/v3",
+    version="v3.1.2",
+    checksum="h1:/Bv2YIqqSR00HiO49FT93hovy6r9IlrzwUDsJjCN5qg=",
     packages=("cmd/registry",),
 )
 KUBE_SCORE = GoBuild(

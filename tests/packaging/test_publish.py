@@ -44,15 +44,24 @@ def chart(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def registry() -> Iterator[str]:
-    """HOST:PORT of an OCI registry on this machine, in memory."""
-    command = [str(ensure_binaries(REGISTRY)["registry"]), "-port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serving:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """HOST:PORT of an OCI registry on this machine."""
+    directory = tmp_path_factory.mktemp("registry")
+    config = {
+        "version": 0.1,
+        "storage": {"filesystem": {"rootdirectory": str(directory / "data")}},
+        "http": {"addr": "127.0.0.1:0"},
+        "log": {"accesslog": {"disabled": True}},
+    }
+    (directory / "config.yml").write_text(yaml.safe_dump(config))
+    command = [ensure_binaries(REGISTRY)["registry"], "serve", directory / "config.yml"]
+    environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as serving:
         assert serving.stderr is not None
         try:
-            found = re.search(r"serving on port (\d+)", serving.stderr.readline())
-            assert found
-            yield f"127.0.0.1:{found[1]}"
+            lines = iter(serving.stderr)
+            heard = re.compile(r"listening on (127\.0\.0\.1:\d+)")
+            yield next(found[1] for line in lines if (found := heard.search(line)))
         finally:
             serving.terminate()
 
