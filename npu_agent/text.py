@@ -16,12 +16,20 @@ def natural(text: str) -> tuple[list[str | int], str]:
 
 
 def closest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that was likely meant, in whatever case; None if none is close."""
+    """The one of `words` that was likely meant, in whatever case; None if none is close.
+
+    One with another number is not: who asks for npu9 does not mean npu3.
+    """
     known = {each.lower(): each for each in words}
     from difflib import get_close_matches  # 0.3 MB, for a word that was misspelt
 
     close = get_close_matches(word.lower(), known, n=1)
-    return known[close[0]] if close else None
+    numbered = close and word.lower() not in known and _unnumbered(word) == _unnumbered(close[0])
+    return known[close[0]] if close and not numbered else None
+
+
+def _unnumbered(word: str) -> str:
+    return re.sub(r"\d+", "0", word.lower())
 
 
 def reason(error: BaseException) -> str:

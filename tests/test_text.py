@@ -43,10 +43,19 @@ def test_natural_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("RNGDD", "rngd"), ("warboi", "Warboy"), ("x", None), ("", None)]
+    ("word", "meant"),
+    [
+        ("RNGDD", "rngd"),
+        ("warboi", "Warboy"),
+        ("npi3", "npu3"),
+        ("npu9", None),
+        ("x", None),
+        ("", None),
+    ],
 )
 def test_what_was_likely_meant(word: str, meant: str | None) -> None:
-    assert closest(word, ("rngd", "Warboy")) == meant
+    """A card with another number is none that was misspelt."""
+    assert closest(word, ("rngd", "Warboy", "npu3")) == meant
 
 
 @pytest.mark.parametrize(

@@ -32,4 +32,5 @@ async def _text(args: argparse.Namespace) -> str:
         return view.data([{**asdict(one), "claim": one.claim or None} for one in held], args)
     if not held:
         return "no container holds a device"
-    return view.drawn(view.assignments_table(held), wide=args.output == "wide")
+    table = view.assignments_table(held)
+    return view.drawn(table, wide=args.output == "wide", headers=not args.no_headers)

@@ -116,6 +116,13 @@ def _add_output(parser: Parser) -> None:
     )
 
 
+def _add_table(parser: Parser) -> None:
+    _add_output(parser)
+    parser.add_argument(
+        "--no-headers", action="store_true", help="only the rows of a table, without lines"
+    )
+
+
 def _add_watch(parser: Parser) -> None:
     parser.add_argument(
         *("-w", "--watch"),
@@ -161,7 +168,7 @@ def _info(parser: Parser) -> None:
       npu-agent info -w       # again and again, until Ctrl-C
       npu-agent info -o json  # a list with an object for each card
     """
-    _add_output(parser)
+    _add_table(parser)
     _add_watch(parser)
 
 
@@ -176,7 +183,7 @@ def _allocations(parser: Parser) -> None:
       npu-agent allocations -w       # again and again, until Ctrl-C
       npu-agent allocations -o yaml  # for programs
     """
-    _add_output(parser)
+    _add_table(parser)
     _add_watch(parser)
     directory = config.Config().plugin_dir
     parser.add_argument(
@@ -211,7 +218,7 @@ def _labels(parser: Parser) -> None:
         help="show: what would be put on the Node, and why; apply: put it there now; clear: take "
         "all of our labels away (default: show)",
     )
-    _add_output(parser)
+    _add_table(parser)
 
 
 def _config_check(parser: Parser) -> None:

@@ -67,7 +67,8 @@ def _text(args: argparse.Namespace, snapshot: Snapshot, held: tuple[Assignment, 
     wide = args.output == "wide"
     notes = view.not_served(snapshot)
     if not snapshot.cards:
-        return view.drawn(f"no NPUs found below {host_root(args)}", *notes)
+        demo = "npu-agent demo shows the agent on simulated ones"
+        return view.drawn(f"no NPUs found below {host_root(args)}: {demo}", *notes)
     width = None if wide else view.terminal_width()
     table = view.cards_table(snapshot, held, wide=wide, width=width)
-    return view.drawn(table, *notes, wide=wide)
+    return view.drawn(table, *notes, wide=wide, headers=not args.no_headers)

@@ -63,7 +63,11 @@ async def _show_or_apply(
             rows = [{"label": one.key, "value": one.value, "why": one.why} for one in explained]
             print(view.data(rows, args))
         else:
-            view.show(view.labels_table(explained), wide=args.output == "wide")
+            view.show(
+                view.labels_table(explained),
+                wide=args.output == "wide",
+                headers=not args.no_headers,
+            )
         if doubt:
             print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
         return

@@ -241,25 +241,29 @@ def terminal_width() -> int | None:
     return console.width if console.is_terminal else None
 
 
-def show(*parts: object, wide: bool = False) -> None:
+def show(*parts: object, wide: bool = False, headers: bool = True) -> None:
     """Prints tables and lines to stdout: see `drawn`."""
-    print(drawn(*parts, wide=wide))
+    print(drawn(*parts, wide=wide, headers=headers))
 
 
-def drawn(*parts: object, wide: bool = False) -> str:
+def drawn(*parts: object, wide: bool = False, headers: bool = True) -> str:
     """Tables and lines, as stdout can show them: at full width when that is no terminal.
 
     Args:
         parts: each begins a line; a text is never cut or folded.
         wide: at full width on a terminal, too.
+        headers: whether tables have headings and lines, or only rows.
     """
     from rich.console import Console
+    from rich.table import Table
 
     console = Console(highlight=False, markup=False, emoji=False)
     if wide or not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=WIDE)
     with console.capture() as capture:
         for part in parts:
+            if isinstance(part, Table) and not headers:
+                part.show_header, part.box = False, None
             console.print(part, crop=False, soft_wrap=isinstance(part, str))
     # What pads a table to the right says nothing.
     return "\n".join(line.rstrip(" ") for line in capture.get().removesuffix("\n").split("\n"))

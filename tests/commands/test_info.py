@@ -54,6 +54,23 @@ def test_a_narrow_terminal_keeps_what_matters(root: Path, columns: int, head: st
     ]
 
 
+def test_rows_alone_for_scripts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--no-headers", "--host-root", str(root)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("npu0", "healthy"),
+        ("npu1", "0"),
+        ("npu2", "healthy"),
+    ]
+
+
+def test_a_host_without_cards_leads_to_the_demo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", "--host-root", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"no NPUs found below {tmp_path}: npu-agent demo ")
+
+
 def test_wide_has_everything_on_a_narrow_terminal_too(root: Path) -> None:
     with npu_agent("info", "-o", "wide", "--host-root", root, columns=60) as process:
         assert process.ended() == 0
