@@ -506,7 +506,7 @@ class Ledger:
 
     def with_unreadable_record(self, now: float) -> Ledger:
         """After an agent whose record cannot be read: anything may be held, until two answers."""
-        by = "whoever was given devices before (the agent's record of that cannot be read)"
+        by = "an unknown holder (the agent's record of earlier grants cannot be read)"
         return replace(self, unreadable=Allocation(footprints=(), by=by, since=now))
 
     @property

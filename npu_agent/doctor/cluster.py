@@ -102,7 +102,7 @@ async def _node_name(context: Context) -> Check:
 
 
 class Access(NamedTuple):
-    """What the API server answers about the rights of whoever asks."""
+    """The API server's answer about the rights of the account that asks."""
 
     known_as: str
     """The server, and as whom it was asked."""

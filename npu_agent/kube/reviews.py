@@ -46,7 +46,7 @@ async def allowed(
 
 
 async def user_of(api: Api, token: str, *, deadline: float) -> User | None:
-    """Whose token this is; None: nobody's."""
+    """The user of the token; None: the token is not valid."""
     status = await _ask(api, "TokenReview", {"token": token}, deadline)
     return status.user if status.authenticated and status.user.name else None
 
