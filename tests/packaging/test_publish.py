@@ -54,7 +54,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "log": {"accesslog": {"disabled": True}},
     }
     (directory / "config.yml").write_text(yaml.safe_dump(config))
-    command = [ensure_binaries(REGISTRY)["registry"], "serve", directory / "config.yml"]
+    command = [str(ensure_binaries(REGISTRY)["registry"]), "serve", str(directory / "config.yml")]
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as serving:
         assert serving.stderr is not None
