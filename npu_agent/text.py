@@ -24,12 +24,13 @@ def closest(word: str, words: Iterable[str]) -> str | None:
     from difflib import get_close_matches  # 0.3 MB, for a word that was misspelt
 
     close = get_close_matches(word.lower(), known, n=1)
-    numbered = close and word.lower() not in known and _unnumbered(word) == _unnumbered(close[0])
-    return known[close[0]] if close and not numbered else None
+    return known[close[0]] if close and not _another(word.lower(), close[0]) else None
 
 
-def _unnumbered(word: str) -> str:
-    return re.sub(r"\d+", "0", word.lower())
+def _another(name: str, other: str) -> bool:
+    """Whether two names, such as npu9 and npu3, differ in their number alone."""
+    numbered = [re.fullmatch(r"([a-z]+)[0-9]+", each) for each in (name, other)]
+    return name != other and all(numbered) and len({each[1] for each in numbered if each}) == 1
 
 
 def reason(error: BaseException) -> str:
