@@ -38,8 +38,8 @@ def helm() -> Path:
 def chart(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The chart's archive, by `make chart`."""
     dist = tmp_path_factory.mktemp("chart")
-    made = run("make", "chart", f"HELM={helm}", f"SOURCE={SOURCE}", f"DIST={dist}")
-    assert made.split()[-1] == str(dist / f"npu-agent-{__version__}.tgz")
+    words = ("--no-print-directory", f"HELM={helm}", f"SOURCE={SOURCE}", f"DIST={dist}")
+    assert run("make", "chart", *words) == f"{dist}/npu-agent-{__version__}.tgz\n"
     return dist / f"npu-agent-{__version__}.tgz"
 
 
