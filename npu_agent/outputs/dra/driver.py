@@ -308,10 +308,12 @@ class Driver:
         async for _ in changes_of(
             *(self._known, self._snapshots, self._wanted, self._uncounted, self._untainted),
             *(store.states, store.unrecorded),
-            *(*self._modes.feeds, self._again),
+            *(*self._modes.feeds, self._again, self._ours),
         ):
             if self._known.value is None or not self.needed:
                 continue  # never an empty pool, or one of doubts, before the real one
+            if self._unrecorded() and not self._ours.value:
+                continue  # the record is another agent's still
             await self._record_cards()
             placed = self._placed()
             if placed or not self._unwritten.value or self.offered.value is not None:  # as above
