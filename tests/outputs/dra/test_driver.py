@@ -131,6 +131,29 @@ async def test_it_stands_by_while_another_agent_serves(tmp_path: Path) -> None:
         await manager.stop()
 
 
+async def test_a_record_that_is_not_ours_yet_is_no_failure(tmp_path: Path) -> None:
+    """The kubelet may say who holds what before the node is this agent's."""
+    async with world(tmp_path) as here:
+        other = Ownership(here.root / "device-plugins")
+        async with other.held(lambda _: None):
+            await here.phase(SessionPhase.STANDBY)
+            here.kubelet.ask()
+            here.store.update()
+            await here.store.asked.until(bool)
+            for _ in range(10):  # turns of the loop, for what would be a failure to be one
+                await asyncio.sleep(0)
+        phases = []
+        manager = StandInPluginManager(here.root)
+        await manager.start()
+        async for now in here.driver.status.watch():
+            phases.append(now.phase)
+            if now.phase is SessionPhase.REGISTERED:
+                break
+        assert SessionPhase.BLOCKED not in phases
+        await until(here.server.devices)
+        await manager.stop()
+
+
 async def test_lost_sockets_are_made_again(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         manager = StandInPluginManager(here.root)
