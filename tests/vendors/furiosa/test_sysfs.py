@@ -3,6 +3,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -321,6 +322,46 @@ def test_each_probe_sees_the_nodes_that_there_are(tmp_path: Path) -> None:
     (dev / "npu0pe0").touch()
     assert host.probe(entry).nodes == {"npu0pe0"}
     (dev / "npu0pe0").unlink()
+    assert host.probe(entry).nodes == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "after"),
+    [
+        (lambda dev: (dev / "npu0pe1").touch(), {"npu0pe0", "npu0pe1"}),
+        (lambda dev: (dev / "npu0pe0").unlink(), set()),
+        (shutil.rmtree, set()),
+    ],
+    ids=["added", "removed", "no directory"],
+)
+def test_a_change_of_nodes_is_seen_in_an_old_directory(
+    tmp_path: Path, change: Callable[[Path], None], after: set[str]
+) -> None:
+    bare_card(tmp_path, 0, "U")
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    (dev / "npu0pe0").touch()
+    os.utime(dev, (1, 1))
+    host, entry = Furiosa(tmp_path), entry_of(tmp_path)
+    for _ in range(2):
+        assert host.probe(entry).nodes == {"npu0pe0"}
+    change(dev)
+    for _ in range(2):
+        assert host.probe(entry).nodes == after
+
+
+def test_a_change_within_one_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
+    """A young directory may change once more and keep its time."""
+    bare_card(tmp_path, 0, "U")
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    (dev / "npu0pe0").touch()
+    now = time.time_ns()
+    os.utime(dev, ns=(now, now))
+    host, entry = Furiosa(tmp_path), entry_of(tmp_path)
+    assert host.probe(entry).nodes == {"npu0pe0"}
+    (dev / "npu0pe0").unlink()
+    os.utime(dev, ns=(now, now))
     assert host.probe(entry).nodes == set()
 
 
