@@ -9,6 +9,7 @@ helm=${HELM:-helm}
 command -v "$helm" >/dev/null || { echo "make chart: $helm is not installed: install Helm, or give HELM=" >&2; exit 1; }
 remote=$(git remote get-url origin 2>/dev/null | grep '^https\?://' || true)
 source=${SOURCE:-$remote}
+version=$(sed -n 's/^version: //p' k8s/chart/Chart.yaml)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -18,4 +19,4 @@ if [ -n "$source" ]; then
 fi
 mkdir -p "$dist"
 "$helm" package --destination "$dist" "$work/npu-agent" >/dev/null
-echo "$dist/$(basename "$(ls -t "$dist"/npu-agent-*.tgz | head -1)")"
+echo "$dist/npu-agent-$version.tgz"

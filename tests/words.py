@@ -53,9 +53,7 @@ def found(text: str, *, code: bool = False) -> list[tuple[int, str, str]]:
     return [
         (text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead)
         for words, instead in (INSTEAD | (IN_CODE if code else {})).items()
-        for match in re.finditer(
-            r"\b(" + words.replace(" ", r"[\s#]+") + r")\b", text, re.IGNORECASE
-        )
+        for match in re.finditer(r"\b(" + _spaced(words) + r")\b", text, re.IGNORECASE)
     ]
 
 

@@ -65,9 +65,8 @@ async def apart(call: Coroutine[Any, Any, T]) -> T:
     """
     task = asyncio.create_task(call)
     try:
-        await asyncio.wait(
-            [task]
-        )  # not `await task`: grpclib may answer a cancellation by an error
+        # Not `await task`: grpclib may answer a cancellation by an error.
+        await asyncio.wait([task])
         return task.result()
     finally:
         task.cancel()

@@ -312,20 +312,22 @@ class Driver:
         ):
             if self._known.value is None or not self.needed:
                 continue  # never an empty pool, or one of doubts, before the real one
-            if self._unrecorded() and not self._ours.value:
-                continue  # the record is another agent's still
-            await self._record_cards()
+            if not await self._record_cards():
+                continue
             placed = self._placed()
             if placed or not self._unwritten.value or self.offered.value is not None:  # as above
                 self.offered.publish(placed)
 
-    async def _record_cards(self) -> None:
+    async def _record_cards(self) -> bool:
         """Has the disk know of the cards that are about to be in slices.
 
         Those that it does not know stay out: the next agent would not know that they are in slices.
-        All others go on, with their taints.
+        All others go on, with their taints. Returns False while the record lacks some and is still
+        another agent's.
         """
         while about := self._unrecorded():
+            if not self._ours.value:
+                return False
             published = self._store.published.value
             try:
                 await self._store.saved()
@@ -341,10 +343,11 @@ class Driver:
                 asyncio.get_running_loop().call_later(
                     self._saving.next(), again.publish, again.value + 1
                 )
-                return
+                return True
             self._recorded = published
             self._saving.reset()
         self._unwritten.publish("")
+        return True
 
     def _unrecorded(self) -> set[str]:
         """Notes the cards that are to be in slices; returns the IDs of those not on the disk."""
