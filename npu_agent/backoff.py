@@ -18,13 +18,11 @@ class Backoff:
     tries: int = 0
 
     def next(self) -> float:
-        """The pause before the next try."""
         pause = _doubled(self.first, self.tries, self.longest)
         self.tries += 1
         return pause * random.uniform(0.8, 1.2)  # noqa: S311 (spreads load; no secret)
 
     def reset(self) -> None:
-        """Starts again at `first`: a try went well."""
         self.tries = 0
 
 
@@ -38,24 +36,16 @@ class ApiBackoff:
     """
 
     first: float = 0.5
-    """Seconds that the first pause has at most."""
     longest: float = 60.0
-    """Seconds that any pause has at most."""
     tries: int = 0
 
     def next(self, retry_after: float | None = None) -> float:
-        """The seconds before the next try.
-
-        Args:
-            retry_after: the seconds that the API server asks for; the pause comes after them, as
-                many agents may have been given the same ones.
-        """
+        """The seconds before the next try; they come after those that the API server asks for."""
         most = _doubled(self.first, self.tries, self.longest)
         self.tries += 1
         return (retry_after or 0.0) + random.uniform(0.0, most)  # noqa: S311 (as above)
 
     def reset(self) -> None:
-        """Starts again with a short one: a try went well."""
         self.tries = 0
 
 

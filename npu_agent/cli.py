@@ -21,7 +21,6 @@ from npu_agent.commands import FAILED, WRONG, CommandError, catalogue
 from npu_agent.text import printable, reason
 
 _STDOUT = 1
-"""Its file descriptor."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _hold_stdout() -> None:
     """Where stdout is closed, makes it one that cannot be written.
 
-    Python has none then, and takes every print for done; and the next file that is opened would be
-    the standard output of the processes that are started here. `run` needs none.
+    Else Python takes every print for done, and the next file that is opened would be the standard
+    output of the processes started here.
     """
     if sys.stdout is None:
         null = os.open(os.devnull, os.O_RDONLY)
@@ -70,10 +69,9 @@ def _hold_stdout() -> None:
 
 
 def _print_everything() -> None:
-    """Has a "?" printed for what stdout's encoding lacks, in place of an error.
+    """Prints a "?" for what stdout's encoding lacks, in place of an error.
 
-    Whoever chose another way, by PYTHONIOENCODING, gets that. On stderr Python never fails: it
-    prints such characters as escapes.
+    An encoding that was chosen by PYTHONIOENCODING stays.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
@@ -94,7 +92,6 @@ def _drop_stdout() -> None:
 
 
 def _check_host_root(args: argparse.Namespace) -> None:
-    """Raises CommandError if there is no such directory: everything would look as without cards."""
     root: Path | None = getattr(args, "host_root", None)
     if root is None:
         return

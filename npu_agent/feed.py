@@ -37,12 +37,10 @@ class Feed(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The latest value."""
         return self._value
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closed
 
     @property
@@ -84,7 +82,7 @@ class Feed(Generic[T]):
         return derived
 
     def map_with(self, other: Feed[U], function: Callable[[T, U], V]) -> Feed[V]:
-        """As `map`, of the values of two feeds; it is closed with this one."""
+        """As `map`, of two feeds; closed with this one."""
         derived = self.map(lambda value: function(value, other.value))
 
         def update() -> None:

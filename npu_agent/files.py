@@ -37,7 +37,7 @@ _UNFINISHED = re.compile(r"\.npu-agent\.[0-9a-f]{16}")
 every *.json of a directory. Random, as the two agents of a rolling update may both be process 1 of
 their containers. Each is locked for as long as its writer lives."""
 _swept: set[Path] = set()
-"""The directories in which this process has removed what others left unfinished."""
+"""Directories in which this process has removed what others left unfinished."""
 
 
 class IrregularError(OSError):
@@ -75,14 +75,10 @@ async def replace(
     durable: bool = False,
     deadline: float = _DEADLINE,
 ) -> bool:
-    """Puts `content` in place, or removes the file (None); leaves it alone if it is so already.
-
-    Returns whether it was another one, or missing (removed: whether it was there).
+    """Puts `content` in place in one step, or removes the file (None); returns whether it changed.
 
     A `durable` file is on the disk before it takes the old one's place: after a power cut there is
     the old one or the new one, and never an empty one.
-
-    The new file takes the old one's place in one step, so that no reader sees half of one.
 
     Raises:
         OSError: the directory cannot be made or written; a FileNotFoundError if there is none, and
@@ -102,11 +98,11 @@ def _thread_of(path: Path) -> DaemonThread:
 
 
 def regular(path: Path, flags: int) -> int:
-    """Opens a regular file; a new one is for everybody to read. Returns its descriptor.
+    """Opens a regular file, a new one with mode 0644; returns its descriptor.
 
     Raises:
-        OSError: it cannot be opened; an IrregularError if it is something else, a LinkError for a
-            symbolic link with O_NOFOLLOW.
+        OSError: an IrregularError if it is something else, a LinkError for a symbolic link with
+            O_NOFOLLOW.
     """
     try:
         # A named pipe without a writer would block a plain open() for ever.
@@ -126,11 +122,7 @@ def regular(path: Path, flags: int) -> int:
 
 
 def content(path: Path, most: int, *, follow: bool = True) -> bytes | None:
-    """As `read`; None if there is no such file. May block.
-
-    Raises:
-        OSError: it cannot be read; an IrregularError if it is something else.
-    """
+    """As `read`; None if there is no such file. May block."""
     flags = os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW
     try:
         descriptor = regular(path, flags)
@@ -141,11 +133,7 @@ def content(path: Path, most: int, *, follow: bool = True) -> bytes | None:
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """What tells a file from another one that has taken its name: its device and inode.
-
-    Raises:
-        OSError: there is nothing.
-    """
+    """The device and inode of a file, which tell it from another one of its name."""
     found = path.lstat()
     return found.st_dev, found.st_ino
 
@@ -153,8 +141,7 @@ def identity(path: Path) -> tuple[int, int]:
 def gone(path: Path, known: tuple[int, int] | None) -> bool:
     """Whether the file whose `identity` is `known` is no longer there, or another one is.
 
-    Where that cannot be found out (a mode that keeps us out of the directory, a limit of our own, a
-    disk that fails), it is not: what cannot be seen may work as before.
+    Not where that cannot be found out: what cannot be seen may work as before.
     """
     try:
         return identity(path) != known
@@ -165,11 +152,7 @@ def gone(path: Path, known: tuple[int, int] | None) -> bool:
 
 
 def is_device(path: Path, root: Path) -> bool:
-    """Whether this is a character device, or what stands for one if `root` is a simulated tree.
-
-    Raises:
-        OSError: there is nothing, or this user may not see it.
-    """
+    """Whether this is a character device, or what stands for one in a simulated tree."""
     mode = path.stat().st_mode
     return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and (root / SIMULATION).is_dir())
 
@@ -177,7 +160,7 @@ def is_device(path: Path, root: Path) -> bool:
 def _replace(
     path: Path, new: bytes | None, abandoned: threading.Event, *, directory: bool, durable: bool
 ) -> bool:
-    """As `replace`, unless it is abandoned before the file takes the old one's place. May block."""
+    """As `replace`, unless it is abandoned before the last step. May block."""
     if new is None:
         try:
             path.unlink()
@@ -213,11 +196,7 @@ def _replace(
 
 
 def _sweep(directory: Path) -> None:
-    """Removes the unfinished files of writers that were killed. May block.
-
-    Raises:
-        OSError: the directory cannot be read, or a file cannot be removed.
-    """
+    """Removes the unfinished files of writers that were killed. May block."""
     for path in directory.iterdir():
         if _UNFINISHED.fullmatch(path.name):
             descriptor = regular(path, os.O_RDONLY | os.O_NOFOLLOW)

@@ -36,7 +36,6 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
 
 
 def logger(name: str) -> Logger:
-    """The logger of a module; `name` is its ``__name__``."""
     return Logger(logging.getLogger(name), {})
 
 
@@ -44,7 +43,7 @@ log = logger(__name__)
 
 
 class Reporter:
-    """Logs a failure when its reason changes, and the next success; for what is tried for ever."""
+    """Logs a failure when its reason changes, and the next success."""
 
     def __init__(self, log: Logger, failing: str, works: str = "", **fields: Any) -> None:
         """`failing` and `works` are the messages; "" is not logged. `fields` go with both."""
@@ -56,14 +55,12 @@ class Reporter:
         self._fields = fields
 
     def failed(self, reason: object) -> None:
-        """It failed."""
         words = str(reason)
         if words != self.reason:
             self._log.warning(self._failing, **self._fields, reason=words)
         self.reason = words
 
     def works(self) -> None:
-        """It did not fail."""
         if self.reason is not None and self._works:
             self._log.info(self._works, **self._fields)
         self.reason = None
@@ -72,17 +69,14 @@ class Reporter:
 class LoopErrors:
     """The event loop's exception handler: asyncio's own, with a limit on connections refused.
 
-    Where files or memory are used up, asyncio's servers report each connection that they cannot
-    accept: tens of thousands of lines in seconds. The first one is logged, and then one a minute.
+    Without files or memory, asyncio's servers report tens of thousands of connections in seconds.
     """
 
     def __init__(self) -> None:
-        """For one event loop."""
         self._left_out = 0
         self._next = -math.inf
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """See `asyncio.loop.set_exception_handler`."""
         error = context.get("exception")
         if isinstance(error, OSError) and "socket" in context:
             if (now := time.monotonic()) < self._next:
@@ -95,10 +89,7 @@ class LoopErrors:
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to stderr as long as it is read.
-
-    A full pipe would stop the event loop until its reader reads on.
-    """
+    """Writes to stderr as long as it is read: a full pipe would stop the event loop."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
@@ -111,7 +102,6 @@ class _Stderr(logging.StreamHandler[TextIO]):
             self._room = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
         try:
             line = self.format(record) + self.terminator
             for start in range(0, len(line), _PIECE):
@@ -127,12 +117,12 @@ class _Stderr(logging.StreamHandler[TextIO]):
             log.warning("lines of the log were left out, as nobody read it", lines=lines)
 
     def _takes_more(self) -> bool:
-        """Whether a write returns; waits a moment for a reader, but not again for the same one."""
+        """Whether a write returns; waits for a reader, but not again for the same one."""
         return self._room is None or bool(self._room.poll(0 if self._left_out else _PATIENCE))
 
 
 def setup(level: str = "info", form: Format = "text") -> None:
-    """Sends the log to stderr. May be called again: a live change of config does."""
+    """Sends the log to stderr; called again when the config changes."""
     handler = _Stderr()
     handler.setFormatter(_Json() if form == "json" else _Text())
     root = logging.getLogger()
@@ -145,7 +135,6 @@ def setup(level: str = "info", form: Format = "text") -> None:
 
 
 def _stamp(record: logging.LogRecord) -> str:
-    """UTC with milliseconds, as RFC 3339."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{whole}.{int(record.msecs):03d}Z"
 
@@ -176,13 +165,13 @@ class _Json(logging.Formatter):
 
 
 def _quoted(value: object) -> str:
-    """A value for the text form: quoted where it would not stand out as one word."""
+    """A value in the text form."""
     word = str(value)
     plain = word and word.isprintable() and not any(c in word for c in ' "=')
     return word if plain else _json(word)
 
 
 def _json(value: object) -> str:
-    """JSON on one line, in ASCII if it holds what a terminal or a reader of lines might obey."""
+    """JSON on one line, in ASCII if it has what a terminal might obey."""
     shown = json.dumps(value, default=str, ensure_ascii=False)
     return shown if shown.isprintable() else json.dumps(value, default=str)

@@ -53,10 +53,7 @@ class Shutdown:
             self._loop, self._end = asyncio.get_running_loop(), end
 
     def allow(self, seconds: float) -> None:
-        """Ends the process so many seconds from now at the latest, in place of `LONGEST`.
-
-        To be called after `end` was: the next agent of a rollout is waited for longer.
-        """
+        """Ends the process so many seconds from now at the latest; called after `end`."""
         self._until = time.monotonic() + seconds
 
     def _wait(self) -> None:

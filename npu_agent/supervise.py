@@ -46,11 +46,6 @@ async def keep_running(
 
 @asynccontextmanager
 async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs `parts` while the context is open; where one fails the context is cancelled.
-
-    Raises:
-        ExceptionGroup: with what a part, or the context, has failed with.
-    """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(part) for part in parts]
         yield
@@ -61,14 +56,8 @@ async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 async def _to_its_end(running: asyncio.Task[None]) -> None:
     """Waits for a task that is all its own; cancelling this cancels that, and waits all the same.
 
-    A task of its own for each run, because libraries cancel the task that waits in them to wake it
-    up, and some never take that back (grpclib): what is left of that would have the next deadline
-    or the next failure taken for the agent's end, and the part would be gone for good.
-
-    Raises:
-        asyncio.CancelledError: this was cancelled, whatever the task then came to.
-        _CancelledByItselfError: the task ended as if cancelled, and was not cancelled from outside.
-        Exception: the task's own.
+    Libraries cancel the task that waits in them to wake it up, and some never take that back
+    (grpclib): then the next deadline would be taken for the agent's end, and the part be gone.
     """
     cancelled = False
     while not running.done():
@@ -87,4 +76,4 @@ async def _to_its_end(running: asyncio.Task[None]) -> None:
 
 
 class _CancelledByItselfError(Exception):
-    """A part was cancelled by something within it."""
+    pass

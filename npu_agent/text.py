@@ -28,7 +28,6 @@ def closest(word: str, words: Iterable[str]) -> str | None:
 
 
 def _another(name: str, other: str) -> bool:
-    """Whether two names, such as npu9 and npu3, differ in their number alone."""
     numbered = [re.fullmatch(r"([a-z]+)[0-9]+", each) for each in (name, other)]
     return name != other and all(numbered) and len({each[1] for each in numbered if each}) == 1
 
@@ -49,7 +48,7 @@ def one_line(words: object, most: int = 300) -> str:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """A user's text within a sentence: in quotes where it would not stand out as a word."""
+    """A user's text within a sentence; in quotes where it would not stand out."""
     if len(text) > most:
         text = text[:most] + "…"
     return text if text and text.isprintable() and text == text.strip() else quoted_json(text)
@@ -61,12 +60,10 @@ def printable(text: str) -> str:
 
 
 def quoted(text: str, most: int = 80) -> str:
-    """A text from outside, always in quotes."""
     return repr(text) if len(text) <= most else f"{text[:most]!r}..."
 
 
 def quoted_json(text: str) -> str:
-    """A text as JSON and YAML write it; what is not printable is escaped."""
     printed = json.dumps(text, ensure_ascii=False)
     return "".join(char if char.isprintable() else _escaped(char) for char in printed)
 

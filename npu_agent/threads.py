@@ -19,14 +19,12 @@ T = TypeVar("T")
 class DaemonThread(Executor):
     """Runs calls in order on one daemon thread, which ends `linger` seconds after the last one.
 
-    An executor, so that `loop.run_in_executor` takes it. Not asyncio's default one: a call that
-    hangs would take one of its few threads for good, and `asyncio.run` and the interpreter wait for
-    those at exit. A daemon thread is left behind. While a call hangs, the ones after it wait their
-    turn; those whose caller has given up meanwhile never run.
+    Not asyncio's default executor: a call that hangs would take one of its few threads for good,
+    and `asyncio.run` and the interpreter wait for those at exit. While a call hangs, the ones after
+    it wait; those whose caller has given up never run.
     """
 
     def __init__(self, name: str, *, linger: float = 2.0) -> None:
-        """`name` is seen in stack dumps; `linger` is longer than a second between two polls."""
         self._name = name
         self._linger = linger
         self._lock = threading.Condition()
@@ -36,11 +34,7 @@ class DaemonThread(Executor):
     def submit(
         self, function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs
     ) -> Future[T]:
-        """See `concurrent.futures.Executor`.
-
-        Raises:
-            OSError: the system gives us no more threads; the call is not made.
-        """
+        """Raises OSError if the system gives us no more threads."""
         future: Future[T] = Future()
         with self._lock:
             waiting = (call for call in self._calls if not call[0].cancelled())
@@ -61,8 +55,7 @@ class DaemonThread(Executor):
         """Returns what `function` returns, or raises what it raises.
 
         Raises:
-            TimeoutError: it has not returned within `deadline` seconds. An OSError, with strerror.
-            OSError: as `submit`.
+            OSError: as `submit`; a TimeoutError after `deadline` seconds, with strerror.
         """
         async with within(deadline):
             return await asyncio.get_running_loop().run_in_executor(self, function)
@@ -86,8 +79,7 @@ class DaemonThread(Executor):
 async def within(deadline: float) -> AsyncIterator[None]:
     """`asyncio.timeout` of `deadline` seconds, with an error that has words for people.
 
-    The words stay the same for as long as something hangs: they are shown, and what is shown is
-    compared.
+    The words are always the same: they are shown, and what is shown is compared.
     """
     try:
         async with asyncio.timeout(deadline) as limit:

@@ -11,10 +11,9 @@ that the threads do not wait for each other."""
 
 
 def until_tick(every: float, phase: float = PHASE) -> float:
-    """Seconds until the next moment of those that are `every` seconds apart.
+    """Seconds until the next of the moments that are `every` seconds apart.
 
-    They are the same for all that have the same period: an idle agent wakes up once for all of them
-    and not once for each.
+    All with the same period have the same moments, so that an idle agent wakes up once for all.
     """
     return every - (time.monotonic() - phase) % every
 

@@ -18,17 +18,11 @@ T = TypeVar("T")
 class InvalidJsonError(ValueError):
     """A document is no JSON, or not of the type asked for.
 
-    The message names the field: ``metadata.uid is missing``, ``items[3].name: expected str, got
-    int``.
+    The message names the field: ``metadata.uid is missing``.
     """
 
 
 def decode(document: bytes | str, type_: type[T]) -> T:
-    """A JSON document as `type_`.
-
-    Raises:
-        InvalidJsonError: it is no JSON, or of another type.
-    """
     try:
         return msgspec.json.decode(document, type=type_)
     except (ValueError, RecursionError) as error:
@@ -36,11 +30,6 @@ def decode(document: bytes | str, type_: type[T]) -> T:
 
 
 def convert(value: Any, type_: type[T]) -> T:
-    """A part of a document, of dicts, lists and plain values, as `type_`.
-
-    Raises:
-        InvalidJsonError: it is of another type.
-    """
     try:
         return msgspec.convert(value, type=type_)
     except (ValueError, RecursionError) as error:
@@ -48,7 +37,6 @@ def convert(value: Any, type_: type[T]) -> T:
 
 
 def _words(error: Exception) -> str:
-    """The message of msgspec, with the path of the field before it."""
     if not isinstance(error, msgspec.ValidationError):
         return f"no JSON ({error})"
     what, _, path = str(error).replace("`", "").partition(" - at $")

@@ -9,19 +9,11 @@ from npu_agent.config.schema import KEYS, Config, Group, Key
 from npu_agent.config.text import as_yaml
 
 _SHOWN = 16
-"""Items of a list that are shown."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One key with a new value; as text `interval: 10 -> 5`.
-
-    Attributes:
-        key: dotted, as the file spells it.
-        old: as `Config` holds it.
-        new: as `Config` holds it.
-        needs_restart: whether the new value waits for the agent's next start.
-    """
+    """One key with a new value, both as `Config` holds them; as text `interval: 10 -> 5`."""
 
     key: str
     old: object
@@ -33,7 +25,6 @@ class Change:
 
 
 def _short(value: object) -> str:
-    """For the log: a list may have thousands of items."""
     if isinstance(value, tuple) and len(value) > _SHOWN:
         return f"{as_yaml(value[:_SHOWN])[:-1]}, … and {len(value) - _SHOWN:,} more]"
     return as_yaml(value)
@@ -49,7 +40,7 @@ def changes(old: Config, new: Config) -> tuple[Change, ...]:
 
 
 def in_force(old: Config, new: Config) -> Config:
-    """What holds while the agent runs on after `old` was replaced by `new`: the live keys of `new`.
+    """The config in force after `old` was replaced by `new` while the agent runs.
 
     A key that needs a restart keeps its old value until then.
     """
@@ -63,7 +54,7 @@ def in_force(old: Config, new: Config) -> Config:
 def _is_live(key: Key, old: Config, new: Config) -> bool:
     """Whether a change of this key applies while running.
 
-    So does one of a list that needs a restart if its items differ in live keys only.
+    A list that needs a restart is live if its items differ in live keys only.
     """
     if key.live:
         return True

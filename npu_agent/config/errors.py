@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from npu_agent.config.schema import Config
 
 _MOST = 20
-"""Problems that one error lists."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,12 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, in words for the person who wrote it."""
+    """One thing that is wrong, for the person who wrote it."""
 
     place: Place
     key: str = ""
     """The dotted key as the file spells it (`resources[0].family`); "" for bad YAML."""
     message: str
-    """What is wrong and what would be right."""
 
     def __str__(self) -> str:
         # An option's name says all that its key would say.
@@ -44,11 +42,9 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """A configuration that is refused.
+    """A configuration that is refused: the first 20 problems, by line.
 
-    Attributes:
-        problems: what is wrong, by line: at least one, and the first 20.
-        good: a valid configuration of the keys that are not at fault; None if nothing was read.
+    `good` has the keys that are not at fault; None if nothing was read.
     """
 
     def __init__(self, problems: Iterable[Problem], good: Config | None = None) -> None:
@@ -58,5 +54,5 @@ class ConfigError(Exception):
 
     @classmethod
     def at(cls, place: Place, message: str) -> ConfigError:
-        """An error of one problem, which is no key's."""
+        """An error of one problem that is no key's."""
         return cls([Problem(place=place, message=message)])

@@ -25,7 +25,7 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
-    """What a value may be that is written as one text."""
+    """What one value may be."""
 
     must: str
     """In words, behind "must be"."""
@@ -34,10 +34,9 @@ class Kind:
     json: Mapping[str, Any]
     """The JSON schema of the values in a file."""
     read: Callable[[str], object]
-    """The value that is written so; None if it is not what it must be, and a ValueError where there
-    is more to say."""
+    """The value of a text; None if it is not allowed, ValueError where there is more to say."""
     words: tuple[str, ...] = ()
-    """All that there are, if these are few."""
+    """All allowed words, if they are few."""
 
 
 def flag() -> Kind:
@@ -51,7 +50,6 @@ def flag() -> Kind:
 
 
 def number(of: type[int | float], low: float, high: float, unit: str = "") -> Kind:
-    """A number from `low` to `high`."""
     pattern, in_unit = (_INTEGER if of is int else _NUMBER), f" ({unit})" if unit else ""
 
     def read(text: str) -> int | float | None:
@@ -75,7 +73,6 @@ def number(of: type[int | float], low: float, high: float, unit: str = "") -> Ki
 
 
 def choice(words: Iterable[str]) -> Kind:
-    """One of some words."""
     words = tuple(sorted(words))
     # `schema: 0.8` and `schema: 2025` are fine without quotes, and editors see numbers there.
     numbers = [float(word) if "." in word else int(word) for word in words if word[:1].isdigit()]

@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Effective:
-    """A valid configuration, and for each dotted key who set it."""
+    """A valid configuration, and who set each key."""
 
     config: Config
     origins: Mapping[str, str]
@@ -37,11 +37,7 @@ class Effective:
 
 
 def load(path: Path, words: VendorSpec) -> Effective:
-    """The configuration in this file.
-
-    Args:
-        path: errors name it as it is given here.
-        words: what the vendors of cards call things, and their defaults.
+    """Reads the configuration file at `path`.
 
     Raises:
         ConfigError: the file cannot be read, or is refused.
@@ -53,7 +49,7 @@ def load(path: Path, words: VendorSpec) -> Effective:
 
 @contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """Raises what the operating system has against the file at `path` as a ConfigError."""
+    """Raises an OSError about the file at `path` as a ConfigError."""
     try:
         yield
     except FileNotFoundError:
@@ -72,15 +68,10 @@ def refusals(path: Path) -> Iterator[None]:
 
 
 def parse(data: bytes, source: str, words: VendorSpec) -> Effective:
-    """The configuration in this YAML text; the defaults if there is nothing in it.
-
-    Args:
-        data: a file's content.
-        source: what errors and origins call it.
-        words: as for `load`.
+    """Parses a file's content; `source` is what errors call it.
 
     Raises:
-        ConfigError: with every problem, unless it is not even YAML, or larger than `MAX_BYTES`.
+        ConfigError: with every problem, unless it is not YAML, or larger than `MAX_BYTES`.
     """
     if len(data) > MAX_BYTES:
         message = "larger than 256 KiB: this is no configuration of npu-agent"
@@ -109,9 +100,9 @@ def build(written: Written, words: VendorSpec) -> Effective:
 
 
 class _Reader:
-    """Turns what was written into values, and takes note of every problem.
+    """Turns what was written into values, and collects every problem.
 
-    What has a problem is MISSING, and left out of the group or list that it is in.
+    A value with a problem is MISSING, and left out of its group or list.
     """
 
     def __init__(self, written: Written) -> None:
@@ -187,14 +178,13 @@ class _Reader:
 
 
 def _named(found: Value) -> str:
-    """What stands there, for an error."""
     if isinstance(found, str):
         return shown(found)
     return "a list" if isinstance(found, list) else "a group of keys"
 
 
 def _unknown(name: str, group: Group, prefix: str) -> str:
-    """The message for a key that does not exist; names the key that was likely meant."""
+    """The message for an unknown key; names the key that was likely meant."""
 
     def bare(text: str) -> str:
         return re.sub("[^a-z0-9]", "", text.lower())

@@ -70,11 +70,7 @@ def _placeholder(key: Key) -> str:
 
 
 def from_args(args: argparse.Namespace, words: VendorSpec) -> Effective:
-    """The configuration that a command line asks for.
-
-    Args:
-        args: parsed by a parser with `add_options`.
-        words: what the vendors of cards call things, and their defaults.
+    """Reads the configuration of a command line, parsed by a parser with `add_options`.
 
     Raises:
         ConfigError: options together with `--config-file`, a bad value, or a bad file.
@@ -94,7 +90,7 @@ def from_args(args: argparse.Namespace, words: VendorSpec) -> Effective:
 
 
 def _written(given: Mapping[Key, str]) -> Written:
-    """The options as a file would say it, each at the place that is the option."""
+    """The options in the shape of a file; the place of each is the option."""
     written = Written({}, {"": Place("command line")})
     for key, text in given.items():
         place = Place(key.option)
@@ -115,7 +111,6 @@ def _written(given: Mapping[Key, str]) -> Written:
 
 
 def _item(key: Key, text: str, place: Place) -> Value:
-    """An item of a list as an option has it."""
     if not isinstance(key.of, Group):
         return scalar(text)
     placeholder, pattern = key.of.cls.AS_OPTION

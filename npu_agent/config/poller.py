@@ -26,7 +26,7 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The times of a poller, in seconds."""
+    """Seconds."""
 
     every: float = 1.0
     """Between two reads of the file."""
@@ -45,9 +45,7 @@ class Poller:
     def __init__(
         self, path: Path | None, words: VendorSpec, start: Effective, timing: Timing = Timing()
     ) -> None:
-        """Starts with `start`; without a `path` there is nothing to follow."""
         self.configs: Feed[Config] = Feed(start.config)
-        """What is in force now."""
         self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.monotonic()))
         """How the file stands; published after `configs`."""
         self._path = path
@@ -55,15 +53,14 @@ class Poller:
         self._timing = timing
         self._now = asyncio.Event()
         self._judged: bytes | None = None
-        """The content that was judged last; None when the file could not be read since then."""
+        """None: the file could not be read since."""
         self._followed = False
 
     def read_now(self) -> None:
-        """Reads the file without waiting for the next poll: what SIGHUP asks for."""
+        """Reads the file without waiting for the next poll; for SIGHUP."""
         self._now.set()
 
     async def run(self) -> None:
-        """Follows the file until cancelled."""
         if self._path is None:
             await asyncio.Event().wait()
             return

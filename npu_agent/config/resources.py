@@ -17,11 +17,11 @@ _CORES = {"Fusion": None, "Single": 1}
 def resources_of(
     config: Config, core_counts: Mapping[str, int], families: Collection[str] | None = None
 ) -> tuple[Resource, ...]:
-    """The resources that `config` asks for.
+    """The resources that the config asks for.
 
     Args:
         config: what is in force.
-        core_counts: every family there is, and how many cores its cards have.
+        core_counts: the cores of a card, for every family there is.
         families: those that the device plugin offers, all by default; a resource without any of
             them has no devices.
     """
@@ -47,16 +47,9 @@ def wishes_of(
 ) -> dict[str, WantedApi]:
     """By which API the config wants the cards of each family on this node.
 
-    The config says it of the family, else of the node, else of all nodes.
-
-    Args:
-        config: what is in force.
-        families: every family there is.
-        node_name: this Node's name.
-        auto: what `auto` stands for here: DRA, or else the device plugin. None: that is not known
-            yet, and cards stay where they are.
-        possible: whether this node can do DRA, as far as is known; if not, `dra` leaves cards where
-            they are.
+    The config says it of the family, else of the node, else of all nodes. `auto` is whether that
+    word stands for DRA here. None: not known yet, and cards stay where they are; so they do where
+    it says `dra` and this node cannot do it (`possible`).
     """
     found = {
         "device-plugin": WantedApi.PLUGIN,

@@ -20,9 +20,7 @@ SOCKET_SUFFIX = len("-123456789abc.sock")
 class Broken(NamedTuple):
     """A rule that does not hold.
 
-    Attributes:
-        keys: that it is about, the likeliest culprit first; at least one was set by a user.
-        message: what is wrong and what would be right.
+    `keys` has the likeliest culprit first; a user has set at least one of them.
     """
 
     keys: tuple[str, ...]
@@ -30,11 +28,9 @@ class Broken(NamedTuple):
 
 
 def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Iterator[Broken]:
-    """What is wrong with a configuration whose values are each right by themselves.
+    """What is wrong between values that are each right by themselves.
 
-    Args:
-        config: of valid values.
-        families: for each family, the core counts that it has device nodes for.
+    `families` has the core counts that each family has device nodes for.
     """
     yield from _socket_path(config)
     yield from _label_sets(config)

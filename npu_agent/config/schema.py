@@ -45,7 +45,7 @@ def _key(
     """Declares a key.
 
     Args:
-        default: its value by default; MISSING if there is none.
+        default: MISSING if there is none.
         about: one sentence for people.
         kind: what it, or each item of it, may be, where its type does not say that.
         live: whether a new value applies immediately, or else from the agent's next start.
@@ -290,9 +290,8 @@ class LogConfig:
 class Config:
     """Configuration of npu-agent.
 
-    Immutable. Complete and valid if it comes from `load`, `parse` or `from_args`: one that is made
-    in code is not checked, and has no defaults of the vendors. Times are in seconds, temperatures
-    in °C.
+    Times are in seconds, temperatures in °C. One that is made in code is not checked, and has no
+    defaults of the vendors.
     """
 
     default_pe: Literal["Fusion", "Single"] = _live(
@@ -337,10 +336,7 @@ class Config:
 
 
 def disabled_for(config: Config, node_name: str | None) -> frozenset[str]:
-    """The cards that are disabled on this Node, as the user named them.
-
-    A card's name, UUID or PCI address; letter case as written.
-    """
+    """The cards disabled on this Node: names, UUIDs or PCI addresses as the user wrote them."""
     return frozenset(
         device.dev_name
         for device in config.disabled_devices
@@ -360,13 +356,11 @@ class Key:
     many: bool = False
     """Whether it is a list, which is a tuple in a `Config`."""
     optional: bool = False
-    """Whether it may be null."""
     description: str = ""
-    """One sentence for people."""
     live: bool = True
-    """Whether a new value applies immediately, or else after a restart."""
+    """Whether a new value applies while running, or else after a restart."""
     default: object
-    """Its value by default; MISSING if there is none."""
+    """MISSING if there is none."""
 
     @property
     def name(self) -> str:
@@ -375,16 +369,13 @@ class Key:
 
     @property
     def group(self) -> str:
-        """The group it stands in (`health`), or ""."""
         return self.name.rpartition(".")[0]
 
     @property
     def option(self) -> str:
-        """Its command-line option: `--health-max-temperature`."""
         return "--" + "-".join(self.attributes).replace("_", "-")
 
     def value(self, config: Config) -> object:
-        """Its value in this configuration."""
         value: object = reduce(getattr, self.attributes, config)
         return value
 
@@ -394,18 +385,14 @@ class Group:
     """Keys that stand together: all of them, a group, or an item of a list."""
 
     cls: type[Any]
-    """Of the values."""
     keys: Mapping[str, Key]
-    """By the name in this group, without the group's own."""
 
     @property
     def must(self) -> str:
-        """As `Kind.must`."""
         return f"a group of keys ({', '.join(self.keys)})"
 
     @property
     def placeholder(self) -> str:
-        """What stands for an item behind an option."""
         return str(getattr(self.cls, "AS_OPTION", ("",))[0])
 
     @property
@@ -415,7 +402,6 @@ class Group:
 
     @property
     def default(self) -> Any:
-        """The value in which every key has its default."""
         return self.cls(**{key.attributes[-1]: key.default for key in self.keys.values()})
 
 
@@ -426,7 +412,6 @@ def schema_of(words: VendorSpec) -> Group:
 
 
 def default_config(words: VendorSpec) -> Config:
-    """The configuration in which every key has its default."""
     found: Config = schema_of(words).default
     return found
 
@@ -440,7 +425,6 @@ def groups_of(group: Group) -> Iterator[tuple[str, Group]]:
 
 
 def keys_of(group: Group) -> Iterator[Key]:
-    """The keys in a group and in the groups within it, each with a value of its own."""
     for key in group.keys.values():
         if isinstance(key.of, Group) and not key.many:
             yield from keys_of(key.of)
@@ -482,4 +466,4 @@ _NOBODY = VendorSpec(
     metric_schema="",
 )
 KEYS = tuple(keys_of(schema_of(_NOBODY)))
-"""Every key, without what the vendors say of some."""
+"""Every key, without what the vendors add."""

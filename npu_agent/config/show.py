@@ -37,7 +37,6 @@ def show(effective: Effective) -> str:
 
 
 def json_schema(words: VendorSpec) -> dict[str, Any]:
-    """The JSON schema (2020-12) of the configuration file."""
     root = schema_of(words)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -51,7 +50,6 @@ def _json(of: Kind | Group) -> dict[str, Any]:
 
 
 def _definitions(group: Group) -> dict[str, Any]:
-    """The group's definition and those of the groups in it, by name."""
     name = group.cls.__name__
     found: dict[str, Any] = {
         name: {

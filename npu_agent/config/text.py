@@ -15,7 +15,6 @@ _WORD = re.compile(
 
 
 def as_yaml(value: object) -> str:
-    """A value of the configuration in one line of YAML."""
     match value:
         case None:
             return "null"
@@ -33,7 +32,6 @@ def as_yaml(value: object) -> str:
 
 
 def camel(name: str) -> str:
-    """An attribute's name as files spell it."""
     return re.sub("_(ca(?=_)|.)", lambda found: found[1].upper(), name)
 
 

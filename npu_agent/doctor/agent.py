@@ -1,7 +1,4 @@
-"""The running agent: whether it answers at its two addresses, and what it reports itself.
-
-`report` has its /status.json, or the reasons of its /readyz where only these may be read.
-"""
+"""The running agent: whether it answers at its two addresses, and what it reports itself."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from npu_agent.outputs.web.server import listen, listen_problem
 from npu_agent.outputs.web.tls import RefusedError, TlsFiles, check, tls_files
 
 _LARGEST = 1 << 22
-"""Bytes of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +24,9 @@ class Listener:
     """An address on which an agent listens."""
 
     key: str
-    """Where the config has it."""
     host: str
     port: int
     shown: str
-    """As the config writes it."""
     tls: bool = False
     clients_need_certificate: bool = False
 
@@ -61,7 +55,6 @@ def probes(context: Context) -> Listener:
 
 
 async def lines(context: Context) -> Lines:
-    """The lines of this subject."""
     yield "metrics.listen", _listener(context, pages(context), at_pages, other=at_probes)
     yield "metrics.probes", _listener(context, probes(context), at_probes, other=at_pages)
     if files := tls_files(context.config.metrics.tls):
@@ -125,7 +118,7 @@ class Driver(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What the running agent reports: of /status.json what is used here."""
+    """What the running agent reports, as far as it is used here."""
 
     unready: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -133,7 +126,6 @@ class Report(msgspec.Struct, frozen=True):
     """None: /status.json could not be read."""
     dra: tuple[Driver, ...] | None = None
     answered: bool = True
-    """Whether an agent answered at all."""
 
     def healthy(self, resource: str) -> int | None:
         """How many healthy devices it offers; None: not known."""
@@ -144,23 +136,19 @@ NO_REPORT = Report(answered=False)
 
 
 class _Readiness(msgspec.Struct):
-    """What /readyz answers."""
-
     reasons: tuple[str, ...]
 
 
 async def at_pages(context: Context) -> Answer:
-    """Who answers at metrics.listen."""
     return await _who(context, pages(context))
 
 
 async def at_probes(context: Context) -> Answer:
-    """Who answers at metrics.probes."""
     return await _who(context, probes(context))
 
 
 async def report(context: Context) -> Report:
-    """What the running agent reports: all of it, or why it is not ready, or nothing."""
+    """All that the running agent reports, or why it is not ready, or nothing."""
     for at, who, path in (
         (pages(context), at_pages, "/status.json"),
         (probes(context), at_probes, "/readyz"),
@@ -264,7 +252,7 @@ async def _certificate(context: Context, files: TlsFiles) -> Check:
 
 
 async def _occupied(at: Listener) -> str:
-    """Takes the address for an instant: what to do where it cannot be had; empty: it can."""
+    """Listens for an instant: the remedy if the address is taken; empty: it is free."""
     try:
         for each in await listen((at.host, at.port)):
             each.close()

@@ -54,10 +54,10 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
 
 
 def with_causes(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """The same lines, those that follow from another one with its name.
+    """The same lines, each with the name of the line that it follows from.
 
-    What is wrong explains whatever is not well behind it; what could not be seen explains only
-    what could not be seen either.
+    What is wrong explains all that follows; what could not be seen explains only what could not be
+    seen either.
     """
     every = tuple(checks)
     return tuple(replace(check, follows=_cause(check, every)) for check in every)

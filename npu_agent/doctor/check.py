@@ -11,7 +11,6 @@ from typing import Any
 from npu_agent.core.trouble import TroubleKind
 
 CONFIGURATION = "Configuration and this process"
-"""The heading of the lines on them."""
 SUDO = "run this as root: sudo npu-agent doctor"
 DRIVER_LOG = "dmesg | tail -n 50"
 KUBELET = "systemctl status kubelet"
@@ -35,26 +34,20 @@ class Check:
     """One line of the report of `doctor` and `verify`. The fields' names are those of the JSON."""
 
     name: str
-    """The subject: ``plugin directory``, ``card npu0``. `examine` sets it, and the section."""
+    """The subject: ``plugin directory``, ``card npu0``."""
     state: State
     detail: str
-    """What was found."""
     remedy: str = ""
-    """What to do about it; empty where there is nothing to do."""
     command: str = ""
-    """What to type for it, or to see more of it; empty where there is no command."""
     section: str = ""
-    """The heading that it stands under: ``Kubelet``."""
     follows: str = ""
-    """The line that it is a consequence of; empty: it stands for itself."""
+    """The line that causes it; empty: none does."""
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
         return asdict(self) | {"state": self.state.value}
 
 
 Lines = AsyncIterator[tuple[str, Check | Coroutine[Any, Any, Check]]]
-"""The lines of a subject: the name of each, and what it comes to."""
 
 ok = partial(Check, "", State.OK)
 note = partial(Check, "", State.NOTE)
@@ -63,7 +56,6 @@ unknown = partial(Check, "", State.UNKNOWN)
 
 
 def wrong(detail: str, remedy: str, command: str) -> Check:
-    """What has to be fixed: what was found, how to fix it, and the first thing to type for it."""
     return Check("", State.WRONG, detail, remedy, command)
 
 
@@ -77,5 +69,4 @@ class Unknown(Exception):  # noqa: N818 (no error: the line says that it is unkn
 
     @property
     def check(self) -> Check:
-        """The line for it."""
         return unknown(self.why, SUDO if self.kind is TroubleKind.DENIED else "")

@@ -25,17 +25,16 @@ from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.machine import read_machine
 
 _LARGEST = 1 << 20
-"""Bytes of a feature file."""
 
 _COMPONENTS = {
     "authentication.k8s.io": "metrics-authorization (Helm: metricsAuthorization)",
     "authorization.k8s.io": "metrics-authorization (Helm: metricsAuthorization)",
     "resource.k8s.io": "dra (Helm: dra.enabled)",
 }
-"""What an installation has rights for an API group by."""
+"""The component that has the rights for an API group."""
 
 Right = tuple[str, str, str]
-"""A verb, an API group and a resource that the agent has to be allowed."""
+"""A verb, an API group and a resource."""
 
 _DRA_RIGHTS: tuple[Right, ...] = (
     ("get", "resource.k8s.io", "resourceclaims"),
@@ -49,12 +48,11 @@ _UNASKED = unused("nothing asks for it: labels, events, DRA, metrics.authorizati
 
 
 async def rights(context: Context) -> Lines:
-    """The one line on all rights. It comes first: many others follow from it."""
+    """First: many other lines follow from it."""
     yield "rights", _rights(context) if wanted(context) else _UNASKED
 
 
 async def lines(context: Context) -> Lines:
-    """The lines of this subject."""
     if wanted(context):
         yield "NODE_NAME", _node_name(context)
         yield "API server", _server(context)
@@ -68,7 +66,7 @@ async def lines(context: Context) -> Lines:
 
 
 def wanted(context: Context) -> tuple[Right, ...]:
-    """The rights that the agent needs under this configuration, without those for DRA alone."""
+    """The rights that this configuration needs, without those for DRA alone."""
     config = context.config
     labels = config.labels.output == "api"
     # Which of allocation.nodes this node is, may not be known.
@@ -102,20 +100,16 @@ async def _node_name(context: Context) -> Check:
 
 
 class Access(NamedTuple):
-    """The API server's answer about the rights of the account that asks."""
+    """What the API server answers about the agent's rights."""
 
     known_as: str
     """The server, and as whom it was asked."""
     allowed: Mapping[Right, bool] | None
-    """For each right that the configuration needs; None: it does not say."""
+    """None: the API server does not say."""
 
 
 async def access(context: Context) -> Access:
-    """Asks for the rights, which needs none.
-
-    Raises:
-        ApiError: the API server does not answer, or refuses to.
-    """
+    """Asks for the rights, which needs none."""
     rights = wanted(context)
     if offer.may_use_dra(context):
         support = await context.probe_or(offer.dra_support, None)
@@ -160,7 +154,7 @@ async def _server(context: Context) -> Check:
 
 
 async def credentials_expected(context: Context) -> bool:
-    """Whether there should be some: in a Pod, or where somebody named or made a kubeconfig."""
+    """Whether there should be some: in a Pod, or where there is a kubeconfig."""
     if context.in_pod or "KUBECONFIG" in os.environ:
         return True
     return await context.in_thread(lambda: os.path.exists(os.path.expanduser("~/.kube/config")))  # noqa: PTH110, PTH111 (see npu_agent/kube/client.py)
@@ -220,12 +214,6 @@ async def _node(context: Context) -> Check:
 
 
 async def own_node(context: Context) -> Node:
-    """The Node.
-
-    Raises:
-        ApiError: it cannot be read, from an API server that answers.
-        Unknown: its name is not known, or the API server does not answer.
-    """
     name = offer.node_name(context)
     try:
         await context.probe(access)
@@ -236,7 +224,6 @@ async def own_node(context: Context) -> Node:
 
 
 async def _allocatable(context: Context, resource: Resource) -> Check:
-    """Whether the Node has as many devices to give as are healthy here."""
     seen, node = await context.probe(snapshot), await context.probe(own_node)
     expected = await healthy(context, resource)
     count = node.status.allocatable.get(resource.name, "0")
@@ -262,12 +249,10 @@ async def _allocatable(context: Context, resource: Resource) -> Check:
 
 
 async def machine(context: Context) -> Machine:
-    """What the firmware calls this host."""
     return await context.in_thread(lambda: read_machine(context.host_root))
 
 
 async def _labels(context: Context) -> Check:
-    """Whether the labels are as they should be, and whose they are."""
     config = context.config.labels
     if config.output == "none":
         return unused("labels.output is none")
@@ -314,7 +299,6 @@ def _compared(
 
 
 def _foreign(node: NodeMeta, key: str) -> Check:
-    """Labels that have the right values, and another owner."""
     managers = sorted(
         each.manager
         for each in node.managed_fields

@@ -1,4 +1,4 @@
-"""Where the doctor is: the configuration, the host, the vendors of cards, and who asks."""
+"""What all checks need: the configuration, the host, the vendors, and who asks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _RIGHTS = "npu-agent/rights"
-"""The label of the objects in k8s/ that give the agent its rights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,6 @@ class Timing:
     read: float = 5.0
     """For a read of this host; it takes milliseconds, or there is something wrong with it."""
     request: float = 5.0
-    """For a request to the API server."""
     connection: float = 3.0
     """For an agent or a device plugin to answer. The kubelet's own probes give an agent two."""
     longest: float = 45.0
@@ -56,15 +54,12 @@ class Context:
     config: Config
     host_root: Path
     vendors: tuple[Vendor, ...]
-    """Those of this host."""
     node_name: str | None
     in_pod: bool
-    """Else on the host itself."""
     uid: int
     hostname: str
     """In a Pod this is the Pod's name."""
     namespace: str = "kube-system"
-    """The agent's."""
     helm_release: str = ""
     """What it was installed as; empty: by kustomize or by one file, or not known."""
     agent_config: Path = Path("/etc/npu-agent/config.yaml")
@@ -76,7 +71,6 @@ class Context:
 
     @classmethod
     def here(cls, config: Config, host_root: Path, vendors: Iterable[Vendor]) -> Context:
-        """The one of this process."""
         return cls(
             config=config,
             host_root=host_root,
@@ -91,19 +85,16 @@ class Context:
 
     @property
     def directory(self) -> Path:
-        """The kubelet's device-plugins directory; used as configured, as the agent does."""
         return Path(self.config.plugin_dir)
 
     @property
     def resources(self) -> tuple[Resource, ...]:
-        """What the configuration offers."""
         return resources_of(
             self.config, merged([vendor.spec for vendor in self.vendors]).core_counts
         )
 
     @property
     def drivers(self) -> tuple[str, ...]:
-        """The names of the vendors' DRA drivers."""
         words = (vendor.spec for vendor in self.vendors)
         return tuple(each.dra.driver for each in words if each.dra)
 
@@ -111,24 +102,22 @@ class Context:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What `command` takes in addition, so that the agent's files are read."""
+        """What `command` takes in addition in a Pod."""
         if not self.in_pod:
             return ()
         return f"--config-file={self.agent_config}", f"--host-root={self.host_root}"
 
     def command(self, *words: str) -> str:
-        """One of npu-agent itself."""
         where = f"kubectl -n {self.namespace} exec {self.hostname} -- " if self.in_pod else ""
         return f"{where}npu-agent {' '.join(words)}"
 
     def on_the_host(self, path: Path) -> Path:
-        """The same file, for a command that is typed on the host."""
+        """The path on the host of a file of this Pod."""
         inside = self.in_pod and path.is_relative_to(self.host_root)
         return Path("/", path.relative_to(self.host_root)) if inside else path
 
     @property
     def agent_log(self) -> str:
-        """The command that shows what the agents logged."""
         return (
             f"kubectl -n {self.namespace} logs -l app.kubernetes.io/name=npu-agent "
             "--prefix --tail=50"
@@ -136,14 +125,14 @@ class Context:
 
     @property
     def overlay_is(self) -> str:
-        """What the two commands below have a word for."""
+        """Explains OVERLAY in the two commands below."""
         text = " (OVERLAY: the directory it was installed from; if that was one file: -f FILE)"
         return "" if self.helm_release else text
 
     def apply_again(self) -> str:
-        """The command that applies what the agent was installed from, after a correction there.
+        """The command that applies a corrected installation again.
 
-        With --force-conflicts also what was changed by kubectl is restored.
+        --force-conflicts also restores what kubectl has changed.
         """
         if self.helm_release:
             return (
@@ -166,7 +155,7 @@ class Context:
         return f"kubectl apply -l {_RIGHTS} -k OVERLAY"
 
     async def probe(self, function: Callable[[Context], Awaitable[T]]) -> T:
-        """What `function` returns; it runs once, however many checks need it.
+        """Runs `function` once, however many checks need it, and returns its value.
 
         Raises:
             Unknown: it does not return in time, or raises this.
@@ -176,7 +165,7 @@ class Context:
         return await asyncio.shield(self._probed[function])
 
     async def probe_or(self, function: Callable[[Context], Awaitable[T]], default: U) -> T | U:
-        """As `probe`; `default` if it could not be seen, or the API server does not answer."""
+        """As `probe`; `default` if it is unknown, or the API server does not answer."""
         try:
             return await self.probe(function)
         except (Unknown, ApiError):
@@ -190,7 +179,7 @@ class Context:
             raise Unknown(f"no answer within {self.timing.longest:g} s") from None
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """What `function` returns, on a daemon thread of its own.
+        """Runs `function` on a daemon thread of its own.
 
         Raises:
             Unknown: it raises OSError, or does not return in time.
@@ -200,7 +189,6 @@ class Context:
 
     @asynccontextmanager
     async def api_server(self) -> AsyncIterator[Api]:
-        """The API server, for the time of the context; what is asked raises ApiError."""
         api = Api(timing=ApiTiming(deadline=self.timing.request))
         try:
             yield api
@@ -210,7 +198,7 @@ class Context:
 
 @contextmanager
 def os_errors_are_unknown() -> Iterator[None]:
-    """Raises Unknown in place of OSError, TimeoutError among them."""
+    """Raises Unknown in place of OSError."""
     try:
         yield
     except TimeoutError as error:
@@ -220,7 +208,6 @@ def os_errors_are_unknown() -> Iterator[None]:
 
 
 def _own_namespace() -> str:
-    """The Pod's, or the usual one."""
     try:
         return (DIRECTORY / "namespace").read_text()
     except OSError:
@@ -228,13 +215,7 @@ def _own_namespace() -> str:
 
 
 def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, Check]:
-    """The configuration to check by, and the line on it.
-
-    Of a file that is refused, what is good in it.
-
-    Args:
-        args: parsed by a parser with `npu_agent.config.add_options`.
-        words: as for `npu_agent.config.load`.
+    """The configuration to check by, and its line; of a file that is refused, what is good in it.
 
     Raises:
         ConfigError: the command line itself is wrong.
@@ -266,7 +247,7 @@ def _line(state: State, detail: str, remedy: str = "", command: str = "") -> Che
 
 
 def config_not_given(args: argparse.Namespace, context: Context, check: Check) -> Check:
-    """The line on the configuration, if the agent of this Pod has a file that was not named."""
+    """The line on the configuration, if this Pod has a file that was not named."""
     if "config_file" in args or not (context.in_pod and context.agent_config.exists()):
         return check
     detail = f"{check.detail}, while this Pod has {context.agent_config}"

@@ -26,15 +26,10 @@ class Directory:
     readable: bool = True
     writable: bool = True
     read_only: bool = False
-    """Whether its file system is mounted read-only here."""
 
 
 def directory(path: Path) -> Directory:
-    """Reads what there is at `path`; may block. What is no directory is not `there`.
-
-    Raises:
-        OSError: not even that can be seen.
-    """
+    """Reads what is at `path`; may block. What is no directory is not `there`."""
     try:
         info = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -52,18 +47,14 @@ def directory(path: Path) -> Directory:
 
 
 def existing(path: Path) -> Path:
-    """The directory itself, or the one in which the agent would make it."""
+    """The directory itself, or the one above it that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def writable(context: Context, found: Directory, remedy: str) -> Check:
-    """Whether this process may write to a directory.
-
-    Raises:
-        Unknown: root may, perhaps.
-    """
+    """Whether this process may write to a directory; raises Unknown if root may, perhaps."""
     command = f"ls -ld {context.on_the_host(found.path)}"
     if not found.there:
         return wrong(f"{found.path} is missing", remedy, command)
@@ -78,7 +69,6 @@ def writable(context: Context, found: Directory, remedy: str) -> Check:
 
 
 async def lines(context: Context) -> Lines:
-    """The lines of this subject."""
     yield "CDI directory", _cdi(context)
     yield "NFD directory", _nfd(context)
 

@@ -33,7 +33,6 @@ _COMPONENT = "add the component k8s/components/dra (Helm: dra.enabled)"
 
 
 async def lines(context: Context) -> Lines:
-    """The lines of this subject; what a driver needs, only where this node may have one."""
     if not offer.may_use_dra(context):
         yield "DRA", unused("allocation.api is device-plugin")
         return
@@ -68,7 +67,6 @@ async def _support(context: Context) -> Check:
 
 
 async def _registry(context: Context, driver: str) -> Check:
-    """Whether the agent can register there, and whether another driver of its name does."""
     path = context.directory.parent / REGISTRY
     remedy = f"start the kubelet, which makes it; in a Pod, mount the host's there: {_COMPONENT}"
     found = writable(context, await context.in_thread(lambda: directory(path)), remedy)
@@ -100,7 +98,6 @@ async def _directory(context: Context, driver: str) -> Check:
 
 
 async def _slices(context: Context, driver: str) -> Check:
-    """Whether there are any, and whose."""
     node = node_name(context)
     async with context.api_server() as api:
         found = (await resourceslices.read(api, node, driver)).slices
@@ -124,7 +121,7 @@ async def _slices(context: Context, driver: str) -> Check:
 
 
 async def _features(context: Context, driver: str) -> Check:
-    """Whether the API server keeps taints: a dry run, which writes nothing."""
+    """A dry run, which writes nothing."""
     tainted = {
         "name": "npu-doctor",
         "taints": [{"key": f"{driver}/unhealthy", "effect": Effect.NO_SCHEDULE.value}],
@@ -142,7 +139,6 @@ async def _features(context: Context, driver: str) -> Check:
 
 
 async def _counters(context: Context, driver: str) -> Check:
-    """Whether the API server keeps what parts of cards take: the agent tries it and reports it."""
     found = (await context.probe(report)).dra
     if found is None:
         raise Unknown("no npu-agent answers that knows: ask in its Pod")
@@ -179,7 +175,6 @@ async def _device_class(context: Context, driver: str) -> Check:
 
 
 async def _resource_names(context: Context, driver: str) -> Check:
-    """Whether Pods that ask by the names of resources are given cards."""
     try:
         async with context.api_server() as api:
             classes = await resourceclaims.device_classes(api)
@@ -194,13 +189,6 @@ async def _resource_names(context: Context, driver: str) -> Check:
 def resource_names(
     driver: str, classes: Collection[Mapping[str, Any]], allocatable: Mapping[str, str]
 ) -> Check:
-    """What is odd about the classes that stand for resource names of a driver.
-
-    Args:
-        driver: its name.
-        classes: all DeviceClasses of the cluster.
-        allocatable: of the Node.
-    """
     by_resource: dict[str, list[Mapping[str, Any]]] = {}
     for one in classes:
         if resource := one["spec"].get("extendedResourceName"):
@@ -231,17 +219,12 @@ def resource_names(
 
 
 def _concerns(one: Mapping[str, Any], driver: str) -> bool:
-    """Whether a class is about the driver: it names it, or a resource of its vendor."""
     vendor = driver.partition(".")[2]
     domain = str(one["spec"]["extendedResourceName"]).partition("/")[0]
     return f".{domain}".endswith(f".{vendor}") or f'"{driver}"' in str(one["spec"])
 
 
 def _rivals(resource: str, classes: Collection[Mapping[str, Any]]) -> str:
-    """Of the classes of one resource name the scheduler takes the newest.
-
-    Of the same age it takes the first by name: k8s.io/kubernetes, extendedresourcecache.go.
-    """
     created = {one["metadata"]["name"]: one["metadata"]["creationTimestamp"] for one in classes}
     *others, last = names = sorted(created)
     newest = max(names, key=created.__getitem__)  # the first of several
@@ -275,7 +258,6 @@ async def _policy(context: Context, driver: str) -> Check:
 
 
 def _slice(driver: str, node: str, content: dict[str, Any]) -> dict[str, Any]:
-    """One that is never written."""
     return {
         "apiVersion": f"{_GROUP}/v1",
         "kind": "ResourceSlice",

@@ -27,7 +27,7 @@ SUBJECTS: tuple[tuple[str, Callable[[Context], Lines]], ...] = (
     ("Cluster", cluster.lines),
     ("DRA", dra.lines),
 )
-"""Headings and what is below them, in the order in which people read and fix what is wrong."""
+"""In the order in which people read and fix what is wrong."""
 
 
 async def examine(context: Context) -> tuple[Check, ...]:
@@ -38,10 +38,10 @@ async def examine(context: Context) -> tuple[Check, ...]:
 
 
 async def run(section: str, lines: Lines) -> list[Check]:
-    """The lines of a subject: all checks run at the same time.
+    """Runs all checks of a subject at the same time.
 
-    Where `lines` itself ends with Unknown or ApiError, as it needs to know what lines there are,
-    another line has said so. A fault of our own is a line; the other lines stay.
+    A fault of our own is a line; the other lines stay. Where `lines` itself ends with Unknown or
+    ApiError, another line has said so.
     """
     running: list[asyncio.Task[Check]] = []
     try:
@@ -67,10 +67,7 @@ async def _checked(section: str, name: str, check: Check | Coroutine[Any, Any, C
 
 
 async def no_node(context: Context) -> bool:
-    """Whether this is a host that has nothing to do with NPUs and Kubernetes, such as a laptop.
-
-    No card, no driver for one, none on the bus, and no directory of a kubelet; all of it seen.
-    """
+    """Whether this host has nothing to do with NPUs and Kubernetes, such as a laptop."""
     fresh = replace(context)
     if fresh.in_pod:
         return False

@@ -22,11 +22,9 @@ from npu_agent.files import content, is_device
 from npu_agent.inventory.inventory import read_once
 
 _HANDED_ON = "vfio"
-"""How drivers begin that hand a card to a virtual machine."""
 
 
 async def lines(context: Context) -> Lines:
-    """The lines of this subject."""
     if await context.probe_or(root_not_given, False):
         what = "this is the container's own /, and not the host's"
         remedy = "name where the host's / is mounted: --host-root=/host"
@@ -47,7 +45,7 @@ async def lines(context: Context) -> Lines:
 
 
 async def root_not_given(context: Context) -> bool:
-    """Whether this is a container's / while the host's is mounted as the DaemonSet does it."""
+    """Whether the host's / is mounted as in the DaemonSet, and was not named."""
     if not context.in_pod or context.host_root != Path("/"):
         return False
     return await context.in_thread(lambda: Path("/host/sys/class").is_dir())
@@ -69,7 +67,6 @@ async def _mounted(context: Context, name: str, below: str) -> Check:
 
 
 def unreadable(context: Context, found: Directory) -> Unknown:
-    """What to raise for a directory that only another user may read."""
     why = f"{found.path} ({found.owner}) cannot be read by uid {context.uid}"
     return Unknown(why, TroubleKind.DENIED)
 
@@ -93,18 +90,14 @@ class PciCard:
 
     address: str
     vendor: str
-    """``1a2b``."""
     device: str
-    """``0000``."""
     driver: str | None
-    """None: none is bound to it."""
 
     def __str__(self) -> str:
         return f"{self.address} ({self.vendor}:{self.device})"
 
 
 async def _pci(context: Context) -> Check:
-    """Whether the drivers show every card on the bus."""
     await context.probe(sys_readable)
     titles = {one.profile.pci: one.profile.title for one in context.vendors if one.profile.pci}
     cards = await context.in_thread(lambda: tuple(_on_the_bus(context.host_root, titles)))
@@ -155,20 +148,18 @@ def _on_the_bus(root: Path, vendors: Collection[str]) -> Iterator[PciCard]:
 
 
 def _id(path: Path) -> str:
-    """``1a2b``; sysfs writes ``0x1a2b``."""
     raw = content(path, 64) or b""
     return raw.decode(errors="replace").strip().lower().removeprefix("0x")
 
 
 async def snapshot(context: Context) -> Snapshot:
-    """The cards, each read once."""
     await context.probe(sys_readable)
     with os_errors_are_unknown():
         return await asyncio.wait_for(read_once(context.vendors), context.timing.read)
 
 
 async def any_sign_of_cards(context: Context) -> bool:
-    """Whether there is a driver, which every card that can be seen has, or a device on the bus."""
+    """Whether there is a driver, or a device on the bus."""
     drivers = [each.directory for one in context.vendors for each in one.profile.drivers]
     ids = [one.profile.pci for one in context.vendors if one.profile.pci]
     return await context.in_thread(
@@ -235,5 +226,4 @@ def _odd(odd: SkippedDevice) -> Check:
 
 
 def has_unread(seen: Snapshot) -> bool:
-    """Whether there may be cards that could not be read."""
     return any(odd.unread for odd in seen.skipped)

@@ -24,11 +24,9 @@ from npu_agent.kubelet.podresources import UnavailableError, fetch, socket_besid
 from npu_agent.kubelet.pods import CGROUPS, CHECKPOINT
 
 _LARGEST = 32 << 20
-"""Bytes of the checkpoint: it holds what each container was given."""
 
 
 async def lines(context: Context) -> Lines:
-    """The lines of this subject."""
     yield "serving agent", _serving_agent(context)
     yield "pod-resources", _pod_resources(context)
     yield "cgroups", _cgroups(context)
@@ -55,7 +53,6 @@ async def _serving_agent(context: Context) -> Check:
 
 
 async def held(context: Context) -> tuple[Assignment, ...]:
-    """What the kubelet's pod-resources API lists; by claims, the vendors' devices."""
     try:
         return await fetch(socket_beside(context.directory), context.drivers)
     except UnavailableError as error:
@@ -81,7 +78,6 @@ async def _pod_resources(context: Context) -> Check:
 
 
 async def _cgroups(context: Context) -> Check:
-    """Whether it can be seen that containers run of a Pod that the kubelet does not list."""
     found = await context.in_thread(lambda: directory(context.host_root / CGROUPS))
     if found.there and not found.readable:
         raise unreadable(context, found)
@@ -103,24 +99,20 @@ class _Data(msgspec.Struct):
 
 
 class _Checkpoint(msgspec.Struct):
-    """What is read of it: k8s.io/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint."""
+    """See k8s.io/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint."""
 
     data: _Data = msgspec.field(name="Data")
 
 
 async def registered(context: Context) -> Mapping[str, frozenset[str]]:
-    """For each resource, the healthy devices that the kubelet knows; it may know of none yet."""
+    """For each resource, the healthy devices that the kubelet knows."""
     path = context.directory / CHECKPOINT
     raw = await context.in_thread(lambda: content(path, _LARGEST))
     return {} if raw is None else registered_in(raw, path)
 
 
 def registered_in(checkpoint: bytes, path: Path) -> Mapping[str, frozenset[str]]:
-    """The same, of the kubelet's checkpoint, which is the file at `path`.
-
-    Raises:
-        Unknown: it is none.
-    """
+    """The same, of the content of the checkpoint at `path`; raises Unknown if it is none."""
     try:
         found = typedjson.decode(checkpoint, _Checkpoint).data.registered or {}
     except typedjson.InvalidJsonError as error:
@@ -129,7 +121,7 @@ def registered_in(checkpoint: bytes, path: Path) -> Mapping[str, frozenset[str]]
 
 
 async def healthy(context: Context, resource: Resource) -> int:
-    """How many devices of it can be handed out, as the agent reports it or by the cards here."""
+    """How many devices can be handed out, by the agent's report or by the cards here."""
     found = (await context.probe_or(report, NO_REPORT)).healthy(resource.name)
     if found is not None:
         return found
@@ -138,7 +130,6 @@ async def healthy(context: Context, resource: Resource) -> int:
 
 
 async def _resource(context: Context, resource: Resource) -> Check:
-    """Whether the kubelet has our devices under this resource, no others, and only there."""
     seen = await context.probe(snapshot)
     known = await context.probe(registered)
     devices = offer.devices(context, resource, seen)
@@ -167,7 +158,6 @@ async def _resource(context: Context, resource: Resource) -> Check:
 
 
 async def _strange(context: Context, ids: list[str], seen: Snapshot) -> Check:
-    """The kubelet has devices of the resource that this agent does not offer."""
     if has_unread(seen):
         return unknown(
             f"the kubelet has {ids[0]}, which may be of a card that cannot be read",
@@ -188,7 +178,6 @@ async def _strange(context: Context, ids: list[str], seen: Snapshot) -> Check:
 
 
 async def _twice(context: Context, id_: str, resource: str) -> Check:
-    """The kubelet has a device of this agent as one of another resource, too."""
     return wrong(
         f"the kubelet has {id_} as {resource}, too: a second plugin offers the same "
         f"cards{await candidates(context)}",

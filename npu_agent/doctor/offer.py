@@ -14,30 +14,19 @@ from npu_agent.outputs.dra.support import Support, support
 
 
 def node_name(context: Context) -> str:
-    """Of this host's Node.
-
-    Raises:
-        Unknown: it is not set.
-    """
+    """This host's Node; raises Unknown if it is not set."""
     if context.node_name is None:
         raise Unknown("NODE_NAME is not set")
     return context.node_name
 
 
 async def dra_support(context: Context) -> Support:
-    """Whether this node can do DRA.
-
-    Raises:
-        ApiError: the API server does not say.
-        Unknown: NODE_NAME is not set.
-    """
     name = node_name(context)
     async with context.api_server() as api:
         return await support(api, name)
 
 
 def may_use_dra(context: Context) -> bool:
-    """Whether the configuration lets this node offer cards by DRA."""
     config, node = context.config, context.node_name
     return asks_for(config, "dra", node) or asks_for(config, "auto", node)
 
@@ -51,12 +40,10 @@ async def auto_is_dra(context: Context) -> bool | None:
 
 
 async def by_claims(context: Context) -> bool:
-    """Whether cards are offered by DRA here, as far as is known."""
     return asks_for(context.config, "dra", context.node_name) or bool(await auto_is_dra(context))
 
 
 async def by_device_plugin(context: Context) -> tuple[Resource, ...]:
-    """Of the resources of the configuration, those that the device plugin serves here."""
     available = await auto_is_dra(context)
     counts = merged([vendor.spec for vendor in context.vendors]).core_counts
     families = offered_by(
@@ -66,5 +53,4 @@ async def by_device_plugin(context: Context) -> tuple[Resource, ...]:
 
 
 def devices(context: Context, resource: Resource, snapshot: Snapshot) -> tuple[Device, ...]:
-    """The devices of a resource that this hardware has."""
     return advertise(snapshot, resource, disabled_for(context.config, context.node_name))

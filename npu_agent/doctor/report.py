@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 _STYLES = {State.WRONG: "red", State.NOTE: "yellow", State.UNKNOWN: "yellow"}
 
 _NAME = 22
-"""Columns for names in a terminal; nearly all are shorter."""
 
 
 def to_fix(checks: Iterable[Check]) -> tuple[Check, ...]:
@@ -22,15 +21,10 @@ def to_fix(checks: Iterable[Check]) -> tuple[Check, ...]:
 
 
 def parts(checks: Sequence[Check], *, everything: bool, columns: int | None) -> Iterator[object]:
-    """What the report consists of: tables of rich, and lines.
+    """The report: tables of rich, and lines. Nothing is cut: long words are folded.
 
-    Nothing is ever cut: words that are longer than the terminal is wide are folded.
-
-    Args:
-        checks: all lines, in their order.
-        everything: with those that follow from others, or do not apply.
-        columns: of the terminal: long names are folded, so that there is room for what was
-            found; None: there are as many as it takes.
+    `everything` has lines too that follow from others, or do not apply. `columns` of the terminal;
+    None: as many as it takes.
     """
     if first := to_fix(checks):
         yield f"{len(first)} thing{'s' * (len(first) > 1)} to fix, in this order:"
@@ -72,7 +66,6 @@ def _fixes(checks: Sequence[Check]) -> Table:
 
 
 def _section(checks: Sequence[Check], numbers: Mapping[Check, int], width: int) -> Table:
-    """The lines of one subject; names take `width` columns."""
     table = _table(len(State.UNKNOWN.value), width)
     for check in checks:
         found = check.detail
@@ -87,7 +80,6 @@ def _section(checks: Sequence[Check], numbers: Mapping[Check, int], width: int) 
 
 
 def _table(*widths: int) -> Table:
-    """Without lines: columns of these widths, and one for texts. All fold what is longer."""
     from rich.table import Table
 
     made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
@@ -98,7 +90,6 @@ def _table(*widths: int) -> Table:
 
 
 def lines(checks: Iterable[Check]) -> str:
-    """A line for each, as `verify` prints them: in a log they are found one by one."""
     return "\n".join(
         f"{one.state.value:5}  {one.name}: {one.detail}" + (f"; {one.remedy}" if one.remedy else "")
         for one in checks
@@ -106,12 +97,10 @@ def lines(checks: Iterable[Check]) -> str:
 
 
 def summary(checks: Iterable[Check]) -> str:
-    """How many lines there are of each state."""
     states = [check.state for check in checks]
     counts = {state: states.count(state) for state in State if state is not State.UNUSED}
     return ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
 
 
 def failed(checks: Iterable[Check]) -> bool:
-    """Whether anything is wrong, for the exit code."""
     return any(check.state is State.WRONG for check in checks)

@@ -33,12 +33,10 @@ _AS_ROOT = (
 
 
 async def user(context: Context) -> Lines:
-    """The line on the user of this process."""
     yield "uid", _uid(context)
 
 
 async def lines(context: Context) -> Lines:
-    """The lines of this subject."""
     yield "plugin directory", _plugin_directory(context)
     yield KUBELET_SOCKET, _kubelet_socket(context)
     yield "other plugins", _other_plugins(context)
@@ -57,12 +55,10 @@ async def _uid(context: Context) -> Check:
 
 
 async def plugin_directory(context: Context) -> Directory:
-    """The kubelet's, for device plugins."""
     return await context.in_thread(lambda: directory(context.directory))
 
 
 async def owner(context: Context) -> Owner | None:
-    """The npu-agent that serves this node; None: none does."""
     return await context.in_thread(lambda: owner_at(context.directory))
 
 
@@ -110,13 +106,11 @@ class Socket:
 
     name: str
     trouble: Trouble | None = None
-    """Why no connection is taken; None: one is."""
     plugin: bool = False
     """Whether it is another's, and answers as a device plugin does."""
 
 
 async def sockets(context: Context) -> tuple[Socket, ...]:
-    """All in the plugin directory."""
     names = await context.in_thread(lambda: _socket_names(context.directory))
     return tuple(await asyncio.gather(*(_socket(context, name) for name in names)))
 
@@ -174,7 +168,6 @@ async def _kubelet_socket(context: Context) -> Check:
 
 
 async def _other_plugins(context: Context) -> Check:
-    """Whether another device plugin serves this node, and may be one for the same cards."""
     others = [each for each in await context.probe(sockets) if each.plugin]
     # A plugin may name its socket after its resource, a.b/npu: npu.sock.
     families = (family for vendor in context.vendors for family in vendor.spec.families)
@@ -195,7 +188,6 @@ def _plugin_words(context: Context) -> tuple[str, ...]:
 
 
 def delete_plugin(context: Context, unless: str = "") -> str:
-    """The remedy for a second plugin; `unless` is what else it may be."""
     return (
         f"delete the vendor's DaemonSet: {list_plugins(context)}; two "
         "plugins take a resource from each other, and the kubelet reports it to neither"
@@ -204,7 +196,6 @@ def delete_plugin(context: Context, unless: str = "") -> str:
 
 
 def list_plugins(context: Context) -> str:
-    """The command that shows other device plugins of the cluster."""
     words = " -e ".join((*_plugin_words(context), "npu"))
     return f"kubectl get daemonsets -A | grep -i -e {words}"
 
@@ -214,6 +205,6 @@ def _names(found: Iterable[Socket]) -> str:
 
 
 async def candidates(context: Context) -> str:
-    """Which sockets a second plugin may have: words for the end of a sentence."""
+    """Which sockets a second plugin may have: the end of a sentence."""
     others = [each for each in await context.probe_or(sockets, ()) if each.plugin]
     return f"; its socket may be {_names(others)}" if others else ""

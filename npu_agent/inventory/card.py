@@ -28,7 +28,7 @@ class Settings:
     """The part of the config that the inventory follows while it runs; all times in seconds."""
 
     interval: float = 10.0
-    """Between reads of what a card is."""
+    """Between reads of a card's identity."""
     health_interval: float = 0.5
     """Between probes of a card, and between searches for cards."""
     telemetry_interval: float = 5.0
@@ -60,7 +60,6 @@ class Questions:
     identify: bool
     probe: bool
     read: bool
-    """Read its telemetry."""
     count: bool
     """Read the counters of its cores; a reading has them as well."""
 
@@ -71,14 +70,12 @@ class Answers:
 
     card: Card | None = None
     not_served: str = ""
-    """Why `card` could not be identified."""
     refused: bool = False
     """Whether the entry is not a card that is served."""
     sample: bool = False
     """Whether it is an FPGA sample."""
     probe: Probe | None = None
     trouble: str = ""
-    """Why the probe failed."""
     reading: Reading | None = None
     cores: tuple[CoreReading, ...] | None = None
     at: float = 0.0
@@ -91,7 +88,7 @@ class Answers:
 
 
 def ask(vendor: Vendor, questions: Questions) -> Answers:
-    """Asks a driver; blocking, on a thread of `Prober`. Never raises."""
+    """Asks a driver; blocking. Never raises."""
     answers = Answers()
     try:
         _ask(vendor, questions, answers)
@@ -129,7 +126,7 @@ def _ask(vendor: Vendor, questions: Questions, answers: Answers) -> None:
 
 
 def _failure(error: OSError | ValueError, answers: Answers) -> str:
-    """Counts a call that failed, and returns why; a limit of our own is raised again."""
+    """Counts a failed call and returns why; raises a limit of our own again."""
     if isinstance(error, OSError) and error.errno in OWN_LIMITS:
         raise error
     answers.failures.append("refused" if isinstance(error, OSError) else "nonsense")
@@ -137,10 +134,9 @@ def _failure(error: OSError | ValueError, answers: Answers) -> str:
 
 
 class CardWatch:
-    """One place where a card may be; `view` is what is known of it."""
+    """What is known of one place, and what to ask next."""
 
     def __init__(self, vendor: Vendor, entry: Entry) -> None:
-        """A watch that knows nothing yet about the card at `entry`."""
         self.vendor = vendor
         self.entry: Entry | None = entry
         """None: the card has gone."""
@@ -151,7 +147,6 @@ class CardWatch:
         """Reads of this card that failed, by how: hung, refused or nonsense."""
         self._crashes = Backoff(first=0.2, longest=30.0)
         self._limited = False
-        """Whether the log has that our own limits keep it from reading."""
         self._forget()
 
     def _forget(self) -> None:
@@ -164,13 +159,12 @@ class CardWatch:
         self.hurry()
 
     def hurry(self) -> None:
-        """Makes everything due now."""
         self.due = self._probe_at = self._identify_at = self._read_at = 0.0
         self._settled: Answers | None = None
-        """To a mere probe, answers that change nothing."""
+        """Answers to a mere probe that change nothing."""
 
     def move(self, entry: Entry | None) -> None:
-        """Watches another entry of the same place from now on; None: the card has gone."""
+        """Watches another entry of the same place; None: the card has gone."""
         if self.entry != entry:
             self.entry = entry
             self._forget()
@@ -206,11 +200,7 @@ class CardWatch:
         return None if asked.identify or asked.read or asked.count else self._settled
 
     def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:
-        """Takes note of answers.
-
-        Raises:
-            Exception: a fault of our own; `crashed` has to be called.
-        """
+        """Takes note of answers; raises a fault of our own, for `crashed`."""
         if asked.entry != self.entry:
             return  # it moved in the meantime
         if answers.bug:
@@ -234,10 +224,7 @@ class CardWatch:
             self._utilization.add(answers.cores, answers.at)
 
     def missed(self, late: str, settings: Settings) -> None:
-        """Takes note that the answers are overdue, as of one more probe that failed.
-
-        `late` says so, for people.
-        """
+        """Counts overdue answers as a failed probe; `late` says so, for people."""
         if self.entry is None:
             return
         self.failures["hung"] += 1
@@ -273,7 +260,6 @@ class CardWatch:
         self._identify_at = 0.0 if self._proposed else again_at
 
     def _judge(self, before: Card, answers: Answers, settings: Settings, now: float) -> None:
-        """Steps the card's health by a probe, and shows it with its latest reading."""
         card = self._known or before
         if answers.probe and not answers.probe.nodes <= card.nodes:  # udev was still at work
             card = self._known = replace(card, nodes=card.nodes | answers.probe.nodes)
@@ -310,7 +296,6 @@ class CardWatch:
 
 
 def _verdict(card: Card, answers: Answers) -> Verdict:
-    """What a probe says about a card."""
     found = answers.probe
     if found is None:
         return Verdict(Outcome.BAD, answers.trouble, Cause.NONSENSE)
@@ -329,7 +314,6 @@ def _verdict(card: Card, answers: Answers) -> Verdict:
 
 
 def _not_served(entry: Entry, why: str, answers: Answers | None = None) -> View:
-    """An entry of which no card is known."""
     refused = answers is not None and answers.refused
     sample = entry.family if answers is not None and answers.sample else None
     odd = SkippedDevice(entry.path, why, unread=not refused, sample_of=sample)

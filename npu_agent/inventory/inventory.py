@@ -38,8 +38,6 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The result of a search for cards."""
-
     entries: tuple[tuple[Vendor, Entry], ...] | None
     """As the last search that went well found them; None before there is one."""
     trouble: str = ""
@@ -57,19 +55,18 @@ class Inventory:
         known: Mapping[str, frozenset[str]] | None = None,
         prober: Prober | None = None,
     ) -> None:
-        """An inventory that has not begun.
+        """Searches nothing before `run`.
 
         Args:
             vendors: what to search for cards.
             settings: followed while it runs.
             restarts: counts watches that failed, by ``watch of npu0``.
-            known: the IDs that cards had before, each with the card's `Card.identities` of then:
-                a card that is recognised keeps its ID.
-            prober: runs the reads; None: one of its own, with the default deadline.
+            known: earlier IDs, with `Card.identities`: a recognised card keeps its ID.
+            prober: None: one with the default deadline.
         """
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self.hardware = self.snapshots.map(Snapshot.without_readings)
-        """For those who need no readings: these change all the time."""
+        """Without readings, which change all the time."""
         self._vendors = tuple(vendors)
         self._place = ", ".join(vendor.place for vendor in vendors)
         self._settings = settings or Feed(Settings())
@@ -87,10 +84,7 @@ class Inventory:
 
     @property
     def failures(self) -> Counter[tuple[str, str, str]]:
-        """Reads that failed, by family, card (``npu0``) and how: hung, refused or nonsense.
-
-        Of the cards that are there: what is counted of one ends with it.
-        """
+        """Failed reads of the present cards, by family, card and how: hung, refused, nonsense."""
         return Counter(
             {
                 (watch.entry.family, watch.entry.name, how): count
@@ -101,7 +95,6 @@ class Inventory:
         )
 
     async def run(self) -> None:
-        """Watches until cancelled."""
         paced = None
         try:
             while True:
@@ -120,7 +113,6 @@ class Inventory:
             self._prober.close()
 
     async def _round(self, settings: Settings) -> None:
-        """Asks what is due, and takes note of the answers."""
         self._returned()
         now = time.monotonic()
         search = self._search_job(now, settings)
@@ -166,7 +158,7 @@ class Inventory:
         return Job(name="npu-scan", call=search, expected=self._found)
 
     def _returned(self) -> None:
-        """Asks again what did not answer before, and forgets cards that went in the meantime."""
+        """Asks again what did not answer before, and forgets cards that went meanwhile."""
         for key, job in tuple(self._hung.items()):
             if job.done:
                 del self._hung[key]
@@ -191,7 +183,6 @@ class Inventory:
             watch.crashed(error)
 
     def _note_found(self, found: _Found) -> None:
-        """Watches what there is, and stops watching what has gone."""
         if self._found.trouble and not found.trouble:
             log.info("the search for cards works again")
         before, self._found = self._found.entries, found
@@ -243,7 +234,6 @@ class Inventory:
 
 
 def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
-    """Searches for cards; blocking."""
     try:
         return _Found(tuple((vendor, each) for vendor in vendors for each in vendor.scan()))
     except OSError as error:
@@ -265,7 +255,6 @@ async def read_once(vendors: Sequence[Vendor]) -> Snapshot:
 
 
 def _log_changes(before: Snapshot, after: Snapshot) -> None:
-    """Logs what became of the cards, one line for each change."""
     for change in card_changes(before, after):
         card, health, was = change.card.card, change.card.health, change.before
         name, id_ = card.name, change.card.id

@@ -29,8 +29,7 @@ log = logger(__name__)
 
 T = TypeVar("T")
 
-READ_DEADLINE = 0.5
-"""Seconds that a driver may take to answer."""
+READ_DEADLINE = 0.5  # seconds
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -40,7 +39,6 @@ class Job(Generic[T]):
     name: str
     """Of its thread where it has one of its own, as seen in stack dumps."""
     call: Callable[[], T]
-    """Must not raise."""
     expected: T | None = None
     """A result that the event loop does not have to be woken for."""
     began: float | None = None
@@ -49,7 +47,6 @@ class Job(Generic[T]):
     done: bool = False
 
     def run(self) -> None:
-        """Runs it, on the current thread."""
         self.began = time.monotonic()
         self.result = self.call()
         self.done = True
@@ -59,11 +56,9 @@ class Prober:
     """Runs batches of jobs, one batch at a time."""
 
     def __init__(self, deadline: float | None = None) -> None:
-        """`deadline` is in seconds, for each job; None: `READ_DEADLINE`."""
         self.deadline = deadline or READ_DEADLINE
         self._worker: _Worker | None = None
         self._limited = False
-        """Whether the log has that the system gives us no thread."""
 
     @property
     def late(self) -> str:
@@ -108,7 +103,6 @@ class Prober:
                 await set_within(batch.progress, min(end for end in ends if end > now) - now)
 
     def close(self) -> None:
-        """Ends the worker after the job that it runs."""
         self._leave_worker()
 
     def _no_thread(self, error: RuntimeError) -> None:
@@ -156,7 +150,6 @@ class _Batch:
         return None
 
     def wake(self) -> None:
-        """Wakes the loop, on any thread."""
         with suppress(RuntimeError):  # the loop is closed: the agent has ended
             self._loop.call_soon_threadsafe(self.progress.set)
 
@@ -166,13 +159,10 @@ class _Batch:
 
 
 class _Worker:
-    """The thread that runs batches, until it is given None."""
-
     def __init__(self) -> None:
         """Raises RuntimeError if the system gives us no thread."""
         self.batches: SimpleQueue[_Batch | None] = SimpleQueue()
         self.job: Job[Any] | None = None
-        """What it runs."""
         self.thread = threading.Thread(target=self._work, name="npu-probes", daemon=True)
         self.thread.start()
 

@@ -33,13 +33,9 @@ class CardSeries:
 
     state: CardState
     identity: str
-    """What it is and where; neither the cores nor who holds them."""
     labels: str
-    """Of a series about the whole card."""
     cores: tuple[tuple[CoreReading, str], ...]
-    """The readings of its cores, each with the labels of a series about that core."""
     holdings: tuple[Usage, ...]
-    """Who holds which of its cores."""
 
 
 Cards = tuple[CardSeries, ...]
@@ -56,13 +52,8 @@ def series(
 ) -> Cards:
     """The cards with the labels of their series; none until all of them were read.
 
-    Args:
-        snapshot: the cards.
-        holdings: who holds which cores of them.
-        hostname: the Node's name, for the label.
-        pod_labels: whether series name the container that alone holds what they are about.
-        since: older readings are left out (`time.monotonic`): a card that stopped answering keeps
-            its last one, whose figures must not be shown for ever.
+    Readings from before `since` (`time.monotonic`) are left out: a card that stopped answering
+    keeps its last one. With `pod_labels`, series name the one container that holds their subject.
     """
     if not snapshot.complete:
         return ()
@@ -113,7 +104,6 @@ def _series(
 
 
 def _sole_holder(holdings: Iterable[Usage]) -> dict[str, str | None]:
-    """The labels of the container that has all of these, if it is one; else none."""
     holders = [_holder(one.assignment) for one in holdings]
     return holders[0] if holders and all(one == holders[0] for one in holders) else {}
 
@@ -142,7 +132,6 @@ def _of_core(value: Callable[[CoreReading], float | None]) -> Callable[[Cards], 
 
 
 def _sensors(kind: SensorKind, per_unit: int, renamed: Mapping[str, str], cards: Cards) -> Samples:
-    """A series for each sensor of the kind, whose values are divided by `per_unit`."""
     for card in cards:
         if card.state.reading is None:
             continue

@@ -13,18 +13,15 @@ _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class LoopLag:
     """Measures how much later than asked the loop wakes it.
 
-    A histogram and not the worst since the last scrape: it serves any number of scrapers, and
-    nothing is lost when one scrape is.
+    A histogram serves any number of scrapers, and loses nothing with a lost scrape.
     """
 
     def __init__(self, interval: float = 5.0) -> None:
-        """`interval` is in seconds: a loop that is blocked now and then shows within minutes."""
+        """`interval` is in seconds."""
         self._interval = interval
         self.seconds = Histogram(_BOUNDS)
-        """The lags so far."""
 
     async def run(self) -> None:
-        """Measures until cancelled."""
         while True:
             due = time.monotonic() + self._interval
             await asyncio.sleep(self._interval)

@@ -1,7 +1,6 @@
 """The agent's own metrics: its state in, samples by family out. Pure.
 
-A series whose subject is absent (a resource that never had a card, a card without a reading) is
-absent too: docs/metrics.md.
+A series without a subject (a resource that never had a card) is absent: docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -61,12 +60,10 @@ _HELP = {
     "tls_certificate_good": "Whether the certificate files are good, and the one in force is not "
     "expired: 1 or 0.",
 }
-"""In the order of the page."""
 _HISTOGRAMS = ("allocation_seconds", "dra_prepare_seconds", "loop_lag_seconds")
 
 
 def read(state: AgentState) -> Mapping[str, Samples]:
-    """The samples of each family."""
     found: dict[str, list[tuple[str, float | Histogram]]] = {}
     for samples in (_agent(state), _resources(state), _drivers(state), _cards(state)):
         for name, labels, value in samples:
@@ -142,7 +139,6 @@ def _cards(state: AgentState) -> Iterator[Named]:
 
 
 def _by(name: str, labels: str, label: str, counts: Mapping[str, int]) -> Iterator[Named]:
-    """A sample for each count, under its key as one more label."""
     for key, count in counts.items():
         yield name, label_text(labels, **{label: key}), count
 
@@ -156,4 +152,3 @@ def _kind(name: str) -> Kind:
 DEFINITIONS = tuple(
     by_name(f"npu_agent_{name}", text, kind=_kind(name)) for name, text in _HELP.items()
 )
-"""The families of what `read` returns, in the order of the page."""

@@ -28,11 +28,9 @@ class Settings:
     """What the config says of the page."""
 
     schemas: tuple[MetricSchema, ...]
-    """What key metrics.schema names: each vendor's names and units."""
     pod_labels: bool
-    """Key metrics.podLabels."""
     interval: float
-    """Key metrics.interval: seconds between two readings of a card."""
+    """Seconds between two readings of a card."""
 
 
 class Page:
@@ -47,27 +45,16 @@ class Page:
         hostname: str,
         state: Callable[[], AgentState],
     ) -> None:
-        """Nothing is rendered yet.
-
-        Args:
-            snapshots: the hardware.
-            holdings: who holds which cores.
-            settings: what the config says of the page.
-            hostname: the Node's name, for the label.
-            state: puts together the state of the agent, with its counters and clock.
-        """
         self.failures: Counter[str] = Counter()
-        """How often each family could not be rendered and was left out."""
+        """Of each family that could not be rendered and was left out."""
         self._snapshots = snapshots
         self._holdings = holdings
         self._settings = settings
         self._hostname = hostname
         self._state = state
         self._failing: set[str] = set()
-        """Families that failed the last time."""
 
     def body(self, openmetrics: bool) -> bytes:
-        """The page in OpenMetrics, or else as text. Reads no hardware."""
         schemas = self._settings.value.schemas
         parts = [
             *self._families("cards", cards.definitions(schemas), self._cards, openmetrics),
@@ -93,7 +80,6 @@ class Page:
         read: Callable[[], Source],
         openmetrics: bool,
     ) -> Iterator[bytes]:
-        """The parts of families that have one source; none if that cannot be read."""
         source = self._attempt(name, read)
         if source is None:
             return
@@ -102,9 +88,9 @@ class Page:
             yield self._attempt(definition.name, render) or b""
 
     def _attempt(self, name: str, make: Callable[[], Made]) -> Made | None:
-        """What `make` returns; None if it fails, which is counted and, at the first time, logged.
+        """What `make` returns; None if it fails, which is counted and, at first, logged.
 
-        One odd value costs its family and never the page, so any exception is caught.
+        An odd value costs its family and never the page.
         """
         try:
             made = make()

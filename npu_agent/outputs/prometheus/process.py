@@ -26,15 +26,13 @@ DEFINITIONS = tuple(
     by_name(name, text, kind="counter" if name.endswith("_total") else "gauge")
     for name, text in _HELP.items()
 )
-"""The families of what `read` returns, in the order of the page."""
 
 
 def read(proc: Path = Path("/proc")) -> Mapping[str, Samples]:
-    """The sample of each family for this process now; `proc` is where procfs is.
+    """The sample of each family for this process now.
 
     Raises:
-        OSError: there is no /proc.
-        ValueError: /proc is not as proc_pid_stat(5) and proc_pid_statm(5) say.
+        OSError, ValueError: /proc is not as proc_pid_stat(5) and proc_pid_statm(5) say.
     """
     page = resource.getpagesize()
     virtual, resident = (int(pages) for pages in (proc / "self/statm").read_text().split()[:2])

@@ -24,10 +24,9 @@ _EXACT = 1 << 53
 
 
 def label_text(before: str = "", /, **labels: str | None) -> str:
-    """The labels of a series, escaped: ``arch="anvil",device="npu0"``.
+    """The labels of a series, escaped, after those of `before`: ``arch="anvil",device="npu0"``.
 
-    Those of the text `before`, and `labels`, whose names are not among them. A value that is None
-    is no label. What is no valid Unicode becomes ``?``.
+    A value that is None is no label. What is no valid Unicode becomes ``?``.
     """
     pieces = [before] if before else []
     for name, value in labels.items():
@@ -75,7 +74,6 @@ class Definition(Generic[Source]):
 
 
 def by_name(name: str, text: str, kind: Kind = "gauge") -> Definition[Mapping[str, Samples]]:
-    """A family whose samples the source has under its name; `text` is its help."""
     return Definition(name=name, kind=kind, help=text, samples=lambda source: source.get(name, ()))
 
 
@@ -94,14 +92,12 @@ def _histogram(name: str, labels: str, seen: Histogram) -> Iterator[str]:
 
 
 def clean(value: str) -> str:
-    """A text as a label's value: valid Unicode of limited length."""
     if len(value) > LONGEST:
         value = f"{value[: LONGEST - 1]}…"
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def finite(value: float | None) -> float | None:
-    """A number that a page can show, else None."""
     if value is None:
         return None
     if isinstance(value, int) and -_EXACT < value < _EXACT:

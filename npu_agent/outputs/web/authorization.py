@@ -23,9 +23,7 @@ from npu_agent.text import one_line
 log = logger(__name__)
 
 RESULTS = ("allowed", "unauthenticated", "forbidden", "unavailable", "limited")
-"""Of requests."""
 HOW = "docs/monitoring.md#authorization"
-"""In what a client is answered that sends no token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +41,16 @@ class Timing:
 
 
 _AT_ONCE = 4
-"""Questions to the API server at the same time, of the eight calls that `Api` makes."""
 _MOST = 256
 """Allowed clients and paths that are remembered."""
 
 Refusal = tuple[str, Answer]
-"""One of `RESULTS`, and what the client is answered instead of the page."""
 
 
 class Authorizer:
-    """Decides about requests; `results` counts them."""
+    """Decides about requests, and counts them in `results`."""
 
     def __init__(self, api: Api, timing: Timing = Timing()) -> None:
-        """Nothing is asked yet."""
         self.results = Counter(dict.fromkeys(RESULTS, 0))
         self.timing = timing
         self._api = api
@@ -63,9 +58,7 @@ class Authorizer:
         """Until when (`time.monotonic`), by the token's hash and the path; the oldest is first."""
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._window = 0.0
-        """When the present window began."""
         self._questions: Counter[str] = Counter()
-        """In this window, by address."""
         self._reporter = Reporter(
             log,
             "clients of metrics cannot be authorized",
@@ -73,13 +66,6 @@ class Authorizer:
         )
 
     async def refusal(self, authorization: str, path: str, address: str) -> Answer | None:
-        """What a request is answered instead of the page; None: it may have the page.
-
-        Args:
-            authorization: the header of that name.
-            path: of the page.
-            address: the client's, whose questions are limited.
-        """
         refused = await self._refusal(authorization, path, address)
         result, answer = refused or ("allowed", None)
         self.results[result] += 1
@@ -135,7 +121,6 @@ class Authorizer:
         return time.monotonic() < self._allowed.get(key, 0.0)
 
     def _has_asked_much(self, address: str) -> bool:
-        """Counts a question of the address, unless it has had all of this window."""
         now = time.monotonic()
         if now - self._window >= self.timing.window:
             self._window = now

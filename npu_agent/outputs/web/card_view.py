@@ -21,7 +21,6 @@ _IN_FULL = 6
 """Cards with a problem that have a large tile even so."""
 
 Tracks = Callable[[str], Track]
-"""A card's last hour, by its ID."""
 
 
 def cards(state: AgentState, tracks: Tracks) -> str:
@@ -62,7 +61,6 @@ def _urgency(card: CardState, state: AgentState) -> int:
 
 
 def anchor_of(card: CardState) -> str:
-    """The ID of the card's tile."""
     return "-".join(map(str, card.card.key))
 
 
@@ -144,7 +142,6 @@ _APIS = {WantedApi.DRA: "DRA", WantedApi.PLUGIN: "the device plugin"}
 
 
 def _gone(one: GoneCard, state: AgentState) -> str:
-    """The tile of a card that is not here any more."""
     card = one.state.card
     holders = [
         f"{holder.namespace} / {holder.pod}"
@@ -215,7 +212,6 @@ def _figures(card: CardState, state: AgentState, track: Track) -> str:
 
 
 def _loads(cores: Sequence[CoreReading], *, stale: bool) -> str:
-    """A bar for the load of each core."""
     if not any(core.utilization is not None for core in cores):
         return ""
     few = len(cores) <= 4
@@ -254,14 +250,12 @@ def _users(card: CardState, holdings: Sequence[Usage]) -> str:
 
 
 def cores_of(holding: Usage, card: CardState) -> str:
-    """Which of the card's cores."""
     if holding.cores == card.card.all_cores:
         return "all cores"
     return f"core{'s' if len(holding.cores) > 1 else ''} {holding.cores}"
 
 
 def pod(holder: Assignment) -> str:
-    """The Pod, with its container if that is known."""
     container = f' <span class="dim">/ {m.text(holder.container)}</span>'
     return m.text(holder.pod) + (container if holder.container else "")
 

@@ -69,7 +69,6 @@ class Connections(web.Server):
     async def serving(
         self, sockets: Sequence[socket.socket], context: ssl.SSLContext | None
     ) -> AsyncIterator[None]:
-        """Answers on listening sockets, which stay open; at the end closes all connections."""
         loop, limits = asyncio.get_running_loop(), self._limits
         servers: list[asyncio.Server] = []
         try:
@@ -99,7 +98,6 @@ class Connections(web.Server):
                 _reset(transport)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Called by aiohttp for each new connection."""
         super().connection_made(handler, transport)
         if len(self._silent) + len(self._active) >= self._limits.connections:
             among = self._silent or self._active
@@ -110,7 +108,6 @@ class Connections(web.Server):
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
-        """Called by aiohttp when one has ended."""
         super().connection_lost(handler, exc)
         self._silent.pop(handler, None)
         self._active.pop(handler, None)

@@ -18,7 +18,6 @@ MOST = 60
 
 
 def step_of(at: float) -> int:
-    """The number of the step that a time falls into; `at` as `Reading.at`."""
     return int(at // STEP)
 
 
@@ -34,7 +33,6 @@ class Figures(NamedTuple):
 
     @classmethod
     def of(cls, reading: Reading | None) -> Figures:
-        """What a reading says of it."""
         if reading is None:
             return cls()
         loads = [core.utilization for core in reading.cores]
@@ -49,7 +47,7 @@ class Figures(NamedTuple):
 
 @dataclass(slots=True)
 class Point:
-    """The readings of a step: the highest temperature, so that a peak stays, and means."""
+    """The readings of a step: the highest temperature and means of the rest."""
 
     step: int
     figures: Figures
@@ -58,7 +56,6 @@ class Point:
     readings: int = 1
 
     def add(self, at: float, now: Figures) -> None:
-        """Adds another reading of this step."""
         self.at = at
         self.readings += 1
         temperatures = (self.figures.temperature, now.temperature)
@@ -80,21 +77,18 @@ class History:
     """Remembers readings while it runs; a card that is gone is forgotten."""
 
     def __init__(self, snapshots: Feed[Snapshot]) -> None:
-        """Follows `snapshots` once it runs."""
         self._snapshots = snapshots
         self._tracks: dict[str, deque[Point]] = {}
 
     async def run(self) -> None:
-        """Remembers until cancelled."""
         async for snapshot in self._snapshots.watch():
             self.add(snapshot)
 
     def of(self, card_id: str) -> Track:
-        """The card's points; none for a card that is not there."""
         return self._tracks.get(card_id, ())
 
     def add(self, snapshot: Snapshot) -> None:
-        """Adds what is new in `snapshot`, and forgets the cards that are not in it."""
+        """Adds what is new, and forgets the cards that are gone."""
         self._tracks = {state.id: self._tracks.get(state.id, deque()) for state in snapshot.cards}
         for state in snapshot.cards:
             track, reading = self._tracks[state.id], state.reading

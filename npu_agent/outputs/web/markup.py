@@ -11,7 +11,7 @@ from npu_agent.outputs.web.history import MOST as MOST_POINTS
 from npu_agent.outputs.web.status import iso
 
 MOST = 100
-"""Rows of a list that are shown; /status.json has them all."""
+"""/status.json has all of them."""
 LONGEST = 300
 """Characters of a text from outside that are shown; of an error in full it is fifty times that."""
 
@@ -23,15 +23,12 @@ _GAP = 12
 
 NBSP = "\N{NO-BREAK SPACE}"
 UNKNOWN = "\N{EN DASH}"
-"""Where nothing is known."""
 
 
 def bounds(values: Iterable[float], least: float) -> tuple[float, float]:
-    """The ends of an axis for these values: round ones, so that they seldom change.
+    """The ends of an axis: round values, so that they seldom change.
 
-    Args:
-        values: NaN where one is missing.
-        least: the smallest range, so that noise stays small.
+    `values` are NaN where one is missing; `least` is the smallest range, so that noise stays small.
     """
     known = [value for value in values if math.isfinite(value)]
     if not known:
@@ -82,7 +79,6 @@ def curve(
 
 
 def empty(words: str) -> str:
-    """Says that there is nothing; takes HTML."""
     return f'<p class="empty">{words}</p>'
 
 
@@ -92,7 +88,6 @@ def error(kind: str, message: str) -> str:
 
 
 def pairs(found: Iterable[tuple[str, str]], kind: str = ' class="pairs"') -> str:
-    """Names and values, as HTML."""
     items = "".join(f"<dt>{key}</dt><dd>{value}</dd>" for key, value in found)
     return f"<dl{kind}>{items}</dl>"
 
@@ -175,12 +170,10 @@ def number(count: int, noun: str) -> str:
 
 
 def facts(found: Iterable[tuple[str, str | None]]) -> str:
-    """Names and texts from outside, but for those that are not known."""
     return pairs(((key, text(value)) for key, value in found if value), kind="")
 
 
 def section(anchor: str, title: str, content: str) -> str:
-    """A part of the page with its heading."""
     return (
         f'<section id="{anchor}" aria-labelledby="{anchor}-title"><h2 id="{anchor}-title">{title}'
         f'</h2><div class="box">{content}</div></section>'
@@ -207,7 +200,6 @@ def clock(at: float, now: float) -> str:
 
 
 def when(at: float, now: float) -> str:
-    """A time, by how long ago it was and by the clock."""
     return f'<span class="dim">{span(now - at)} ago, {clock(at, now)}</span>'
 
 

@@ -35,7 +35,6 @@ _HEADERS = {
     "Vary": "Accept, Accept-Encoding",
     "X-Content-Type-Options": "nosniff",
 }
-"""Of every answer."""
 _PAGE_HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
@@ -57,8 +56,6 @@ Routes = Mapping[str, Callable[[bool], Answer]]
 
 
 def probes(state: Callable[[], AgentState]) -> Routes:
-    """What the kubelet asks for; `state` puts together the agent's state."""
-
     def ready(_: bool) -> Answer:
         reasons = unready(state())
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
@@ -70,8 +67,6 @@ def probes(state: Callable[[], AgentState]) -> Routes:
 def pages(
     metrics: Callable[[bool], bytes], state: Callable[[], AgentState], history: History
 ) -> Routes:
-    """All that is served at the public port; `metrics` gives the page for Prometheus."""
-
     def for_prometheus(openmetrics: bool) -> Answer:
         return _answer(metrics(openmetrics), _OPENMETRICS if openmetrics else _TEXT)
 
@@ -88,22 +83,16 @@ class Pages:
     """Answers requests; a fault in one page affects no other."""
 
     def __init__(self, routes: Routes, *, fresh: float = _FRESH) -> None:
-        """`fresh` is for how many seconds an answer is kept."""
         self._routes = routes
         self._fresh = fresh
         self._cache: dict[tuple[str, bool, bool], tuple[float, Answer]] = {}
         """By path and form: until when (`time.monotonic`), and what."""
         self._failing: set[str] = set()
-        """Paths whose last answer failed."""
 
     def answer(self, method: str, path: str, *, accept: str = "", encodings: str = "") -> Answer:
-        """The answer to a request.
+        """The answer to a request; HEAD as GET: the caller leaves out the body.
 
-        Args:
-            method: GET and HEAD are answered alike: the caller leaves out the body for HEAD.
-            path: without a query.
-            accept: the header Accept.
-            encodings: the header Accept-Encoding.
+        `path` has no query; the others are the headers Accept and Accept-Encoding.
         """
         if path not in self._routes:
             found = f"not found; there are {' '.join(self._routes)}\n"
@@ -138,7 +127,6 @@ class Pages:
 
 
 def text_answer(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> Answer:
-    """An answer in plain text, with these headers in addition to the usual ones."""
     return _answer(text.encode(), _PLAIN, status, headers)
 
 

@@ -17,7 +17,6 @@ _SETTLE = 10.0
 what, and those have held it before."""
 
 Source = tuple[Feed[Any], Callable[[Any, Any], Iterable[TimelineEntry]]]
-"""A feed, and what happened between two of its values."""
 
 
 class Recorder:
@@ -31,7 +30,6 @@ class Recorder:
         sources: Sequence[Source],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Follows all these once it runs; `hardware` changes without readings only."""
         self.timeline = Timeline()
         self._version = version
         self._hardware = hardware
@@ -40,7 +38,6 @@ class Recorder:
         self._clock = clock
 
     async def run(self) -> None:
-        """Follows them until cancelled."""
         started, text = self._clock(), f"npu-agent {self._version} started"
         first = TimelineEntry(subject="agent", tone="plain", text=text)
         self.timeline = self.timeline.noted([first], started)

@@ -31,12 +31,11 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errn
 Port = Literal["metrics", "probes"]
 _WHAT = {"metrics": "metrics and status", "probes": "probes"}
 _KEYS = {"metrics": "metrics.listen", "probes": "metrics.probes"}
-"""Where the config has the address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a port; times are seconds."""
+    """Limits of a port; times in seconds."""
 
     connections: int = 64
     """Open ones; a newer one takes the place of one that is silent."""
@@ -51,7 +50,6 @@ class Limits:
     ending: float = 0.4
     """To end all connections, whatever the clients do."""
     resolve: float = 5.0
-    """For a host's name to be resolved."""
     retry_first: float = 0.5
     retry_longest: float = 5.0
     """Between tries to listen: an older agent in the host's network ends within a minute."""
@@ -69,7 +67,7 @@ class Server:
         certificates: Certificates | None = None,
         authorizer: Authorizer | None = None,
     ) -> None:
-        """Nothing is opened yet.
+        """Opens nothing before `run`.
 
         Args:
             port: which one of the agent's.
@@ -77,12 +75,10 @@ class Server:
             pages: gives the answers.
             limits: of connections and of their times.
             certificates: for TLS, which `run` waits for; None: without TLS.
-            authorizer: asked about each request; None: everybody may have every page.
+            authorizer: None: everybody may have every page.
         """
         self.listening: Feed[tuple[str, int] | None] = Feed(None)
-        """Host and port; None while it does not listen."""
         self.made_room = 0
-        """Connections that were ended for newer ones."""
         self._port = port
         self._address = address
         self._pages = pages
@@ -91,7 +87,6 @@ class Server:
         self._authorizer = authorizer
 
     async def run(self) -> None:
-        """Serves until cancelled; a port that is taken is tried again and again."""
         # On a thread: aiohttp takes long to import, and the kubelet waits for the loop.
         # A daemon thread, as it may have to wait for another one that imports, and hangs.
         await asyncio.get_running_loop().run_in_executor(
@@ -124,7 +119,6 @@ class Server:
         self.made_room += 1
 
     async def _listen(self) -> list[socket.socket]:
-        """The listening sockets, as soon as they can be opened."""
         pause = Backoff(first=self._limits.retry_first, longest=self._limits.retry_longest)
         words = f"{_WHAT[self._port]} cannot be served: trying again"
         reporter = Reporter(log, words, address=_shown(self._address))
@@ -140,8 +134,7 @@ async def listen(address: tuple[str, int], *, deadline: float = 5.0) -> list[soc
     """Listens on every address that `address` stands for, with one port.
 
     Raises:
-        OSError: it cannot; no socket is left open. A TimeoutError: the host's name is not resolved
-            within `deadline` seconds.
+        OSError: no socket is left open; a TimeoutError if the name is not resolved in time.
     """
     host, port = address
     resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM)
@@ -166,7 +159,6 @@ async def listen(address: tuple[str, int], *, deadline: float = 5.0) -> list[soc
 
 
 def _shown(address: tuple[str, int]) -> str:
-    """As the config writes it."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -62,10 +62,8 @@ class Certificates:
     """`context` is the TLS context in force, `state` how it stands."""
 
     def __init__(self, where: TlsFiles, interval: float = 5.0) -> None:
-        """Nothing is read yet; `interval` is the seconds between two readings of the files."""
         self.state: Feed[TlsState] = Feed(TlsState())
         self.context: Feed[ssl.SSLContext | None] = Feed(None)
-        """None as long as there was no good certificate."""
         self._where = where
         self._interval = interval
         self._thread = DaemonThread("npu-tls")
@@ -78,7 +76,6 @@ class Certificates:
         )
 
     async def run(self) -> None:
-        """Follows the files until cancelled."""
         while True:
             await self._check()
             await asyncio.sleep(self._interval)
@@ -109,11 +106,7 @@ class Certificates:
 def _load(
     where: TlsFiles, known: tuple[bytes, ...]
 ) -> tuple[tuple[bytes, ...], ssl.SSLContext, float] | None:
-    """Contents, context and expiry of what is in the files; None: it is `known`, or half replaced.
-
-    Raises:
-        RefusedError: it cannot be used.
-    """
+    """Contents, context and expiry of the files; None: they are `known`, or half replaced."""
     contents = _contents(where)
     if contents == known:
         return None
@@ -126,11 +119,7 @@ def _load(
 
 
 def check(where: TlsFiles) -> float:
-    """When the certificate expires: seconds since 1970. May block.
-
-    Raises:
-        RefusedError: it cannot be used.
-    """
+    """When the certificate expires: seconds since 1970. May block."""
     return _context(where, _contents(where)[0])[1]
 
 
@@ -201,5 +190,4 @@ def _expiry(server: ssl.SSLContext, path: Path, cert: bytes) -> float:
 
 
 def _openssl_reason(error: Exception) -> str:
-    """OpenSSL's words without Python's file and line."""
     return one_line(getattr(error, "reason", None) or str(error).partition(" (_ssl")[0])

@@ -32,7 +32,7 @@ _SEMVER = re.compile(
 
 @lru_cache(4096)  # cards of a node
 def describe(card: Card, cores: CoreRange) -> Description:
-    """What is published of a card's device with these cores; what is not known is left out.
+    """What is published of a card's device with these cores; unknown values are left out.
 
     Kept, because the pool is computed again with every claim that comes or goes.
     """
@@ -63,7 +63,7 @@ def describe(card: Card, cores: CoreRange) -> Description:
 def version(text: str | None) -> Version | None:
     """A driver's ``2025.4.0~dev0, 7e25130`` as the semver ``2025.4.0-dev0+7e25130``.
 
-    None for what is no version by semver, of which the API server takes nothing.
+    None for what is no semver: the API server refuses it.
     """
     front, _, commit = (text or "").partition(",")
     number, _, prerelease = front.partition("~")
@@ -86,4 +86,3 @@ NAMES = DraNames(
     # The vendor's driver offers RNGD only, so claims that are written for it name no family.
     first="rngd",
 )
-"""All of it."""

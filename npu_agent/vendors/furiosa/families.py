@@ -12,6 +12,6 @@ FAMILIES: dict[str, Family] = {
         rngd.FAMILY,
     )
 }
-"""Every known family by name, in the order in which they are searched."""
+"""In the order in which they are searched."""
 
 __all__ = ["FAMILIES", "Family"]

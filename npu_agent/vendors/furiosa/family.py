@@ -12,7 +12,6 @@ from npu_agent.core.vendor_spec import MetricSource
 VENDOR = "furiosa"
 CDI_KIND = "furiosa.ai/npu"
 ENVIRONMENT = (("NPU_DEVNAME", "npu{n}pe{cores}"), ("FURIOSA_DEVICES", "npu:{n}:{cores}"))
-"""What a container's environment says of each of its cores."""
 
 if TYPE_CHECKING:
     import re
@@ -31,7 +30,6 @@ class Unproven:
     guessed: str
     """How it is read all the same; Markdown."""
     quantities: tuple[MetricSource, ...]
-    """What is wrong or absent if the guess is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +77,8 @@ class Family:
     occupancy_file: str | None = None
     """In the card's entry: a line a core, ``1`` in use and ``0`` free."""
     unproven: tuple[Unproven, ...] = ()
-    """Which of these files are read by a guess."""
 
     def access(self, index: int) -> Access:
-        """How containers are given card `index`."""
         return _access(self, index)
 
     def nodes(self, index: int) -> tuple[str, ...]:
@@ -104,7 +100,7 @@ class Family:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many cores a device of this family can have: those with nodes, and the whole card."""
+        """The numbers of cores that a device can have: those with nodes, and the whole card."""
         return tuple(sorted({len(cores) for cores in self.core_ranges} | {self.core_count}))
 
 

@@ -10,7 +10,6 @@ from npu_agent.vendors.furiosa.families import FAMILIES
 
 
 def _old_name(family: str) -> str:
-    """What the first two generations call a family."""
     return "renegade" if family == "rngd" else family
 
 
@@ -68,4 +67,3 @@ SETS: dict[str, LabelSet] = {
         ),
     ),
 }
-"""By the name that the config key labels.sets has for them."""

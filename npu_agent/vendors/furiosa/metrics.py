@@ -104,4 +104,3 @@ SCHEMAS: dict[str, MetricSchema] = {
         renamed={"rms_total": "rms"},
     ),
 }
-"""By the name that the config key metrics.schema has for them."""

@@ -16,12 +16,12 @@ _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _HEX = re.compile(r"(?:0[xX])?[0-9a-fA-F]{1,16}")
 _LONGEST_TEXT = 256
 _MOST_NUMBERS = 256
-"""Lines of a file of numbers; drivers write about twenty."""
+"""Drivers write about twenty lines."""
 _UNSIGNED_64 = 1 << 64
 _SHORT = 20
 """Bytes: what has less is a number of 63 bits at most."""
 _KEPT = 32
-"""Results that are kept: figures that rarely change are read every few seconds."""
+"""Figures that rarely change are read every few seconds."""
 _PER_CORE = re.compile(r"(?:.*:)?\s*([0-9]{1,20})\s*")
 _REGISTER = re.compile(
     rb"^(TaskExecutionTime|CycleCount|CycleCountHigh)[ \t]*:[ \t]*0[xX]([0-9a-fA-F]{1,8})[ \t\r]*$",
@@ -162,12 +162,11 @@ def metrics(raw: bytes) -> tuple[int, int] | None:
 
 
 def alloc_status(raw: bytes) -> tuple[int, int] | None:
-    """``(bytes that may be taken, bytes taken)`` of an RNGD's core that is in use."""
+    """``(bytes that may be taken, bytes taken)`` of an RNGD's core in use."""
     return _two(raw, b"dram_capacity", b"dram_usage")
 
 
 def _two(raw: bytes, whole: bytes, part: bytes) -> tuple[int, int] | None:
-    """Two numbers of a file that belong together; None unless both are there."""
     found = _hex(_METRIC, raw)
     if whole not in found or part not in found or found[whole] == _UNSIGNED_64 - 1:
         return None
@@ -175,7 +174,7 @@ def _two(raw: bytes, whole: bytes, part: bytes) -> tuple[int, int] | None:
 
 
 def _hex(pattern: re.Pattern[bytes], raw: bytes) -> dict[bytes, int]:
-    """The numbers by name, the first of each; one search, as these files are read all the time."""
+    """The numbers by name, the first of each."""
     found: dict[bytes, int] = {}
     for name, value in pattern.findall(raw):
         found.setdefault(name, int(value, 16))

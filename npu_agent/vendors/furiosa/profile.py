@@ -17,4 +17,3 @@ PROFILE = Profile(
     environment=ENVIRONMENT,
     cdi_kinds=(CDI_KIND,),
 )
-"""All of it."""

@@ -16,12 +16,10 @@ _CORES = 8
 
 
 def product(device_type: str, soc_rev: str | None) -> str | None:  # noqa: ARG001 (one shape for all)
-    """There is one product."""
     return "rngd" if device_type.lower() == "rngd" else None
 
 
 def frequencies(raw: bytes | None) -> tuple[int | None, ...]:
-    """A line a core."""
     return parse.per_core(raw, _CORES)
 
 
@@ -82,4 +80,3 @@ FAMILY = Family(
         ),
     ),
 )
-"""The family's conventions."""

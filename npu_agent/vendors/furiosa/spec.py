@@ -16,4 +16,3 @@ SPEC = VendorSpec(
     metric_schema="0.8",
     dra=attributes.NAMES,
 )
-"""All of it."""

@@ -37,7 +37,6 @@ _SETTLED = 1_000_000_000
 in ticks of some milliseconds."""
 
 _NODE = re.compile("npu([0-9]{1,4})")
-"""How the names of a card's nodes begin."""
 
 _HWMON = {
     "temp": ("_input", SensorKind.TEMPERATURE),
@@ -70,7 +69,6 @@ class Furiosa:
         """For each core of a family's cards, the ranges that have it, the narrow ones first."""
 
     def scan(self) -> tuple[Entry, ...]:
-        """See `Vendor.scan`."""
         found: list[tuple[int, str, str, int]] = []
         for family in self._families.values():
             with suppress(FileNotFoundError):
@@ -87,7 +85,6 @@ class Furiosa:
         return Entry(family=family, index=index, path=path, inode=inode, counters_wrap=wrap)
 
     def identify(self, entry: Entry) -> Card:
-        """See `Vendor.identify`."""
         family, directory = self._families[entry.family], entry.path
         platform = parse.text(_read(f"{directory}/platform_type"))
         if platform == "VITIS":
@@ -122,7 +119,6 @@ class Furiosa:
         )
 
     def probe(self, entry: Entry) -> Probe:
-        """See `Vendor.probe`."""
         file = self._families[entry.family].liveness_file
         raw, nodes = _read(f"{entry.path}/{file}"), self._nodes(entry)
         try:
@@ -132,7 +128,6 @@ class Furiosa:
         return Probe(alive, f"{file} says 0" if alive is False else "", nodes)
 
     def read(self, entry: Entry, card: Card) -> Reading:
-        """See `Vendor.read`."""
         family, directory = self._families[entry.family], entry.path
         try:
             alive = parse.liveness(_optional(f"{directory}/{family.liveness_file}"))
@@ -154,7 +149,6 @@ class Furiosa:
     def read_cores(
         self, entry: Entry, frequencies: tuple[int | None, ...] = ()
     ) -> tuple[CoreReading, ...]:
-        """See `Vendor.read_cores`; `frequencies` are the MHz of each core, as far as known."""
         family = self._families[entry.family]
         files = _CoreFiles(entry, family, self._covering[entry.family])
         found = (
@@ -164,12 +158,10 @@ class Furiosa:
         return tuple(filter(None, found))
 
     def pci_addresses(self) -> frozenset[str]:
-        """See `Vendor.pci_addresses`."""
         found = (parse.pci_address(_optional(f"{entry.path}/busname")) for entry in self.scan())
         return frozenset(filter(None, found))
 
     def given(self) -> tuple[Card, ...]:
-        """See `Vendor.given`."""
         return tuple(
             family.card(index, product=family.name, nodes=nodes)
             for family in self._families.values()
@@ -177,7 +169,6 @@ class Furiosa:
         )
 
     def _nodes_of_all(self, family: Family) -> Iterator[tuple[int, frozenset[str]]]:
-        """The number of each card of the family that has nodes, and these."""
         names = _names(f"{self._dev}/{family.dev_dir}")
         there = frozenset(family.dev_dir + name for name in names)
         numbers = {int(match[1]) for name in names if (match := _NODE.match(name))}
@@ -220,10 +211,7 @@ class Furiosa:
         return nodes
 
     def _changed(self, family: Family) -> int:
-        """When anything came or went last beside the family's nodes; 0 if there is no directory.
-
-        As ``st_mtime_ns``: whatever comes or goes in a directory changes its time.
-        """
+        """When the directory of the nodes changed last (`st_mtime_ns`); 0 without one."""
         try:
             return os.stat(f"{self._dev}/{family.dev_dir}").st_mtime_ns  # noqa: PTH116 (as in _is_node)
         except OSError as error:
@@ -241,7 +229,6 @@ class Furiosa:
 
 
 def _sensor_files(directory: str) -> Iterator[tuple[str, SensorKind, str]]:
-    """The file of each sensor in a directory of hwmon, its kind and label."""
     for name in sorted(_names(directory), key=natural):
         for prefix, (suffix, kind) in _HWMON.items():
             number = name.removeprefix(prefix).removesuffix(suffix)
@@ -251,7 +238,7 @@ def _sensor_files(directory: str) -> Iterator[tuple[str, SensorKind, str]]:
 
 
 def _settled(changed: int) -> bool:
-    """Whether a directory that changed then (``st_mtime_ns``) gets another time with any change.
+    """Whether any later change gives a directory another time than `changed` (`st_mtime_ns`).
 
     So does one whose time is in the future, as it is after the clock was set back.
     """
@@ -259,7 +246,7 @@ def _settled(changed: int) -> bool:
 
 
 def _inode(path: str) -> int | None:
-    """Of the entry of a card; None if it is no longer there."""
+    """The inode of a card's entry; None if it is gone."""
     try:
         return os.stat(path).st_ino  # noqa: PTH116 (as in _is_node)
     except FileNotFoundError:
@@ -270,7 +257,6 @@ def _inode(path: str) -> int | None:
 
 
 _Figures = tuple[int, int]
-"""Two numbers of one file that belong together."""
 
 
 class _CoreFiles:
@@ -295,7 +281,6 @@ class _CoreFiles:
             self._occupied = parse.per_core(raw, family.core_count)
 
     def core(self, core: int, frequency: int | None) -> CoreReading | None:
-        """What the files say of this core, which runs at `frequency` MHz; None if nothing."""
         family = self._family
         covering = self._covering[core]
         occupied = self._occupied[core] if self._occupied else None
@@ -332,7 +317,6 @@ class _CoreFiles:
         file: str,
         understand: Callable[[bytes], _Figures | None],
     ) -> tuple[CoreRange | None, _Figures | _NoReading]:
-        """The first of these entries that has figures, and these; else what they tell instead."""
         without = _NoReading.NOTHING
         for cores in covering:
             path = f"{self._beside}{cores}/{file}"
@@ -349,15 +333,12 @@ class _CoreFiles:
 
 
 class _NoReading(enum.Enum):
-    """What files of a core tell that has no figures."""
-
     NOTHING = "there is none"
     FREE = "they refuse to be read, or are empty: the core is not in use"
     NONSENSE = "one cannot be read or understood"
 
 
 def _figures(path: str, understand: Callable[[bytes], _Figures | None]) -> _Figures | _NoReading:
-    """The figures in a file of a core, or what it tells without any."""
     try:
         raw = _read(path)
     except PermissionError:
@@ -388,7 +369,7 @@ def _read(path: str) -> bytes | None:
 
 
 def _optional(path: str) -> bytes | None:
-    """As `_read`, for files that nothing depends on: one that refuses to be read is absent."""
+    """As `_read`; a file that cannot be read is absent."""
     try:
         return _read(path)
     except OSError as error:

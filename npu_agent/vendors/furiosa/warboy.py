@@ -42,4 +42,3 @@ FAMILY = Family(
     counts_in_use_only=True,
     frequencies=frequencies,
 )
-"""The family's conventions."""
