@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
-
 from npu_agent.config import (
     Change,
     Config,
@@ -13,8 +11,6 @@ from npu_agent.config import (
     changes,
 )
 from npu_agent.config.compare import in_force
-
-from .strategies import CONFIGS, FEW
 
 
 def test_values_and_restart() -> None:
@@ -49,12 +45,6 @@ def test_of_resources_the_api_applies_while_running_and_nothing_else_does() -> N
     ):
         assert [change.needs_restart for change in changes(before, other)] == [True]
         assert in_force(before, other) == before
-
-
-@FEW
-@given(CONFIGS)
-def test_no_change(config: Config) -> None:
-    assert changes(config, config) == ()
 
 
 def test_a_change_of_thousands_of_items_is_a_line_that_people_can_read() -> None:

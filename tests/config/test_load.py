@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
 from npu_agent.config import (
     AllocationConfig,
@@ -326,16 +325,6 @@ def only_config_errors(data: bytes) -> None:
             assert problem.place.line is None or 1 <= problem.place.line <= len(lines)
     else:
         assert isinstance(effective.config, Config)
-
-
-@ANY
-@given(
-    st.integers(0, len(FULL)),
-    st.integers(0, 9),
-    st.text(max_size=4) | st.sampled_from(FULL.splitlines()),
-)
-def test_any_damage_to_a_good_file(at: int, cut: int, text: str) -> None:
-    only_config_errors((FULL[:at] + text + FULL[at + cut :]).encode("utf-8", "surrogatepass"))
 
 
 def test_the_largest_files_end() -> None:

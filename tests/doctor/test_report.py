@@ -103,17 +103,3 @@ def test_a_line_ends_with_the_remedy_if_there_is_one() -> None:
     assert report.lines([wrong, replace(wrong, remedy="")]) == (
         "wrong  cdi: is missing; mount it\nwrong  cdi: is missing"
     )
-
-
-def test_json_has_every_field() -> None:
-    assert [LONG.as_json()] == [
-        {
-            "name": LONG.name,
-            "state": "wrong",
-            "detail": LONG.detail,
-            "remedy": LONG.remedy,
-            "command": "see --this",
-            "section": "Kubelet",
-            "follows": "",
-        }
-    ]

@@ -117,16 +117,6 @@ async def test_a_card_that_fails_is_fenced_and_comes_back(
         assert {s.cards[1].health for s in watched.record.all} == {before.cards[1].health}
 
 
-async def test_the_reading_of_a_dead_card_says_so(root: Path) -> None:
-    slow = replace(QUICK, telemetry_interval=3600)
-    async with watching(root, settings=slow) as watched:
-        watched.fault("npu0", "dead")
-        dead = await watched.until(
-            lambda s: s.cards[0].reading is not None and s.cards[0].reading.alive is False
-        )
-        assert dead.cards[0].health.state is UNHEALTHY
-
-
 async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path) -> None:
     """Its heat is read as often as its health then."""
     limit = health.Policy(max_temperature=90.0)
@@ -142,15 +132,6 @@ async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path)
         watched.fault("npu0", "hot")
         await watched.looks(5)
         assert watched.record.value.cards[0].health.state is HEALTHY
-
-
-async def test_a_policy_is_followed_while_it_runs(root: Path) -> None:
-    async with watching(root, settings=replace(QUICK, policy=health.Policy(failures=100))) as w:
-        w.fault("npu0", "dead")
-        await w.looks(3)
-        assert w.record.value.cards[0].health.state is HEALTHY
-        w.settings.publish(replace(QUICK, policy=health.Policy(failures=1)))
-        await w.card("npu0", UNHEALTHY)
 
 
 SELDOM = Settings(interval=3600, health_interval=3600, telemetry_interval=3600)
@@ -223,16 +204,6 @@ async def test_a_card_that_hangs_is_fenced_alone_and_comes_back(root: Path) -> N
         assert watched.record.all[0].cards[1].health == other
 
 
-async def test_a_card_that_goes_on_hanging_changes_nothing_more(root: Path) -> None:
-    async with watching(root, settings=replace(QUICK, telemetry_interval=3600)) as watched:
-        watched.fault("npu0", "hang")
-        await watched.card("npu0", UNHEALTHY)
-        count = len(watched.record.all)
-        watched.fault("npu1", "dead")
-        await watched.card("npu1", UNHEALTHY)
-        assert len(watched.record.all) <= count + 2  # npu1: its health, its reading
-
-
 async def test_a_card_that_hangs_from_the_first_look_hides_nothing(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -295,41 +266,6 @@ async def test_a_drained_card_goes_and_comes_back_under_its_id(
         assert after.cards[0].health.state is HEALTHY
     said = [record.message for record in caplog.records]
     assert [said.count(what) for what in ("card added", "card removed")] == [3, 1]
-
-
-async def test_the_last_card_may_go_and_the_agent_waits(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    async with watching(root) as watched:
-        for card in ("npu0", "npu1"):
-            watched.fault(card, "gone")
-        assert (await watched.names()).complete
-        await watched.until(lambda s: not s.cards)
-        assert "no cards on this host: waiting for some" in caplog.messages
-        watched.fault("npu1", "back")
-        await watched.names("npu1")
-
-
-async def test_a_host_without_a_driver_gets_one(tmp_path: Path) -> None:
-    root = tmp_path / "host"
-    root.mkdir()
-    async with watching(root) as watched:
-        assert watched.record.value == Snapshot(complete=True)
-        tree(root, "rngd=1")
-        await watched.names("npu0")
-
-
-async def test_a_card_swapped_in_its_slot_is_another_card(root: Path) -> None:
-    async with watching(root) as watched:
-        watched.fault("npu0", "dead")
-        old = await watched.card("npu0", UNHEALTHY)
-        watched.fault("npu0", "ok")
-        watched.fault("npu0", "swap")
-        new = await watched.until(lambda s: len(s.cards) == 2 and s.cards[0].id != old.id)
-        assert new.cards[0].id == new.cards[0].card.uuid
-        assert new.cards[0].card.serial != old.card.serial
-        assert new.cards[0].health.state is HEALTHY
 
 
 async def test_another_card_behind_the_same_entry_has_a_health_of_its_own(root: Path) -> None:
@@ -744,32 +680,6 @@ ONE = ["npu-probes"]
 
 def threads() -> list[str]:
     return sorted(thread.name for thread in readers())
-
-
-async def test_reloads_of_a_hung_card_leave_no_thread_behind(root: Path, tmp_path: Path) -> None:
-    async with watching(root) as watched:
-        await until(lambda: threads() == ONE)
-        entry = management(root, 0)
-        pipes = []
-        for number in range(3):
-            watched.fault("npu0", "hang")
-            pipes.append(tmp_path / f"pipe{number}")
-            os.link(entry / "alive", pipes[-1])  # or nobody could release the read again
-            fenced = await watched.card("npu0", UNHEALTHY)
-            assert fenced.health.reason == "no answer within 0.5 s"
-            fresh = entry.with_name("fresh")
-            fresh.mkdir()
-            for file in entry.iterdir():
-                if file.name != "alive":
-                    shutil.copy(file, fresh)
-            write(fresh / "alive", "1\n")
-            shutil.rmtree(entry)
-            fresh.rename(entry)
-            await until(lambda: threads() == [*ONE, "npu-warboy-0"])
-            release(pipes[-1], "1\n")
-            await watched.card("npu0", HEALTHY)
-            await until(lambda: threads() == ONE)
-            watched.fault("npu0", "ok")  # as it is already; or the next fault would change nothing
 
 
 async def test_a_hung_card_that_goes_and_returns_has_one_thread(root: Path, tmp_path: Path) -> None:

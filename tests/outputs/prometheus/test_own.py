@@ -9,9 +9,6 @@ from tests.outputs.helpers import RESOURCE
 from tests.outputs.prometheus.helpers import (
     families,
     own,
-    own_page,
-    parsed,
-    series,
     values,
 )
 
@@ -62,13 +59,6 @@ def test_config_in_force_refused_and_waiting(config: ConfigState, shown: list[fl
         *("rejected_total", "restart_required"),
     )
     assert [values(found, f"npu_agent_config_{name}")[()] for name in names] == shown
-
-
-@pytest.mark.parametrize("openmetrics", [False, True])
-def test_both_formats_can_be_read(openmetrics: bool) -> None:
-    state = own(events={'"\n\ud800': 1})
-    page = own_page(state, openmetrics=openmetrics) + (b"# EOF\n" if openmetrics else b"")
-    assert series(parsed(page, openmetrics=openmetrics)) == series(families(state))
 
 
 def test_names_say_what_they_are() -> None:

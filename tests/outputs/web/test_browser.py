@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -200,24 +199,6 @@ async def test_a_new_version_of_the_page_is_loaded_whole() -> None:
     async with looking(Scene()) as page:
         await page.run("window.old = true; document.documentElement.dataset.build = 'another'")
         await page.until("window.old === undefined && document.readyState === 'complete'")
-
-
-async def test_without_a_script_it_is_loaded_again_by_itself() -> None:
-    scene = Scene(cards=(read(state()),))
-    async with serving(scene) as (host, port), tab() as page:
-        await page.say("Emulation.setScriptExecutionDisabled", value=True)
-        await page.open(f"http://{host}:{port}/")
-        scene.cards = (replace(fenced(scene.cards[0], "dead", 1)),)
-        document = (await page.say("DOM.getDocument", depth=-1))["root"]["nodeId"]
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    found = await page.say("DOM.getOuterHTML", nodeId=document)
-                    if "1 problem" in found["outerHTML"]:
-                        break
-                except RuntimeError:  # it is another document by now
-                    document = (await page.say("DOM.getDocument", depth=-1))["root"]["nodeId"]
-                await asyncio.sleep(0.1)
 
 
 async def test_a_link_to_one_of_many_cards_opens_it() -> None:

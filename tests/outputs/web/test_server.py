@@ -172,19 +172,6 @@ async def test_at_the_cap_of_those_that_asked_the_one_that_asked_longest_ago_mak
             await closed(each[1])
 
 
-@pytest.mark.parametrize("says", [b"", b"GET /metr", ASK], ids=["nothing", "half", "all"])
-async def test_connections_that_are_held_keep_no_client_away(says: bytes) -> None:
-    """There are twice as many of them as there may be."""
-    async with serving(Scene()) as address:
-        held = [await connect(address) for _ in range(2 * Limits().connections)]
-        for _, writer in held:
-            writer.write(says)
-        for _ in range(10):
-            assert PROMETHEUS in await said(address, ONCE)
-        for _, writer in held:
-            await closed(writer)
-
-
 async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_one_is_full() -> (
     None
 ):
@@ -211,18 +198,6 @@ async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_o
 async def test_a_client_that_falls_silent_is_let_go(start: bytes) -> None:
     async with serving(Scene(), limits=Limits(silence=0.2)) as address:
         await said(address, start)  # returns when the server has closed
-
-
-async def test_a_client_that_drips_is_let_go() -> None:
-    async with serving(Scene(), limits=Limits(silence=0.3)) as address:
-        reader, writer = await connect(address)
-        end = asyncio.create_task(rest(reader))
-        writer.write(b"GET /metrics HTTP/1.1\r\n")
-        async with asyncio.timeout(LIMIT):
-            while not end.done():
-                writer.write(b"X-Drip: x\r\n")
-                await asyncio.sleep(0.05)
-        await closed(writer)
 
 
 @asynccontextmanager

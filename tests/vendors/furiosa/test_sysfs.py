@@ -185,11 +185,6 @@ def test_only_management_entries_are_entries(names: list[str]) -> None:
 # Entries.
 
 
-def test_entries_are_sorted_by_number_over_all_families(tmp_path: Path) -> None:
-    root = tree(tmp_path / "host", "warboy=2,rngd=1,warboy=9")
-    assert [entry.index for entry in Furiosa(root).scan()] == list(range(12))
-
-
 def test_two_names_of_one_card_come_in_the_same_order_each_time(tmp_path: Path) -> None:
     """A later one stands for the card, so it must not depend on the order of a listing."""
     names = [f"rngd!npu{index}{end}" for index in range(8) for end in ("_mgmt", "mgmt")]
@@ -202,25 +197,6 @@ def test_an_entry_that_is_unbound_meanwhile_is_none(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=2")
     shutil.rmtree(management(root, 0))  # the link in /sys/class still stands
     assert [entry.name for entry in Furiosa(root).scan()] == ["npu1"]
-
-
-def test_an_entry_that_cannot_be_followed_does_not_hide_the_others(tmp_path: Path) -> None:
-    root = tree(tmp_path / "host", "warboy=2")
-    link = root / "sys/class/npu_mgmt/npu0_mgmt"
-    link.unlink()
-    link.symlink_to(link.name)
-    host = Furiosa(root)
-    odd, good = host.scan()
-    assert host.identify(good).name == "npu1"
-    with pytest.raises(OSError, match="symbolic links"):
-        host.identify(odd)
-
-
-def test_a_class_directory_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "sys/class").mkdir(parents=True)
-    (tmp_path / "sys/class/npu_mgmt").touch()
-    with pytest.raises(OSError, match="npu_mgmt"):
-        Furiosa(tmp_path).scan()
 
 
 def test_the_addresses_of_cards_that_are_not_served_too(tmp_path: Path) -> None:
@@ -261,29 +237,6 @@ def test_a_driver_that_is_reloaded_makes_another_entry(tmp_path: Path) -> None:
 # What cannot be read.
 
 
-@pytest.mark.parametrize("name", ["alive", "device_type", "platform_type"])
-def test_an_error_while_reading_names_the_file(tmp_path: Path, name: str) -> None:
-    root = tree(tmp_path / "host", "warboy=1")
-    file = management(root, 0) / name
-    write(file, None)
-    file.mkdir()  # opens, and fails when read: as a driver that answers EIO
-    host, entry = Furiosa(root), entry_of(root)
-    with pytest.raises(IsADirectoryError) as caught:
-        (host.probe if name == "alive" else host.identify)(entry)
-    assert Path(caught.value.filename).name == name
-
-
-def test_a_file_that_nothing_depends_on_may_be_unreadable(tmp_path: Path) -> None:
-    root = tree(tmp_path / "host", "warboy=1")
-    for name in ("device_uuid", "version", "soc_rev", "heartbeat", "atr_error"):
-        write(management(root, 0) / name, None)
-        (management(root, 0) / name).mkdir()
-    card = Furiosa(root).identify(entry_of(root))
-    assert (card.uuid, card.driver_version, card.product) == (None, None, "warboy")
-    reading = Furiosa(root).read(entry_of(root), card)
-    assert (reading.alive, reading.uptime, reading.errors) == (True, None, ())
-
-
 def test_no_file_stays_open(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
     (management(root, 0) / "alive").unlink()
@@ -311,18 +264,6 @@ def test_only_devices_and_their_plain_stand_ins_are_nodes(tmp_path: Path) -> Non
     os.mkfifo(dev / "npu0ch0")
     (dev / "npu1").touch()
     assert Furiosa(tmp_path).identify(entry_of(tmp_path)).nodes == {"npu0"}
-
-
-def test_each_probe_sees_the_nodes_that_there_are(tmp_path: Path) -> None:
-    bare_card(tmp_path, 0, "U")
-    dev = tmp_path / "dev"
-    host, entry = Furiosa(tmp_path), entry_of(tmp_path)
-    assert host.probe(entry).nodes == set()
-    dev.mkdir()
-    (dev / "npu0pe0").touch()
-    assert host.probe(entry).nodes == {"npu0pe0"}
-    (dev / "npu0pe0").unlink()
-    assert host.probe(entry).nodes == set()
 
 
 @pytest.mark.parametrize(
@@ -395,12 +336,6 @@ def test_sensors_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert (reading.temperature(), reading.power()) == (0.01, 1.37)
 
 
-def test_a_card_without_an_address_has_no_sensors(tmp_path: Path) -> None:
-    root = tree(tmp_path / "host", "warboy=1")
-    reading = Furiosa(root).read(entry_of(root), card_at(None))
-    assert (reading.sensors, reading.temperature(), reading.power()) == ((), None, None)
-
-
 # Cores.
 
 
@@ -469,22 +404,6 @@ def test_a_core_that_refuses_is_not_in_use(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "open", refuse)
     cores = Furiosa(root).read_cores(entry)
     assert list(map(counted, cores)) == [(0, 0.0, None, None, ""), (1, 0.0, None, None, "")]
-
-
-def test_a_free_core_of_an_rngd_has_counters_and_no_memory(tmp_path: Path) -> None:
-    root = tree(tmp_path / "host", "rngd=1")
-    simulator.apply_fault(root, "npu0", "busy-one")
-    reading = Furiosa(root).read(entry_of(root), card_at(None))
-    used, free = reading.cores[0], reading.cores[1]
-    assert (used.utilization, used.dram_total, used.frequency) == (None, 6 << 30, 1000)
-    assert used.dram_used
-    assert used.cycles
-    assert (free.utilization, free.dram_total, free.dram_used, free.task_cycles) == (
-        0.0,
-        None,
-        None,
-        0,
-    )
 
 
 def test_fused_cores_of_an_rngd_share_their_memory_and_counters(tmp_path: Path) -> None:
