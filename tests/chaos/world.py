@@ -184,11 +184,7 @@ class World:
         await asyncio.to_thread(simulator.apply_fault, self.root, card, fault)
 
     async def get(self, path: str, port: int = 0) -> tuple[int, bytes]:
-        """Status and body of one of the agent's pages, on a connection of its own.
-
-        Raises:
-            OSError: there was no answer in the five seconds of the kubelet's probes.
-        """
+        """Status and body of one of the agent's pages, on a connection of its own."""
 
         def ask() -> tuple[int, bytes]:
             try:
@@ -277,11 +273,7 @@ async def world(
 
 
 async def withstood(here: World, attack: Callable[[World], Awaitable[None]]) -> None:
-    """Plays an attack, and asserts what has to hold after any.
-
-    Raises:
-        AssertionError: it did not; also whatever else the attack ran into.
-    """
+    """Plays an attack, and asserts what has to hold after any."""
     await attack(here)
     popen = here.process.popen
     assert popen.poll() is None, f"the agent has ended with {popen.returncode}"

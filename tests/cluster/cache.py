@@ -41,9 +41,6 @@ def cached(name: str, key: object, make: Callable[[Path], None], *, keep: int = 
         key: everything that determines the content, as JSON takes it.
         make: fills the empty directory that it is given; if it raises, nothing is kept.
         keep: how many directories of this name, with different keys, stay in the cache.
-
-    Raises:
-        Whatever `make` raises.
     """
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
     entry = cache_dir() / f"{name}-{digest}"

@@ -44,13 +44,6 @@ int main(void) { signal(SIGTERM, end); signal(SIGINT, end); signal(SIGCHLD, reap
 
 @dataclass(frozen=True)
 class Image:
-    """An image as an archive.
-
-    Attributes:
-        name: what a Pod calls it.
-        archive: OCI archive, for `Cluster.import_image`.
-    """
-
     name: str
     archive: Path
 
@@ -93,7 +86,6 @@ def workload(name: str = "localhost/workload:1") -> Image:
 
 
 def scheduler() -> Image:
-    """The scheduler of the cluster's own build, by the name and the path of the public image."""
     name = f"registry.k8s.io/kube-scheduler:{KUBERNETES.version}"
     program = ensure_binaries(KUBERNETES)["kube-scheduler"]
 
@@ -147,9 +139,6 @@ def agent(project: Path = PROJECT, name: str = "localhost/npu-agent:test") -> Im
     """The project's image, built from its Containerfile as it is now.
 
     Built again only when a file changes that the build sees, which .containerignore says.
-
-    Raises:
-        BuildError: the build failed; the message has buildah's output.
     """
     files = _context(project)
     key = [[str(path.relative_to(project)), _digest(path)] for path in files]
@@ -191,7 +180,6 @@ def _image(name: str, key: object, make: Callable[[Path], None]) -> Image:
 
 
 def _context(project: Path) -> list[Path]:
-    """The files that .containerignore lets through; it ignores everything and then names some."""
     lines = (project / ".containerignore").read_text().split("\n")
     wanted = [project / line[1:] for line in lines if line.startswith("!")]
     files = [path for top in wanted for path in ([top] if top.is_file() else top.rglob("*"))]
@@ -226,7 +214,6 @@ def _from(image: str) -> Iterator[str]:
 
 
 def _export(container: str, name: str, directory: Path) -> None:
-    """Commit a container as `name` to `image.tar`."""
     _buildah("commit", "--quiet", container, f"oci-archive:{directory}/image.tar:{name}")
 
 

@@ -23,12 +23,6 @@ _libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
 
 
 def connect(pid: int, address: tuple[str, int], timeout: float) -> socket.socket:
-    """Connects to an address in the network namespace of process `pid`.
-
-    Raises:
-        OSError: no such process, or nobody answers there.
-    """
-
     def inside() -> socket.socket:
         with Path(f"/proc/{pid}/ns/net").open() as namespace:
             if _libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
@@ -50,11 +44,6 @@ def ask(
     tls: ssl.SSLContext | None,
     timeout: float,
 ) -> tuple[int, str]:
-    """One HTTP request to a URL of the network namespace of process `pid`: status and body.
-
-    Raises:
-        OSError, http.client.HTTPException: no answer.
-    """
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or (443 if tls else 80)

@@ -48,26 +48,15 @@ RESOURCES = {
 START_TIMEOUT = 60.0
 """Seconds that any step of starting may take; on an idle machine all take under ten together."""
 COMMAND_TIMEOUT = 60.0
-"""Seconds that a command may take, unless told else."""
 WAIT_TIMEOUT = 30.0
-"""Seconds that `wait_for` waits, unless told else."""
 
 
 class ClusterError(RuntimeError):
-    """A command in the cluster failed, or what was waited for did not come; says which and why."""
+    pass
 
 
 @dataclass(frozen=True)
 class State:
-    """What another process needs to talk to a running cluster; kept as cluster.json.
-
-    Attributes:
-        node_name: the Node's name.
-        kubelet: version of the kubelet.
-        path: where the cluster's programs are, as $PATH has it.
-        processes: what runs, by name.
-    """
-
     node_name: str
     kubelet: str
     path: str
@@ -76,13 +65,6 @@ class State:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API server answered to `Cluster.request`.
-
-    Attributes:
-        status: the HTTP status.
-        body: the object; for most refusals a `Status` with `reason` and `message`.
-    """
-
     status: int
     body: dict[str, Any]
 
@@ -123,7 +105,6 @@ class Cluster:
 
     @property
     def pid(self) -> int:
-        """A process in the node's namespaces."""
         return self._sandbox.init.pid
 
     # --- life -----------------------------------------------------------------------------
@@ -149,9 +130,6 @@ class Cluster:
             kubelet_config: KubeletConfiguration fields that replace the ones in settings.py.
             keep: the cluster goes on when this process has ended, until someone stops it; without,
                 the next start of any cluster takes away what this process failed to stop.
-
-        Raises:
-            BuildError, SandboxError, ClusterError: it says what failed; nothing is left running.
         """
         ensure_packages()
         # Of the control plane's build the kubelet is overridden by the one asked for.
@@ -178,22 +156,14 @@ class Cluster:
 
     @classmethod
     def attach(cls, workdir: Path) -> Cluster:
-        """The cluster that another process started in `workdir` with `keep`.
-
-        Raises:
-            SandboxError: none runs there.
-        """
+        """The cluster that another process started in `workdir` with `keep`."""
         sandbox = Sandbox.attach(workdir)
         data = json.loads((workdir / "config" / "state.json").read_text())
         data["processes"] = {name: Process(**fields) for name, fields in data["processes"].items()}
         return cls(sandbox, State(**data))
 
     def stop(self) -> None:
-        """Kill everything, pods too, and delete everything but the logs. Safe to call twice.
-
-        Raises:
-            SandboxError: something could not be ended.
-        """
+        """Kill everything, pods too, and delete everything but the logs. Safe to call twice."""
         self._sandbox.stop()
 
     def __enter__(self) -> Self:
@@ -229,7 +199,6 @@ class Cluster:
         (self._config / "state.json").write_text(json.dumps(asdict(self._state)))
 
     def _await(self, name: str, what: str, condition: Callable[[], bool]) -> None:
-        """Wait for one of the cluster's processes to get somewhere."""
         process = self._state.processes[name]
         if not wait_until(lambda: condition() or not process.alive, START_TIMEOUT, 0.05):
             raise ClusterError(f"{name}: not {what}: {self._sandbox.tail(name)}")
@@ -273,11 +242,7 @@ class Cluster:
     # --- the kubelet ----------------------------------------------------------------------
 
     def start_kubelet(self, timeout: float = START_TIMEOUT) -> None:
-        """Start the kubelet; return when it says that the Node is Ready, and knows its Pods.
-
-        Raises:
-            ClusterError: it already runs, or it does not get there.
-        """
+        """Returns when the Node is Ready, and the kubelet knows its Pods."""
         if self.kubelet_runs:
             raise ClusterError("the kubelet runs already")
         started = time.time()
@@ -300,7 +265,6 @@ class Cluster:
 
     @property
     def kubelet_runs(self) -> bool:
-        """Whether the kubelet's process is there."""
         return self._state.processes["kubelet"].alive
 
     # --- the API server -------------------------------------------------------------------
@@ -317,9 +281,6 @@ class Cluster:
 
         It answers in a few seconds, but scheduler and kubelet, which have backed off, may look for
         it only after most of a minute. `options` are more of them, such as --feature-gates.
-
-        Raises:
-            ClusterError: it already runs, or it does not get there.
         """
         if self._state.processes["apiserver"].alive:
             raise ClusterError("the API server runs already")
@@ -356,20 +317,11 @@ class Cluster:
         check: bool = True,
         timeout: float = COMMAND_TIMEOUT,
     ) -> str:
-        """Run kubectl as an administrator; returns what it prints, errors too if it fails.
-
-        Raises:
-            ClusterError: see `enter`.
-        """
+        """Run kubectl as an administrator; returns what it prints, errors too if it fails."""
         done = self.enter("kubectl", *arguments, input=input, check=check, timeout=timeout)
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
-        """One object as the API server has it.
-
-        Raises:
-            ClusterError: there is none.
-        """
         return cast("dict[str, Any]", json.loads(self._read(_path(kind, namespace, name))))
 
     def objects(
@@ -377,23 +329,12 @@ class Cluster:
     ) -> list[dict[str, Any]]:
         """The objects of a kind, of all namespaces unless one is given.
 
-        Args:
-            kind: a key of `RESOURCES`.
-            namespace: where they are.
-            selectors: `labelSelector` and `fieldSelector`.
-
-        Raises:
-            ClusterError: no answer.
+        `selectors` are `labelSelector` and `fieldSelector`.
         """
         answer = json.loads(self._read(f"{_path(kind, namespace)}?{urlencode(selectors)}"))
         return cast("list[dict[str, Any]]", answer["items"])
 
     def apply(self, manifest: str | dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Create or change objects: YAML or JSON of one or more, an object, or a list of them.
-
-        Raises:
-            ClusterError: the API server refused one.
-        """
         if isinstance(manifest, list):
             manifest = {"apiVersion": "v1", "kind": "List", "items": manifest}
         if isinstance(manifest, dict):
@@ -402,36 +343,16 @@ class Cluster:
         self.kubectl("apply", "--filename", "-", input=manifest)
 
     def exec(self, pod: str, *command: str, namespace: str = "default") -> str:
-        """Run a command in a Pod's first container; returns its standard output.
-
-        Raises:
-            ClusterError: no such Pod, or the command failed.
-        """
         return self.kubectl("exec", "--namespace", namespace, pod, "--", *command)
 
     def logs(self, pod: str, namespace: str = "default") -> str:
-        """What a Pod's first container has written so far.
-
-        Raises:
-            ClusterError: no such Pod, or its container has not started.
-        """
         container = self.get("pod", pod, namespace)["spec"]["containers"][0]["name"]
         return self._read(f"{_path('pod', namespace, pod)}/log?container={container}")
 
     def token_for(
         self, service_account: str, namespace: str = "default", *, pod: str | None = None
     ) -> str:
-        """A fresh token of a service account, good for an hour.
-
-        Args:
-            service_account: whose.
-            namespace: where that is.
-            pod: the Pod in the same namespace that the token is bound to, as the kubelet's are:
-                it names the Pod's node, and ends with the Pod.
-
-        Raises:
-            ClusterError: no such service account or Pod.
-        """
+        """A token of a service account, good for an hour; bound to `pod` as the kubelet's are."""
         bound = ["--bound-object-kind=Pod", f"--bound-object-name={pod}"] if pod else []
         scope = ("--namespace", namespace)
         return self.kubectl("create", "token", *scope, service_account, *bound).strip()
@@ -445,18 +366,7 @@ class Cluster:
         token: str,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Ask the API server as the owner of a token, with nothing of kubectl's in between.
-
-        Args:
-            method: of HTTP.
-            path: `/api/v1/nodes/x?fieldManager=y`.
-            body: sent as JSON.
-            token: a bearer token; "admin-token" is the administrator's.
-            headers: more of them, such as Accept; Content-Type is application/json unless given.
-
-        Raises:
-            ClusterError: no answer at all.
-        """
+        """Ask the API server as the owner of a token; "admin-token" is the administrator's."""
         sent = {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json",
@@ -483,16 +393,10 @@ class Cluster:
         return ssl.create_default_context(cafile=str(self._config / "ca.crt"))
 
     def _read(self, path: str) -> str:
-        """What the API server answers an administrator."""
         headers = {"Authorization": f"Bearer {ADMIN}"}
         return _body(path, *self._ask("GET", settings.SERVER + path, None, headers, self._tls()))
 
     def inside(self, url: str) -> str:
-        """The body of an HTTP page in the cluster's network.
-
-        Raises:
-            ClusterError: no answer, or an error status.
-        """
         return _body(url, *self._ask("GET", url))
 
     def wait_for(
@@ -507,9 +411,6 @@ class Cluster:
             description: what is waited for, for the error message.
             predicate: called about ten times a second.
             timeout: seconds.
-
-        Raises:
-            ClusterError: it did not become true; the message has what was last seen.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -531,11 +432,7 @@ class Cluster:
         wanted: object,
         timeout: float = WAIT_TIMEOUT,
     ) -> None:
-        """Poll until `read()` is the wanted value; see `wait_for`.
-
-        Raises:
-            ClusterError: it was another one to the end; the message has what was last seen.
-        """
+        """Poll until `read()` is the wanted value; see `wait_for`."""
 
         def equal() -> bool:
             seen = read()
@@ -547,24 +444,12 @@ class Cluster:
     # --- the node -------------------------------------------------------------------------
 
     def start_program(self, name: str, command: list[str], port: int) -> None:
-        """Start a program that ends with the cluster; return when it listens on a TCP port.
-
-        Raises:
-            ClusterError: it does not get there.
-        """
+        """Start a program that ends with the cluster; return when it listens on a TCP port."""
         self._spawn(name, command)
         self._await(name, "listening", lambda: self._sandbox.listening(port))
 
     def import_image(self, archive: Path, *, namespace: str = "k8s.io") -> None:
-        """Give containerd the images of an OCI archive; Pods need `imagePullPolicy: Never`.
-
-        Args:
-            archive: the OCI archive.
-            namespace: containerd's; Pods see the images of the default one only.
-
-        Raises:
-            ClusterError: containerd refused it.
-        """
+        """Give containerd the images of an OCI archive; Pods need `imagePullPolicy: Never`."""
         ctr = ("ctr", "--address", settings.CONTAINERD_SOCKET, "--namespace", namespace)
         with archive.open("rb") as stream:  # the archive's path may not exist inside
             done = subprocess.run(
@@ -574,7 +459,6 @@ class Cluster:
             raise ClusterError(f"import of {archive}: {done.stderr.decode().strip()}")
 
     def command(self, *command: str) -> list[str]:
-        """The command line that runs `command` inside the cluster's namespaces, as root."""
         env = (f"PATH={self._state.path}", f"KUBECONFIG={self.kubeconfig}")
         return self._sandbox.command("env", *env, f"KUBECACHEDIR={self.workdir}/run/kube", *command)
 
@@ -585,12 +469,7 @@ class Cluster:
         check: bool = True,
         timeout: float = COMMAND_TIMEOUT,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside the cluster's namespaces: its network, /dev, /run, /var/lib.
-
-        Raises:
-            ClusterError: it failed or took longer than `timeout` seconds, and `check` is true;
-                the message has its standard error.
-        """
+        """Run a command inside the cluster's namespaces: its network, /dev, /run, /var/lib."""
         # The deadline is kept inside: to kill nsenter would leave the command itself running.
         done = subprocess.run(
             self.command("timeout", "--kill-after=5", f"{timeout}", *command),

@@ -27,18 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 RECORDS = Path("/run/npu-agent-cluster")
-"""One file per living sandbox."""
 CGROUPS = Path("/sys/fs/cgroup")
 REPLACED = ("/dev", "/etc", "/run", "/var/lib", "/var/log", "/var/run")
 """The host's directories that mean something else inside: no working directory can be there."""
 DEVICES = ("full", "kmsg", "null", "random", "tty", "urandom", "zero")
-"""Of the host's /dev, what is in the sandbox's."""
 LINKS = {
     "fd": "/proc/self/fd",
     "ptmx": "pts/ptmx",
     **{name: f"fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))},
 }
-"""Of the sandbox's /dev, what leads where."""
 OWN = ("config", "etc", "etc.work", "kubelet", "root", "run", "sysctl", "varlib", "varlog")
 """What is made in the working directory, and deleted; beside it there is `logs`, which stays."""
 MAX_DIRECTORY = 60
@@ -46,28 +43,18 @@ MAX_DIRECTORY = 60
 
 
 class SandboxError(RuntimeError):
-    """The namespaces or a process in them could not be made; the message says why."""
+    pass
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process, told from a later one of the same number by its start time.
-
-    Attributes:
-        pid: in the host's PID namespace.
-        started: clock ticks since boot, from /proc/PID/stat.
-    """
+    """A process, told from a later one of the same number by its start time in clock ticks."""
 
     pid: int
     started: int
 
     @staticmethod
     def of(pid: int) -> Process:
-        """The process that has this number now.
-
-        Raises:
-            SandboxError: there is none.
-        """
         stat = _stat(pid)
         if stat is None:
             raise SandboxError(f"process {pid} has ended")
@@ -80,13 +67,11 @@ class Process:
         return stat is not None and stat[0] not in "ZX" and int(stat[19]) == self.started
 
     def signal(self, number: int) -> None:
-        """Send a signal; no error if the process has ended."""
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for it to end; returns whether it did."""
         return wait_until(lambda: not self.alive, timeout)
 
 
@@ -106,7 +91,6 @@ class Record:
 
     @property
     def path(self) -> Path:
-        """The file that holds it."""
         return RECORDS / f"{sandbox_id(Path(self.directory))}.json"
 
     @property
@@ -115,7 +99,6 @@ class Record:
         return self.outer.alive and (self.owner is None or self.owner.alive)
 
     def save(self) -> None:
-        """Write it, readable by root only."""
         RECORDS.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = self.path.with_suffix(".new")
         unfinished.write_text(json.dumps(asdict(self)))
@@ -123,7 +106,6 @@ class Record:
 
     @staticmethod
     def load(path: Path) -> Record:
-        """Read one back."""
         data = json.loads(path.read_text())
         owner = data["owner"] and Process(**data["owner"])
         return Record(data["directory"], Process(**data["outer"]), owner)
@@ -159,9 +141,6 @@ class Sandbox:
             node_address: the node's own IPv4 address.
             service_address: the API server's service address.
             keep: the sandbox outlives the process that started it.
-
-        Raises:
-            SandboxError: a directory that cannot work or is in use, no root, or sandbox.sh failed.
         """
         _check(directory)
         with locked("sandboxes"):
@@ -191,11 +170,7 @@ class Sandbox:
 
     @classmethod
     def attach(cls, directory: Path) -> Sandbox:
-        """The sandbox that another process started in this directory.
-
-        Raises:
-            SandboxError: there is none.
-        """
+        """The sandbox that another process started in this directory."""
         path = RECORDS / f"{sandbox_id(directory)}.json"
         if not path.exists():
             raise SandboxError(f"no cluster runs in {directory}")
@@ -217,16 +192,11 @@ class Sandbox:
         self._processes.clear()
 
     def command(self, *command: str) -> list[str]:
-        """The command line that runs `command` inside the namespaces."""
         namespaces = ("--mount", "--net", "--pid")
         return ["nsenter", "--target", str(self.init.pid), *namespaces, "--", *command]
 
     def spawn(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> Process:
-        """Start a program inside, its output appended to `logs/NAME.log`.
-
-        Raises:
-            SandboxError: it ended at once.
-        """
+        """Start a program inside, its output appended to `logs/NAME.log`."""
         with (self.directory / "logs" / f"{name}.log").open("ab") as log:
             popen = subprocess.Popen(
                 self.command(*command),
@@ -253,17 +223,12 @@ class Sandbox:
             popen.send_signal(number)  # nsenter stops itself when its child is stopped
 
     def terminate(self, process: Process, timeout: float) -> None:
-        """End a process: TERM, up to `timeout` seconds of waiting, KILL."""
+        """TERM, up to `timeout` seconds of waiting, KILL."""
         process.signal(signal.SIGTERM)
         process.wait(timeout)
         self.kill(process)
 
     def kill(self, process: Process) -> None:
-        """End a process with KILL, if it has not ended yet.
-
-        Raises:
-            SandboxError: it is still there after 10 s.
-        """
         process.signal(signal.SIGKILL)
         if not process.wait(10):
             raise SandboxError(f"cannot kill process {process.pid}")
@@ -273,7 +238,6 @@ class Sandbox:
             popen.wait()
 
     def listening(self, port: int) -> bool:
-        """Whether something inside listens on this TCP port."""
         for table in ("tcp", "tcp6"):
             lines = Path(f"/proc/{self.init.pid}/net/{table}").read_text().splitlines()[1:]
             fields = [line.split() for line in lines]
@@ -282,14 +246,12 @@ class Sandbox:
         return False
 
     def tail(self, name: str, lines: int = 15) -> str:
-        """The last lines of a process's log."""
         path = self.directory / "logs" / f"{name}.log"
         text = path.read_text(errors="replace") if path.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
 
 def sandbox_id(directory: Path) -> str:
-    """A short name for the sandbox in this directory."""
     return hashlib.sha256(str(directory).encode()).hexdigest()[:8]
 
 
@@ -319,11 +281,7 @@ def _check(directory: Path) -> None:
 
 
 def _end(record: Record) -> None:
-    """End a sandbox, whoever started it: processes, cgroups, files but the logs, the record.
-
-    Raises:
-        SandboxError: a process or a cgroup is still there after 10 s.
-    """
+    """End a sandbox, whoever started it: processes, cgroups, files but the logs, the record."""
     directory = Path(record.directory)
     if record.outer.alive:
         inner = _children(record.outer.pid)

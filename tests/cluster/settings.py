@@ -28,17 +28,7 @@ PAUSE_IMAGE = "localhost/pause:1"
 
 
 def write(directory: Path, *, node: str, cgroup: str, kubelet: Mapping[str, Any]) -> None:
-    """Write all files of a cluster.
-
-    Args:
-        directory: where they go.
-        node: the Node's name.
-        cgroup: the cgroup below which pods get theirs.
-        kubelet: fields of its configuration that replace the ones here, whole at the top level.
-
-    Raises:
-        RuntimeError: openssl failed; the message is its own.
-    """
+    """`kubelet` are fields of its configuration that replace whole fields of the ones here."""
     _write_certificates(directory)
     _write_identities(directory, node)
     _write_audit_policy(directory)
@@ -191,7 +181,6 @@ def _write_kubelet(directory: Path, cgroup: str, overrides: Mapping[str, Any]) -
 
 
 def etcd(data: str) -> list[str]:
-    """The command line of etcd."""
     return [
         "etcd",
         f"--data-dir={data}",
@@ -203,7 +192,6 @@ def etcd(data: str) -> list[str]:
 
 
 def apiserver(config: Path, audit_log: Path) -> list[str]:
-    """The command line of the API server, which appends to `audit_log`."""
     return [
         "kube-apiserver",
         f"--etcd-servers=http://127.0.0.1:{ETCD_PORT}",
@@ -234,7 +222,6 @@ def apiserver(config: Path, audit_log: Path) -> list[str]:
 
 
 def controller_manager(config: Path) -> list[str]:
-    """The command line of the controller manager."""
     return [
         "kube-controller-manager",
         f"--kubeconfig={config}/controller-manager.kubeconfig",
@@ -252,7 +239,6 @@ def controller_manager(config: Path) -> list[str]:
 
 
 def scheduler(config: Path) -> list[str]:
-    """The command line of the scheduler."""
     return [
         "kube-scheduler",
         f"--kubeconfig={config}/scheduler.kubeconfig",
@@ -261,7 +247,6 @@ def scheduler(config: Path) -> list[str]:
 
 
 def kubelet(config: Path, node: str) -> list[str]:
-    """The command line of the kubelet."""
     return [
         "kubelet",
         f"--config={config}/kubelet.yaml",

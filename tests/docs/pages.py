@@ -41,11 +41,7 @@ class Page:
         return [_block(match) for match in _FENCE.finditer(self.text)]
 
     def below(self, heading: str) -> list[tuple[str, str]]:
-        """Language and content of each code block between this heading and the next one.
-
-        Raises:
-            LookupError: there is no such heading.
-        """
+        """Language and content of each code block between this heading and the next one."""
         starts = [*re.finditer(r"^#+ +(.+?) *#*$", _FENCE.sub(_blank, self.text), re.MULTILINE)]
         ends = [match.start() for match in starts[1:]] + [len(self.text)]
         for start, end in zip(starts, ends, strict=True):

@@ -148,11 +148,7 @@ class Node:
         return [one for one in self.all_agents() if "deletionTimestamp" not in one["metadata"]]
 
     def agent(self) -> dict[str, Any]:
-        """The agent's one Pod.
-
-        Raises:
-            ValueError: there is none, or there are several.
-        """
+        """The agent's one Pod."""
         (found,) = self.agent_pods()
         return found
 

@@ -41,12 +41,7 @@ COPIES = {
 
 
 def generated() -> dict[Path, str]:
-    """The generated files, as they should be.
-
-    Raises:
-        BuildError: kubectl could not be built.
-        RuntimeError: kustomize failed; the message is its own.
-    """
+    """The generated files, as they should be."""
     files = {K8S / "npu-agent.yaml": _rendered()}
     for copy, source in COPIES.items():
         files[K8S / "chart" / "files" / copy] = (K8S / "components" / source).read_text()

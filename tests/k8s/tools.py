@@ -23,11 +23,7 @@ _BUILDS = {"helm": HELM, "helm-3": HELM_3, "kube-score": KUBE_SCORE, "opa": OPA}
 
 @functools.cache
 def program(name: str) -> Path:
-    """A program by its name, built if it is not in the cache yet.
-
-    Raises:
-        BuildError: it could not be built.
-    """
+    """A program by its name, built if it is not in the cache yet."""
     build: GoBuild = _BUILDS.get(name, KUBERNETES)
     return ensure_binaries(build)[name.removesuffix("-3")]
 
@@ -45,11 +41,7 @@ def run(name: str, *arguments: str | Path, stdin: str = "") -> subprocess.Comple
 
 
 def output(name: str, *arguments: str | Path, stdin: str = "") -> str:
-    """What a program prints.
-
-    Raises:
-        RuntimeError: it failed; the message is its own.
-    """
+    """What a program prints."""
     done = run(name, *arguments, stdin=stdin)
     if done.returncode != 0:
         raise RuntimeError(f"{name} {arguments[0]}: {done.stderr}{done.stdout}")
@@ -57,11 +49,7 @@ def output(name: str, *arguments: str | Path, stdin: str = "") -> str:
 
 
 def kustomize(directory: Path) -> str:
-    """What kustomize makes of a directory.
-
-    Raises:
-        RuntimeError: it failed; the message is its own.
-    """
+    """What kustomize makes of a directory."""
     return output("kubectl", "kustomize", directory)
 
 

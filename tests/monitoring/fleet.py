@@ -53,11 +53,7 @@ class Prometheus:
     session: aiohttp.ClientSession
 
     async def get(self, path: str, **parameters: str) -> Any:
-        """The data of an answer of its API.
-
-        Raises:
-            AssertionError: it says that it cannot answer.
-        """
+        """The data of an answer of its API."""
         async with self.session.get(f"{self.url}/api/v1/{path}", params=parameters) as response:
             answer = await response.json()
         assert answer["status"] == "success", f"{parameters}: {answer['error']}"

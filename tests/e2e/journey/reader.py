@@ -64,11 +64,7 @@ class Reader:
         path.write_text(yaml.safe_dump(before))
 
     def types(self, text: str, timeout: float = 180) -> str:
-        """Runs commands one after the other, until one fails; returns what they print.
-
-        Raises:
-            ClusterError: one failed.
-        """
+        """Runs commands one after the other, until one fails; returns what they print."""
         typed = [one for one in commands("sh", text) if one not in LINES_LEFT_OUT]
         self._typed += typed
         homes = [f"export HELM_{what}_HOME={self._programs.parent}/helm" for what in _HOMES]

@@ -126,11 +126,7 @@ class Journey(Node):
         self.kubectl("rollout", "status", what, *where, timeout=90)
 
     def helm(self, *arguments: str) -> str:
-        """Runs Helm; returns what it prints.
-
-        Raises:
-            ClusterError: it failed; the message has its standard error.
-        """
+        """Runs Helm; returns what it prints."""
         home = self.cluster.workdir / "run" / "helm"
         homes = [f"HELM_{what}_HOME={home}" for what in ("CACHE", "CONFIG", "DATA")]
         program = str(ensure_binaries(HELM)["helm"])
@@ -191,11 +187,7 @@ class Journey(Node):
     # --- Pods -----------------------------------------------------------------------------------
 
     def admitted(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-        """The spec of a Pod as the API server would take it; nothing is made.
-
-        Raises:
-            ClusterError: it would refuse it; the message is its own.
-        """
+        """The spec of a Pod as the API server would take it; nothing is made."""
         create = ("create", "--dry-run=server", "--output=json", "--filename=-")
         made = json.dumps(thing("Pod", name, spec=spec))
         found: dict[str, Any] = json.loads(self.kubectl(*create, input=made))["spec"]

@@ -52,11 +52,7 @@ class Stream:
         self._made[name] = time.monotonic()
 
     def look(self) -> None:
-        """Notes which Pods run by now, and deletes them.
-
-        Raises:
-            AssertionError: one has failed.
-        """
+        """Notes which Pods run by now, and deletes them."""
         for pod in self._node.objects("pod", "default"):
             name, status = pod["metadata"]["name"], pod["status"]
             if name in self.took:
