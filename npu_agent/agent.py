@@ -36,6 +36,8 @@ from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.record import read_record, recover
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
+from npu_agent.outputs import condition as node_condition
+from npu_agent.outputs.condition import ConditionWriter
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session
@@ -294,6 +296,20 @@ class Agent:
             )
             for resource, devices in self.publisher.devices.items()
         )
+        self.condition = ConditionWriter(
+            api=self._api,
+            node_name=node_name,
+            state=self.state,
+            changes=(
+                self.inventory.hardware,
+                self.store.usages,
+                *(session.status for session in self.sessions),
+                *(driver.status for driver in self.drivers),
+                *(driver.slices.state for driver in self.drivers),
+            ),
+            wanted=configs.map(_condition),
+            directory=directory,
+        )
         self._recorder = Recorder(
             __version__,
             self.inventory.hardware,
@@ -376,6 +392,7 @@ class Agent:
             yield "events", self.events.run
             if self.labeller:
                 yield "labels", self.labeller.run
+            yield "node condition", self.condition.run
         yield "history", self._history.run
         yield "timeline", self._recorder.run
         yield "loop lag", self._lag.run
@@ -436,6 +453,7 @@ class Agent:
             stale_after=stale_after(config.metrics.interval),
             max_temperature=config.health.max_temperature,
             labels=self.labeller.state.value if self.labeller else None,
+            condition=self.condition.state.value,
             timeline=self._recorder.timeline,
             restarts=self.restarts,
             lag=self._lag.seconds,
@@ -507,6 +525,10 @@ def _wanted_by_claims(
         evict=config.health.evict,
         impossible=dra.impossible,
     )
+
+
+def _condition(config: Config) -> node_condition.Wanted:
+    return node_condition.Wanted(config.health.condition.type, config.health.expected_cards)
 
 
 def _page_settings(config: Config) -> page.Settings:

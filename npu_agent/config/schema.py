@@ -162,6 +162,22 @@ class DraConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConditionConfig:
+    """The condition of the Node that repair systems read."""
+
+    type: str | None = _live(
+        None,
+        "The condition's type: furiosa.ai/NPUReady; without it, no condition is written.",
+        text(
+            "a condition's name like furiosa.ai/NPUReady, and none of the kubelet's",
+            r"^(?!(Ready|MemoryPressure|DiskPressure|PIDPressure|NetworkUnavailable)$)"
+            rf"({_SUBDOMAIN}/)?[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+            longest=316,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class HealthConfig:
     """When a card is taken out of service and brought back."""
 
@@ -182,6 +198,13 @@ class HealthConfig:
     evict: bool = _live(
         False, "Evict the Pods whose claims hold a card that becomes unhealthy (DRA only)."
     )
+    expected_cards: int | None = _live(
+        None,
+        "Healthy cards that the Node has to have to be ready; without it, as many as were healthy "
+        "at a time since it booted.",
+        number(int, 0, 1024),
+    )
+    condition: ConditionConfig = ConditionConfig()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,6 +155,19 @@ class LabelState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionState:
+    """The condition of the Node."""
+
+    type: str
+    """``example.com/NPUReady``: the config's health.condition.type."""
+    status: bool | None = None
+    """As it was written last; None: this process has neither found nor written one."""
+    reason: str = ""
+    error: str | None = None
+    """Why it cannot be written, with the remedy; None while nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TlsState:
     """The certificate of the public port."""
 
@@ -206,6 +219,10 @@ class AgentState:
     """°C above which a card is fenced; None: heat is no reason."""
     labels: LabelState | None = None
     """None: labels are switched off."""
+    condition: ConditionState | None = None
+    """None: the Node's condition is switched off."""
+    maintenance: str = ""
+    """What work on the Node is under way, for people; empty: none."""
     timeline: Timeline = field(default_factory=Timeline)
     """What has happened within a day, and which cards are gone."""
     restarts: Mapping[str, int] = field(default_factory=dict)

@@ -334,7 +334,7 @@ def _sent(
     query = dict(request.query)
     if request.verb == "apply":
         headers["Content-Type"] = "application/apply-patch+yaml"
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": request.manager or FIELD_MANAGER, "force": "true"}
     if credentials.authorization:
         headers["Authorization"] = credentials.authorization
     return session.request(

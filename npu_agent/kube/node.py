@@ -1,4 +1,4 @@
-"""Our Node: read from the API server's cache, and its labels by server-side apply."""
+"""Our Node: read from the API server's cache; its labels and our condition by server-side apply."""
 
 from __future__ import annotations
 
@@ -61,10 +61,15 @@ class NodeMeta(msgspec.Struct, frozen=True, rename="camel"):
         )
 
 
-class _Condition(msgspec.Struct, frozen=True):
+class Condition(msgspec.Struct, frozen=True, rename="camel"):
+    """A condition of a Node; times are RFC 3339 in whole seconds, or None."""
+
     type: str
     status: str
+    reason: str = ""
     message: str = ""
+    last_heartbeat_time: str | None = None
+    last_transition_time: str | None = None
 
 
 class _Info(msgspec.Struct, frozen=True, rename="camel"):
@@ -73,7 +78,7 @@ class _Info(msgspec.Struct, frozen=True, rename="camel"):
 
 class _Status(msgspec.Struct, frozen=True, rename="camel"):
     allocatable: dict[str, str] = {}
-    conditions: tuple[_Condition, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     node_info: _Info = _Info()
 
 
@@ -93,6 +98,7 @@ class _Partial(msgspec.Struct, frozen=True):
     metadata: NodeMeta
 
 
+CONDITION_MANAGER = "npu-agent-condition"
 _FROM_CACHE = {"resourceVersion": "0"}
 """Any version will do: the API server answers from its cache."""
 
@@ -110,9 +116,10 @@ async def read(api: Api, name: str) -> NodeMeta:
     return (await api.ask(request)).metadata
 
 
-async def read_whole(api: Api, name: str) -> Node:
-    """The Node with its status, from the API server's cache."""
-    request = Request(verb="get", kind="Node", name=name, answer=Node, query=_FROM_CACHE)
+async def read_whole(api: Api, name: str, *, fresh: bool = False) -> Node:
+    """The Node with its status, from the API server's cache unless it has to be `fresh`."""
+    query = {} if fresh else _FROM_CACHE
+    request = Request(verb="get", kind="Node", name=name, answer=Node, query=query)
     return await api.ask(request)
 
 
@@ -138,3 +145,28 @@ async def apply_labels(api: Api, node: NodeMeta, labels: Mapping[str, str]) -> N
         body={"apiVersion": "v1", "kind": "Node", "metadata": metadata},
     )
     return (await api.ask(request)).metadata
+
+
+async def apply_conditions(api: Api, name: str, *conditions: Condition) -> None:
+    """Makes these the conditions that the agent owns on this Node; all others stay.
+
+    Their field manager is not that of the labels. An apply to the status never creates a Node.
+
+    Raises:
+        ApiError: of any kind.
+    """
+    body: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    if conditions:
+        body["status"] = {"conditions": msgspec.to_builtins(conditions)}
+    await api.ask(
+        Request(
+            verb="apply",
+            kind="Node",
+            name=name,
+            subresource="status",
+            manager=CONDITION_MANAGER,
+            metadata_only=True,
+            answer=_Partial,
+            body=body,
+        )
+    )

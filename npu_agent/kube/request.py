@@ -38,6 +38,10 @@ class Request(Generic[T]):
     """The type that the answer is read as, by `npu_agent.typedjson`."""
     name: str = ""
     namespace: str = ""
+    subresource: str = ""
+    """``status``."""
+    manager: str = ""
+    """Who owns what is applied; "": `FIELD_MANAGER`."""
     metadata_only: bool = False
     query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
@@ -49,13 +53,13 @@ class Request(Generic[T]):
         """Of the object or its collection; nothing in a name leaves its place in it."""
         group, resource = _PLACES[self.kind]
         names = ("namespaces", self.namespace) if self.namespace else ()
-        parts = (*names, resource, *filter(None, [self.name]))
+        parts = (*names, resource, *filter(None, [self.name, self.subresource]))
         return group + "".join(f"/{quote(part, safe='')}" for part in parts)
 
     @property
     def resource(self) -> str:
-        """RBAC's word for the kind: ``nodes``."""
-        return _PLACES[self.kind][1]
+        """RBAC's word for what is asked: ``nodes``, ``nodes/status``."""
+        return "/".join(filter(None, (_PLACES[self.kind][1], self.subresource)))
 
     @property
     def answers(self) -> str:
@@ -67,4 +71,5 @@ class Request(Generic[T]):
         if self.verb in ("list", "watch"):
             return f"{self.verb} {self.kind}{'es' if self.kind.endswith('s') else 's'}"
         name = "/".join(filter(None, (self.namespace, self.name)))
-        return f"{self.verb} {self.kind} {name}".rstrip()
+        of = f"the {self.subresource} of " if self.subresource else ""
+        return f"{self.verb} {of}{self.kind} {name}".rstrip()

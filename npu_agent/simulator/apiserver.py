@@ -126,6 +126,8 @@ class StandInApiServer:
         self._oldest = 0
         """The version from which on the events are known."""
         self.events: list[tuple[int, Object]] = []
+        self._conditions: set[str] = set()
+        """The types of those that the agent has applied."""
         self._open: list[web.Request] = []
         self._muted: list[web.Request] = []
         self._ended: list[web.Request] = []
@@ -256,6 +258,8 @@ class StandInApiServer:
         """Any request."""
         verb = verb_of(request.method, request.path, request.query, request.content_type)
         _, _, name = request.path.rpartition("/")
+        if request.path.endswith("/status"):
+            name = "status"
         self.calls.append(verb if verb in ("list", "watch", "create", "try") else f"{verb} {name}")
         if reply := self.trouble or self.instead.get(verb):
             return await reply(request)
@@ -269,7 +273,8 @@ class StandInApiServer:
 
     def act(self, verb: str, path: str, sent: Mapping[str, Any]) -> tuple[int, Object]:
         """The HTTP status and the object that answer a call; `path` is of it or its collection."""
-        parent, _, name = path.rpartition("/")
+        status = path.endswith("/status")
+        parent, _, name = path.removesuffix("/status").rpartition("/")
         live = self.objects[parent].get(name)
         body: Object = copy.deepcopy(dict(sent))
         if path.startswith("/apis/") and not path.startswith(tuple(self.groups)):
@@ -291,6 +296,8 @@ class StandInApiServer:
                 return 201, self._put("ADDED", path, body)
             case "patch" if live:
                 return 200, self._put("MODIFIED", parent, {**live, **body})
+            case "apply" if status and live:
+                return 200, self._put("MODIFIED", parent, self._with_conditions(live, body))
             case "apply":
                 return self._apply(parent, live or {"metadata": {"name": name}}, body)
             case "delete" if live:
@@ -313,6 +320,15 @@ class StandInApiServer:
         if found == live:  # what changes nothing is not written
             return 200, live
         return 200, self._put("MODIFIED" if "kind" in live else "ADDED", collection, found)
+
+    def _with_conditions(self, live: Object, sent: Object) -> Object:
+        """The object after a server-side apply to its status, as the agent."""
+        mine, status = self._conditions, live["status"]
+        new = sent.get("status", {}).get("conditions", [])
+        self._conditions = {one["type"] for one in new}
+        gone = mine | self._conditions
+        others = [one for one in status.get("conditions", ()) if one["type"] not in gone]
+        return {**live, "status": {**status, "conditions": [*others, *new]}}
 
     def _kept(self, sent: Object, live: Object) -> Object:
         """What is kept of a slice without the fields that are dropped.

@@ -33,6 +33,8 @@ health.failures           --health-failures            live     2
 health.recoveries         --health-recoveries          live     3
 health.maxTemperature     --health-max-temperature     live     None
 health.evict              --health-evict               live     False
+health.expectedCards      --health-expected-cards      live     None
+health.condition.type     --health-condition-type      live     None
 labels.output             --labels-output              restart  api
 labels.sets               --labels-sets                live     ('beta',)
 labels.resync             --labels-resync              live     300.0

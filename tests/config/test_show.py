@@ -46,6 +46,9 @@ health:
   recoveries: 3                             # default
   maxTemperature: 95                        # c.yaml:5
   evict: false                              # default
+  expectedCards: null                       # default
+  condition:
+    type: null                              # default
 labels:
   output: api                               # default
   sets: [beta]                              # default

@@ -1,0 +1,103 @@
+"""The Node condition: AgentState -> status, reason and message. Pure.
+
+Repair systems act on the status and on how long it has lasted; people read the message. So the
+status changes for what takes work away from the node, and never for what one should only know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from npu_agent.core.advice import plain_reason
+from npu_agent.core.hardware import CardState
+from npu_agent.core.problems import problems
+from npu_agent.core.state import AgentState, is_fenced
+
+NO_CARDS = "NoCards"
+_NAMED = 4
+"""Cards that a message names; more are counted."""
+_LONGEST = 1000
+"""Characters of a message."""
+_SERVICES = {"resource": "NotRegistered", "dra": "DRANotServed", "cdi": "CDINotWritten"}
+"""By the subject of a problem that keeps Pods from getting their cards: its reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCondition:
+    """A condition of the Node, as the agent sees it now."""
+
+    status: bool
+    reason: str
+    """In CamelCase: ``CardUnhealthy``."""
+    message: str
+    passing: bool = False
+    """Whether it may be over in seconds: a restart of kubelet or agent looks the same."""
+
+
+def usable(state: AgentState) -> int:
+    """How many cards are healthy, or out of service because a person wants that."""
+    return sum(_excused(card, state) or not is_fenced(card) for card in state.snapshot.cards)
+
+
+def condition(state: AgentState, expected: int | None, seen: int) -> NodeCondition | None:
+    """The condition; None before the cards are known.
+
+    Args:
+        state: how everything stands.
+        expected: the config's health.expectedCards.
+        seen: the most cards that were `usable` at a time since the Node booted.
+    """
+    if not state.snapshot.complete:
+        return None
+    found, wanted = usable(state), seen if expected is None else expected
+    fenced = [*_fenced(state)]
+    gone = [one.state.card.name for one in state.timeline.gone] if found < wanted else []
+    services = [note for note in problems(state) if note.unready and note.subject in _SERVICES]
+    said = [f"{found} of {wanted} cards are healthy", *fenced]
+    if gone:
+        said.append(f"{_listed(gone)}: gone from the host")
+    said += [note.text for note in services]
+    if expected is None and not wanted:
+        reason, said[0] = NO_CARDS, "no healthy card was seen since the Node booted"
+    elif found < wanted:
+        reason = "CardUnhealthy" if fenced else "CardMissing" if gone else "TooFewCards"
+    elif services:
+        reason = _SERVICES[services[0].subject]
+    else:
+        reason = "NPUsDegraded" if fenced else "NPUsReady"
+    if reason == "TooFewCards":
+        said.append(
+            f"the host has shown {seen} since it booted: `lspci` on the node shows what the bus "
+            "has; or correct health.expectedCards"
+        )
+    message = "; ".join(said)
+    return NodeCondition(
+        status=reason in ("NPUsReady", "NPUsDegraded"),
+        reason=reason,
+        message=message if len(message) <= _LONGEST else message[: _LONGEST - 1] + "…",
+        passing=reason in _SERVICES.values(),
+    )
+
+
+def _fenced(state: AgentState) -> Iterator[str]:
+    """What is wrong with the cards that are out of service, each cause once, with their Pods."""
+    by_cause: dict[str, list[CardState]] = {}
+    for card in state.snapshot.cards:
+        if is_fenced(card) and not _excused(card, state):
+            by_cause.setdefault(plain_reason(card.health), []).append(card)
+    for why, cards in by_cause.items():
+        holders = (usage.assignment for card in cards for usage in state.usages_of(card))
+        pods = dict.fromkeys(f"{one.namespace}/{one.pod}" for one in holders)
+        held = f", held by {_listed(pods)}" if pods else ""
+        yield f"{_listed(card.card.name for card in cards)}: {why}{held}"
+
+
+def _excused(card: CardState, state: AgentState) -> bool:
+    """Whether a person has taken the card out of service: that is nothing to repair."""
+    return state.is_disabled(card)
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, more = (every := list(names))[:_NAMED], len(every) - _NAMED
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

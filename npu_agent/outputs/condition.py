@@ -1,0 +1,286 @@
+"""The Node condition at the API server: when it is written, and since when it is as it is.
+
+Repair systems wait for a status to last, counted from lastTransitionTime. So that never moves while
+the status stays, and a status is not written before it has lasted a moment: a restart of kubelet or
+agent is no fault, and a card that comes and goes is one throughout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from calendar import timegm
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from npu_agent import files, typedjson
+from npu_agent.backoff import ApiBackoff
+from npu_agent.core.condition import NO_CARDS, NodeCondition, condition, usable
+from npu_agent.core.state import AgentState, ConditionState
+from npu_agent.feed import Feed, changes_of
+from npu_agent.kube import Api, ApiError, node
+from npu_agent.kube.node import Condition
+from npu_agent.logs import Reporter, logger
+from npu_agent.ticks import set_within
+
+log = logger(__name__)
+
+SEEN = ".npu-agent.seen.json"
+"""In the plugin directory: the most cards that were healthy at a time since the Node booted."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+"""RFC 3339 in whole seconds: Kubernetes' `Time`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds."""
+
+    settle: float = 1.0
+    """That a fault has to last before the condition says so."""
+    passing: float = 15.0
+    """The same, of what a restart of kubelet or agent brings about too."""
+    recovered: float = 20.0
+    """That all has to be well before the condition is True again."""
+    gap: float = 10.0
+    """Between two writes that change no more than reason or message."""
+    heartbeat: float = 300.0
+    """Between two writes where nothing changes, about."""
+    longest_pause: float = 30.0
+    """Between two tries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the config says of the condition."""
+
+    type: str | None
+    """None: there is to be none."""
+    expected: int | None
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    boot: str
+    cards: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What should be there."""
+
+    type: str
+    """Empty: no condition."""
+    condition: NodeCondition | None = None
+    """None: not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """What is there."""
+
+    type: str
+    """Empty: none is ours."""
+    condition: Condition | None = None
+    """None: there is none of this type."""
+    written_at: float = 0.0
+    """By `time.monotonic`."""
+
+
+class ConditionWriter:
+    """Keeps the condition of one Node; `state` has how that goes. At the end it stays."""
+
+    def __init__(
+        self,
+        *,
+        api: Api,
+        node_name: str | None,
+        state: Callable[[], AgentState],
+        changes: Iterable[Feed[Any]],
+        wanted: Feed[Wanted],
+        directory: Path,
+        timing: Timing = Timing(),
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            api: the API server.
+            node_name: the Node; None: nothing is written.
+            state: how everything stands.
+            changes: whenever one of them changes, `state` may have changed.
+            wanted: what the config says.
+            directory: where the agent's own files are.
+            timing: all times.
+        """
+        self.state: Feed[ConditionState | None] = Feed(None)
+        self._api = api
+        self._node_name = node_name
+        self._agent = state
+        self._changes = (*changes, wanted)
+        self._wanted = wanted
+        self._file = directory / SEEN
+        self._timing = timing
+        self._seen = _Seen("", 0)
+        self._target = Feed(_Target(""))
+        self._since = 0.0
+        """Since when the status that should be there is what it is, by `time.monotonic`."""
+        self._writing = Reporter(
+            log, "the Node's condition cannot be written", "the Node's condition can be written"
+        )
+        self._keeping = Reporter(log, "how many cards were healthy cannot be noted")
+
+    async def run(self) -> None:
+        """Follows the agent's state until cancelled."""
+        if not self._node_name:
+            await asyncio.Event().wait()  # the labeller reports that NODE_NAME is missing
+            return
+        await self._recall()
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._follow())
+            await self._keep(self._node_name)
+
+    # --- what should be there -------------------------------------------------------------------
+
+    async def _recall(self) -> None:
+        """Reads how many cards were healthy since the Node booted."""
+        try:
+            boot = (await files.read(_BOOT_ID, 100)).decode("ascii").strip()
+            self._seen = _Seen(boot, 0)
+            found = typedjson.decode(await files.read(self._file, 1000), _Seen)
+        except (OSError, ValueError) as error:
+            log.debug("the cards are counted from now on", reason=error)
+            return
+        if found.boot == boot:
+            self._seen = found
+
+    async def _follow(self) -> None:
+        async for _ in changes_of(*self._changes):
+            wanted = self._wanted.value
+            if wanted.type is None:
+                self._target.publish(_Target(""))
+                continue
+            state = self._agent()
+            if state.snapshot.complete and usable(state) > self._seen.cards:
+                await self._note(usable(state))
+            before = self._target.value.condition
+            now = condition(state, wanted.expected, self._seen.cards)
+            if now and (before is None or before.status != now.status):
+                self._since = time.monotonic()
+            self._target.publish(_Target(wanted.type, now))
+
+    async def _note(self, cards: int) -> None:
+        self._seen = _Seen(self._seen.boot, cards)
+        try:
+            await files.replace(self._file, msgspec.json.encode(self._seen))
+        except OSError as error:
+            self._keeping.failed(f"{self._file}: {error.strerror or error}")
+
+    # --- what is there --------------------------------------------------------------------------
+
+    async def _keep(self, name: str) -> None:
+        pause = ApiBackoff(longest=self._timing.longest_pause)
+        live: _Live | None = _Live("")
+        """None: it has to be read."""
+        while True:
+            changed, target = self._target.changed, self._target.value
+            try:
+                if live is None or live.type != target.type:
+                    live = await self._find(name, live, target.type)
+                wait = self._wait(live, target.condition)
+                if target.condition is None or wait is None or wait > 0:
+                    self._works(live)
+                    await set_within(changed, wait)
+                    continue
+                live = await self._write(name, live, target.condition)
+            except ApiError as error:
+                live = None  # it may have taken effect all the same
+                self._failed(target.type, error)
+                await asyncio.sleep(pause.next(error.retry_after))
+            else:
+                pause.reset()
+
+    async def _find(self, name: str, live: _Live | None, wanted: str) -> _Live:
+        """Reads the condition of this type, or removes the one that is not wanted any more."""
+        if not wanted:
+            if live is None or live.type:
+                await node.apply_conditions(self._api, name)
+                log.info("the Node's condition is removed", node=name)
+            return _Live("")
+        there = await self._read(name, wanted)
+        heard = there and there.last_heartbeat_time
+        age = time.time() - _seconds(heard) if heard else self._timing.heartbeat
+        age = min(max(age, 0.0), self._timing.heartbeat)
+        return _Live(wanted, there, time.monotonic() - age)
+
+    async def _read(self, name: str, type_: str) -> Condition | None:
+        found = await node.read_whole(self._api, name, fresh=True)
+        return next((one for one in found.status.conditions if one.type == type_), None)
+
+    def _wait(self, live: _Live, wanted: NodeCondition | None) -> float | None:
+        """The seconds until it has to be written; None: until something changes."""
+        there, timing, now = live.condition, self._timing, time.monotonic()
+        if not live.type or wanted is None:
+            return None
+        if there is None and wanted.reason == NO_CARDS:
+            return None  # a node without NPUs: a False would have it repaired
+        if there is None and wanted.status:
+            return 0.0
+        if there is None or (there.status == "True") != wanted.status:
+            settle = timing.passing if wanted.passing else timing.settle
+            return self._since + (timing.recovered if wanted.status else settle) - now
+        changed = (there.reason, there.message) != (wanted.reason, wanted.message)
+        # With jitter, so that the agents of thousands of nodes do not write at the same moment.
+        beat = timing.heartbeat * random.uniform(0.8, 1.2)  # noqa: S311
+        return live.written_at + (timing.gap if changed else beat) - now
+
+    async def _write(self, name: str, live: _Live, wanted: NodeCondition) -> _Live:
+        there, now, status = live.condition, _stamp(), str(wanted.status)
+        if there is None or there.status != status:
+            there = await self._read(name, live.type)  # another agent may have written it
+        since = there.last_transition_time if there and there.status == status else None
+        written = Condition(
+            type=live.type,
+            status=status,
+            reason=wanted.reason,
+            message=wanted.message,
+            last_heartbeat_time=now,
+            last_transition_time=since or now,
+        )
+        await node.apply_conditions(self._api, name, written)
+        if not since:
+            log.info(
+                "the Node's condition changed",
+                type=written.type,
+                status=status,
+                reason=written.reason,
+                message=written.message,
+            )
+        return _Live(live.type, written, time.monotonic())
+
+    def _works(self, live: _Live) -> None:
+        self._writing.works()
+        state = ConditionState(type=live.type)
+        if there := live.condition:
+            state = replace(state, status=there.status == "True", reason=there.reason)
+        self.state.publish(state if live.type else None)
+
+    def _failed(self, type_: str, error: ApiError) -> None:
+        self._writing.failed(error)
+        state = self.state.value or ConditionState(type=type_)
+        self.state.publish(replace(state, error=str(error)))
+
+
+def _stamp() -> str:
+    return time.strftime(_FORMAT, time.gmtime())
+
+
+def _seconds(stamp: str) -> float:
+    """The time of a stamp by the wall clock; long ago, if it is in another form."""
+    try:
+        return timegm(time.strptime(stamp, _FORMAT))
+    except ValueError:
+        return 0.0

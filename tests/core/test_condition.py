@@ -1,0 +1,147 @@
+"""The Node condition as a function of the agent's state."""
+
+from dataclasses import replace
+
+import pytest
+
+from npu_agent.core.condition import NodeCondition, condition, usable
+from npu_agent.core.hardware import CardState, Cause
+from npu_agent.core.state import SessionPhase, SlicesState
+from npu_agent.core.timeline import Timeline
+from npu_agent.kubelet.podresources import Holdings
+from tests.outputs.deviceplugin.helpers import state as a_card
+from tests.outputs.helpers import DRIVER, RESOURCE
+from tests.outputs.web.helpers import Scene, driver, fenced, held
+
+DEAD = "the driver reports the card dead (alive says 0)"
+
+
+def card(index: int = 0) -> CardState:
+    return a_card(index=index)
+
+
+def healthy(count: int) -> list[CardState]:
+    return [card(index) for index in range(count)]
+
+
+def dead(index: int) -> CardState:
+    return fenced(card(index), "alive says 0", 9, Cause.DEAD)
+
+
+def gone(*cards: CardState) -> Timeline:
+    return Timeline().left(cards, (), 1.0)
+
+
+def judged(scene: Scene, expected: int | None = None, seen: int = 2) -> NodeCondition:
+    found = condition(scene.state(), expected, seen)
+    assert found
+    return found
+
+
+def said(scene: Scene, expected: int | None = None, seen: int = 2) -> tuple[bool, str, str]:
+    found = judged(scene, expected, seen)
+    return found.status, found.reason, found.message
+
+
+def test_nothing_is_said_before_the_cards_are_known() -> None:
+    assert condition(Scene(cards=(card(),), complete=False).state(), None, 1) is None
+
+
+def test_all_is_well() -> None:
+    scene = Scene(cards=(*healthy(2),))
+    assert said(scene) == (True, "NPUsReady", "2 of 2 cards are healthy")
+    # More than are expected are no fault.
+    assert said(scene, expected=1) == (True, "NPUsReady", "2 of 1 cards are healthy")
+
+
+def test_a_dead_card_is_named_with_its_cause_and_pods() -> None:
+    cards = (card(), dead(1))
+    held_by = Holdings(asked_at=1.0, assignments=(held(cards[1], "train-0"),))
+    assert said(Scene(cards=cards, holdings=held_by)) == (
+        False,
+        "CardUnhealthy",
+        f"1 of 2 cards are healthy; npu1: {DEAD}, held by default/train-0",
+    )
+    # What is left is enough.
+    assert said(Scene(cards=cards), expected=1) == (
+        True,
+        "NPUsDegraded",
+        f"1 of 1 cards are healthy; npu1: {DEAD}",
+    )
+
+
+def test_one_cause_of_many_cards_is_said_once() -> None:
+    scene = Scene(cards=tuple(dead(index) for index in range(64)))
+    assert judged(scene, seen=64).message == (
+        f"0 of 64 cards are healthy; npu0, npu1, npu2, npu3 and 60 more: {DEAD}"
+    )
+    pods = Holdings(asked_at=1.0, assignments=(held(scene.cards[0], "x" * 2000),))
+    assert len(judged(replace(scene, holdings=pods), seen=64).message) == 1000
+
+
+def test_a_card_that_a_person_has_taken_out_is_nothing_to_repair() -> None:
+    scene = Scene(cards=(card(), dead(1)), disabled=frozenset({"npu1"}))
+    assert usable(scene.state()) == 2
+    assert said(scene) == (True, "NPUsReady", "2 of 2 cards are healthy")
+
+
+@pytest.mark.parametrize("expected", [None, 2])
+def test_a_card_that_left_is_missed(expected: int | None) -> None:
+    scene = Scene(cards=(card(),), timeline=gone(card(1)))
+    assert said(scene, expected) == (
+        False,
+        "CardMissing",
+        "1 of 2 cards are healthy; npu1: gone from the host",
+    )
+    assert said(scene, expected=1) == (True, "NPUsReady", "1 of 1 cards are healthy")
+
+
+def test_more_are_expected_than_there_ever_were() -> None:
+    status, reason, message = said(Scene(cards=(*healthy(2),)), expected=16)
+    assert (status, reason) == (False, "TooFewCards")
+    assert message.startswith("2 of 16 cards are healthy; the host has shown 2 since it booted: ")
+    assert "health.expectedCards" in message
+
+
+def test_a_node_without_cards() -> None:
+    found = judged(Scene(), seen=0)
+    assert (found.status, found.reason) == (False, "NoCards")
+    assert said(Scene(), expected=0, seen=0) == (True, "NPUsReady", "0 of 0 cards are healthy")
+
+
+@pytest.mark.parametrize(
+    ("scene", "reason", "message"),
+    [
+        (
+            Scene(phase=SessionPhase.REGISTERING, reason="no socket"),
+            "NotRegistered",
+            f"{RESOURCE}: registering again: no socket",
+        ),
+        (
+            Scene(dra=(driver(phase=SessionPhase.BLOCKED, reason="why"),)),
+            "DRANotServed",
+            f"DRA driver {DRIVER}: blocked: why",
+        ),
+        (
+            Scene(dra=(driver(slices=SlicesState()),)),
+            "DRANotServed",
+            f"DRA driver {DRIVER}: its cards are not published yet",
+        ),
+    ],
+)
+def test_what_is_not_served_may_pass(scene: Scene, reason: str, message: str) -> None:
+    scene.cards = (*healthy(2),)
+    found = judged(scene)
+    assert (found.status, found.reason, found.passing) == (False, reason, True)
+    assert found.message == f"2 of 2 cards are healthy; {message}"
+    # A dead card is no matter of seconds, whatever else there is.
+    scene.cards = (card(), dead(1))
+    worse = judged(scene)
+    assert (worse.reason, worse.passing) == ("CardUnhealthy", False)
+    assert message in worse.message
+
+
+def test_a_standby_and_a_bad_config_file_take_no_work_away() -> None:
+    scene = Scene(cards=(*healthy(2),), phase=SessionPhase.STANDBY)
+    scene.config = replace(scene.config, error="line 3")
+    assert judged(scene).status

@@ -1,0 +1,253 @@
+"""When the Node condition is written, and since when it is as it is."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_agent.core.hardware import CardState, Cause
+from npu_agent.core.state import SessionPhase
+from npu_agent.feed import Feed
+from npu_agent.kube import ApiError, Kind
+from npu_agent.outputs import condition
+from npu_agent.outputs.condition import ConditionWriter, Timing, Wanted
+from npu_agent.simulator.apiserver import NODES, StandInApiServer
+from tests.outputs.deviceplugin.helpers import state as a_card
+from tests.outputs.helpers import DirectApi
+from tests.outputs.web.helpers import Scene, fenced
+from tests.until import until
+
+TYPE = "furiosa.ai/NPUReady"
+QUICK = Timing(settle=0.0, passing=0.3, recovered=0.3, gap=0.0, longest_pause=0.02)
+KUBELETS = {"type": "Ready", "status": "True"}
+
+
+def card(index: int = 0) -> CardState:
+    return a_card(index=index)
+
+
+class Room:
+    """A Node with two cards at an API server, and the writer's files."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.api = DirectApi(StandInApiServer("n1"))
+        self.node["status"]["conditions"] = [KUBELETS]
+        self.scene = Scene(cards=(card(), card(1)))
+        self.changes: Feed[int] = Feed(0)
+        self.wanted = Feed(Wanted(TYPE, None))
+        self.directory = directory
+        self.now = 1_800_000_000
+        monkeypatch.setattr(condition, "_BOOT_ID", directory / "boot_id")
+        self.boot("first")
+        monkeypatch.setattr(condition, "_stamp", self._stamp)
+
+    def _stamp(self) -> str:
+        """A second later each time."""
+        self.now += 1
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.now))
+
+    @property
+    def node(self) -> dict[str, Any]:
+        return self.api.server.objects[NODES]["n1"]
+
+    def boot(self, id_: str) -> None:
+        (self.directory / "boot_id").write_text(id_ + "\n")
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """Ours; empty if there is none."""
+        conditions = self.node["status"]["conditions"]
+        assert conditions[0] == KUBELETS
+        return next((one for one in conditions[1:] if one["type"] == TYPE), {})
+
+    @property
+    def writes(self) -> int:
+        return self.api.server.calls.count("apply")
+
+    def sees(self, *cards: Any, **more: Any) -> None:
+        self.scene = replace(self.scene, cards=cards, **more)
+        self.changes.publish(self.changes.value + 1)
+
+    async def says(self, status: str, reason: str) -> dict[str, Any]:
+        await until(
+            lambda: (self.found.get("status"), self.found.get("reason")) == (status, reason)
+        )
+        return self.found
+
+    @asynccontextmanager
+    async def agent(self, timing: Timing = QUICK) -> AsyncIterator[ConditionWriter]:
+        """An agent from its start to its end."""
+        writer = ConditionWriter(
+            api=self.api,
+            node_name="n1",
+            state=lambda: self.scene.state(),  # noqa: PLW0108 (it is exchanged)
+            changes=[self.changes],
+            wanted=self.wanted,
+            directory=self.directory,
+            timing=timing,
+        )
+        task = asyncio.create_task(writer.run())
+        try:
+            yield writer
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
+    return Room(tmp_path, monkeypatch)
+
+
+def dead(index: int) -> Any:
+    return fenced(card(index), "alive says 0", 9, Cause.DEAD)
+
+
+async def settled(room: Room, writes: int) -> None:
+    """Nothing more is written."""
+    await asyncio.sleep(0.1)
+    assert room.writes == writes
+
+
+async def test_a_fault_and_the_way_back(room: Room) -> None:
+    async with room.agent():
+        first = await room.says("True", "NPUsReady")
+        assert first["lastTransitionTime"] == first["lastHeartbeatTime"]
+        room.sees(card(), dead(1))
+        failed = await room.says("False", "CardUnhealthy")
+        assert failed["lastTransitionTime"] > first["lastTransitionTime"]
+        assert "npu1: the driver reports the card dead" in failed["message"]
+        room.sees(card(), card(1))
+        back = await room.says("True", "NPUsReady")
+        assert back["lastTransitionTime"] > failed["lastTransitionTime"]
+    assert room.found == back  # what is there at the end stays
+    assert room.writes == 3
+
+
+async def test_a_second_reason_and_a_new_agent_leave_the_time_alone(room: Room) -> None:
+    async with room.agent():
+        await room.says("True", "NPUsReady")
+        room.sees(card(), dead(1))
+        failed = await room.says("False", "CardUnhealthy")
+        room.sees(dead(0), dead(1))
+        await until(lambda: "npu0, npu1" in room.found["message"])
+        assert room.found["lastTransitionTime"] == failed["lastTransitionTime"]
+        writes = room.writes
+    room.now += 60
+    async with room.agent(replace(QUICK, heartbeat=0.02)):
+        await until(lambda: room.writes > writes)
+        assert room.found["lastTransitionTime"] == failed["lastTransitionTime"]
+        assert room.found["lastHeartbeatTime"] > failed["lastHeartbeatTime"]
+
+
+async def test_a_new_agent_writes_nothing_while_nothing_changes(room: Room) -> None:
+    room.now = int(time.time()) - 5
+    async with room.agent():
+        await room.says("True", "NPUsReady")
+    # It has not registered anything yet, and knows no cards at first.
+    room.scene = replace(room.scene, phase=SessionPhase.REGISTERING, complete=False)
+    async with room.agent():
+        await settled(room, 1)
+        room.sees(*room.scene.cards, complete=True)
+        await settled(room, 1)
+        room.sees(*room.scene.cards, phase=SessionPhase.REGISTERED)
+        await asyncio.sleep(QUICK.passing)
+        await settled(room, 1)
+
+
+async def test_what_is_not_served_for_long_is_said(room: Room) -> None:
+    async with room.agent():
+        await room.says("True", "NPUsReady")
+        room.sees(card(), card(1), phase=SessionPhase.REGISTERING)
+        await room.says("False", "NotRegistered")
+
+
+async def test_a_card_that_comes_and_goes_is_a_fault_throughout(room: Room) -> None:
+    async with room.agent():
+        await room.says("True", "NPUsReady")
+        room.sees(card(), dead(1))
+        failed = await room.says("False", "CardUnhealthy")
+        for at in range(12):
+            room.sees(card(), (card if at % 2 else dead)(1))
+            await asyncio.sleep(0.05)
+        assert room.found["lastTransitionTime"] == failed["lastTransitionTime"]
+        assert room.found["status"] == "False"
+
+
+async def test_the_cards_seen_since_the_boot_are_expected(room: Room) -> None:
+    async with room.agent():
+        await room.says("True", "NPUsReady")
+    room.scene = replace(room.scene, cards=(card(),))
+    async with room.agent():
+        assert "1 of 2" in (await room.says("False", "TooFewCards"))["message"]
+    room.boot("second")
+    async with room.agent():
+        assert "1 of 1" in (await room.says("True", "NPUsReady"))["message"]
+    (room.directory / condition.SEEN).write_text("{")
+    async with room.agent():
+        await room.says("True", "NPUsReady")
+
+
+async def test_a_node_that_never_had_cards_gets_no_condition(room: Room) -> None:
+    room.scene = replace(room.scene, cards=())
+    async with room.agent():
+        await settled(room, 0)
+        room.wanted.publish(Wanted(TYPE, 0))
+        await room.says("True", "NPUsReady")
+        # One that had some is not ready without them.
+        room.wanted.publish(Wanted(TYPE, None))
+        await room.says("False", "NoCards")
+
+
+async def test_another_type_takes_its_place_and_none_removes_it(room: Room) -> None:
+    async with room.agent() as writer:
+        await room.says("True", "NPUsReady")
+        room.wanted.publish(Wanted("AcceleratedHardwareReady", None))
+        await until(lambda: not room.found)
+        types = [one["type"] for one in room.node["status"]["conditions"]]
+        assert types == ["Ready", "AcceleratedHardwareReady"]
+        room.wanted.publish(Wanted(None, None))
+        await until(lambda: room.node["status"]["conditions"] == [KUBELETS])
+        await until(lambda: writer.state.value is None)
+        room.sees(dead(0))
+        await settled(room, room.writes)
+
+
+async def test_without_a_type_the_api_server_is_not_asked(room: Room) -> None:
+    room.wanted.publish(Wanted(None, None))
+    async with room.agent():
+        room.sees(dead(0))
+        await asyncio.sleep(0.1)
+    assert room.api.server.calls == []
+    assert [path.name for path in room.directory.iterdir()] == ["boot_id"]
+
+
+async def test_a_right_that_is_missing_is_said_once_and_does_no_harm(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = ApiError("cannot apply", "do this", kind=Kind.FORBIDDEN)
+    room.api.refused = lambda request: refusal if request.verb == "apply" else None
+    async with room.agent() as writer:
+        await until(lambda: writer.state.value and writer.state.value.error)
+        await until(lambda: room.api.calls.value > 9)
+        assert caplog.text.count("the Node's condition cannot be written") == 1
+        room.api.refused = lambda _: None
+        await room.says("True", "NPUsReady")
+        await until(lambda: writer.state.value and not writer.state.value.error)
+
+
+async def test_another_agent_has_written_it_meanwhile(room: Room) -> None:
+    async with room.agent():
+        await room.says("True", "NPUsReady")
+        ours = dict(room.found)
+        theirs = {**ours, "status": "False", "lastTransitionTime": "2026-11-25T00:00:00Z"}
+        room.node["status"]["conditions"] = [KUBELETS, theirs]
+        room.sees(card(), dead(1))
+        found = await room.says("False", "CardUnhealthy")
+        assert found["lastTransitionTime"] == "2026-11-25T00:00:00Z"
