@@ -9,7 +9,7 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,16 +20,20 @@ from npu_agent.config import Config, Effective, Poller, disabled_for, poller
 from npu_agent.config.resources import asks_for, offered_by, resources_of, wishes_of
 from npu_agent.core import changes, health
 from npu_agent.core.api_mode import WantedApi, WantedApis
+from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
+from npu_agent.core.offer import Device
 from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
 from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
 from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api, ApiError, node, serviceaccount
+from npu_agent.kube.own_node import NodeWatch, OwnNode
 from npu_agent.kubelet import api_modes
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.api_modes import ApiModes
+from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import HAND_OVER, Ownership
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.kubelet.pods import Pods
@@ -180,11 +184,18 @@ class Agent:
             allocatable=partial(_allocatable, self._api, node_name),
             timing=timing.modes,
         )
+        self.node_watch = NodeWatch(self._api, node_name, configs.map(_follows_node))
+        self.cordons = CordonStore(
+            self.node_watch.state.map_with(configs.map(lambda config: config.cordon), _annotation),
+            self.inventory.hardware,
+            directory,
+        )
         self.publisher = Publisher(
             snapshots=self.inventory.hardware,
             wanted=self._wanted,
             store=self.store,
             modes=self.modes,
+            cordons=self.cordons.cards,
             specs=PluginSpecs(host_root / cdi.DIRECTORY, CDI_KINDS, by_cdi=by_cdi),
         )
         method = config.labels.output if kubelet else "none"
@@ -224,6 +235,7 @@ class Agent:
                     store=self.store,
                     ownership=ownership,
                     modes=self.modes,
+                    cordons=self.cordons,
                 ),
                 configs.map_with(
                     self.dra_support.state, partial(_wanted_by_claims, node_name, words)
@@ -277,7 +289,7 @@ class Agent:
         """A listener of the kubelet's own: no stranger at the other one keeps its probes out."""
         hooks = Hooks(
             prepare=self.publisher.renew,
-            grant=self.store.grant_when_free,
+            grant=self._grant,
             kubelet_lost=self.store.kubelet_lost,
             offered=partial(_offered, socket_beside(directory)),
         )
@@ -389,6 +401,8 @@ class Agent:
             yield "places", self.modes.run
             yield "devices", self.publisher.run
             yield "DRA support", self.dra_support.run
+            yield "Node", self.node_watch.run
+            yield "cordons", self.cordons.run
             yield "events", self.events.run
             if self.labeller:
                 yield "labels", self.labeller.run
@@ -448,6 +462,9 @@ class Agent:
             wanted=wanted.resources,
             places=self.modes.now(),
             moving=self.modes.moving(),
+            cordons=self.cordons.cards.value,
+            cordons_wrong=self.cordons.state.value.wrong,
+            node_error=self.node_watch.error,
             disabled=wanted.disabled,
             config=self.poller.states.value,
             stale_after=stale_after(config.metrics.interval),
@@ -469,6 +486,10 @@ class Agent:
                 for name, server in (("metrics", self.server), ("probes", self.probes))
             },
         )
+
+    async def _grant(self, resource: str, devices: Sequence[Device]) -> None:
+        await self.cordons.check(devices)
+        await self.store.grant_when_free(resource, devices)
 
     def _served(self) -> set[str]:
         """The resources that the device plugin serves, or is to serve."""
@@ -492,6 +513,17 @@ def _watching(config: Config) -> card.Settings:
             max_temperature=config.health.max_temperature,
         ),
     )
+
+
+def _follows_node(config: Config) -> bool:
+    return config.cordon or config.labels.output == "api"
+
+
+def _annotation(found: OwnNode | None, wanted: bool) -> str | None:
+    """The cordons as the Node has them; None as long as that is not known."""
+    if not wanted:
+        return ""
+    return None if found is None else found.annotations.get(ANNOTATION, "")
 
 
 def _asks(node_name: str | None, config: Config) -> support.Wanted:

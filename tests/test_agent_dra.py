@@ -56,7 +56,11 @@ NAMES = [f"npu-{uuid.lower()}" for uuid in UUIDS]
 RNGD = f"npu-{simulator.card('rngd', 1).uuid.lower()}"
 DRA = AllocationConfig(api="dra")
 AUTO = AllocationConfig(api="auto")
-NOTHING_ELSE: dict[str, Any] = {"labels": LabelsConfig(output="none"), "events": False}
+NOTHING_ELSE: dict[str, Any] = {
+    "labels": LabelsConfig(output="none"),
+    "events": False,
+    "cordon": False,
+}
 """What else asks the API server."""
 
 

@@ -58,6 +58,7 @@ health: {{interval: 0.05}}
 metrics: {{listen: '127.0.0.1:0', interval: 1}}
 labels: {{output: none}}
 events: false
+cordon: false
 """)
         new.rename(self.file)
 

@@ -355,6 +355,9 @@ class Config:
     labels: LabelsConfig = LabelsConfig()
     metrics: MetricsConfig = MetricsConfig()
     events: bool = _live(True, "Send Events about cards that fail, recover, are added or removed.")
+    cordon: bool = _live(
+        True, "Take the cards out of service that the Node's annotation npu-agent/cordoned names."
+    )
     log: LogConfig = LogConfig()
 
 

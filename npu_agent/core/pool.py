@@ -104,6 +104,7 @@ def pool(
     partitions: bool = False,
     evict: bool = False,
     held: Callable[[Device], str | None] = lambda _: None,
+    cordoned: Collection[str] = (),
 ) -> tuple[PoolDevice, ...]:
     """The devices of these families' cards: those of `dra.first`, then the others, by number.
 
@@ -120,6 +121,7 @@ def pool(
         evict: whether a sick card's Pods are to be evicted.
         held: why a device must not be allocated although nothing in the cluster says so; None: it
             may be.
+        cordoned: the IDs of the cards that a person has taken out of service.
     """
     cards = [state for state in snapshot.cards if state.card.family in families]
     cards.sort(key=lambda state: state.card.family != dra.first)
@@ -129,7 +131,7 @@ def pool(
             name=_named(name, state, device.cores),
             device=device,
             description=dra.describe(state.card, device.cores),
-            taints=_taints(dra.driver, device, evict=evict, held=held(device)),
+            taints=_taints(dra.driver, device, evict, held(device), state.id in cordoned),
             counters=name if len(widths) > 1 else "",
         )
         for state, name in zip(cards, called, strict=True)
@@ -209,11 +211,13 @@ def _hashed(name: str, id_: str, longest: int = _LONGEST_NAME) -> str:
     return f"{name[: longest - 9].rstrip('-')}-{digest}"
 
 
-def _taints(driver: str, device: Device, *, evict: bool, held: str | None) -> tuple[Taint, ...]:
+def _taints(
+    driver: str, device: Device, evict: bool, held: str | None, cordoned: bool
+) -> tuple[Taint, ...]:
     taints = []
     if not device.healthy:
         effect = Effect.NO_EXECUTE if evict else Effect.NO_SCHEDULE
         taints.append(Taint(key=f"{driver}/unhealthy", effect=effect))
-    if held:
-        taints.append(Taint(key=f"{driver}/held", effect=Effect.NO_SCHEDULE))
+    keys = [key for key, applies in (("held", held), ("cordoned", cordoned)) if applies]
+    taints += (Taint(key=f"{driver}/{key}", effect=Effect.NO_SCHEDULE) for key in keys)
     return tuple(taints)

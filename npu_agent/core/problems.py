@@ -17,7 +17,9 @@ from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 
-Subject = Literal["card", "resource", "dra", "assignments", "config", "labels", "hardware", "cdi"]
+Subject = Literal[
+    "card", "resource", "dra", "assignments", "config", "labels", "node", "hardware", "cdi"
+]
 
 HOT, VERY_HOT = 90.0, 100.0
 """°C above which a card is hot, and so hot that the load has to go now: as the alerts have it."""
@@ -184,6 +186,11 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
             "mounted into the agent's Pod? `npu-agent doctor` there checks it",
             runbook="log-lines",
         )
+    for wrong in state.cordons_wrong:
+        yield Note("node", wrong.what, remedy=wrong.remedy, runbook="log-lines")
+    if state.node_error is not None:
+        text = f"changes of the Node are not seen, cordons and labels: {state.node_error}"
+        yield Note("node", text, runbook="log-lines")
     if state.labels is not None and state.labels.error is not None:
         text = f"the Node's labels are not applied: {state.labels.error}"
         yield Note("labels", text, runbook="npulabelsnotapplied")
@@ -288,6 +295,9 @@ def notes(state: AgentState) -> Iterator[Note]:
         if card.id not in lately and (counted := _counted(card)):
             text = f"{name} has counted errors, none of them lately: {counted}"
             yield Note("card", text, card.id, runbook="npuerrorsrising")
+        if (reason := state.cordons.get(card.id)) is not None:
+            remedy = f"`npu-agent uncordon {name}` brings it back"
+            yield Note("card", f"{name} is cordoned: {reason}", card.id, remedy=remedy)
         if state.is_disabled(card):
             yield Note("card", f"{name} is not offered: disabled in the config", card.id)
     for resource in state.resources:

@@ -210,6 +210,12 @@ class AgentState:
     """Where each card is offered, by its ID; one that is not named: by the device plugin."""
     moving: Mapping[str, WantedApi] = field(default_factory=dict)
     """By ID, the cards on their way from one API to the other, and to which."""
+    cordons: Mapping[str, str] = field(default_factory=dict)
+    """By ID, the cards that a person has cordoned, and why."""
+    cordons_wrong: tuple[Trouble, ...] = ()
+    """What is wrong with the Node's annotation."""
+    node_error: str | None = None
+    """Why changes of the Node are not seen, with the remedy; None while nothing is wrong."""
     disabled: frozenset[str] = frozenset()
     """Names of the cards that the config keeps out of service here, as `advertise` takes them."""
     config: ConfigState
@@ -304,8 +310,8 @@ class AgentState:
         return self.now - max(0.0, self.monotonic - at)
 
     def withheld(self, resource: ResourceState) -> tuple[Device, ...]:
-        """The devices that are unhealthy although their card is not."""
-        fenced = {card.id for card in self.snapshot.cards if is_fenced(card)}
+        """The devices that are unhealthy although their card is neither that nor cordoned."""
+        fenced = {card.id for card in self.snapshot.cards if is_fenced(card)} | {*self.cordons}
         return tuple(
             device
             for device in resource.devices

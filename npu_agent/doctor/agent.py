@@ -71,7 +71,7 @@ async def lines(context: Context) -> Lines:
             yield "agent", note(f"it reports: {problem.text}", problem.remedy)
 
 
-_SHOWN = ("card", "dra", "assignments", "labels")
+_SHOWN = ("card", "dra", "assignments", "labels", "node")
 """Subjects of problems of which the agent knows more than this report has in other lines."""
 
 

@@ -44,7 +44,7 @@ _DRA_RIGHTS: tuple[Right, ...] = (
     ),
 )
 
-_UNASKED = unused("nothing asks for it: labels, events, DRA, metrics.authorization")
+_UNASKED = unused("nothing asks for it: labels, cordons, events, DRA, metrics.authorization")
 
 
 async def rights(context: Context) -> Lines:
@@ -74,6 +74,8 @@ def wanted(context: Context) -> tuple[Right, ...]:
     rights: list[Right] = []
     if labels or config.events or dra:
         rights.append(("get", "", "nodes"))
+    if labels or config.cordon:
+        rights += [("list", "", "nodes"), ("watch", "", "nodes")]
     if labels:
         rights.append(("patch", "", "nodes"))
     if config.events:

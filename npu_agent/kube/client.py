@@ -314,7 +314,7 @@ def _kubeconfig(given: Path | None) -> Credentials:
         f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
         f"environment) nor a kubeconfig ({paths})",
         "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do "
-        "without by labels.output: none and events: false",
+        "without by labels.output: none, events: false and cordon: false",
     )
 
 

@@ -43,6 +43,7 @@ class NodeMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str
     labels: dict[str, str] = {}
     """All of them, whoever applied them."""
+    annotations: dict[str, str] = {}
     managed_fields: tuple[Manager, ...] = ()
 
     @property
@@ -82,8 +83,17 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
     node_info: _Info = _Info()
 
 
+class Taint(msgspec.Struct, frozen=True):
+    """A taint of the Node."""
+
+    key: str
+    effect: str = ""
+    value: str = ""
+
+
 class _Spec(msgspec.Struct, frozen=True):
     unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 
 from npu_agent.kube.client import Api, WatchEvent
 from npu_agent.kube.errors import unusable
+from npu_agent.kube.follow import SILENCE
 from npu_agent.kube.request import Request
 from npu_agent.typedjson import InvalidJsonError, convert
 
@@ -20,9 +21,6 @@ _LARGEST_LIST = 16 * 2**20
 """Bytes: 170 cards of eight cores that are offered in parts are 2 MiB. It is read whole, since
 pages of it (``limit``) would have API servers before 1.36 read the slices of all nodes from
 etcd."""
-SILENCE = 150.0
-"""Seconds: the API server sends a bookmark each minute (k8s.io/apiserver, cacher.go,
-defaultBookmarkFrequency), so two that are missing are a connection that is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
 
 @contextlib.asynccontextmanager
 async def watch(
-    api: Api, node: str, driver: str, resource_version: str, *, seconds: float
+    api: Api, node: str, driver: str, resource_version: str, seconds: float
 ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
     """Opens a watch for so many seconds: the events after a `Listing`, or another event.
 

@@ -102,12 +102,13 @@ class StandInApiServer:
         slices: those of `objects` that are ResourceSlices.
         groups: paths of the API groups that it serves.
         calls: in order: `VERB` or `VERB NAME`; the verb is that of RBAC, but `apply` for
-            server-side apply and `try` for a dry run.
+            server-side apply and `try` for a dry run; `list nodes` and `watch nodes` are of Nodes.
         watches: the query of each watch.
         dropped: fields of slices and their devices that are dropped, as by a feature gate.
         trouble: if set, answers everything.
         instead: by verb: what is answered in its place.
         events: what happened to slices, with the version that they had then.
+        node_events: the same of the Node.
         version: counts changes; the resourceVersion of the newest.
     """
 
@@ -128,6 +129,7 @@ class StandInApiServer:
         self.events: list[tuple[int, Object]] = []
         self._conditions: set[str] = set()
         """The types of those that the agent has applied."""
+        self.node_events: list[tuple[int, Object]] = []
         self._open: list[web.Request] = []
         self._muted: list[web.Request] = []
         self._ended: list[web.Request] = []
@@ -221,10 +223,16 @@ class StandInApiServer:
         for name in names or list(self.slices):
             self._put("DELETED", SLICES, self.slices[name])
 
+    def annotate(self, key: str, value: str | None) -> None:
+        """Another client sets an annotation of the Node, or removes it."""
+        live = self.objects[NODES][self.node]
+        self._put("MODIFIED", NODES, _merged(live, {"metadata": {"annotations": {key: value}}}))
+
     def forget_events(self) -> None:
         """All versions so far are too old to be watched from."""
         self._oldest = self._next()
         self.events.clear()
+        self.node_events.clear()
 
     def cut(self) -> None:
         """Breaks every watch."""
@@ -260,13 +268,16 @@ class StandInApiServer:
         _, _, name = request.path.rpartition("/")
         if request.path.endswith("/status"):
             name = "status"
-        self.calls.append(verb if verb in ("list", "watch", "create", "try") else f"{verb} {name}")
+        if request.path == NODES:
+            verb += " nodes"
+        plain = verb in ("list", "watch", "create", "try", "list nodes", "watch nodes")
+        self.calls.append(verb if plain else f"{verb} {name}")
         if reply := self.trouble or self.instead.get(verb):
             return await reply(request)
-        if verb == "watch":
+        if verb.startswith("watch"):
             return await self._watch(request)
         body = await request.json() if request.can_read_body else {}
-        code, found = self.act(verb, request.path, body)
+        code, found = self.act(verb.partition(" ")[0], request.path, body)
         if "PartialObjectMetadata" in request.headers.get("Accept", "") and code < 400:
             found = {"kind": "PartialObjectMetadata", "metadata": found["metadata"]}
         return web.json_response(found, status=code)
@@ -295,7 +306,10 @@ class StandInApiServer:
             case "create":
                 return 201, self._put("ADDED", path, body)
             case "patch" if live:
-                return 200, self._put("MODIFIED", parent, {**live, **body})
+                version = body.get("metadata", {}).get("resourceVersion")
+                if version not in (None, live["metadata"]["resourceVersion"]):
+                    return 409, _failure(409, "the object has been modified")
+                return 200, self._put("MODIFIED", parent, _merged(live, body))
             case "apply" if status and live:
                 return 200, self._put("MODIFIED", parent, self._with_conditions(live, body))
             case "apply":
@@ -362,14 +376,17 @@ class StandInApiServer:
             del self.objects[collection][name]
         else:
             self.objects[collection][name] = found
-        if collection == SLICES:
-            self.events.append((version, {"type": event, "object": found}))
+        events = {SLICES: self.events, NODES: self.node_events}.get(collection)
+        if events is not None:
+            events.append((version, {"type": event, "object": found}))
         self._next()
         return found
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        """What happens to slices after a version, until the request's time is over."""
-        self.watches.append(dict(request.query))
+        """What happens to slices, or the Node, after a version, until the time is over."""
+        if request.path == SLICES:
+            self.watches.append(dict(request.query))
+        events = self.node_events if request.path == NODES else self.events
         seen = int(request.query["resourceVersion"])
         if seen < self._oldest:
             return await status(410, "too old resource version")(request)
@@ -381,7 +398,7 @@ class StandInApiServer:
                 async for _ in self.version.watch():
                     if request in self._ended:
                         break
-                    for version, event in list(self.events):
+                    for version, event in list(events):
                         if version > seen and request not in self._muted:
                             seen = version
                             await response.write(json.dumps(event).encode() + b"\n")
@@ -420,6 +437,15 @@ def applied(found: Object) -> frozenset[str]:
         if entry["manager"] == "npu-agent"
         for key in entry["fieldsV1"]["f:metadata"]["f:labels"]
     )
+
+
+def _merged(live: Any, patch: Any) -> Any:
+    """A merge patch, as RFC 7386 has it."""
+    if not isinstance(patch, dict):
+        return patch
+    live = live if isinstance(live, dict) else {}
+    found = {key: _merged(live.get(key), value) for key, value in patch.items()}
+    return {key: value for key, value in {**live, **found}.items() if value is not None}
 
 
 def _failure(code: int, message: str) -> Object:

@@ -100,6 +100,7 @@ CONFIGS = st.builds(
         interval=st.floats(1, 3600),
     ),
     events=st.booleans(),
+    cordon=st.booleans(),
     log=st.builds(
         LogConfig,
         level=st.sampled_from(["debug", "info", "warning", "error"]),

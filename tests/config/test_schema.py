@@ -48,6 +48,7 @@ metrics.tls.certFile      --metrics-tls-cert-file      restart  None
 metrics.tls.keyFile       --metrics-tls-key-file       restart  None
 metrics.tls.clientCAFile  --metrics-tls-client-ca-file restart  None
 events                    --events                     live     True
+cordon                    --cordon                     live     True
 log.level                 --log-level                  live     info
 log.format                --log-format                 live     text
 """

@@ -65,6 +65,7 @@ metrics:
     keyFile: null                           # default
     clientCAFile: null                      # default
 events: true                                # default
+cordon: true                                # default
 log:
   level: info                               # default
   format: text                              # default

@@ -39,7 +39,10 @@ from tests.outputs.deviceplugin.helpers import short_directory
 POD = "npu-agent-7xk2p"
 NODE_NAME = "n1"
 RESOURCE = "beta.furiosa.ai/npu"
-RIGHTS = {("get", "nodes"), ("patch", "nodes"), ("create", "events"), ("patch", "events")}
+RIGHTS = {
+    *((verb, "nodes") for verb in ("get", "list", "watch", "patch")),
+    *((verb, "events") for verb in ("create", "patch")),
+}
 
 RNGD = {"name": "npu-0", "attributes": {"arch": {"string": "rngd"}, "cores": {"int": 8}}}
 """A device in a ResourceSlice."""

@@ -327,7 +327,7 @@ async def test_no_node_name_on_the_host_is_not_wrong(node: Node) -> None:
 
 
 async def test_nothing_is_asked_where_nothing_is_wanted(node: Node) -> None:
-    node.reconfigure(labels=LabelsConfig(output="none"), events=False)
+    node.reconfigure(labels=LabelsConfig(output="none"), events=False, cordon=False)
     lines = await node.examined()
     assert not node.api.asked
     unused = ("rights", "NODE_NAME", "API server", "Node", "labels")
@@ -344,7 +344,7 @@ async def test_nothing_is_asked_where_nothing_is_wanted(node: Node) -> None:
     ],
 )
 async def test_where_only_dra_asks_for_the_cluster(node: Node, asking: dict[str, Any]) -> None:
-    node.reconfigure(labels=LabelsConfig(output="none"), events=False, **asking)
+    node.reconfigure(labels=LabelsConfig(output="none"), events=False, cordon=False, **asking)
     lines = await node.examined()
     names = ("NODE_NAME", "API server", "rights", "Node", "DRA")
     assert {lines[name].state for name in names} == {State.OK}

@@ -49,6 +49,7 @@ def config_file(base: Path, *more: str) -> Path:
         f"metrics: {{listen: '127.0.0.1:{free_port()}'}}",
         "labels: {output: none}",
         "events: false",
+        "cordon: false",
         *more,
     )
     file.write_text("\n".join(lines) + "\n")
@@ -95,7 +96,7 @@ def test_a_bad_file_is_a_line_and_the_rest_is_looked_at(base: Path) -> None:
     file = config_file(base, "intervall: 5")
     code, lines, err = examined(base, file)
     assert (code, err) == (1, "")
-    assert f"{file}:5: intervall" in lines["config"]["detail"]
+    assert f"{file}:6: intervall" in lines["config"]["detail"]
     assert str(base) in lines["plugin directory"]["detail"]
 
 

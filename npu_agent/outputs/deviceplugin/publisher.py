@@ -47,6 +47,7 @@ class Publisher:
         wanted: Feed[Wanted],
         store: AllocationStore,
         modes: ApiModes,
+        cordons: Feed[Mapping[str, str]],
         specs: PluginSpecs,
     ) -> None:
         """A publisher of nothing yet.
@@ -56,6 +57,7 @@ class Publisher:
             wanted: what the config says.
             store: the ledger.
             modes: which cards are offered here.
+            cordons: by ID, the cards that a person has taken out of service, and why.
             specs: written before the devices in them are offered.
         """
         self.devices: Mapping[str, Feed[Devices]] = {
@@ -65,6 +67,7 @@ class Publisher:
         self._wanted = wanted
         self._store = store
         self._modes = modes
+        self._cordons = cordons
         self._specs = specs
         self._missing: set[DeviceName] = set()
         """Devices that vanished from under a running Pod."""
@@ -80,6 +83,7 @@ class Publisher:
         async for _ in changes_of(
             self._snapshots,
             self._wanted,
+            self._cordons,
             self._store.answers,
             self._store.prepared,
             self._store.unrecorded,
@@ -140,12 +144,14 @@ class Publisher:
         self._modes.listing(offered)
         self._store.offering(offered)
         unrecorded = UNRECORDED if self._store.unrecorded.value else None
+        cordoned = {id_: f"cordoned: {reason}" for id_, reason in self._cordons.value.items()}
         return {
             resource: tuple(
                 replace(device, healthy=False, reason=reason)
                 if (
                     reason := unrecorded
                     or conflicts.against(DeviceName(resource, device.id), device)
+                    or cordoned.get(device.card_id)
                 )
                 else device
                 for device in devices

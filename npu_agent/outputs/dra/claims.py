@@ -71,6 +71,8 @@ class LocalPool:
     """All of them, offered or not; None as long as they are not known."""
     refusal: Callable[[Device], RefusalError | None] = lambda _: None
     """Why a device that nothing holds is not for claims any more; None: it is."""
+    cordoned: Callable[[Device], RefusalError | None] = lambda _: None
+    """Why a device is refused although it is for claims: its card is cordoned; None: it is not."""
 
 
 @dataclass(eq=False)
@@ -505,15 +507,18 @@ class Claims:
         )
 
     def _check_use(self, result: Result, device: Device) -> None:
-        """Raises RefusalError if the device is the device plugin's, or unhealthy.
+        """Raises RefusalError if the device is the device plugin's, unhealthy or cordoned.
 
-        An administrator may come to see why, and a request may tolerate that it is unhealthy.
+        An administrator may come to see why, and a request may tolerate that it is one of these.
         """
         if result.admin:
             return
         named = f"{result.device} ({device.name})"
         if not device.healthy and not result.tolerates(f"{self._dra.driver}/unhealthy"):
             raise RefusalError(Refusal.UNFIT, f"device {named} is unhealthy: {device.reason}")
+        refusal = self._pool.cordoned(device)
+        if refusal and not result.tolerates(f"{self._dra.driver}/cordoned"):
+            raise refusal
         if refusal := self._pool.refusal(device):
             raise RefusalError(refusal.kind, f"device {named} is not for claims: {refusal}")
 

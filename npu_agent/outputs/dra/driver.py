@@ -31,6 +31,7 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, resourceclaims
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.api_modes import ApiModes
+from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.registration import Standing
 from npu_agent.logs import logger
@@ -104,6 +105,7 @@ class Shared:
     ownership: Ownership
     modes: ApiModes
     """Which cards are offered by which API."""
+    cordons: CordonStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,7 @@ class Driver:
         self._instance = instance_of(host.pod_uid)
         self._snapshots, self._store = shared.snapshots, shared.store
         self._ownership, self._modes = shared.ownership, shared.modes
+        self._cordons = shared.cordons
         self._wanted = wanted
         self._timing = timing
         self._recorded: Mapping[str, PublishedCard] = self._store.published.value
@@ -198,6 +201,7 @@ class Driver:
                 name=host.node_name or "",
                 devices=self._known,
                 refusal=self._modes.refusal,
+                cordoned=self._cordons.refusal,
             ),
             store=self._store,
             cdi_root=host.cdi_root,
@@ -307,7 +311,7 @@ class Driver:
         store = self._store
         async for _ in changes_of(
             *(self._known, self._snapshots, self._wanted, self._uncounted, self._untainted),
-            *(store.states, store.unrecorded),
+            *(store.states, store.unrecorded, self._cordons.cards),
             *(*self._modes.feeds, self._again, self._ours),
         ):
             if self._known.value is None or not self.needed:
@@ -367,7 +371,7 @@ class Driver:
     def _placed(self) -> tuple[PoolDevice, ...]:
         """The devices whose cards are to be in slices."""
         modes, wanted = self._modes.now(), self._wanted.value
-        published = self._store.published.value
+        published, cordoned = self._store.published.value, self._cordons.cards.value
         cut = wanted.partitions and not self._uncounted.value
         here = {
             id_
@@ -380,7 +384,7 @@ class Driver:
             for one in self._known.value or ()
             if one.device.card_id in here
             and (cut or not one.is_part)
-            and not (one.taints and self._untainted.value)
+            and not (self._untainted.value and (one.taints or one.device.card_id in cordoned))
         }
         devices = pool(
             self._snapshots.value,
@@ -390,6 +394,7 @@ class Driver:
             partitions=cut,
             evict=wanted.evict,
             held=self._store.held_by_containers(seen),
+            cordoned=cordoned,
         )
         leaving = Taint(key=f"{self._dra.driver}/moving", effect=Effect.NO_SCHEDULE)
         return tuple(
@@ -495,6 +500,7 @@ class Driver:
 
     async def _prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
         await self._ours.until(bool)
+        await self._cordons.settled()
         return await self.claims.prepare(refs)
 
     async def _unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, str | None]:

@@ -7,10 +7,9 @@ may delete or change one: they are watched, and put back.
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from npu_agent.backoff import ApiBackoff, Backoff
@@ -18,7 +17,8 @@ from npu_agent.core.pool import PoolDevice, whole_cards
 from npu_agent.core.state import COUNTERS, TAINTS, SlicesState
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kube import Api, ApiError, Kind, node, resourceslices
+from npu_agent.kube import Api, ApiError, Kind, follow, node, resourceslices
+from npu_agent.kube.client import WatchEvent
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.slices import Plan, Slice
@@ -26,9 +26,6 @@ from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
-_BROKEN = (Kind.UNREACHABLE, Kind.TIMEOUT)
-_RESUMED = (*_BROKEN, Kind.SERVER, Kind.TOO_MANY, Kind.UNAUTHORIZED, Kind.CREDENTIALS)
-"""After these a watch goes on where it was. After others, such as 410, the slices are listed."""
 _CALLS = ("write", "list", "watch")
 """What can fail; the trouble of the first of them that does is shown."""
 
@@ -38,13 +35,8 @@ class Timing:
     """The times of a publisher, in seconds."""
 
     retry_longest: float = 60.0
-    """Between attempts, after failures: at most, and at random."""
-
-    watch_shortest: float = 300.0
-    """That a watch is asked for, at random up to `watch_longest`: as client-go does."""
-    watch_longest: float = 600.0
-    watch_steady: float = 5.0
-    """That a watch has to last to count as one that worked."""
+    """Between attempts to write, after failures: at most, and at random."""
+    watch: follow.Timing = field(default_factory=follow.Timing)
     gap_first: float = 0.1
     """Between two rounds of writes: another client may write the same slices."""
     gap_longest: float = 1.0
@@ -134,43 +126,20 @@ class SlicePublisher:
 
     async def _follow(self) -> None:
         """Lists the slices, and then watches for changes that others make."""
-        retry, loop = ApiBackoff(longest=self._timing.retry_longest), asyncio.get_running_loop()
-        version = ""
-        while True:
-            restarted = self._kubelets.changed
-            doing, opened, wait = "list", math.inf, None
-            try:
-                if not version:
-                    version = await self._list()
-                doing = "watch"
-                seconds = random.uniform(  # noqa: S311 (spreads load)
-                    self._timing.watch_shortest, self._timing.watch_longest
-                )
-                async with resourceslices.watch(
-                    self._api, self._node_name, self._driver, version, seconds=seconds
-                ) as events:
-                    opened = loop.time()
-                    self._opened()
-                    async for event in events:
-                        version = event.object["metadata"]["resourceVersion"]
-                        if event.type != "BOOKMARK":
-                            self._see(event.object, gone=event.type == "DELETED")
-            except ApiError as error:
-                wait, broken = error.retry_after, error.kind in _BROKEN
-                self._restarted |= broken
-                if error.kind not in _RESUMED:
-                    version = ""
-                # A watch that breaks, or begins with too old a version, is no trouble as long as
-                # the next one can be opened.
-                if error.status != 410 and not (broken and opened < math.inf):
-                    self._note(doing, error)
-            else:
-                if loop.time() - opened < self._timing.watch_steady:
-                    version = ""  # a proxy may end each watch before there is any event
-            if loop.time() - opened > self._timing.watch_steady:
-                retry.reset()
-            if await set_within(restarted, retry.next(wait)):
-                retry.reset()
+        await follow.follow(
+            list_=self._list,
+            watch=partial(resourceslices.watch, self._api, self._node_name, self._driver),
+            see=self._see,
+            opened=self._opened,
+            failed=self._failed,
+            hurry=lambda: self._kubelets.changed,
+            timing=self._timing.watch,
+        )
+
+    def _failed(self, doing: str, error: ApiError, trouble: bool) -> None:
+        self._restarted |= error.kind in follow.BROKEN
+        if trouble:
+            self._note(doing, error)
 
     def _opened(self) -> None:
         """The API server answers with events."""
@@ -198,8 +167,9 @@ class SlicePublisher:
         self._change(incomplete=slices.is_incomplete(listing.slices))
         return listing.resource_version
 
-    def _see(self, found: Slice, *, gone: bool) -> None:
+    def _see(self, event: WatchEvent) -> None:
         """Takes note of an event; that of a write of our own is mostly known already."""
+        found, gone = event.object, event.type == "DELETED"
         known = (self.live.value or {}).get(found["metadata"]["name"])
         version = known and known["metadata"].get("resourceVersion")
         if known if gone else version != found["metadata"]["resourceVersion"]:

@@ -145,7 +145,13 @@ def _to_do(note: Note, number: int) -> str:
     return f'<p class="do">{remedy} {steps}</p>' if remedy or steps else ""
 
 
-_ANCHORS = {"card": "cards", "hardware": "not-served", "cdi": "cards", "resource": "resources"}
+_ANCHORS = {
+    "card": "cards",
+    "hardware": "not-served",
+    "cdi": "cards",
+    "node": "cards",
+    "resource": "resources",
+}
 """Where the page tells more of a note's subject; of the others under their own name."""
 
 

@@ -286,6 +286,7 @@ class Machine(RuleBasedStateMachine):
             wanted=feed,
             store=store,
             modes=modes,
+            cordons=Feed({}),
             specs=PluginSpecs(self.directory / "cdi"),
         )
         return Agent(store, publisher, kubelet, feed, modes, name)

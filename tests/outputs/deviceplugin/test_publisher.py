@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -60,7 +60,9 @@ class Room:
             ledger=self.kubelet.ledger,
             timing=Timing(clock=self.clock),
         )
+        self.cordons: Feed[Mapping[str, str]] = Feed({})
         self.publisher = Publisher(
+            cordons=self.cordons,
             snapshots=self.snapshots,
             wanted=self.wanted,
             store=self.store,

@@ -21,6 +21,7 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.api_modes import ApiModes
+from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
@@ -81,6 +82,8 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
         wishes = wanted.map(
             lambda now: WantedApis(families=dict.fromkeys(now.families, WantedApi.DRA))
         )
+        annotation: Feed[str | None] = Feed("")
+        cordons = CordonStore(annotation, snapshots, directory, start=0.0)
         driver = Driver(
             SPEC,
             Host(node_name=NODE, pod_uid=None, kubelet_root=root, cdi_root=root / "cdi"),
@@ -89,6 +92,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
                 store=store,
                 ownership=Ownership(directory),
                 modes=ApiModes(snapshots=snapshots, wanted=wishes, store=store),
+                cordons=cordons,
             ),
             wanted,
             api,

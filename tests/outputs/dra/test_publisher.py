@@ -15,7 +15,7 @@ from npu_agent.backoff import ApiBackoff
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
 from npu_agent.feed import Feed
-from npu_agent.kube import Api
+from npu_agent.kube import Api, follow
 from npu_agent.outputs.dra.publisher import SlicePublisher, Timing
 from npu_agent.simulator.apiserver import (
     COUNTERS,
@@ -98,7 +98,9 @@ async def running(
 ) -> AsyncIterator[World]:
     async with cluster(directory, server) as (fresh, api):
         feed: Feed[tuple[PoolDevice, ...] | None] = Feed(devices)
-        publisher = SlicePublisher(api, NODE, DRIVER, feed, Timing(**timing))
+        longest = timing.get("retry_longest", 60.0)
+        times = Timing(retry_longest=longest, watch=follow.Timing(**timing))
+        publisher = SlicePublisher(api, NODE, DRIVER, feed, times)
         task = asyncio.create_task(publisher.run())
         try:
             yield World(fresh, api, feed, publisher)
@@ -265,7 +267,7 @@ async def test_a_silent_watch_is_seen_through_when_asked(tmp_path: Path) -> None
 
 async def test_watches_follow_each_other_without_a_list(tmp_path: Path) -> None:
     """All that an idle agent asks about slices: one watch of 5 to 10 minutes after the other."""
-    async with running(tmp_path, rngd(2), watch_steady=0.0, retry_longest=0.01) as world:
+    async with running(tmp_path, rngd(2), steady=0.0, retry_longest=0.01) as world:
         await world.in_place()
         await world.watching()
         calls = len(world.server.calls)

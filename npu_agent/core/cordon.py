@@ -1,0 +1,112 @@
+"""Cordons: the cards that a person has taken out of service by the Node's annotation. Pure.
+
+The annotation has JSON: a card's name, UUID or PCI address, and the reason.
+``npu-agent/cordoned: '{"npu3": "swap fan"}'``.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from npu_agent.core.hardware import Snapshot
+from npu_agent.core.offer import names
+from npu_agent.core.trouble import Trouble
+
+ANNOTATION = "npu-agent/cordoned"
+
+_LONGEST = 256
+"""Characters of a reason; the rest is cut."""
+_NO_REASON = "no reason given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cordons:
+    """What an annotation means for the cards of a host."""
+
+    cards: Mapping[str, str] = field(default_factory=dict)
+    """By card ID, the reason."""
+    wrong: tuple[Trouble, ...] = ()
+    """What is wrong with the annotation; the rest of it counts all the same."""
+
+
+def entries(annotation: str) -> dict[str, str]:
+    """The cards as a person has named them, each with its reason; "" has none.
+
+    A reason that is no text does not keep a card in service.
+
+    Raises:
+        ValueError: it is no JSON object; the message says what it is.
+    """
+    if not annotation.strip():
+        return {}
+    try:
+        found = json.loads(annotation)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError("no map of cards to reasons")  # noqa: TRY004 (what a reader expects)
+    return {named: _reason(reason) for named, reason in found.items()}
+
+
+def cordons(named: Mapping[str, str], snapshot: Snapshot, unreadable: str = "") -> Cordons:
+    """What the entries of an annotation mean for these cards. All cards may be cordoned.
+
+    Args:
+        named: the last good entries.
+        snapshot: the cards.
+        unreadable: what is wrong with the annotation that is there now; "" if it is `named`.
+    """
+    called: dict[str, list[str]] = {}
+    for state in snapshot.cards:
+        for name in names(state):
+            called.setdefault(name, []).append(state.id)
+    meant = {name: called.get(name.lower(), []) for name in named}
+    wrong = [
+        *([_unreadable(unreadable)] if unreadable else ()),
+        *(_ambiguous(name, ids) for name, ids in meant.items() if len(ids) > 1),
+    ]
+    if snapshot.complete and (unknown := [name for name, ids in meant.items() if not ids]):
+        wrong.append(_unknown(unknown, snapshot))
+    return Cordons(
+        cards={ids[0]: named[name] for name, ids in meant.items() if len(ids) == 1},
+        wrong=tuple(wrong),
+    )
+
+
+def _reason(reason: object) -> str:
+    return _line(reason if isinstance(reason, str) else f"no text: {reason!r}") or _NO_REASON
+
+
+def _line(text: str, most: int = _LONGEST) -> str:
+    """A text as one line that can be shown."""
+    text = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _unreadable(why: str) -> Trouble:
+    return Trouble(
+        what=f"the annotation {ANNOTATION} of this Node cannot be read, and the last good one "
+        f"stays in force: {why}",
+        remedy='write it as \'{"npu3": "the reason"}\', or start again: '
+        f"`kubectl annotate node NODE {ANNOTATION}-`",
+    )
+
+
+def _ambiguous(name: str, ids: list[str]) -> Trouble:
+    return Trouble(
+        what=f"{name} is cordoned, and {len(ids)} cards are called so: none of them is",
+        remedy=f"`npu-agent uncordon {name}`, and cordon one of {', '.join(ids)}",
+    )
+
+
+def _unknown(names: list[str], snapshot: Snapshot) -> Trouble:
+    first = _line(names[0], 60)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    here = ", ".join(state.card.name for state in snapshot.cards) or "none"
+    return Trouble(
+        what=f"{first}{more} is cordoned, and is no card of this node, which has {here}",
+        remedy=f"unless it comes back: `npu-agent uncordon {shlex.quote(first)}`",
+    )

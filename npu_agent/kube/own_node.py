@@ -1,0 +1,157 @@
+"""The one watch of our own Node: what others say of it there, as a small value."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from npu_agent.feed import Feed
+from npu_agent.kube import follow
+from npu_agent.kube.client import Api, WatchEvent
+from npu_agent.kube.errors import ApiError, unusable
+from npu_agent.kube.follow import Timing
+from npu_agent.kube.node import Node, Taint
+from npu_agent.kube.request import Request
+from npu_agent.logs import Reporter, logger
+from npu_agent.supervise import background
+from npu_agent.typedjson import InvalidJsonError, convert
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnNode:
+    """What is followed of our Node; the rest of it changes much more often."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    unschedulable: bool
+    """Whether it is cordoned."""
+    conditions: Mapping[str, str]
+    """By type, the status: ``True``, ``False`` or ``Unknown``."""
+    taints: tuple[Taint, ...]
+
+
+class _Version(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str
+
+
+class _Bookmark(msgspec.Struct, frozen=True):
+    metadata: _Version
+
+
+class _List(msgspec.Struct, frozen=True):
+    metadata: _Version
+    items: tuple[Node, ...] | None = None
+
+
+class NodeWatch:
+    """Keeps `state` true while `wanted`: the Node as it was seen last, None before that.
+
+    Where the API server is away, or the Node is deleted, the last value stays.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        node_name: str | None,
+        wanted: Feed[bool],
+        timing: Timing | None = None,
+    ) -> None:
+        """Asks nothing yet; without a name it never does."""
+        self.state: Feed[OwnNode | None] = Feed(None)
+        self._api = api
+        self._node_name = node_name
+        self._wanted = wanted
+        self._timing = timing or Timing()
+        self._reporter = Reporter(
+            log, "this Node cannot be followed: trying again", "this Node can be followed again"
+        )
+
+    @property
+    def error(self) -> str | None:
+        """Why the Node cannot be followed, with the remedy; None while nothing is wrong."""
+        return self._reporter.reason
+
+    async def run(self) -> None:
+        """Follows the Node until cancelled."""
+        while name := self._node_name:
+            await self._wanted.until(bool)
+            async with background(
+                follow.follow(
+                    list_=partial(self._list, name),
+                    watch=partial(_watch, self._api, name),
+                    see=self._see,
+                    opened=self._reporter.works,
+                    failed=self._failed,
+                    timing=self._timing,
+                )
+            ):
+                await self._wanted.until(lambda wanted: not wanted)
+            self._reporter.works()
+
+    async def _list(self, name: str) -> str:
+        request = Request(verb="list", kind="Node", answer=_List, query=_only(name))
+        answer = await self._api.ask(request)
+        for node in answer.items or ():
+            self.state.publish(_followed(node))
+        return answer.metadata.resource_version
+
+    def _see(self, event: WatchEvent) -> None:
+        if event.type != "DELETED":
+            self.state.publish(_followed(convert(event.object, Node)))
+
+    def _failed(self, _doing: str, error: ApiError, trouble: bool) -> None:
+        if trouble:
+            self._reporter.failed(error)
+
+
+def _followed(node: Node) -> OwnNode:
+    return OwnNode(
+        labels=node.metadata.labels,
+        annotations=node.metadata.annotations,
+        unschedulable=node.spec.unschedulable,
+        conditions={one.type: one.status for one in node.status.conditions},
+        taints=node.spec.taints,
+    )
+
+
+def _only(name: str) -> dict[str, str]:
+    return {"fieldSelector": f"metadata.name={name}"}
+
+
+@contextlib.asynccontextmanager
+async def _watch(
+    api: Api, name: str, version: str, seconds: float
+) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+    query = {
+        **_only(name),
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": version,
+        "timeoutSeconds": str(round(seconds)),
+    }
+    request = Request(verb="watch", kind="Node", answer=WatchEvent, query=query)
+    async with api.watch(request, silence=follow.SILENCE) as events:
+        yield _checked(request, events)
+
+
+async def _checked(
+    request: Request[Any], events: AsyncIterator[WatchEvent]
+) -> AsyncIterator[WatchEvent]:
+    """The events, once each has what is read of it.
+
+    Raises:
+        ApiError: one has not.
+    """
+    async for event in events:
+        try:
+            convert(event.object, _Bookmark if event.type == "BOOKMARK" else Node)
+        except InvalidJsonError as error:
+            raise unusable(request, error) from error
+        yield event

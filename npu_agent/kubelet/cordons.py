@@ -1,0 +1,144 @@
+"""The cordons in force: those that the Node's annotation has, and the last good ones on disk.
+
+An agent that starts has the cordons of the agent before it, before it has seen its Node: also
+where the API server is away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from npu_agent import files
+from npu_agent.backoff import Backoff
+from npu_agent.core.cordon import Cordons, cordons, entries
+from npu_agent.core.grant import Refusal, RefusalError
+from npu_agent.core.hardware import Snapshot
+from npu_agent.core.offer import Device
+from npu_agent.feed import Feed
+from npu_agent.logs import Reporter, logger
+from npu_agent.supervise import background
+from npu_agent.ticks import set_within
+
+log = logger(__name__)
+
+FILE = ".npu-agent.cordoned.json"
+"""In the plugin directory: the annotation as it was when it was last good."""
+_LARGEST = 2**19
+"""Bytes: all annotations of an object have 256 KiB at most."""
+_START = 2.0
+"""Seconds that a grant waits, when the agent has just started, until the Node has been seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The last good annotation, and what is wrong with the one that is there now."""
+
+    text: str = ""
+    named: Mapping[str, str] = field(default_factory=dict)
+    unreadable: str = ""
+
+    def after(self, text: str) -> _Known:
+        """As it is with another annotation."""
+        try:
+            return _Known(text, entries(text))
+        except ValueError as error:
+            return replace(self, unreadable=str(error))
+
+
+def last_annotation(directory: Path) -> str:
+    """The annotation that was last good, of the plugin directory; "" without one. May block."""
+    with contextlib.suppress(OSError):
+        found = files.content(directory / FILE, _LARGEST, follow=False) or b""
+        return found.decode(errors="replace")
+    return ""
+
+
+class CordonStore:
+    """Keeps `state`, the cordons in force, true to an annotation; `cards` is of it, by card ID."""
+
+    def __init__(
+        self,
+        annotation: Feed[str | None],
+        snapshots: Feed[Snapshot],
+        directory: Path,
+        start: float = _START,
+    ) -> None:
+        """Has the cordons of the agent before this one. May block.
+
+        Args:
+            annotation: of the Node; "" without one, None as long as that is not known.
+            snapshots: the cards.
+            directory: the kubelet's device-plugins directory.
+            start: seconds for which `settled` waits.
+        """
+        self._known: Feed[_Known] = Feed(_Known().after(last_annotation(directory)))
+        self.state: Feed[Cordons] = self._known.map_with(
+            snapshots, lambda known, now: cordons(known.named, now, known.unreadable)
+        )
+        self.cards: Feed[Mapping[str, str]] = self.state.map(lambda state: state.cards)
+        self._annotation = annotation
+        self._path = directory / FILE
+        self._until = time.monotonic() + start
+        self._seen: Feed[bool] = Feed(False)
+        """Whether the annotation has been read since the start."""
+        self._saving = Reporter(log, "the cordons cannot be kept for the next agent")
+        self._reading = Reporter(log, "the cordons of this Node are not all in force")
+
+    async def run(self) -> None:
+        """Follows the annotation until cancelled."""
+        pause = Backoff(first=1.0, longest=60.0)
+        async with background(self._log()):
+            while True:
+                changed, text = self._annotation.changed, self._annotation.value
+                saved = text is None or await self._take(text)
+                if await set_within(changed, None if saved else pause.next()):
+                    pause.reset()
+
+    async def settled(self) -> None:
+        """Returns when the annotation is known; soon after the start in any case."""
+        if not self._seen.value:
+            await set_within(self._seen.changed, max(0.0, self._until - time.monotonic()))
+
+    def refusal(self, device: Device) -> RefusalError | None:
+        """Why a device is not handed out: its card is cordoned; None: it may be."""
+        if (reason := self.cards.value.get(device.card_id)) is None:
+            return None
+        return RefusalError(
+            Refusal.UNFIT, f"device {device.id!r} ({device.name}) is cordoned: {reason}"
+        )
+
+    async def check(self, devices: Iterable[Device]) -> None:
+        """Raises RefusalError if the card of one is cordoned."""
+        await self.settled()
+        for device in devices:
+            if refusal := self.refusal(device):
+                raise refusal
+
+    async def _take(self, text: str) -> bool:
+        """Puts an annotation in force; returns whether the disk has it."""
+        self._known.publish(self._known.value.after(text))
+        self._seen.publish(True)
+        try:
+            await files.replace(self._path, self._known.value.text.encode() or None, durable=True)
+        except OSError as error:
+            self._saving.failed(error.strerror or error)
+            return False
+        self._saving.works()
+        return True
+
+    async def _log(self) -> None:
+        before: Mapping[str, str] = {}
+        async for state in self.state.watch():
+            for card in state.cards.items() - before.items():
+                log.warning("card cordoned", card=card[0], reason=card[1])
+            for id_ in before.keys() - state.cards.keys():
+                log.info("card uncordoned", card=id_)
+            before = state.cards
+            if state.wrong:
+                self._reading.failed("; ".join(map(str, state.wrong)))
+            else:
+                self._reading.works()

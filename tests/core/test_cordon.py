@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npu_agent.core.cordon import cordons, entries
+from npu_agent.core.hardware import Snapshot
+from tests.outputs.dra.cards import card
+
+HOST = Snapshot((card("rngd", 0), card("rngd", 3), card("rngd", 4)), complete=True)
+ZERO, THREE, FOUR = HOST.cards
+
+
+def test_a_card_goes_by_name_uuid_and_pci_address_in_any_case() -> None:
+    assert THREE.card.uuid
+    assert ZERO.card.pci_bus_id
+    named = {"NPU4": "a", THREE.card.uuid.upper(): "b", ZERO.card.pci_bus_id: "c"}
+    found = cordons(entries(json.dumps(named)), HOST)
+    assert found.cards == {FOUR.id: "a", THREE.id: "b", ZERO.id: "c"}  # all may be
+    assert not found.wrong
+
+
+def test_what_names_no_card_is_wrong_and_the_rest_counts() -> None:
+    found = cordons(entries('{"npu3": "swap fan", "npu9": "", "npu8": ""}'), HOST)
+    assert found.cards == {THREE.id: "swap fan"}
+    (wrong,) = found.wrong
+    assert str(wrong) == (
+        "npu9 and 1 more is cordoned, and is no card of this node, which has npu0, npu3, npu4: "
+        "unless it comes back: `npu-agent uncordon npu9`"
+    )
+    # Before all cards are known nothing is missing.
+    assert not cordons({"npu9": ""}, replace(HOST, complete=False)).wrong
+
+
+def test_a_name_of_two_cards_is_none_of_them() -> None:
+    twin = card("warboy", 3)
+    host = replace(HOST, cards=(*HOST.cards, twin))
+    found = cordons({"npu3": "x"}, host)
+    assert not found.cards
+    assert f"cordon one of {THREE.id}, {twin.id}" in found.wrong[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("annotation", "why"),
+    [
+        ("swap fan", "no JSON"),
+        ('["npu3"]', "no map of cards to reasons"),
+        ("[" * 100_000, "no JSON"),
+        ("7", "no map"),
+    ],
+)
+def test_garbage(annotation: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as caught:
+        entries(annotation)
+    found = cordons({"npu3": "before"}, HOST, str(caught.value))
+    assert found.cards == {THREE.id: "before"}
+    assert why in found.wrong[0].what
+    assert "kubectl annotate node" in found.wrong[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("swap\nfan \x1b[1m", "swap fan ?[1m"),
+        ("", "no reason given"),
+        (7, "no text: 7"),
+        (None, "no text: None"),
+    ],
+)
+def test_reasons_are_lines(given: object, shown: str) -> None:
+    assert entries(json.dumps({"npu3": given})) == {"npu3": shown}
+
+
+def test_a_long_reason_is_cut() -> None:
+    (reason,) = entries(json.dumps({"npu3": "x" * 10_000})).values()
+    assert len(reason) == 256
+    assert reason.endswith("…")
+
+
+@given(st.text() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        named = entries(text)
+    except ValueError:
+        return
+    for wrong in cordons(named, HOST).wrong:
+        assert len(str(wrong)) < 400
+
+
+def test_none() -> None:
+    assert entries("") == entries(" ") == entries("{}") == {}

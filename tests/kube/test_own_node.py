@@ -1,0 +1,141 @@
+"""The watch of the own Node between the stand-in API server and a reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from npu_agent.feed import Feed
+from npu_agent.kube.follow import Timing
+from npu_agent.kube.own_node import NodeWatch, OwnNode
+from npu_agent.simulator.apiserver import NODES, StandInApiServer, hangs, says, status
+from tests.outputs.dra.api import NODE, cluster
+from tests.until import first, until
+
+KEY = "npu-agent/cordoned"
+
+
+@dataclass
+class World:
+    server: StandInApiServer
+    watch: NodeWatch
+    wanted: Feed[bool]
+
+    async def sees(self, value: str | None) -> OwnNode:
+        found = await first(
+            self.watch.state, lambda now: now is not None and now.annotations.get(KEY) == value
+        )
+        assert found
+        return found
+
+    async def watching(self, times: int = 1) -> None:
+        await until(lambda: self.server.calls.count("watch nodes") >= times)
+
+
+@asynccontextmanager
+async def world(tmp_path: Path, name: str | None = NODE) -> AsyncIterator[World]:
+    async with cluster(tmp_path) as (server, api):
+        wanted = Feed(True)
+        watch = NodeWatch(api, name, wanted, Timing(retry_longest=0.05))
+        task = asyncio.create_task(watch.run())
+        try:
+            yield World(server, watch, wanted)
+            assert name is None or not task.done()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def test_the_node_is_listed_and_then_watched(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        assert (await here.sees(None)).labels == {"kubernetes.io/hostname": NODE}
+        await here.watching()
+        here.server.annotate(KEY, "{}")
+        await here.sees("{}")
+        here.server.act(
+            "patch",
+            f"{NODES}/{NODE}",
+            {
+                "spec": {"unschedulable": True, "taints": [{"key": "a", "effect": "NoSchedule"}]},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+            },
+        )
+        found = await first(here.watch.state, lambda now: now is not None and now.unschedulable)
+        assert found
+        assert [taint.key for taint in found.taints] == ["a"]
+        assert found.conditions == {"Ready": "True"}
+        assert here.server.calls == ["list nodes", "watch nodes"]
+
+
+async def test_what_is_not_followed_wakes_no_reader(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await here.watching()
+        changed = here.watch.state.changed
+        here.server.act("patch", f"{NODES}/{NODE}", {"status": {"allocatable": {"cpu": "2"}}})
+        here.server.annotate("another", "1")
+        await until(changed.is_set)
+        assert here.watch.state.value
+        assert here.watch.state.value.annotations == {"another": "1"}
+
+
+async def test_a_broken_watch_goes_on_and_an_old_one_lists_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await here.watching()
+        here.server.cut()
+        here.server.annotate(KEY, "1")
+        await here.sees("1")
+        assert here.server.calls == ["list nodes", "watch nodes", "watch nodes"]
+        here.server.cut()
+        here.server.forget_events()
+        here.server.annotate(KEY, "2")
+        here.server.forget_events()
+        await here.sees("2")
+        assert here.server.calls.count("list nodes") == 2
+        assert here.watch.error is None
+
+
+async def test_the_last_value_stays_while_the_server_is_away_or_the_node_gone(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as here:
+        await here.watching()
+        here.server.annotate(KEY, "1")
+        await here.sees("1")
+        here.server.instead["list nodes"] = here.server.instead["watch nodes"] = status(
+            403, "cannot list"
+        )
+        here.server.cut()
+        await until(lambda: here.watch.error)
+        assert "has no right to" in (here.watch.error or "")
+        here.server.act("delete", f"{NODES}/{NODE}", {})
+        here.server.instead.clear()
+        await until(lambda: here.watch.error is None)
+        await here.sees("1")
+
+
+async def test_an_answer_that_is_no_node(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await here.watching()
+        event = '{"type": "MODIFIED", "object": {"metadata": 5}}\n'
+        here.server.instead["watch nodes"] = says(event)
+        here.server.cut()
+        await until(lambda: "cannot be used" in (here.watch.error or ""))
+        here.server.instead.clear()
+        await until(lambda: here.watch.error is None)
+
+
+async def test_nothing_is_asked_unless_wanted(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await here.watching()
+        here.wanted.publish(False)
+        await until(lambda: not here.server._open)
+        calls = list(here.server.calls)
+        here.server.instead["list nodes"] = hangs
+        here.wanted.publish(True)
+        await until(lambda: len(here.server.calls) > len(calls))
+    async with world(tmp_path, None) as here:
+        await asyncio.sleep(0)
+        assert not here.server.calls
