@@ -31,7 +31,6 @@ from npu_agent.config import (
     default_config,
     load,
 )
-from npu_agent.config.resources import resources_of
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import SETTLED
 from npu_agent.core.problems import problems, unready
@@ -158,17 +157,6 @@ async def test_card_dies_and_recovers_and_vanishes_and_returns(node: Node) -> No
         assert node.kubelet.calls == 1
 
 
-async def test_card_that_hangs_harms_no_other_card_and_not_the_end(node: Node) -> None:
-    node.cards("warboy=2")
-    async with node.agent():
-        await node.listed(2)
-        node.fault("npu0", "hang")
-        plugin = await node.told(lambda p: p.devices[:1] == ((UUIDS[0], "Unhealthy"),))
-        assert plugin.devices[1] == (UUIDS[1], "Healthy")
-    assert not (await node.told(lambda p: not p.connected)).healthy()
-    node.fault("npu0", "ok")  # lets the thread that reads go
-
-
 async def test_a_disk_that_hangs_does_not_keep_the_streams_from_their_end(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,20 +179,6 @@ async def test_a_disk_that_hangs_does_not_keep_the_streams_from_their_end(
     assert names(node.plugins) == [RECORD, "kubelet.sock"]
     assert "cannot be written" not in caplog.text  # it ended before that deadline, of 5 s
     go_on.set()
-
-
-def test_resources_of_a_config() -> None:
-    spec = ResourceSpec(name="furiosa.ai/rngd", family="rngd")
-    single = replace(
-        default_config(REGISTRY), default_pe="Single", resource_name="a.b/c", resources=(spec,)
-    )
-    assert [(r.name, r.widths) for r in resources_of(single, REGISTRY.core_counts)] == [
-        ("furiosa.ai/rngd", (("rngd", 1),)),
-        ("a.b/c", (("warboy", 1),)),
-    ]
-    assert [
-        (r.name, r.widths) for r in resources_of(default_config(REGISTRY), REGISTRY.core_counts)
-    ] == [(NPU, (("warboy", 2), ("rngd", 8)))]
 
 
 @pytest.mark.parametrize(
@@ -279,24 +253,6 @@ async def test_first_process_of_a_container_can_be_ended_while_it_starts(node: N
     assert ended.returncode == 0
 
 
-async def test_run_loads_neither_rich_nor_the_simulator(node: Node) -> None:
-    node.cards("warboy=1")
-    with started(*node.arguments, python=("-X", "importtime")) as process:
-        await node.listed(1)
-        code, _, err = await asyncio.to_thread(process.end)
-    assert code == 0
-    loaded = {line.rpartition("|")[2].strip() for line in err.splitlines() if "|" in line}
-    assert "npu_agent.outputs.deviceplugin.session" in loaded
-    unwanted = (
-        "rich",
-        "npu_agent.simulator",
-        "npu_agent.commands.demo",
-        "npu_agent.commands.view",
-        "grpc",
-    )
-    assert not {name for name in loaded for one in unwanted if f"{name}.".startswith(f"{one}.")}
-
-
 @dataclass
 class Followed:
     """An agent that follows a config file."""
@@ -347,7 +303,7 @@ def _series(text: str, name: str) -> str:
 
 async def test_schema_and_pod_labels_of_the_metrics_are_followed(node: Node) -> None:
     node.cards("warboy=1")
-    listen = "listen: '127.0.0.1:0'"
+    listen = "listen: '127.0.0.1:0', interval: 1"
     async with followed(node, f"metrics: {{{listen}}}\n") as one:
         await node.listed(1)
         await node.kubelet.allocate(NPU, 1, pod="yolo")
@@ -410,7 +366,7 @@ async def test_events_are_switched_off_and_on_by_the_config(
 
 async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
     node.cards("warboy=2")
-    listen = "metrics: {listen: '127.0.0.1:0'}\n"
+    listen = "metrics: {listen: '127.0.0.1:0', interval: 1}\n"
     keys = (
         listen + "disabledDevices: [{devName: npu1, nodeName: this-node}]\nlabels: {output: none}\n"
     )

@@ -100,6 +100,13 @@ def test_a_file_that_cannot_be_seen_for_now_is_not_gone(
     assert files.gone(path, known)
 
 
+def test_content_is_the_beginning_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    assert files.content(file, 10) is None
+    file.write_bytes(b"0123456789")
+    assert files.content(file, 4) == b"0123"
+
+
 async def test_a_missing_directory_is_made_only_where_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await files.replace(tmp_path / "a" / "file", b"", make_directory=False)
@@ -168,28 +175,6 @@ async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
     await files.replace(slow, b"new", deadline=DEADLINE)
     await _until(lambda: {each.name for each in tmp_path.iterdir()} == {"slow", "quick"})
     assert slow.read_bytes() == b"new"
-
-
-def test_one_that_hangs_does_not_hold_up_the_exit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = threading.Event()
-
-    def hang(_path: Path, _flags: int) -> int:
-        free.wait(DEADLINE)
-        raise FileNotFoundError
-
-    monkeypatch.setattr(files, "regular", hang)
-
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await files.read(tmp_path / "file", 10, deadline=0.02)
-
-    hung = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
-    hung.start()
-    hung.join(DEADLINE / 2)
-    assert not hung.is_alive()
-    free.set()
 
 
 async def _until(condition: Callable[[], bool]) -> None:

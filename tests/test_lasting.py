@@ -155,7 +155,7 @@ async def test_nothing_grows_over_200_kubelet_restarts(node: Node) -> None:
 
 @pytest.mark.usefixtures("hurried", "unheard")
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("times", [2_000, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
 async def test_nothing_grows_over_allocations(node: Node, times: int) -> None:
     node.cards("warboy=2")
     async with node.agent(labels=NOWHERE) as agent:
@@ -168,7 +168,7 @@ async def test_nothing_grows_over_allocations(node: Node, times: int) -> None:
                 for _ in range(times):
                     client.call("Allocate", request)
 
-            await asyncio.to_thread(allocate, 500)
+            await asyncio.to_thread(allocate, 200)
             before = counts()
             await asyncio.to_thread(allocate, times)
-            await until_back_at(before, spare=999)  # less than one for two calls
+            await until_back_at(before, spare=499)  # less than one for two calls

@@ -79,26 +79,6 @@ async def test_a_part_that_ran_for_long_starts_at_the_first_pause_again(
     assert pauses == [0.2, 0.2, 0.2]
 
 
-async def test_cancelling_ends_it_while_it_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    pausing = asyncio.Event()
-
-    def for_ever(_backoff: Backoff) -> float:
-        pausing.set()
-        return 3600.0
-
-    monkeypatch.setattr(Backoff, "next", for_ever)
-
-    async def run() -> None:
-        raise OSError("gone")
-
-    task = asyncio.create_task(keep_running("inventory", run))
-    await pausing.wait()
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
-
-
 @pytest.mark.parametrize("fails", [True, False])
 async def test_what_fails_or_goes_on_while_it_is_cancelled_ends_all_the_same(fails: bool) -> None:
     started = asyncio.Event()

@@ -60,12 +60,6 @@ async def test_the_thread_is_a_daemon_and_ends_when_there_is_nothing_to_do() -> 
     assert await thread.call(threading.current_thread, deadline=DEADLINE) is not by
 
 
-async def test_calls_one_after_the_other_are_made_by_one_thread() -> None:
-    thread = DaemonThread("npu-test")
-    by = {await thread.call(threading.current_thread, deadline=DEADLINE) for _ in range(10)}
-    assert len(by) == 1
-
-
 async def test_without_a_thread_a_call_fails_and_the_next_one_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

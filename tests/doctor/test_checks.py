@@ -403,14 +403,14 @@ async def test_a_probe_runs_once_and_for_so_long(
         return ()
 
     monkeypatch.setattr(kubelet, "fetch", fetch)
-    node.context = replace(node.context, timing=replace(node.context.timing, longest=0.5))
+    node.context = replace(node.context, timing=replace(node.context.timing, longest=0.2))
     context = replace(node.context)
     found = await asyncio.gather(
         context.probe(kubelet.held), context.probe(kubelet.held), return_exceptions=True
     )
-    assert [str(each) for each in found] == ["no answer within 0.5 s"] * 2
+    assert [str(each) for each in found] == ["no answer within 0.2 s"] * 2
     assert len(asked) == 1
-    assert (await node.examined())["pod-resources"].detail == "no answer within 0.5 s"
+    assert (await node.examined())["pod-resources"].detail == "no answer within 0.2 s"
     assert len(asked) == 2, "and each report anew"
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -79,19 +79,6 @@ def test_series_come_and_go_with_what_they_describe() -> None:
 def _shown(room: Room) -> set[str]:
     text = room.text()
     return {part for part in ('device="npu0"', 'device="npu1"', 'label="peak"') if part in text}
-
-
-def test_a_change_of_config_is_followed() -> None:
-    room = Room()
-    room.snapshots.publish(snapshot(card(reading=full_reading())))
-    room.holdings.publish((NPU0,))
-    text = room.text()
-    assert 'label="peak"} 45500\n' in text
-    assert text.count("train-0") > 1
-    room.settings.publish(replace(SETTINGS, schemas=(SCHEMAS["2025"],)))
-    assert 'label="peak"} 45.5\n' in room.text()
-    room.settings.publish(replace(SETTINGS, pod_labels=False))
-    assert room.text().count("train-0") == 1  # in _assigned
 
 
 def test_figures_of_a_card_that_stopped_answering_go_by_themselves() -> None:
