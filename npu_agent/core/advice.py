@@ -22,10 +22,15 @@ class Advice:
     example: str
     """A reason that an unhealthy card can have for it."""
     remedy: str
+    command: str = "dmesg | tail -n 50"
+    """What to type first, on the node."""
+    shared: str = "the driver or the host, not the cards"
+    """What it is most likely where every card of the node has this cause."""
     runbook: str = "npucardunhealthy"
     """The section of the runbook that has the steps."""
 
 
+KUBELET = "systemctl status kubelet"
 COOLING = "see to its fan, its slot and the air around it"
 
 ADVICE: Mapping[Cause, Advice] = {
@@ -54,6 +59,8 @@ ADVICE: Mapping[Cause, Advice] = {
         means="it is too hot",
         example="97.4 °C, above 95 °C",
         remedy=f"{COOLING}: it comes back by itself when it has cooled down",
+        command="npu-agent info",
+        shared="the cooling of the host, not the cards",
         runbook="nputemperaturehigh",
     ),
 }

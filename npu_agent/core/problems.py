@@ -1,18 +1,21 @@
 """What is wrong with the node and the agent, and what to do: the one answer to "is all well?".
 
-`problems` wait for a person; `unready` are those of them that keep the agent from being ready;
-`notes` are out of the ordinary and no fault. Page, status.json, /readyz and doctor show them.
+`problems` wait for a person, the most harmful first; `unready` are those of them that keep the
+agent from being ready; `notes` are out of the ordinary and no fault. Page, status.json, /readyz and
+doctor show them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal
 
-from npu_agent.core.advice import COOLING, UNREADABLE, advice, plain_reason
+from npu_agent.core.advice import COOLING, KUBELET, UNREADABLE, advice, plain_reason
 from npu_agent.core.api_mode import ApiMode, WantedApi
-from npu_agent.core.hardware import CardState, HealthState
+from npu_agent.core.hardware import CardState, Cause, HealthState
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
@@ -20,6 +23,9 @@ from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStat
 Subject = Literal[
     "card", "resource", "dra", "assignments", "config", "labels", "node", "hardware", "cdi"
 ]
+Severity = Literal["critical", "warning", "info"]
+"""As the alerts have it: Pods lose NPUs now; this working day; to know."""
+_SEVERITIES: Sequence[Severity] = ("critical", "warning", "info")
 
 HOT, VERY_HOT = 90.0, 100.0
 """°C above which a card is hot, and so hot that the load has to go now: as the alerts have it."""
@@ -31,23 +37,47 @@ _MISSED = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that people should know, and what it is about."""
+    """Something that people should know, and what it is about: one cause is one Note."""
 
     subject: Subject
     text: str
-    card: str | None = None
-    """The ID of the card that it is about."""
+    """What comes before the first ``: `` says it in short."""
+    cards: tuple[str, ...] = ()
+    """The IDs of the cards that it is about, of those that are here."""
     remedy: str = ""
     """What to do about it; empty where there is nothing to do, or the text has it."""
     runbook: str = ""
     """The section of the runbook that has the steps: ``npucardunhealthy``; may be empty."""
     unready: str = ""
     """What /readyz says; empty: the agent is ready in spite of it."""
+    severity: Severity = field(default="warning", kw_only=True)
+    since: float | None = field(default=None, kw_only=True)
+    """When it began; None where that is not known."""
+    pods: tuple[str, ...] = field(default=(), kw_only=True)
+    """The Pods that it hits, ``namespace/pod``."""
+    command: str = field(default="", kw_only=True)
+    """The first thing to type for it, here or on the node; empty where there is none."""
+
+    @property
+    def card(self) -> str | None:
+        """The ID of the card that it is about, or of the first one."""
+        return self.cards[0] if self.cards else None
+
+    @property
+    def short(self) -> str:
+        """``npu0 is unhealthy``: for a headline."""
+        return self.text.partition(": ")[0].partition("\n")[0]
 
 
 def problems(state: AgentState) -> tuple[Note, ...]:
-    """What a person should see to; empty when all is well."""
-    return (*_of_cards(state), *_of_the_agent(state))
+    """What a person should see to, the most harmful first; empty when all is well."""
+    found = (*_of_the_agent(state), *_of_cards(state))
+    return tuple(sorted(found, key=lambda note: (_SEVERITIES.index(note.severity), _late(note))))
+
+
+def _late(note: Note) -> bool:
+    """Whether it comes after all of its severity that are about cards."""
+    return note.severity != "critical" and note.subject != "card"
 
 
 def unready(state: AgentState) -> tuple[str, ...]:
@@ -62,58 +92,138 @@ def unready(state: AgentState) -> tuple[str, ...]:
 
 
 def _of_cards(state: AgentState) -> Iterator[Note]:
-    stale = []
-    for card in state.snapshot.cards:
-        if is_fenced(card):
-            yield _unhealthy(card, state)
-        elif state.is_stale(card):
-            stale.append(card)
-        elif is_hot(card, state):
-            yield _hot(card)
-    if stale:
-        cards = ", ".join(card.card.name for card in stale)
+    """What is wrong with cards: in the order of the harm within a severity."""
+    cards = state.snapshot.cards
+    by_cause: dict[Cause | None, list[CardState]] = {}
+    for card in filter(is_fenced, cards):
+        by_cause.setdefault(card.health.cause, []).append(card)
+    unhealthy = (_unhealthy(found, state) for found in by_cause.values())
+    yield from sorted(unhealthy, key=lambda note: not note.pods)
+    yield from _gone(state)
+    hot = [card for card in cards if is_hot(card, state) and not is_fenced(card)]
+    for very in (True, False):
+        if those := [card for card in hot if _is_very_hot(card) is very]:
+            yield _hot(those, state, very=very)
+    if stale := [card for card in cards if state.is_stale(card) and not is_fenced(card)]:
         yield Note(
             "card",
-            f"{cards}: readings are stale, no new ones arrive",
-            card=stale[0].id,
+            f"the readings of {_names(stale)} are stale: no new ones arrive",
+            _ids(stale),
             remedy="temperature, load and errors of it are unknown: see `dmesg` on the node; a "
             "read that hangs in the kernel needs the driver reloaded, or a reboot",
             runbook="npureadingsstale",
+            since=min(card.reading.at for card in stale if card.reading),
+            pods=_pods(stale, state),
+            command=advice(Cause.HANGS).command,
         )
     lately = rising(state)
-    for card in state.snapshot.cards:
-        if card.id in lately:
-            yield Note(
-                "card",
-                f"{card.card.name} counted new errors: {_counted(card)}",
-                card=card.id,
-                remedy="ask whether the Pods that hold it are well; once is no reason to act",
-                runbook="npuerrorsrising",
-            )
+    if counting := [card for card in cards if card.id in lately]:
+        each = "; ".join(f"{card.card.name} {_counted(card)}" for card in counting[:_NAMED])
+        found = _counted(counting[0]) if len(counting) == 1 else each
+        yield Note(
+            "card",
+            f"{_names(counting)} counted new errors: {found}",
+            _ids(counting),
+            remedy="ask whether the Pods that hold it are well; once is no reason to act",
+            runbook="npuerrorsrising",
+            since=min(lately[card.id] for card in counting),
+            pods=_pods(counting, state),
+            command=advice(None).command,
+        )
+
+
+_NAMED = 4
+"""Cards that are named; of more there is the number."""
+
+
+def _names(cards: Sequence[CardState]) -> str:
+    """``npu0, npu1``, or ``64 cards``."""
+    if len(cards) > _NAMED:
+        return f"{len(cards)} cards"
+    return ", ".join(card.card.name for card in cards)
+
+
+def _ids(cards: Iterable[CardState]) -> tuple[str, ...]:
+    return tuple(card.id for card in cards)
+
+
+def _pods(cards: Iterable[CardState], state: AgentState) -> tuple[str, ...]:
+    """The Pods that hold them."""
+    held = (_pod(usage.assignment) for card in cards for usage in state.usages_of(card))
+    return tuple(dict.fromkeys(held))
+
+
+def _used(pods: Sequence[str]) -> str:
+    return f"; in use by {', '.join(pods)}" if pods else ""
+
+
+def _delete(pods: Sequence[str]) -> str:
+    """The command that deletes Pods."""
+    by_namespace = groupby(sorted(pods), lambda pod: pod.partition("/")[0])
+    return " && ".join(
+        shlex.join(
+            ["kubectl", "delete", "pod", "-n", namespace, *(p.split("/", 1)[1] for p in own)]
+        )
+        for namespace, own in by_namespace
+    )
+
+
+def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
+    """Cards of one cause."""
+    pods, found = _pods(cards, state), advice(cards[0].health.cause)
+    several = len(cards) > 1
+    text = (
+        f"{_names(cards)} {'are' if several else 'is'} unhealthy: {plain_reason(cards[0].health)}"
+    )
+    if several and len(cards) == len(state.snapshot.cards):
+        text += f": {found.shared}"
+    remedy = found.remedy
+    if pods:
+        remedy = f"delete the Pods that hold it, so that they get another card; {remedy}"
+    return Note(
+        "card",
+        f"{text}{_used(pods)}",
+        _ids(cards),
+        remedy=remedy,
+        runbook=found.runbook,
+        severity="critical",
+        since=min(card.health.since for card in cards),
+        pods=pods,
+        command=_delete(pods) or found.command,
+    )
+
+
+def _gone(state: AgentState) -> Iterator[Note]:
+    """Cards that left, and Pods that hold what is not there."""
+    held: dict[str, tuple[str, ...]] = {}
+    for one in state.gone:
+        name = state.name_of_gone(one)
+        held[name] = tuple(dict.fromkeys((*held.get(name, ()), _pod(one))))
     for left in state.timeline.gone:
         if state.monotonic - left.since < _MISSED:
+            pods = held.pop(left.state.card.name, ())
             yield Note(
                 "card",
-                f"{left.state.card.name} is gone: it was here while this agent ran",
+                f"{left.state.card.name} is gone: it was here while this agent ran{_used(pods)}",
                 remedy="unless somebody removed it on purpose, `lspci` on the node shows whether "
                 "the bus still has it, and `dmesg` why it left",
                 runbook="npucardmissing",
+                severity="critical" if pods else "warning",
+                since=left.since,
+                pods=pods,
+                command=_delete(pods)
+                or (f"lspci -s {pci}" if (pci := left.state.card.pci_bus_id) else "lspci"),
             )
-    for gone in state.gone:
-        text = f"{_pod(gone)} holds {state.name_of_gone(gone)}, whose card is gone"
-        remedy = "delete that Pod if it hangs: what it held is not there any more"
-        yield Note("assignments", text, remedy=remedy, runbook="npucardmissing")
-
-
-def _unhealthy(card: CardState, state: AgentState) -> Note:
-    users = dict.fromkeys(_pod(usage.assignment) for usage in state.usages_of(card))
-    used = f"; in use by {', '.join(users)}" if users else ""
-    found = advice(card.health.cause)
-    remedy = found.remedy
-    if users:
-        remedy = f"delete the Pods that hold it, so that they get another card; {remedy}"
-    text = f"{card.card.name} is unhealthy: {plain_reason(card.health)}{used}"
-    return Note("card", text, card=card.id, remedy=remedy, runbook=found.runbook)
+    for device, pods in held.items():
+        yield Note(
+            "assignments",
+            f"{', '.join(pods)} holds {device}, whose card is gone",
+            remedy="delete that Pod if it hangs: what it held is not there any more",
+            runbook="npucardmissing",
+            severity="critical",
+            pods=pods,
+            command=_delete(pods),
+        )
 
 
 def is_hot(card: CardState, state: AgentState) -> bool:
@@ -123,27 +233,40 @@ def is_hot(card: CardState, state: AgentState) -> bool:
     return temperature is not None and temperature > limit and not state.is_stale(card)
 
 
-def _hot(card: CardState) -> Note:
-    temperature = (card.reading and card.reading.temperature()) or 0.0
-    very = temperature > VERY_HOT
+def _temperature(card: CardState) -> float:
+    return (card.reading and card.reading.temperature()) or 0.0
+
+
+def _is_very_hot(card: CardState) -> bool:
+    return _temperature(card) > VERY_HOT
+
+
+def _hot(cards: Sequence[CardState], state: AgentState, *, very: bool) -> Note:
+    pods, how = _pods(cards, state), "very hot" if very else "hot"
+    several = len(cards) > 1
+    up_to = "up to " if several else ""
     return Note(
         "card",
-        f"{card.card.name} is {'very ' if very else ''}hot: {temperature:.1f} °C",
-        card=card.id,
+        f"{_names(cards)} {'are' if several else 'is'} {how}: "
+        f"{up_to}{max(map(_temperature, cards)):.1f} °C{_used(pods)}",
+        _ids(cards),
         remedy=f"take the load away now: delete the Pods that hold it; {COOLING}"
         if very
         else COOLING,
         runbook="nputemperaturecritical" if very else "nputemperaturehigh",
+        severity="critical" if very else "warning",
+        pods=pods,
+        command=(very and _delete(pods)) or advice(Cause.HOT).command,
     )
 
 
-def rising(state: AgentState) -> frozenset[str]:
-    """The IDs of the cards whose error counters rose a short time ago."""
-    return frozenset(
-        one.card
+def rising(state: AgentState) -> Mapping[str, float]:
+    """The IDs of the cards whose error counters rose a short time ago, and since when they do."""
+    return {
+        one.card: one.first
         for one in state.timeline.entries(state.monotonic)
         if one.subject == "errors" and one.card and state.monotonic - one.at < _RISING
-    )
+    }
 
 
 def _counted(card: CardState) -> str:
@@ -157,13 +280,23 @@ def _pod(holder: Assignment) -> str:
 
 
 def _of_the_agent(state: AgentState) -> Iterator[Note]:
+    away = False
     for resource in state.resources:
-        if why := _unserved(resource.session, state):
-            remedy = _REMEDIES.get(resource.session.phase, _KUBELET)
-            if not state.snapshot.complete and resource.session.phase in _WITHOUT_CARDS:
+        session = resource.session
+        if why := _unserved(session, state):
+            remedy = _REMEDIES.get(session.phase, _KUBELET)
+            if not state.snapshot.complete and session.phase in _WITHOUT_CARDS:
                 remedy = ""
+            away = away or remedy is _KUBELET
             yield Note(
-                "resource", why, remedy=remedy, runbook="npuresourcenotregistered", unready=why
+                "resource",
+                f"new Pods get no {why}",
+                remedy=remedy,
+                runbook="npuresourcenotregistered",
+                unready=why,
+                severity="critical",
+                since=session.since,
+                command=_COMMANDS.get(remedy, ""),
             )
     for driver in state.dra:
         yield from _of_driver(driver)
@@ -176,32 +309,53 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
             "starts now would not come up",
             runbook="npuconfigrejected",
             unready=f"config: {error}",
+            since=_noted(state, "config"),
+            command="npu-agent config check FILE",
         )
     yield from _of_tls(state)
-    if state.assignments_error is not None:
+    if state.assignments_error is not None and not away:
         yield Note(
             "assignments",
             f"the assignments of devices to Pods are unknown: {state.assignments_error}",
             remedy="cards are served all the same; is the kubelet's directory pod-resources "
             "mounted into the agent's Pod? `npu-agent doctor` there checks it",
             runbook="log-lines",
+            command="npu-agent doctor",
         )
     for wrong in state.cordons_wrong:
-        yield Note("node", wrong.what, remedy=wrong.remedy, runbook="log-lines")
+        command = "npu-agent doctor"
+        yield Note("node", wrong.what, remedy=wrong.remedy, runbook="log-lines", command=command)
     if state.node_error is not None:
         text = f"changes of the Node are not seen, cordons and labels: {state.node_error}"
-        yield Note("node", text, runbook="log-lines")
+        yield Note("node", text, runbook="log-lines", command="npu-agent doctor")
     if state.labels is not None and state.labels.error is not None:
         text = f"the Node's labels are not applied: {state.labels.error}"
-        yield Note("labels", text, runbook="npulabelsnotapplied")
+        since = _noted(state, "labels")
+        runbook = "npulabelsnotapplied"
+        yield Note("labels", text, runbook=runbook, since=since, command="npu-agent doctor")
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
-        yield Note("cdi", text, runbook="log-lines", unready=text)
+        yield Note(
+            "cdi",
+            text,
+            runbook="log-lines",
+            unready=text,
+            severity="critical",
+            command="npu-agent doctor",
+        )
     for entry in state.snapshot.skipped:
         if entry.unread:
             text = f"{entry.entry} cannot be read: {entry.reason}"
             runbook = "a-node-offers-no-npus-or-too-few"
-            yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook)
+            command = advice(None).command
+            yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook, command=command)
+
+
+def _noted(state: AgentState, subject: Subject) -> float | None:
+    """When the timeline has the last bad news of a subject; None: it began before the agent."""
+    entries = state.timeline.entries(state.monotonic)
+    bad = (one.at for one in entries if one.subject == subject and one.tone in ("bad", "warn"))
+    return next(bad, None)
 
 
 _WITHOUT_CARDS = (SessionPhase.NO_CARDS, SessionPhase.REGISTERING)
@@ -211,6 +365,8 @@ _KUBELET = (
     "is the kubelet running? `systemctl status kubelet` on the node: the agent registers by itself "
     "as soon as it is back"
 )
+_COMMANDS = {_AGAIN: "npu-agent doctor", _KUBELET: KUBELET}
+"""What to type for these remedies."""
 
 
 def _unserved(session: SessionStatus, state: AgentState) -> str | None:
@@ -240,13 +396,30 @@ def _has_cards(name: str, state: AgentState) -> bool:
 def _of_driver(driver: DraState) -> Iterator[Note]:
     """Why claims cannot be served as they should be."""
     session, slices, what = driver.session, driver.slices, f"DRA driver {driver.name}"
+    doctor = "npu-agent doctor"
     if session.phase not in (SessionPhase.STANDBY, SessionPhase.REGISTERED):
         text = _reasoned(f"{what}: {session.phase.value}", session)
         remedy = _REMEDIES.get(session.phase, _KUBELET)
-        yield Note("dra", text, remedy=remedy, runbook="npudranotregistered", unready=text)
+        yield Note(
+            "dra",
+            text,
+            remedy=remedy,
+            runbook="npudranotregistered",
+            unready=text,
+            severity="critical",
+            since=session.since,
+            command=_COMMANDS[remedy],
+        )
     elif session.phase is SessionPhase.REGISTERED and not slices.published:
         text = str(slices.trouble or f"{what}: its cards are not published yet")
-        yield Note("dra", text, runbook="npudraslicesnotpublished", unready=text)
+        yield Note(
+            "dra",
+            text,
+            runbook="npudraslicesnotpublished",
+            unready=text,
+            severity="critical",
+            command=doctor,
+        )
     elif slices.incomplete:
         yield Note(
             "dra",
@@ -254,6 +427,8 @@ def _of_driver(driver: DraState) -> Iterator[Note]:
             remedy="the agent publishes what is missing by itself; `npu-agent doctor` names slices "
             "of other owners",
             runbook="npudrapoolincomplete",
+            severity="critical",
+            command=doctor,
         )
 
 
@@ -272,10 +447,13 @@ def _of_tls(state: AgentState) -> Iterator[Note]:
             else "",
             runbook="npucertificateinvalid",
             unready=closed or "",
+            command="npu-agent doctor",
         )
     if expires_at is not None and expires_at < state.now:
         text = "the certificate of metrics.tls has expired: renew it"
-        yield Note("config", text, runbook="npucertificateinvalid")
+        since = state.monotonic - (state.now - expires_at)
+        runbook = "npucertificateinvalid"
+        yield Note("config", text, runbook=runbook, since=since, command="npu-agent doctor")
 
 
 def _reasoned(text: str, session: SessionStatus) -> str:
@@ -284,6 +462,10 @@ def _reasoned(text: str, session: SessionStatus) -> str:
 
 def notes(state: AgentState) -> Iterator[Note]:
     """What is out of the ordinary and no fault."""
+    return (replace(note, severity="info") for note in _notes(state))
+
+
+def _notes(state: AgentState) -> Iterator[Note]:
     lately = rising(state)
     for gone in state.timeline.gone:
         if state.monotonic - gone.since >= _MISSED:
@@ -291,15 +473,16 @@ def notes(state: AgentState) -> Iterator[Note]:
     for card in state.snapshot.cards:
         name = card.card.name
         if card.health.state is HealthState.UNKNOWN:
-            yield Note("card", f"{name}: its health is unknown: {card.health.reason}", card.id)
+            yield Note("card", f"{name}: its health is unknown: {card.health.reason}", (card.id,))
         if card.id not in lately and (counted := _counted(card)):
             text = f"{name} has counted errors, none of them lately: {counted}"
-            yield Note("card", text, card.id, runbook="npuerrorsrising")
+            yield Note("card", text, (card.id,), runbook="npuerrorsrising")
         if (reason := state.cordons.get(card.id)) is not None:
-            remedy = f"`npu-agent uncordon {name}` brings it back"
-            yield Note("card", f"{name} is cordoned: {reason}", card.id, remedy=remedy)
+            remedy, command = "this brings it back", f"npu-agent uncordon {name}"
+            text = f"{name} is cordoned: {reason}"
+            yield Note("card", text, (card.id,), remedy=remedy, command=command)
         if state.is_disabled(card):
-            yield Note("card", f"{name} is not offered: disabled in the config", card.id)
+            yield Note("card", f"{name} is not offered: disabled in the config", (card.id,))
     for resource in state.resources:
         for device in state.withheld(resource):
             yield Note("resource", f"{device.name} is withheld: {device.reason}")

@@ -52,6 +52,8 @@ class SessionStatus:
     reason: str = ""
     registrations: int = 0
     """Successful registrations since the start."""
+    since: float | None = None
+    """When it came to this phase; None: it has been so from the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,12 +62,12 @@ async def lines(context: Context) -> Lines:
     found = await context.probe(report)
     for why in found.unready:
         remedy = "reported by the agent itself (/readyz); see its log, and what else is wrong here"
-        own = (one.remedy for one in found.problems if one.text == why and one.remedy)
+        own = (one.remedy for one in found.problems if one.unready == why and one.remedy)
         yield "readiness", wrong(why, next(own, remedy), context.agent_log)
     if not found.unready:
         yield "readiness", _ready(context, found)
     for problem in found.problems:
-        if problem.card is None and problem.subject in _SHOWN and problem.text not in found.unready:
+        if not (problem.cards or problem.unready) and problem.subject in _SHOWN:
             yield "agent", note(f"it reports: {problem.text}", problem.remedy)
 
 
@@ -93,7 +93,9 @@ class Problem(msgspec.Struct, frozen=True):
     subject: str
     text: str
     remedy: str = ""
-    card: str | None = None
+    command: str = ""
+    unready: str = ""
+    cards: tuple[str, ...] = ()
 
 
 class Served(msgspec.Struct, frozen=True):

@@ -198,7 +198,7 @@ async def _card(context: Context, state: CardState) -> Check:
     if names(state) & {word.lower() for word in disabled}:
         return note("not handed out: the config's disabledDevices names it")
     for problem in (await context.probe_or(report, NO_REPORT)).problems:
-        if problem.card == state.id:
+        if state.id in problem.cards:
             return note(problem.text, problem.remedy)
     count = len(card.access.nodes())
     return ok(f"{health.state.value} ({health.reason}); {count} device nodes; {state.id}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed
 from npu_agent.logs import Reporter, logger
@@ -41,9 +44,13 @@ class Standing:
         self._publish(SessionPhase.REGISTERED, "", times)
 
     def _publish(self, phase: SessionPhase, reason: str, registrations: int) -> None:
-        resource = self.status.value.resource
+        now = self.status.value
         self.status.publish(
-            SessionStatus(
-                resource=resource, phase=phase, reason=reason, registrations=registrations
+            replace(
+                now,
+                phase=phase,
+                reason=reason,
+                registrations=registrations,
+                since=now.since if phase is now.phase else time.monotonic(),
             )
         )

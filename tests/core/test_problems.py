@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from npu_agent.core.hardware import CardState, Cause, HealthState, SkippedDevice
 from npu_agent.core.problems import HOT, VERY_HOT, Note, is_hot, notes, problems, unready
@@ -113,7 +114,7 @@ def test_a_card_that_vanished_under_a_pod_is_a_problem() -> None:
 def test_stale_readings_are_a_problem() -> None:
     """A panel that shows old values as if they were new is worse than none."""
     scene = Scene(cards=(read(state(), age=9), read(state(index=1), age=16)))
-    assert texts(scene) == ["npu1: readings are stale, no new ones arrive"]
+    assert texts(scene) == ["the readings of npu1 are stale: no new ones arrive"]
     scene.stale_after = 180.0
     assert texts(scene) == []
 
@@ -137,13 +138,15 @@ def test_each_trouble_of_the_agent_is_one_problem() -> None:
         SkippedDevice("/sys/y", "FPGA"),
     )
     assert texts(scene) == [
-        "beta.furiosa.ai/npu: registering again: kubelet.sock is missing",
+        "new Pods get no beta.furiosa.ai/npu: registering again: kubelet.sock is missing",
         "the config file is refused, the last good one stays in force: c.yaml:1:1: bad",
-        "the assignments of devices to Pods are unknown: the socket is missing",
         "the Node's labels are not applied: 403: give the role patch",
         "/sys/x cannot be read: Permission denied",
     ]
     assert noted(scene) == ["waits for a restart of the agent: pluginDir"]
+    scene.phase = SessionPhase.REGISTERED
+    unknown = "the assignments of devices to Pods are unknown: the socket is missing"
+    assert unknown in texts(scene), "the kubelet is there, so that it is no consequence"
 
 
 def test_what_is_out_of_the_ordinary_is_noted() -> None:
@@ -256,11 +259,114 @@ def test_every_problem_has_a_remedy_or_says_it_itself() -> None:
     )
     found.config = replace(found.config, error="bad")
     notes = problems(found.state())
-    assert len(notes) == 9
+    assert len(notes) == 8
     assert all(note.runbook for note in notes)
     assert [note.text for note in notes if not note.remedy] == [
         "the Node's labels are not applied: 403: give the role patch"
     ]
+    assert all(note.command for note in notes)
+
+
+def at(index: int, cause: Cause | None = Cause.DEAD, ago: float = 60) -> CardState:
+    return fenced(state(index=index, uuid=f"U{index}", id_=f"U{index}"), "alive says 0", ago, cause)
+
+
+def test_the_most_harmful_comes_first() -> None:
+    hot = read(state(index=3, uuid="U3", id_="U3"), temperature=95)
+    held_, idle = at(1), at(2, Cause.HANGS)
+    scene = Scene(
+        cards=(idle, held_, hot, read(state(index=5, uuid="U5", id_="U5"), temperature=101)),
+        phase=SessionPhase.REGISTERING,
+        reason="kubelet.sock is missing",
+        holdings=Holdings(assignments=(held(held_, "yolo"),)),
+        timeline=Timeline().left(
+            [state(index=4, uuid="LEFT", id_="LEFT")], [], time.monotonic() - 30
+        ),
+    )
+    scene.config = replace(scene.config, error="bad")
+    found = problems(scene.state())
+    assert [(note.short, note.severity) for note in found] == [
+        ("new Pods get no beta.furiosa.ai/npu", "critical"),
+        ("npu1 is unhealthy", "critical"),
+        ("npu2 is unhealthy", "critical"),
+        ("npu5 is very hot", "critical"),
+        ("npu4 is gone", "warning"),
+        ("npu3 is hot", "warning"),
+        ("the config file is refused, the last good one stays in force", "warning"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "shared"),
+    [
+        (Cause.DEAD, "the driver or the host, not the cards"),
+        (Cause.HOT, "the cooling of the host, not the cards"),
+    ],
+)
+def test_one_cause_of_every_card_is_one_entry_that_names_the_host(
+    cause: Cause, shared: str
+) -> None:
+    scene = Scene(cards=tuple(at(index, cause, 60 + index) for index in range(64)))
+    (note,) = problems(scene.state())
+    assert note.short == "64 cards are unhealthy"
+    assert note.text.endswith(f": {shared}")
+    assert len(note.cards) == 64
+    assert note.since == min(card.health.since for card in scene.cards)
+
+
+def test_one_cause_of_some_cards_is_one_entry_that_names_them() -> None:
+    scene = Scene(cards=(at(0), at(1), state(index=2, uuid="U2", id_="U2"), at(3, Cause.HANGS)))
+    assert texts(scene) == [
+        "npu0, npu1 are unhealthy: the driver reports the card dead (alive says 0)",
+        "npu3 is unhealthy: it does not answer (alive says 0)",
+    ]
+
+
+def test_a_problem_names_its_pods_and_the_command_that_deletes_them() -> None:
+    cards = at(0), at(1)
+    pods = held(cards[0], "a"), held(cards[0], "b;rm", namespace="ml"), held(cards[1], "c")
+    (note,) = problems(Scene(cards=cards, holdings=Holdings(assignments=pods)).state())
+    assert note.pods == ("default/a", "ml/b;rm", "default/c")
+    assert note.command == ("kubectl delete pod -n default a c && kubectl delete pod -n ml 'b;rm'")
+    assert "in use by default/a, ml/b;rm, default/c" in note.text
+
+
+def test_a_gone_card_and_the_pods_that_hold_it_are_one_entry() -> None:
+    left, now = state(index=3, uuid="LEFT", id_="LEFT"), time.monotonic()
+    scene = Scene(
+        timeline=Timeline().left([left], [], now - 30),
+        holdings=Holdings(assignments=(held(left, "yolo"),)),
+    )
+    (note,) = problems(scene.state())
+    assert (note.short, note.severity, note.pods) == ("npu3 is gone", "critical", ("default/yolo",))
+    assert note.since == now - 30
+
+
+def test_a_problem_is_as_severe_as_its_alert() -> None:
+    """Else the page and the pager would sort them differently."""
+    group = yaml.safe_load((ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text())
+    rules = [rule for one in group["spec"]["groups"] for rule in one["rules"] if "alert" in rule]
+    severities = {rule["alert"].lower(): rule["labels"]["severity"] for rule in rules}
+    found = Scene(
+        cards=(
+            at(0),
+            read(state(index=1, uuid="U1", id_="U1"), age=600),
+            read(state(index=2, uuid="U2", id_="U2"), temperature=95),
+            read(state(index=3, uuid="U3", id_="U3"), temperature=101),
+        ),
+        phase=SessionPhase.REGISTERING,
+        labels=LabelState(output="api", labels={"a": "b"}, error="403"),
+        dra=(
+            driver(phase=SessionPhase.BLOCKED),
+            driver(slices=SlicesState()),
+            driver(slices=SlicesState(published=True, incomplete=True)),
+        ),
+        timeline=Timeline().left([state(index=4, uuid="LEFT", id_="LEFT")], [], time.monotonic()),
+    )
+    found.config = replace(found.config, error="bad")
+    seen = {note.runbook: note.severity for note in problems(found.state())}
+    assert len(seen) == 11
+    assert seen == {name: severities[name] for name in seen}
 
 
 def test_what_is_about_to_be_needs_no_remedy() -> None:
@@ -320,7 +426,7 @@ def test_errors_that_were_counted_now_are_a_problem_and_older_ones_a_note() -> N
 def test_a_wall_clock_that_is_set_makes_nothing_older_or_newer(jump: float) -> None:
     assert texts(replace(counted(60), jump=jump)) == ["npu0 counted new errors: axi_post_error 3"]
     assert texts(replace(counted(2_000), jump=jump)) == []
-    left, now = state(index=3, uuid="LEFT"), Scene().state().monotonic
+    left, now = state(index=3, uuid="LEFT", id_="LEFT"), Scene().state().monotonic
     gone = Timeline().left([left], [], now - 3600)
     assert len(texts(Scene(timeline=gone, jump=jump))) == 1
     gone = Timeline().left([left], [], now - 7 * 3600)
@@ -328,7 +434,7 @@ def test_a_wall_clock_that_is_set_makes_nothing_older_or_newer(jump: float) -> N
 
 
 def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note() -> None:
-    left: CardState = state(index=3, uuid="LEFT")
+    left: CardState = state(index=3, uuid="LEFT", id_="LEFT")
     now = Scene().state().monotonic
     scene = Scene(timeline=Timeline().left([left], [], now))
     assert texts(scene) == ["npu3 is gone: it was here while this agent ran"]

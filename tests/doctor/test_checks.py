@@ -591,10 +591,11 @@ async def test_only_true_is_ready(node: Node, status: str) -> None:
 
 async def test_what_the_agent_reports_of_itself(node: Node) -> None:
     card = simulator.card("rngd", 1)
-    hot = {"subject": "card", "card": card.uuid, "text": "npu1 is hot", "remedy": "cool it"}
+    hot = {"subject": "card", "cards": [card.uuid], "text": "npu1 is hot", "remedy": "cool it"}
     labels = {"subject": "labels", "text": "the labels are not applied: no", "remedy": "wait"}
-    resource = {"subject": "resource", "text": f"{RESOURCE}: waiting", "remedy": "mount it"}
-    node.reports(problems=[hot, labels, resource], unready=[f"{RESOURCE}: waiting"])
+    why = f"{RESOURCE}: waiting"
+    resource = {"subject": "dra", "text": "none", "unready": why, "remedy": "mount it"}
+    node.reports(problems=[hot, labels, resource], unready=[why])
     lines = await node.examined()
     found = {
         name: (line.state, line.detail, line.remedy)

@@ -15,7 +15,7 @@ from string import Template
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import PreparedDevice, card_of, part_of
 from npu_agent.core.problems import Note, notes, problems, unready
-from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, SlicesState, is_fenced
+from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, SlicesState
 from npu_agent.core.timeline import SPAN, TimelineEntry
 from npu_agent.outputs.web import card_view as view
 from npu_agent.outputs.web import markup as m
@@ -48,10 +48,12 @@ _BUILD = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 def page(state: AgentState, history: view.Tracks) -> str:
     """The document; `history` gives a card's last hour by the card's ID."""
     found = problems(state)
-    summary = m.number(len(found), "problem") if found else "all well"
+    summary = "all well"
+    if found:
+        summary = found[0].short + (f" (+{len(found) - 1})" if len(found) > 1 else "")
     return _HTML.substitute(
         build=_BUILD,
-        title=f"{m.plain(state.node or _NO_NODE)}: {summary} - npu-agent",
+        title=m.plain(f"{summary} - {state.node or _NO_NODE} - npu-agent"),
         style=_STYLE,
         script=_SCRIPT,
         node=m.text(state.node or _NO_NODE),
@@ -101,11 +103,12 @@ def _sum(state: AgentState) -> str:
 def _head(state: AgentState, found: Sequence[Note]) -> str:
     """What is wrong, or that nothing is."""
     cards = state.snapshot.cards
-    sick, counted = sum(map(is_fenced, cards)), m.number(len(cards), "card")
+    counted = m.number(len(cards), "card")
     if found:
-        kind = icon = "bad" if sick or unready(state) else "warn"
-        text = m.number(len(found), "problem")
-        text += f": {sick} of {counted} unhealthy" if sick else ""
+        bad = found[0].severity == "critical" or unready(state)
+        kind = icon = "bad" if bad else "warn"
+        text = m.text(found[0].short)
+        text += f", and {m.number(len(found) - 1, 'more problem')}" if len(found) > 1 else ""
     elif state.snapshot.complete:
         kind = icon = "good"
         text = f"Healthy: {counted}" if cards else "Healthy: no cards on this node"
@@ -114,7 +117,7 @@ def _head(state: AgentState, found: Sequence[Note]) -> str:
     shown = [(note, "problem") for note in found] + [(note, "note") for note in notes(state)]
     lines = "".join(
         f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, state)}">'
-        f"{m.text(note.text)}</a>{_to_do(note, number)}</li>"
+        f"{m.text(note.text)}</a>{_since(note, state)}{_to_do(note, number)}</li>"
         for number, (note, kind_) in enumerate(shown[: m.MOST])
     )
     return (
@@ -135,14 +138,21 @@ def _readiness(state: AgentState) -> str:
     return f'<p class="ready"><b>Not ready:</b> {m.text(first)}{more}</p>'
 
 
+def _since(note: Note, state: AgentState) -> str:
+    if note.since is None:
+        return ""
+    return f' <small class="since">since {m.when(state.wall(note.since), state.now)}</small>'
+
+
 def _to_do(note: Note, number: int) -> str:
-    """The remedy, and a link to the steps."""
+    """The remedy, the command to copy, and a link to the steps."""
     remedy = m.prose(note.remedy) if note.remedy else ""
     steps = ""
     if note.runbook:
         words = "Steps" if remedy else "What to do"
         steps = f'<a id="do-{number}" class="steps" href="runbook#{note.runbook}">{words}</a>'
-    return f'<p class="do">{remedy} {steps}</p>' if remedy or steps else ""
+    command = f'<code class="command">{m.text(note.command)}</code>' if note.command else ""
+    return f'<p class="do">{remedy} {steps}{command}</p>' if remedy or steps or command else ""
 
 
 _ANCHORS = {

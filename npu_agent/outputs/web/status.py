@@ -8,10 +8,10 @@ from typing import Any
 
 from npu_agent.core.hardware import CardState
 from npu_agent.core.ledger import Assignment, card_of, part_of
-from npu_agent.core.problems import notes, problems, unready
+from npu_agent.core.problems import Note, notes, problems, unready
 from npu_agent.core.state import AgentState, DraState, SessionStatus
 
-_NOTE = ("subject", "text", "card", "remedy", "runbook")
+_NOTE = ("subject", "severity", "text", "card", "remedy", "command", "runbook", "unready")
 
 
 def as_json(state: AgentState) -> dict[str, Any]:
@@ -20,9 +20,11 @@ def as_json(state: AgentState) -> dict[str, Any]:
     Times are ISO 8601 in UTC; null where something is not known or does not apply.
 
     ``node, version, started_at, now``; ``ready`` and ``unready`` (as /readyz);
-    ``problems``, ``notes``: lists of ``subject`` (card, resource, dra, assignments, config, labels,
-    hardware), ``card`` (an ``id``), ``text``, ``remedy``, ``runbook`` (a section of /runbook; both
-    may be empty);
+    ``problems``, ``notes``, the most harmful first: lists of ``subject`` (card, resource, dra,
+    assignments, config, labels, hardware, cdi), ``severity`` (critical, warning, info), ``since``,
+    ``cards`` (each an ``id``), ``card`` (the first of them), ``pods`` that it hits
+    (``namespace/pod``), ``text``, ``unready`` (what /readyz says of it), ``remedy``, ``command``,
+    ``runbook`` (a section of /runbook); the last four may be empty;
     ``cards``: ``id, name, family, product, uuid, serial, pci_bus_id, numa_node, driver_version,
     firmware_version, core_count, disabled, moving_to`` (``dra`` or ``device-plugin``, for a card on
     its way there from the other one; else null), ``health {state, reason, cause, since}, holders``,
@@ -51,8 +53,8 @@ def as_json(state: AgentState) -> dict[str, Any]:
         "now": iso(state.now),
         "ready": not reasons,
         "unready": list(reasons),
-        "problems": [_pick(note, *_NOTE) for note in problems(state)],
-        "notes": [_pick(note, *_NOTE) for note in notes(state)],
+        "problems": [_note(note, state) for note in problems(state)],
+        "notes": [_note(note, state) for note in notes(state)],
         "cards": [_card(card, state) for card in state.snapshot.cards],
         "gone": [
             {
@@ -104,6 +106,15 @@ def iso(at: float) -> str:
 def _pick(value: object, *names: str) -> dict[str, Any]:
     """These attributes under their own names."""
     return {name: getattr(value, name) for name in names}
+
+
+def _note(note: Note, state: AgentState) -> dict[str, Any]:
+    return {
+        **_pick(note, *_NOTE),
+        "since": None if note.since is None else iso(state.wall(note.since)),
+        "cards": list(note.cards),
+        "pods": list(note.pods),
+    }
 
 
 def _session(session: SessionStatus) -> dict[str, Any]:

@@ -111,16 +111,16 @@ async def test_it_follows_what_happens_without_being_loaded_again() -> None:
         await page.run("window.same = document.body; document.querySelector('details').open = true")
         await page.run("document.getElementById('to-json').focus()")
         scene.cards = (scene.cards[0], fenced(scene.cards[1], "alive says 0", 1))
-        await page.until(f"{HEADLINE} === '1 problem: 1 of 2 cards unhealthy'")
+        await page.until(f"{HEADLINE} === 'npu1 is unhealthy'")
         assert await page.run("window.same === document.body")
-        assert await page.run("document.title") == "node-7: 1 problem - npu-agent"
+        assert await page.run("document.title") == "npu1 is unhealthy - node-7 - npu-agent"
         assert "alive says 0" in await page.run("document.getElementById('warboy-1').innerText")
         # What the reader had done stays done.
         assert await page.run("document.querySelector('#warboy-0 details').open")
         assert await page.run("document.activeElement.id") == "to-json"
         # And it is said to those who cannot see it.
         said = "document.querySelector('[role=status]').textContent"
-        assert await page.run(said) == "1 problem: 1 of 2 cards unhealthy"
+        assert await page.run(said) == "npu1 is unhealthy"
         assert page.console == []
 
 
@@ -170,7 +170,7 @@ async def test_it_says_when_the_agent_does_not_answer_and_recovers() -> None:
         scene.cards = (fenced(scene.cards[0], "dead", 1),)
         async with serving(scene, (host, port)):
             await page.until("document.getElementById('lost').hidden")
-            assert "1 problem" in await page.run(HEADLINE)
+            assert "is unhealthy" in await page.run(HEADLINE)
             assert not await page.run("document.body.classList.contains('old')")
 
 
@@ -242,7 +242,7 @@ async def test_nothing_jumps_when_something_happens_above() -> None:
         assert await page.run("scrollY") > 500
         # Another card fails: it moves up, and the head has a problem more.
         scene.cards = (*scene.cards[:8], fenced(scene.cards[8], "dead", 1))
-        await page.until(f"{HEADLINE} === '1 problem: 1 of 9 cards unhealthy'")
+        await page.until(f"{HEADLINE} === 'npu8 is unhealthy'")
         assert abs(await page.run(top) - before) < 1
 
 

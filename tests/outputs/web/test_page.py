@@ -99,7 +99,15 @@ def test_the_first_line_says_whether_all_is_well() -> None:
         headline(Scene(complete=False, phase=SessionPhase.REGISTERED))
         == "Still searching for cards"
     )
-    assert headline(night()) == "5 problems: 2 of 8 cards unhealthy"
+    assert headline(night()) == "npu2 is unhealthy, and 4 more problems"
+    assert headline(Scene(cards=(fenced(read(state()), "dead", 1),))) == "npu0 is unhealthy"
+    assert "<title>npu2 is unhealthy (+4) - npu-rack3" in page(night().state(), night().history.of)
+
+
+def test_a_problem_says_since_when_and_what_to_type() -> None:
+    text = shown(night()).text.replace(NBSP, " ")
+    assert "since 12 min 34 s ago" in text
+    assert "kubectl delete pod -n default whisper-large-5c9d7b6f4-x8kzq" in text
 
 
 def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
@@ -259,7 +267,7 @@ def test_each_problem_has_its_steps_in_the_runbook() -> None:
         *("npuerrorsrising", "npucardmissing", "npuresourcenotregistered", "npuconfigrejected"),
         *("npudranotregistered", "npudraslicesnotpublished", "npudrapoolincomplete"),
         "npulabelsnotapplied",
-        *("npuconfigwaitsforrestart", "log-lines", "a-node-offers-no-npus-or-too-few"),
+        *("npuconfigwaitsforrestart", "a-node-offers-no-npus-or-too-few"),
     } == steps
 
 
@@ -293,7 +301,7 @@ def test_a_card_that_is_gone_is_shown_by_its_name() -> None:
         timeline=Timeline().left([left], [], time.monotonic() - 60),
     )
     text = shown(scene).text
-    assert "default/yolo holds npu3, whose card is gone" in text
+    assert "npu3 is gone: it was here while this agent ran; in use by default/yolo" in text
     assert "held by default / yolo" in text
     assert "gone: npu3" in text
     scene.timeline = Timeline()
