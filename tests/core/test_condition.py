@@ -115,7 +115,7 @@ def test_a_node_without_cards() -> None:
         (
             Scene(phase=SessionPhase.REGISTERING, reason="no socket"),
             "NotRegistered",
-            f"{RESOURCE}: registering again: no socket",
+            f"new Pods get no {RESOURCE}: registering again: no socket",
         ),
         (
             Scene(dra=(driver(phase=SessionPhase.BLOCKED, reason="why"),)),
