@@ -27,11 +27,12 @@ from npu_agent.outputs.labels.machine import read_machine
 _LARGEST = 1 << 20
 
 _COMPONENTS = {
+    "nodes/status": "node-condition (Helm: nodeCondition)",
     "authentication.k8s.io": "metrics-authorization (Helm: metricsAuthorization)",
     "authorization.k8s.io": "metrics-authorization (Helm: metricsAuthorization)",
     "resource.k8s.io": "dra (Helm: dra.enabled)",
 }
-"""The component that has the rights for an API group."""
+"""The component that has the rights for an API group, or for a resource."""
 
 Right = tuple[str, str, str]
 """A verb, an API group and a resource."""
@@ -78,6 +79,8 @@ def wanted(context: Context) -> tuple[Right, ...]:
         rights += [("list", "", "nodes"), ("watch", "", "nodes")]
     if labels:
         rights.append(("patch", "", "nodes"))
+    if config.health.condition.type:
+        rights.append(("patch", "", "nodes/status"))
     if config.events:
         rights += [("create", "", "events"), ("patch", "", "events")]
     if config.metrics.authorization == "kubernetes":
@@ -121,6 +124,7 @@ async def access(context: Context) -> Access:
         for verb, group, resource in rights:
             where = {
                 "nodes": {"name": context.node_name or ""},
+                "nodes/status": {"name": context.node_name or ""},
                 "events": {"namespace": NAMESPACE},
             }.get(resource, {})
             try:
@@ -186,7 +190,8 @@ async def _rights(context: Context) -> Check:
         )
     remedy = "restore the agent's ServiceAccount, ClusterRole and ClusterRoleBinding; the command "
     remedy += f"changes nothing else{context.overlay_is}"
-    for one in dict.fromkeys(_COMPONENTS[group] for _, group, _ in missing if group):
+    of = (group or resource for _, group, resource in missing)
+    for one in dict.fromkeys(_COMPONENTS[each] for each in of if each in _COMPONENTS):
         remedy += f". If rights are missing then, add k8s/components/{one}"
     return wrong(detail, remedy, context.restore_rights())
 

@@ -38,10 +38,15 @@ async def allowed(
 ) -> bool:
     """Whether these credentials have this right on a resource, by default of the core group.
 
+    A subresource follows a slash: ``nodes/status``.
+
     Every authenticated user may ask (ClusterRole system:basic-user).
     """
+    resource, _, subresource = resource.partition("/")
     right = {"verb": verb, "group": group, "resource": resource}
     right |= {"namespace": namespace, "name": name}
+    if subresource:
+        right["subresource"] = subresource
     return (await _ask(api, "SelfSubjectAccessReview", {"resourceAttributes": right})).allowed
 
 

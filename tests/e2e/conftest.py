@@ -16,7 +16,13 @@ from tests.e2e.node import Node, started
 FAILED = pytest.StashKey[bool]()
 FOLDERS = {"/dra/": "DRA", "/journey/": "journey", "/rollout/": "rollout"}
 """Those with a cluster of their own."""
-ABOUT_THE_API = ("test_dra_examples", "test_dra_slices", "test_labels", "test_policies")
+ABOUT_THE_API = (
+    "test_dra_examples",
+    "test_dra_slices",
+    "test_labels",
+    "test_node_condition",
+    "test_policies",
+)
 """Modules on a cluster of their own: else the newest kubelet's would take by far the longest."""
 LONGEST_FIRST = ("journey", "DRA", "API server", *sorted(KUBELETS, reverse=True), "rollout")
 

@@ -287,7 +287,7 @@ def test_even_an_administrators_rights_do_not_help(node: Node, token: str, other
         node.wait_for("the rights", lambda: accepted(node, token, NODES))
         capacity = {"status": {"capacity": {"furiosa.ai/x": "1"}}}
         for asked, words in (
-            (patch(node.name, capacity, path="/status"), "not update nodes/status"),
+            (patch(node.name, capacity, path="/status"), "nothing else of its status"),
             (("POST", "/api/v1/nodes", NEW), "not create nodes"),
             (patch("new", NEW, APPLY), "not create nodes"),
             (("DELETE", f"/api/v1/nodes/{node.name}"), "not delete nodes"),

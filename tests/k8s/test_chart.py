@@ -26,6 +26,7 @@ VALUES: dict[str, Object] = {
     "cdi": {"cdi": True},
     "dra": {"dra": {"enabled": True}},
     "nfd-output": {"nfdOutput": True},
+    "node-condition": {"nodeCondition": True},
     "recursive-read-only": {"recursiveReadOnly": True},
     "selinux": {"seLinuxOptions": {"type": "container_device_plugin_t"}},
     "openshift": {"openshift": True},
@@ -197,6 +198,11 @@ def test_the_kubelets_directories_follow_the_config() -> None:
     [
         ({"config": {"allocation": {"method": "cdi"}}}, {"cdi": True}, "cdi to true"),
         ({"config": {"labels": {"output": "nfd"}}}, {"nfdOutput": True}, "nfdOutput to true"),
+        (
+            {"config": {"health": {"condition": {"type": "a.example.com/B"}}}},
+            {"nodeCondition": True},
+            "nodeCondition to true",
+        ),
         ({"config": {"allocation": {"api": "auto"}}}, DRA, "dra.enabled to true"),
         ({"config": {"resources": [BY_DRA]}}, DRA, "dra.enabled to true"),
         ({"dra": {"classes": True}}, {"dra": {"enabled": True, "classes": True}}, "dra.enabled to"),

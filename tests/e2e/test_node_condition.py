@@ -1,0 +1,225 @@
+"""The Node condition on a real API server, written with the agent's own token and rights."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.api import APPLY, MERGE, SECRETS, Asked, ask, is_policy, overlay, refusal
+from tests.e2e.manifests import thing
+from tests.e2e.node import Node
+
+pytestmark = pytest.mark.one_kubelet
+TYPE = "furiosa.ai/NPUReady"
+OTHER = "other-node"
+STRATEGIC = "application/strategic-merge-patch+json"
+CONFIG = {"health": {"condition": {"type": TYPE}}}
+CARDS = ("npu0", "npu1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def component(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The agent is deployed with the component."""
+    directory = tmp_path_factory.mktemp("overlay")
+    rendered = overlay(node, directory, "node-condition")
+    node.deploy(CONFIG, str(directory))
+    yield
+    node.configure({})
+    node.wait_for("the condition to be removed", lambda: not condition(node))
+    for made in rendered:
+        if is_policy(made):
+            node.kubectl("delete", made["kind"], made["metadata"]["name"])
+    node.deploy()
+
+
+@pytest.fixture(autouse=True)
+def ready(node: Node) -> Iterator[None]:
+    """Each test begins with a Node that is ready, and leaves all cards well."""
+    says(node, "True", "NPUsReady")
+    yield
+    node.fault("ok", *CARDS)
+
+
+def conditions(node: Node) -> dict[str, dict[str, Any]]:
+    found: list[dict[str, Any]] = node.get("node", node.name)["status"]["conditions"]
+    return {one["type"]: one for one in found}
+
+
+def condition(node: Node) -> dict[str, Any]:
+    """Ours; empty if there is none."""
+    return conditions(node).get(TYPE, {})
+
+
+def says(node: Node, status: str, reason: str, timeout: float = 60.0) -> dict[str, Any]:
+    def found() -> dict[str, Any]:
+        one = condition(node)
+        assert (one.get("status"), one.get("reason")) == (status, reason), one
+        return one
+
+    return node.wait_for(f"{TYPE} to be {status}", found, timeout)
+
+
+def others(node: Node) -> set[tuple[str, str, str]]:
+    """The kubelet's conditions, but for its heartbeat."""
+    return {
+        (type_, one["status"], one["lastTransitionTime"])
+        for type_, one in conditions(node).items()
+        if type_ != TYPE
+    }
+
+
+def test_a_fault_a_second_reason_a_new_agent_and_the_way_back(node: Node) -> None:
+    first, kubelets = condition(node), others(node)
+    assert first["message"] == "2 of 2 cards are healthy"
+    began = time.monotonic()
+    node.fault("dead", "npu0")
+    failed = says(node, "False", "CardUnhealthy", 10.0)
+    print(f"from the fault to False: {time.monotonic() - began:.1f} s")
+    assert failed["message"].startswith("1 of 2 cards are healthy; npu0: the driver reports")
+    since = failed["lastTransitionTime"]
+    assert since > first["lastTransitionTime"]
+
+    node.fault("dead", "npu1")
+    node.wait_for("the second reason", lambda: "npu0, npu1" in condition(node)["message"])
+    before = node.agent_run()
+    node.kill_agent()
+    node.wait_restarted(before)
+    node.restart()
+    assert condition(node)["lastTransitionTime"] == since
+    assert condition(node)["status"] == "False"
+
+    began = time.monotonic()
+    node.fault("ok", *CARDS)
+    back = says(node, "True", "NPUsReady")
+    print(f"from the recovery to True: {time.monotonic() - began:.1f} s")
+    assert back["lastTransitionTime"] > since
+    assert others(node) == kubelets
+
+
+def test_a_rollout_writes_nothing(node: Node) -> None:
+    first = condition(node)
+    node.restart()
+    node.wait_for("the new agent to serve", node.serves)
+    assert condition(node)["lastTransitionTime"] == first["lastTransitionTime"]
+    # Without an agent it stays as it is.
+    with node.without_agent():
+        assert condition(node)["status"] == "True"
+
+
+def test_more_cards_are_expected_than_there_are(node: Node) -> None:
+    node.configure({"health": {**CONFIG["health"], "expectedCards": 16}})
+    assert "health.expectedCards" in says(node, "False", "TooFewCards")["message"]
+    node.configure(CONFIG)
+    says(node, "True", "NPUsReady")
+
+
+# --- attacks with the agent's token -------------------------------------------------------------
+
+
+def status(name: str, body: dict[str, Any], kind: str = STRATEGIC) -> Asked:
+    return "PATCH", f"/api/v1/nodes/{name}/status?fieldManager=attack", body, kind
+
+
+def of_type(type_: str, status: str = "False", **more: str) -> dict[str, Any]:
+    return {"status": {"conditions": [{"type": type_, "status": status, **more}]}}
+
+
+@pytest.fixture
+def token(node: Node) -> str:
+    """The token that the kubelet has given the agent's Pod."""
+    return node.in_agent("cat", f"{SECRETS}/token")
+
+
+def test_the_policy_has_no_doubtful_expression(node: Node) -> None:
+    def checking() -> object:
+        return node.get("validatingadmissionpolicy", "npu-agent-own-node")["status"]["typeChecking"]
+
+    node.wait_equal("the policy to be type-checked", checking, {})
+
+
+def test_its_own_condition_is_its_own(node: Node, token: str) -> None:
+    applied = {**thing("Node", node.name, namespace=""), **of_type(TYPE, "Unknown")}
+    for asked in (
+        status(node.name, of_type(TYPE)),
+        status(node.name, {"status": {"conditions": [{"type": TYPE, "$patch": "delete"}]}}),
+        (*status(node.name, applied)[:1], f"{status(node.name, {})[1]}&force=true", applied, APPLY),
+    ):
+        answer = ask(node, token, *asked)
+        assert answer.status == 200, answer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"status": {"capacity": {"furiosa.ai/x": "1"}}},
+        {"status": {"allocatable": {"cpu": "1"}}},
+        {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]}},
+        {"status": {"nodeInfo": {"kubeletVersion": "v1.0.0"}}},
+        {"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}},
+        {"status": {"images": [{"names": ["x"]}]}},
+        of_type("Ready"),
+        of_type("example.com/New"),
+        of_type("Ready", "True", message="x"),
+        {"status": {"conditions": [{"type": "Ready", "$patch": "delete"}]}},
+        {"status": {"conditions": [*of_type(TYPE)["status"]["conditions"], {"type": "Ready",
+                                                                           "status": "False"}]}},
+    ],
+    ids=lambda body: str(body["status"])[:40],
+)  # fmt: skip
+def test_nothing_else_of_its_status(node: Node, token: str, body: dict[str, Any]) -> None:
+    message = refusal(ask(node, token, *status(node.name, body)))
+    assert "'npu-agent-own-node'" in message
+    assert f"may change the condition {TYPE} of its Node and nothing else of its status" in message
+
+
+def test_no_list_of_its_own_in_place_of_all(node: Node, token: str) -> None:
+    assert "nothing else of its status" in refusal(
+        ask(node, token, *status(node.name, of_type(TYPE), MERGE))
+    )
+    assert "cannot update resource" in refusal(
+        ask(node, token, "PUT", f"/api/v1/nodes/{node.name}/status", node.get("node", node.name))
+    )
+
+
+def test_what_is_no_status_stays_by_this_way_too(node: Node, token: str) -> None:
+    taints = [{"key": "furiosa.ai/x", "effect": "NoExecute"}]
+    for spec in ({"taints": taints}, {"unschedulable": True}):
+        answer = ask(node, token, *status(node.name, {"spec": spec}))
+        assert (answer.status, answer.body["spec"]) == (200, node.get("node", node.name)["spec"])
+    for meta, words in (
+        ({"labels": {"kubernetes.io/hostname": "x"}}, "not kubernetes.io/hostname"),
+        ({"annotations": {"npu-agent/cordoned": "{}"}}, "not annotations"),
+        ({"finalizers": ["a.example.com/x"]}, "not finalizers"),
+    ):
+        assert words in refusal(ask(node, token, *status(node.name, {"metadata": meta})))
+
+
+def test_no_other_node(node: Node, token: str) -> None:
+    node.apply(thing("Node", OTHER, namespace=""))
+    try:
+        for body in (of_type(TYPE), of_type("Ready")):
+            assert "may change that Node only" in refusal(ask(node, token, *status(OTHER, body)))
+    finally:
+        node.kubectl("delete", "node", OTHER)
+
+
+def test_without_the_component_there_is_no_right(node: Node, token: str) -> None:
+    role = json.loads(node.kubectl("get", "clusterrole", "npu-agent", "-o", "json"))
+    at = [rule["resources"] for rule in role["rules"]].index(["nodes/status"])
+    gone = [{"op": "remove", "path": f"/rules/{at}"}]
+    back = [{"op": "add", "path": "/rules/-", "value": role["rules"][at]}]
+    asked = status(node.name, of_type(TYPE))
+    patched = ("patch", "clusterrole", "npu-agent", "--type=json", "--patch")
+    node.kubectl(*patched, json.dumps(gone))
+    try:
+        node.wait_equal("no right", lambda: ask(node, token, *asked).status, 403)
+        assert "cannot patch resource" in refusal(ask(node, token, *asked))
+        doctor = node.in_agent("sh", "-c", "npu-agent doctor || true")
+        assert "missing: nodes/status (patch)" in doctor, doctor
+        assert "k8s/components/node-condition" in doctor
+    finally:
+        node.kubectl(*patched, json.dumps(back))
