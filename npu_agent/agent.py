@@ -205,6 +205,7 @@ class Agent:
             sets=configs.map(lambda config: label_sets(SPECS, config.labels.sets)),
             resync=configs.map(lambda config: config.labels.resync),
             output=output,
+            seen=self.node_watch.state.map(_labels) if method == "api" else None,
             machine=partial(read_machine, host_root),
         )
         """None where the config wants no labels, or there is no Node to have them."""
@@ -517,6 +518,10 @@ def _watching(config: Config) -> card.Settings:
 
 def _follows_node(config: Config) -> bool:
     return config.cordon or config.labels.output == "api"
+
+
+def _labels(found: OwnNode | None) -> Mapping[str, str] | None:
+    return None if found is None else found.labels
 
 
 def _annotation(found: OwnNode | None, wanted: bool) -> str | None:

@@ -222,7 +222,7 @@ class LabelsConfig:
     )
     resync: float = _live(
         300.0,
-        "Seconds between two checks of our labels for changes by others.",
+        "Seconds between two checks of labels for changes by others with nfd; api follows the Node.",
         _seconds(10, 86400),
     )
 

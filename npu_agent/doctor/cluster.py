@@ -299,7 +299,7 @@ def _compared(
     more = f", and {len(differences) - 1} more differ" if len(differences) > 1 else ""
     return wrong(
         f"{where}: {differences[0]}{more}",
-        "the agent corrects them within labels.resync; the command does it now. If they change "
+        "the agent corrects them within seconds; the command does it now. If they change "
         "back, another program sets them",
         apply,
     )
@@ -314,6 +314,6 @@ def _foreign(node: NodeMeta, key: str) -> Check:
     return note(
         f"{key} of Node {node.name} is right, and set by "
         f"{', '.join(managers) or 'an unknown manager'}",
-        "two label the same Node: delete the vendor's feature discovery; the agent takes over at "
-        "its next check of the labels (labels.resync)",
+        "two label the same Node: delete the vendor's feature discovery; the agent takes over "
+        "when it starts again",
     )

@@ -406,7 +406,7 @@ BREAKS: dict[str, Break] = {
         "a second plugin owns the resource",
     ),
     "a label that somebody changed": Break(
-        labelled(count="7"), "labels", "npu.count is 7 and should be 2", "labels.resync"
+        labelled(count="7"), "labels", "npu.count is 7 and should be 2", "within seconds"
     ),
     "labels of somebody else": Break(
         lambda node: own(node, "nfd-master"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from npu_agent.backoff import ApiBackoff
+from npu_agent.backoff import ApiBackoff, Backoff
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.state import LabelState
 from npu_agent.core.vendor_spec import LabelSet
@@ -34,7 +34,7 @@ class Timing:
     """That new labels have to stay the same before they are written: a driver that is reloaded
     removes its cards one by one, and each step would be a write."""
     longest_pause: float = 60.0
-    """Between two tries."""
+    """Between two tries, and between two writes while another program writes the same labels."""
 
 
 class UnavailableError(Exception):
@@ -87,6 +87,7 @@ class Labeller:
         sets: Feed[Collection[LabelSet]],
         resync: Feed[float],
         output: Output,
+        seen: Feed[Mapping[str, str] | None] | None,
         machine: Callable[[], Machine],
         timing: Timing | None = None,
     ) -> None:
@@ -95,8 +96,9 @@ class Labeller:
         Args:
             snapshots: the hardware.
             sets: the generations of label names that are wanted.
-            resync: seconds between two checks whether somebody else changed our labels.
+            resync: seconds between two checks of labels that are not followed.
             output: where they go.
+            seen: the Node's labels, as they are followed; None: they are not.
             machine: reads what the machine is called; may block.
             timing: other times than the usual ones.
         """
@@ -105,7 +107,7 @@ class Labeller:
         self._snapshots = snapshots
         self._sets = sets
         self._resync = resync
-        self._output = output
+        self._output, self._seen = output, seen
         self._read_machine = machine
         self._timing = timing or Timing()
         self._putting = Reporter(
@@ -139,6 +141,7 @@ class Labeller:
 
     async def _keep(self, wanted: Feed[_Wanted | None]) -> None:
         pause = ApiBackoff(longest=self._timing.longest_pause)
+        calm = Backoff(first=self._timing.settle, longest=self._timing.longest_pause)
         before: Mapping[str, str] | None = None
         while True:
             changed, now = wanted.changed, wanted.value
@@ -156,8 +159,25 @@ class Labeller:
                 continue
             before = now.labels
             pause.reset()
-            # With jitter, so that the agents of thousands of nodes do not ask at the same moment.
-            await set_within(changed, now.resync * random.uniform(0.8, 1.2))  # noqa: S311
+            if self._seen is None or now.unsure:
+                # With jitter, so that the agents of thousands of nodes do not ask together.
+                await set_within(changed, now.resync * random.uniform(0.8, 1.2))  # noqa: S311
+            elif not await set_within(changed, calm.next()):  # until our own write is seen
+                since = time.monotonic()
+                await self._until_drift(wanted, now, self._seen)
+                if time.monotonic() - since > self._timing.longest_pause:
+                    calm.reset()
+
+    async def _until_drift(
+        self, wanted: Feed[_Wanted | None], now: _Wanted, seen: Feed[Mapping[str, str] | None]
+    ) -> None:
+        """Returns when other labels are wanted, or the Node has not those that are."""
+        async for _ in changes_of(wanted, seen):
+            there = seen.value
+            if wanted.value is not now or (
+                there is not None and now.labels.items() - there.items()
+            ):
+                return
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> None:
         before = self.state.value

@@ -61,6 +61,7 @@ class Room:
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(cards(2)))
     sets: Feed[Collection[LabelSet]] = field(default_factory=lambda: Feed((SETS["beta"],)))
     place: Place = field(default_factory=Place)
+    seen: Feed[Mapping[str, str] | None] | None = None
     resync: Feed[float] = field(default_factory=lambda: Feed(3600.0))
     machine: Callable[[], Machine] = lambda: Machine(vendor="Acme", name="Box 1")
     timing: Timing = field(default_factory=lambda: Timing(settle=0.01, longest_pause=0.01))
@@ -72,6 +73,7 @@ class Room:
             sets=self.sets,
             resync=self.resync,
             output=self.place,
+            seen=self.seen,
             machine=self.machine,
             timing=self.timing,
         )
@@ -159,6 +161,30 @@ async def test_a_reload_of_the_driver_is_one_change_or_none(room: Room) -> None:
             await asyncio.sleep(0.02)
         assert (await room.put(2))["beta.furiosa.ai/npu.count"] == "1"
         assert len(room.place.puts.value) == 2
+
+
+async def test_labels_that_others_change_are_put_back_and_nothing_else_is_asked(
+    room: Room,
+) -> None:
+    room.resync.publish(0.01)
+    room.seen = seen = Feed[Mapping[str, str] | None](None)
+    room.timing = Timing(settle=0.05, longest_pause=0.4)
+    async with room.running():
+        labels = await room.put(1)
+        await asyncio.sleep(0.2)
+        seen.publish({**labels, "of/another": "1"})
+        seen.publish({**labels, "of/another": "2"})
+        await asyncio.sleep(0.2)
+        assert len(room.place.puts.value) == 1
+        seen.publish({**labels, "beta.furiosa.ai/npu.count": "7"})
+        await room.put(2)
+        # It stays so: another program writes it, too, and they do not chase each other.
+        began = asyncio.get_running_loop().time()
+        await room.put(5)
+        assert asyncio.get_running_loop().time() - began > 0.4
+        seen.publish(labels)
+        room.snapshots.publish(cards(1))
+        assert (await first(room.place.puts, lambda puts: puts[-1][0] != labels))[-1]
 
 
 async def test_it_looks_again_after_a_while(room: Room) -> None:
