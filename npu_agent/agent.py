@@ -253,6 +253,7 @@ class Agent:
             snapshots=self.inventory.hardware,
             configs=self.poller.states,
             wanted=configs.map(lambda config: config.events),
+            cordons=self.cordons.state,
             drivers=[driver.status for driver in self.drivers],
         )
         self._log_settings = configs.map(lambda config: config.log)
@@ -329,6 +330,7 @@ class Agent:
             self.store.usages,
             [
                 (self.inventory.snapshots.map(changes.errors_of), changes.error_entries),
+                (self.cordons.state, changes.cordon_entries),
                 (self.poller.states, changes.config_entries),
                 *(
                     (one.status, partial(changes.session_entries, subject="resource"))

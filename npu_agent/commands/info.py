@@ -15,6 +15,7 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment
 from npu_agent.inventory.inventory import Inventory, read_once
 from npu_agent.kubelet import podresources
+from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
 from npu_agent.vendors import DRIVERS
 
@@ -62,13 +63,14 @@ async def _assignments() -> tuple[Assignment, ...] | None:
 
 
 def _text(args: argparse.Namespace, snapshot: Snapshot, held: tuple[Assignment, ...] | None) -> str:
+    cordons = last_cordons(Path(Config().plugin_dir), snapshot).cards
     if view.is_data(args):
-        return view.data(view.cards_as_json(snapshot, held), args)
+        return view.data(view.cards_as_json(snapshot, held, cordons), args)
     wide = args.output == "wide"
     notes = view.not_served(snapshot)
     if not snapshot.cards:
         demo = "npu-agent demo shows the agent on simulated ones"
         return view.drawn(f"no NPUs found below {host_root(args)}: {demo}", *notes)
     width = None if wide else view.terminal_width()
-    table = view.cards_table(snapshot, held, wide=wide, width=width)
+    table = view.cards_table(snapshot, held, cordons=cordons, wide=wide, width=width)
     return view.drawn(table, *notes, wide=wide, headers=not args.no_headers)

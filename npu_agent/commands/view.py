@@ -44,7 +44,9 @@ def data(value: object, args: argparse.Namespace) -> str:
 
 
 def cards_as_json(
-    snapshot: Snapshot, assignments: Sequence[Assignment] | None = None
+    snapshot: Snapshot,
+    assignments: Sequence[Assignment] | None = None,
+    cordons: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """The cards for programs; None where the driver, or the kubelet, does not say.
 
@@ -53,6 +55,7 @@ def cards_as_json(
     Args:
         snapshot: the cards.
         assignments: who holds them; None: not known.
+        cordons: by ID, why cards are cordoned.
     """
     held = holders(snapshot, assignments or ())
     return [
@@ -61,6 +64,7 @@ def cards_as_json(
             "cores": state.card.core_count,
             "health": state.health.state.value,
             "health_reason": state.health.reason,
+            "cordoned": (cordons or {}).get(state.id),
             "title": state.card.title,
             "pci_dev": state.card.dev,
             "temperature": state.reading.temperature() if state.reading else None,
@@ -119,6 +123,7 @@ def cards_table(
     snapshot: Snapshot,
     assignments: Sequence[Assignment] | None = None,
     *,
+    cordons: Mapping[str, str] | None = None,
     wide: bool = False,
     width: int | None = None,
 ) -> Table:
@@ -130,11 +135,14 @@ def cards_table(
     Args:
         snapshot: the cards.
         assignments: who holds them; None: not known.
+        cordons: by ID, why cards are cordoned.
         wide: with all that identifies a card.
         width: columns that there are; None: as many as are needed.
     """
     held = holders(snapshot, assignments or ())
-    rows = [_cells(state, held[state.id]) for state in snapshot.cards]
+    rows = [
+        _cells(state, held[state.id], (cordons or {}).get(state.id)) for state in snapshot.cards
+    ]
     columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
     columns += ["Cut"] if any(one.part for each in held.values() for one in each) else []
     columns += ["Pod"] if assignments or (wide and assignments is not None) else []
@@ -164,13 +172,15 @@ def fitting(columns: list[str], rows: Sequence[Mapping[str, str]], width: int) -
     return left
 
 
-def _cells(state: CardState, held: Sequence[Holder]) -> dict[str, str]:
+def _cells(state: CardState, held: Sequence[Holder], cordoned: str | None) -> dict[str, str]:
     card, reading = state.card, state.reading
     temperature = reading.temperature() if reading else None
     power = reading.power() if reading else None
     health = state.health.state.value
     if state.health.state is not HealthState.HEALTHY:
         health += f": {state.health.reason}"
+    if cordoned is not None:
+        health += f"; cordoned: {cordoned}"
     return {
         "NPU": card.name,
         "Name": card.title,

@@ -222,7 +222,7 @@ class LabelsConfig:
     )
     resync: float = _live(
         300.0,
-        "Seconds between two checks of labels for changes by others with nfd; api follows the Node.",
+        "Seconds between two checks of nfd's labels for changes by others; api follows the Node.",
         _seconds(10, 86400),
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from npu_agent.core.advice import plain_reason
+from npu_agent.core.cordon import Cordons, cordon_changes
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
@@ -116,6 +117,14 @@ def error_entries(before: Errors, after: Errors) -> Iterator[TimelineEntry]:
         if risen:
             text = f"{name} counted new errors: {', '.join(risen)}"
             yield TimelineEntry(subject="errors", tone="warn", text=text, card=id_)
+
+
+def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
+    """Which cards were cordoned and uncordoned."""
+    for id_, name, reason in cordon_changes(before, after):
+        text = f"{name} was uncordoned" if reason is None else f"{name} was cordoned: {reason}"
+        tone: Tone = "good" if reason is None else "warn"
+        yield TimelineEntry(subject="card", tone=tone, text=text, card=id_)
 
 
 def config_entries(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:

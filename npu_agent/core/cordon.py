@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from npu_agent.core.hardware import Snapshot
@@ -30,6 +30,8 @@ class Cordons:
     """By card ID, the reason."""
     wrong: tuple[Trouble, ...] = ()
     """What is wrong with the annotation; the rest of it counts all the same."""
+    present: Mapping[str, str] = field(default_factory=dict)
+    """By ID, the names of all cards that there are."""
 
 
 def entries(annotation: str) -> dict[str, str]:
@@ -73,7 +75,18 @@ def cordons(named: Mapping[str, str], snapshot: Snapshot, unreadable: str = "") 
     return Cordons(
         cards={ids[0]: named[name] for name, ids in meant.items() if len(ids) == 1},
         wrong=tuple(wrong),
+        present={state.id: state.card.name for state in snapshot.cards},
     )
+
+
+def cordon_changes(before: Cordons, after: Cordons) -> Iterator[tuple[str, str, str | None]]:
+    """The ID and name of each card that was cordoned, with the reason, or uncordoned (None).
+
+    A card that is gone was not uncordoned.
+    """
+    for id_, name in after.present.items():
+        if before.cards.get(id_) != (reason := after.cards.get(id_)):
+            yield id_, name, reason
 
 
 def _reason(reason: object) -> str:

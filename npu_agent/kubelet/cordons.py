@@ -14,7 +14,7 @@ from pathlib import Path
 
 from npu_agent import files
 from npu_agent.backoff import Backoff
-from npu_agent.core.cordon import Cordons, cordons, entries
+from npu_agent.core.cordon import Cordons, cordon_changes, cordons, entries
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Device
@@ -49,12 +49,17 @@ class _Known:
             return replace(self, unreadable=str(error))
 
 
-def last_annotation(directory: Path) -> str:
-    """The annotation that was last good, of the plugin directory; "" without one. May block."""
+def _last(directory: Path) -> _Known:
+    """What an agent has kept in the plugin directory. May block."""
     with contextlib.suppress(OSError):
         found = files.content(directory / FILE, _LARGEST, follow=False) or b""
-        return found.decode(errors="replace")
-    return ""
+        return _Known().after(found.decode(errors="replace"))
+    return _Known()
+
+
+def last_cordons(directory: Path, snapshot: Snapshot) -> Cordons:
+    """The cordons that an agent with this plugin directory keeps in force. May block."""
+    return cordons(_last(directory).named, snapshot)
 
 
 class CordonStore:
@@ -75,7 +80,7 @@ class CordonStore:
             directory: the kubelet's device-plugins directory.
             start: seconds for which `settled` waits.
         """
-        self._known: Feed[_Known] = Feed(_Known().after(last_annotation(directory)))
+        self._known: Feed[_Known] = Feed(_last(directory))
         self.state: Feed[Cordons] = self._known.map_with(
             snapshots, lambda known, now: cordons(known.named, now, known.unreadable)
         )
@@ -131,13 +136,14 @@ class CordonStore:
         return True
 
     async def _log(self) -> None:
-        before: Mapping[str, str] = {}
+        before = Cordons()
         async for state in self.state.watch():
-            for card in state.cards.items() - before.items():
-                log.warning("card cordoned", card=card[0], reason=card[1])
-            for id_ in before.keys() - state.cards.keys():
-                log.info("card uncordoned", card=id_)
-            before = state.cards
+            for id_, name, reason in cordon_changes(before, state):
+                if reason is None:
+                    log.info("card uncordoned", card=name, id=id_)
+                else:
+                    log.info("card cordoned", card=name, id=id_, reason=reason)
+            before = state
             if state.wrong:
                 self._reading.failed("; ".join(map(str, state.wrong)))
             else:

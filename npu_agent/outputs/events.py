@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from npu_agent.backoff import ApiBackoff
 from npu_agent.core.changes import ChangeKind, card_changes
+from npu_agent.core.cordon import Cordons, cordon_changes
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed, changes_of
@@ -77,6 +78,18 @@ def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
             yield Event(reason=reason, message=message, warning=warning)
 
 
+def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
+    """Which cards were cordoned and uncordoned."""
+    for id_, name, reason in cordon_changes(before, after):
+        card = f"{name} ({id_})"
+        if reason is None:
+            message = f"{card} is uncordoned: new Pods get it again"
+            yield Event(reason="NPUUncordoned", message=message, warning=False)
+        else:
+            message = f"{card} is cordoned, no new Pod gets it: {reason}"
+            yield Event(reason="NPUCordoned", message=message, warning=False)
+
+
 def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:
     """What happened to the config file."""
     if after.error is not None and after.error != before.error:
@@ -127,6 +140,7 @@ class Events:
         snapshots: Feed[Snapshot],
         configs: Feed[ConfigState],
         wanted: Feed[bool],
+        cordons: Feed[Cordons],
         drivers: Sequence[Feed[SessionStatus]] = (),
         limits: Limits | None = None,
     ) -> None:
@@ -141,6 +155,7 @@ class Events:
         self._snapshots = snapshots
         self._configs = configs
         self._wanted = wanted
+        self._cordons = cordons
         self._drivers = tuple(drivers)
         self._limits = limits or Limits()
         self._records: dict[Event, _Record] = {}
@@ -157,15 +172,16 @@ class Events:
             await self._send_all(self._node_name)
 
     async def _follow(self) -> None:
-        snapshot, config = Snapshot(), self._configs.value
+        snapshot, config, cordons = Snapshot(), self._configs.value, Cordons()
         drivers = {
             feed: SessionStatus(resource=feed.value.resource, phase=SessionPhase.REGISTERING)
             for feed in self._drivers
         }
-        async for _ in changes_of(self._snapshots, self._configs, *self._drivers):
+        async for _ in changes_of(self._snapshots, self._configs, self._cordons, *self._drivers):
             happened = [
                 *card_events(snapshot, self._snapshots.value),
                 *config_events(config, self._configs.value),
+                *cordon_events(cordons, self._cordons.value),
                 *(one for feed in drivers for one in driver_events(drivers[feed], feed.value)),
             ]
             drivers = {
@@ -174,6 +190,7 @@ class Events:
                 for feed, before in drivers.items()
             }
             snapshot, config = self._snapshots.value, self._configs.value
+            cordons = self._cordons.value
             for event in happened if self._wanted.value else ():
                 self._add(event)
 

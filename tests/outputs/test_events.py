@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.feed import Feed
@@ -166,12 +167,14 @@ class Room:
     configs: Feed[ConfigState] = field(default_factory=lambda: Feed(config()))
     wanted: Feed[bool] = field(default_factory=lambda: Feed(True))
     driver: Feed[SessionStatus] = field(default_factory=lambda: Feed(driver()))
+    cordons: Feed[Cordons] = field(default_factory=lambda: Feed(Cordons()))
 
     @asynccontextmanager
     async def running(
         self, node_name: str | None = "node-1", **limits: float
     ) -> AsyncIterator[Events]:
         one = Events(
+            cordons=self.cordons,
             api=self.server,
             node_name=node_name,
             snapshots=self.snapshots,

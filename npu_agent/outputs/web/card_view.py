@@ -74,6 +74,7 @@ def _large(card: CardState, state: AgentState, track: Track, look: str | None = 
     anchor, look = anchor_of(card), _look(card, state) if look is None else look
     more = m.pill("warn", "hot") if is_hot(card, state) else ""
     more += m.pill("plain", "disabled", "off") if state.is_disabled(card) else ""
+    more += m.pill("warn", "cordoned", "off") if card.id in state.cordons else ""
     if api := _APIS.get(state.moving.get(card.id, WantedApi.STAY)):
         more += m.pill("plain", f"moves to {api}", "wait")
     return _article(
@@ -114,8 +115,8 @@ def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> 
     who = m.text(holdings[0].assignment.pod) if holdings else "free"
     if len(holdings) > 1:
         who += f" +{len(holdings) - 1}"
-    if state.is_disabled(card):
-        who = "disabled"
+    if state.is_disabled(card) or (card.id in state.cordons and not holdings):
+        who = "disabled" if state.is_disabled(card) else "cordoned"
     brief = (
         f'<span class="{kind} sign">{m.icon(kind)}'
         f'<span class="away">{card.health.state.value}</span></span>'

@@ -26,12 +26,12 @@ def as_json(state: AgentState) -> dict[str, Any]:
     (``namespace/pod``), ``text``, ``unready`` (what /readyz says of it), ``remedy``, ``command``,
     ``runbook`` (a section of /runbook); the last four may be empty;
     ``cards``: ``id, name, family, product, uuid, serial, pci_bus_id, numa_node, driver_version,
-    firmware_version, core_count, disabled, moving_to`` (``dra`` or ``device-plugin``, for a card on
-    its way there from the other one; else null), ``health {state, reason, cause, since}, holders``,
-    and ``reading``, null or ``at, late`` (stale), ``alive, uptime`` (s), ``temperature`` (°C, the
-    hottest sensor), ``power`` (W, the total), ``errors`` (counts by name), ``sensors`` (``kind,
-    label, value, unit``), ``cores`` (``core, utilization`` (%), ``frequency`` (MHz), ``dram_total,
-    dram_used`` (bytes));
+    firmware_version, core_count, disabled, cordoned`` (the reason, or null), ``moving_to`` (``dra``
+    or ``device-plugin``, for a card on its way there from the other one; else null), ``health
+    {state, reason, cause, since}, holders``, and ``reading``, null or ``at, late`` (stale),
+    ``alive, uptime`` (s), ``temperature`` (°C, the hottest sensor), ``power`` (W, the total),
+    ``errors`` (counts by name), ``sensors`` (``kind, label, value, unit``), ``cores`` (``core,
+    utilization`` (%), ``frequency`` (MHz), ``dram_total, dram_used`` (bytes));
     ``gone``: cards that left within a day, ``id, name, family, product, since``; ``timeline``: what
     happened within a day, the latest first, ``at, first, count, subject, tone`` (good, bad, warn,
     plain), ``card`` (an ``id``), ``text``;
@@ -165,6 +165,7 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
         **card.as_json(),
         "core_count": card.core_count,
         "disabled": agent.is_disabled(state),
+        "cordoned": agent.cordons.get(state.id),
         "moving_to": (to := agent.moving.get(state.id)) and to.value,
         "health": {
             "state": health.state.value,
