@@ -147,9 +147,13 @@ async def test_an_allocate_that_is_under_way_is_answered_before_the_end(
         await ended
 
 
-async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(room: Room) -> None:
+@pytest.mark.parametrize("several", [True, False], ids=["1.37", "before"])
+async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(
+    room: Room, several: bool
+) -> None:
     room.node.cards("warboy=2")
     kubelet = room.node.kubelet
+    kubelet.several = several
     async with AsyncExitStack() as before:
         await before.enter_async_context(room.node.agent(**NOTHING_ELSE))
         await room.node.listed(2)

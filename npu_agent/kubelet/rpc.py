@@ -351,6 +351,15 @@ class UnixServer(Server):
         """Whether the socket is still where it was made, and still ours."""
         return not files.gone(self.path, self._identity)
 
+    def move(self, path: Path) -> None:
+        """Renames the socket; connections stay.
+
+        Raises:
+            OSError: it is gone, or cannot be renamed.
+        """
+        self.path.rename(path)
+        self.path = path
+
     async def shutdown(self) -> None:
         """Ends every connection and removes the socket; takes 0.2 s at most.
 

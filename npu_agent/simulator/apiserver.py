@@ -141,7 +141,7 @@ class StandInApiServer:
                 "resourceVersion": "1",
                 "labels": {"kubernetes.io/hostname": node},
             },
-            "status": {"nodeInfo": {"kubeletVersion": "v1.36.3"}},
+            "status": {"nodeInfo": {"kubeletVersion": "v1.37.2"}},
         }
 
     @property

@@ -58,7 +58,8 @@ class NotEnoughError(Exception):
 class StandInKubelet(wire.RegistrationBase):
     """Serves Registration on ``kubelet.sock`` in `directory`; `plugins` is what it has learnt.
 
-    `refusal`, `answers` and `asks` make it misbehave; they may be set at any time.
+    `refusal`, `answers` and `asks` make it misbehave; they may be set at any time. `several` is to
+    be set before anything registers.
     """
 
     def __init__(self, directory: Path, pod_resources: Path | None = None) -> None:
@@ -72,12 +73,14 @@ class StandInKubelet(wire.RegistrationBase):
         """If not, Register is never answered."""
         self.asks = True
         """If not, ListAndWatch is never called after Register."""
+        self.several = True
+        """Whether it knows each plugin of a resource by its socket, as from Kubernetes 1.37 on."""
         self._directory = directory
         self._server: UnixServer | None = None
-        self._clients: dict[str, Channel] = {}
-        """Of each resource the one that registered last, until that or any before it has ended."""
-        self._endpoints: dict[str, Channel] = {}
-        """Where each resource is allocated."""
+        self._clients: dict[str, dict[str, Channel]] = {}
+        """Those of each resource by their sockets, or the one that registered last (`several`)."""
+        self._connected: dict[str, dict[str, Channel]] = {}
+        """What each resource can be allocated by; the last of them is used."""
         self._channels: list[Channel] = []
         self._streams: set[asyncio.Task[None]] = set()
         self.taken: dict[str, dict[str, str]] = {}
@@ -104,7 +107,7 @@ class StandInKubelet(wire.RegistrationBase):
         for channel in self._channels:
             channel.close()
         self._clients.clear()
-        self._endpoints.clear()
+        self._connected.clear()
         self._channels.clear()
         for server in (self._server, self.lister):
             if server:
@@ -119,7 +122,8 @@ class StandInKubelet(wire.RegistrationBase):
 
     def hang_up(self, resource: str) -> None:
         """Ends its stream of `resource`, and would never open one again without a Register."""
-        self._clients[resource].close()
+        for channel in self._clients[resource].values():
+            channel.close()
 
     async def allocate(self, resource: str, count: int, pod: str = "pod") -> Grant:
         """Starts a "Pod" of this name that asks for `count` devices.
@@ -131,10 +135,9 @@ class StandInKubelet(wire.RegistrationBase):
         plugin = self.plugins.value.get(resource)
         taken = self.taken.setdefault(resource, {})
         free = [id_ for id_ in (plugin.healthy() if plugin else ()) if id_ not in taken]
-        channel = self._endpoints.get(resource)
-        if channel is None or len(free) < count:
+        if resource not in self._connected or len(free) < count:
             raise NotEnoughError(f"{count} of {resource} wanted, {len(free)} free")
-        stub = wire.DevicePluginStub(channel, timeout=10)
+        stub = self._stub(resource)
         preferred = await stub.get_preferred_allocation(
             wire.PreferredAllocationRequest(
                 container_requests=[
@@ -155,8 +158,7 @@ class StandInKubelet(wire.RegistrationBase):
         Raises:
             GRPCError: the plugin refuses.
         """
-        stub = wire.DevicePluginStub(self._endpoints[resource], timeout=10)
-        response = await stub.allocate(
+        response = await self._stub(resource).allocate(
             wire.AllocateRequest(
                 container_requests=[wire.ContainerAllocateRequest(devices_ids=list(ids))]
             )
@@ -183,6 +185,10 @@ class StandInKubelet(wire.RegistrationBase):
             )
         return plugins[resource]
 
+    def _stub(self, resource: str) -> wire.DevicePluginStub:
+        *_, channel = self._connected[resource].values()
+        return wire.DevicePluginStub(channel, timeout=10)
+
     async def _listen(self) -> None:
         self._server = UnixServer([self], self._directory / "kubelet.sock")
         await self._server.listen()
@@ -204,25 +210,29 @@ class StandInKubelet(wire.RegistrationBase):
         resource = request.resource_name
         channel = UnixChannel(self._directory / request.endpoint)
         self._channels.append(channel)
-        self._clients[resource] = channel
+        clients = self._clients.setdefault(resource, {})
+        connected = self._connected.setdefault(resource, {})
+        if not self.several:
+            clients.clear()
+        clients[request.endpoint] = channel
         try:
             # The real one does this inside Register, before it answers: so here too.
-            await wire.DevicePluginStub(channel).get_device_plugin_options(wire.Empty(), timeout=10)
+            await _greet(channel, twice=self.several and request.endpoint in connected)
         except (GRPCError, OSError, ProtocolError, StreamTerminatedError) as error:
-            del self._clients[resource]
+            clients.pop(request.endpoint) if self.several else clients.clear()
             channel.close()
             raise GRPCError(Status.UNKNOWN, f"failed to dial device plugin: {error}") from error
-        self._endpoints[resource] = channel
+        connected[request.endpoint] = channel
         before = self.plugins.value.get(resource)
         devices = before.devices if before and before.connected else ()
         self._know(resource, Plugin(endpoint=request.endpoint, devices=devices))
         if self.asks:
-            stream = asyncio.create_task(self._watch(resource, channel))
+            stream = asyncio.create_task(self._watch(resource, request.endpoint, channel))
             self._streams.add(stream)
             stream.add_done_callback(self._streams.discard)
         return wire.Empty()
 
-    async def _watch(self, resource: str, channel: Channel) -> None:
+    async def _watch(self, resource: str, endpoint: str, channel: Channel) -> None:
         try:
             stub = wire.DevicePluginStub(channel)
             async for message in stub.list_and_watch(wire.Empty()):
@@ -233,13 +243,32 @@ class StandInKubelet(wire.RegistrationBase):
             pass  # an end like any other: the plugin has gone
         finally:
             channel.close()
-            # As the real one (`runClient`): whichever client the resource has by now is let go.
-            if current := self._clients.pop(resource, None):
-                current.close()
+            self._let_go(resource, endpoint)
+
+    def _let_go(self, resource: str, endpoint: str) -> None:
+        """A stream has ended. As the real one (`runClient`), it does so for known clients alone.
+
+        One before 1.37 drops whichever client the resource has by now.
+        """
+        clients = self._clients.get(resource, {})
+        if not self.several:
+            endpoint = next(iter(clients), "")
+        if client := clients.pop(endpoint, None):
+            client.close()
+            connected = self._connected[resource]
+            del connected[endpoint]
+            if not connected or not self.several:
+                connected.clear()
                 self._know(resource, replace(self.plugins.value[resource], connected=False))
 
     def _know(self, resource: str, plugin: Plugin) -> None:
         self.plugins.publish({**self.plugins.value, resource: plugin})
+
+
+async def _greet(channel: Channel, *, twice: bool) -> None:
+    await wire.DevicePluginStub(channel).get_device_plugin_options(wire.Empty(), timeout=10)
+    if twice:
+        raise GRPCError(Status.UNKNOWN, "device plugin already connected")
 
 
 class _Lister(pods.PodResourcesListerBase):

@@ -18,8 +18,13 @@ class Endpoint:
         Unique, so that an instance that ends late cannot delete the socket of the one after it.
         """
         self.plugin = plugin
-        self.path = directory / f"{prefix}-{secrets.token_hex(4)}.sock"
-        self._server = UnixServer([plugin], self.path)
+        self._directory, self._prefix = directory, prefix
+        self._server = UnixServer([plugin], self._new_path())
+
+    @property
+    def path(self) -> Path:
+        """Where the socket is."""
+        return self._server.path
 
     async def start(self) -> None:
         """Listens.
@@ -28,6 +33,17 @@ class Endpoint:
             OSError: the socket cannot be made, or its path is too long.
         """
         await self._server.listen()
+
+    def rename(self) -> None:
+        """Gives the socket another name; whoever is connected stays so.
+
+        A kubelet from 1.37 on takes each name once: it refuses one that it is connected to, and
+        from then on does not notice the end of that connection (`connectClient`).
+
+        Raises:
+            FileNotFoundError: the socket was removed.
+        """
+        self._server.move(self._new_path())
 
     def exists(self) -> bool:
         """Whether the socket is still there: the kubelet sweeps all of them when it starts."""
@@ -43,3 +59,6 @@ class Endpoint:
             await wait_drained(self.plugin.streams.map(lambda streams: streams.open), drain)
         finally:
             await self._server.shutdown()
+
+    def _new_path(self) -> Path:
+        return self._directory / f"{self._prefix}-{secrets.token_hex(4)}.sock"

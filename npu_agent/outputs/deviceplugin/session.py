@@ -336,6 +336,8 @@ class Session:
             )
         except OSError as error:
             return _explained(error, self._directory)
+        with contextlib.suppress(FileNotFoundError):  # removed: the kubelet refuses it
+            endpoint.rename()
         try:
             await self._ask_to_register(endpoint.path)
         except GRPCError as error:
