@@ -13,10 +13,11 @@ CHECKED := npu_agent protos tests bench docs packaging
 NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
 # In CI what fails is run once more, alone, and named (tests/again.py).
 PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
+RELEASES := 1.36.3 1.35.4 1.34.4 1.30.14
 PACKAGES := binutils chromium fish prometheus systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary wheel chart packaging k8s e2e e2e-long chaos bench cluster clean
+.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary wheel chart packaging k8s e2e e2e-long e2e-releases chaos bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,6 +147,11 @@ e2e: $(VENV)/ready ## scenarios on a real Kubernetes with real kubelets (root; t
 e2e-long: $(VENV)/ready ## the scenarios that take many minutes, with what they measure (root)
 	$(BIN)/python -m tests.cluster build
 	$(PYTEST) tests/e2e tests/test_lasting.py -m long -rP $(ARGS)
+	$(MAKE) e2e-releases
+
+e2e-releases: $(VENV)/ready ## the main road and claims on older releases, control plane and kubelet (root; about 40 minutes more to build them)
+	for release in $(RELEASES); do NPU_AGENT_KUBERNETES=$$release \
+		$(PYTEST) -n0 tests/e2e/test_main_road.py tests/e2e/dra $(ARGS) || exit 1; done
 
 cluster: $(VENV)/ready ## start a one-node Kubernetes for manual tests (root)
 	$(BIN)/python -m tests.cluster up

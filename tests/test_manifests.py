@@ -160,12 +160,12 @@ def test_the_schemas_leave_out_only_what_they_must() -> None:
     wrong = one("DaemonSet")
     wrong["spec"]["template"]["spec"]["priorityClass"] = "system-node-critical"
     with pytest.raises(AssertionError, match="priorityClass"):
-        check(wrong, "1.36")
+        check(wrong, "1.37")
     wrong, _ = load(K8S / "components/scheduler-name-fill/policy.yaml")
     wrong["spec"]["reinvocationPolicy"] = 5
     check(wrong, "1.30")
     with pytest.raises(AssertionError, match="reinvocationPolicy"):
-        check(wrong, "1.36")
+        check(wrong, "1.37")
 
 
 def test_every_container_has_no_more_than_it_needs() -> None:

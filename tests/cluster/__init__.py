@@ -4,13 +4,14 @@
 the package registries for the first run; later runs start from the cache in seconds.
 """
 
-from .build import KUBELETS, BuildError, ensure_binaries, ensure_packages
+from .build import KUBELETS, RELEASE, BuildError, ensure_binaries, ensure_packages
 from .images import Image, agent, workload
 from .node import Answer, Cluster, ClusterError
 from .sandbox import SandboxError
 
 __all__ = [
     "KUBELETS",
+    "RELEASE",
     "Answer",
     "BuildError",
     "Cluster",

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from . import images
-from .build import HELM, KUBELETS, REGISTRY, BuildError, ensure_binaries, ensure_packages
+from .build import HELM, KUBELETS, REGISTRY, RELEASE, BuildError, ensure_binaries, ensure_packages
 from .cache import cache_dir
 from .node import Cluster, ClusterError
 from .sandbox import SandboxError
@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start a cluster and leave it running")
-    up.add_argument("--kubelet", choices=KUBELETS, default="1.36.3")
+    up.add_argument("--kubelet", choices=KUBELETS, default=RELEASE)
     up.add_argument("--agent", action="store_true", help="build npu-agent's image and import it")
     commands.add_parser("down", help="stop it and delete everything")
     commands.add_parser("shell", help="a shell in it, with kubectl")

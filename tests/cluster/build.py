@@ -1,7 +1,7 @@
 """The programs a one-node Kubernetes is made of: built from Go modules, or installed from Debian.
 
 No binary is downloaded: only the Go module proxy and Debian's packages are needed. The first
-build takes minutes (Kubernetes 1.36.3 about seven on two cores), later runs find it in the cache.
+build takes minutes (Kubernetes 1.37.2 about seven on two cores), later runs find it in the cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import platform
 import re
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,7 @@ PACKAGES = (
 GO_VERSION = "1.26.8"
 """The Go toolchain that is fetched where there is none new enough."""
 GO_MINIMUM = (1, 26)
-"""What Kubernetes 1.36's go.mod asks for."""
+"""What Kubernetes 1.37's go.mod asks for."""
 
 
 class BuildError(RuntimeError):
@@ -61,26 +61,34 @@ class GoBuild:
     tags: tuple[str, ...] = ()
 
 
-KUBERNETES = GoBuild(
-    name="kubernetes-1.36.3",
-    module="k8s.io/kubernetes",
-    version="v1.36.3",
-    checksum="h1:qDQdoMiluAE2Eab6Fa52YV+WjiGz9mZFFoagEA6cI+o=",
-    packages=(
-        "cmd/kubelet",
-        "cmd/kube-apiserver",
-        "cmd/kube-controller-manager",
-        "cmd/kube-scheduler",
-        "cmd/kubectl",
-    ),
-)
-KUBELET_1_30 = GoBuild(
-    name="kubelet-1.30.14",
-    module="k8s.io/kubernetes",
-    version="v1.30.14",
-    checksum="h1:MrlKXh9uhLIJpyxOeXhcndzRVSvwiV9iJ8NgH8nqPsg=",
-    packages=("cmd/kubelet",),
-)
+RELEASES = {
+    version: GoBuild(
+        name=f"kubernetes-{version}",
+        module="k8s.io/kubernetes",
+        version=f"v{version}",
+        checksum=checksum,
+        packages=(
+            "cmd/kubelet",
+            "cmd/kube-apiserver",
+            "cmd/kube-controller-manager",
+            "cmd/kube-scheduler",
+            "cmd/kubectl",
+        ),
+    )
+    for version, checksum in (
+        ("1.37.2", "h1:A2VDEiObzkYqFTKhSsn0ZEb0RlLEXpHWj93gi2HqEwE="),
+        ("1.36.3", "h1:qDQdoMiluAE2Eab6Fa52YV+WjiGz9mZFFoagEA6cI+o="),
+        ("1.35.4", "h1:o/8dBC/pHVpYoGV4OAIytAlNPZbdYVTXJHoYvXC4qzM="),
+        ("1.34.4", "h1:Yy6R4QB8C9kJPp25GFqEvX5XQwY5qzKeqD0Xx6oAcmk="),
+        ("1.30.14", "h1:MrlKXh9uhLIJpyxOeXhcndzRVSvwiV9iJ8NgH8nqPsg="),
+    )
+}
+"""Control planes with their own kubelets; all but the newest for `make e2e-long` alone."""
+NEWEST, *_, OLDEST = RELEASES
+RELEASE = os.environ.get("NPU_AGENT_KUBERNETES", NEWEST)
+"""The one that clusters run."""
+KUBERNETES = RELEASES[RELEASE]
+OLDEST_KUBELET = replace(RELEASES[OLDEST], name=f"kubelet-{OLDEST}", packages=("cmd/kubelet",))
 ETCD = GoBuild(
     name="etcd-3.6.8",
     module="go.etcd.io/etcd/server/v3",
@@ -138,8 +146,8 @@ OPA = GoBuild(
     checksum="h1:CwxTSHfk5GmA1CaySVWyxRvggY2xZYxKL6bhDuWOCuU=",
     packages=("",),
 )
-KUBELETS = {"1.36.3": KUBERNETES, "1.30.14": KUBELET_1_30}
-"""The kubelets there are: the two ends of what npu-agent supports."""
+KUBELETS = {RELEASE: KUBERNETES, **({OLDEST: OLDEST_KUBELET} if RELEASE == NEWEST else {})}
+"""Those to test under this control plane: the newest has the oldest kubelet that we support too."""
 
 
 def ensure_packages() -> None:
@@ -168,7 +176,7 @@ def ensure_binaries(*builds: GoBuild) -> dict[str, Path]:
         BuildError: no Go, a module whose content is not the expected one, or a failed build.
     """
     binaries: dict[str, Path] = {}
-    for build in builds or (KUBERNETES, ETCD, CONTAINERD, KUBELET_1_30):
+    for build in builds or (*KUBELETS.values(), ETCD, CONTAINERD):
         directory = cached(build.name, asdict(build), partial(_build, build))
         binaries.update({path.name: path for path in directory.iterdir()})
     return binaries

@@ -37,7 +37,7 @@ def cached(name: str, key: object, make: Callable[[Path], None], *, keep: int = 
     """The directory made by `make` for this `name` and `key`, made only if it is not there yet.
 
     Args:
-        name: what it is, for people: `kubernetes-1.36.3`.
+        name: what it is, for people: `kubernetes-1.37.2`.
         key: everything that determines the content, as JSON takes it.
         make: fills the empty directory that it is given; if it raises, nothing is kept.
         keep: how many directories of this name, with different keys, stay in the cache.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import settings
-from .build import KUBERNETES, BuildError, ensure_binaries, ensure_packages
+from .build import KUBERNETES, NEWEST, BuildError, ensure_binaries, ensure_packages
 from .cache import cache_dir, cached, locked
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def workload(name: str = "localhost/workload:1") -> Image:
 
 
 def scheduler() -> Image:
-    name = f"registry.k8s.io/kube-scheduler:{KUBERNETES.version}"
+    """The scheduler of the cluster's own build, by the name that k8s/ has and the public path."""
+    name = f"registry.k8s.io/kube-scheduler:v{NEWEST}"
     program = ensure_binaries(KUBERNETES)["kube-scheduler"]
 
     def make(directory: Path) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from urllib.parse import urlencode
 
 from . import network, settings
-from .build import CONTAINERD, ETCD, KUBELETS, KUBERNETES, ensure_binaries, ensure_packages
+from .build import CONTAINERD, ETCD, KUBELETS, KUBERNETES, RELEASE, ensure_binaries, ensure_packages
 from .images import pause
 from .sandbox import Process, Sandbox, wait_until
 
@@ -113,7 +113,7 @@ class Cluster:
     def start(
         cls,
         workdir: Path,
-        kubelet: str = "1.36.3",
+        kubelet: str = RELEASE,
         node_name: str = "npu-node-1",
         *,
         kubelet_config: Mapping[str, Any] | None = None,
@@ -125,7 +125,7 @@ class Cluster:
 
         Args:
             workdir: absolute, at most 60 bytes, not below /run, /etc, /dev, /var/lib or /var/log.
-            kubelet: its version, a key of `KUBELETS`; the rest is always 1.36.3.
+            kubelet: its version, a key of `KUBELETS`; the rest is `RELEASE`.
             node_name: the Node's name.
             kubelet_config: KubeletConfiguration fields that replace the ones in settings.py.
             keep: the cluster goes on when this process has ended, until someone stops it; without,

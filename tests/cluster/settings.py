@@ -229,7 +229,6 @@ def controller_manager(config: Path) -> list[str]:
         "--use-service-account-credentials",
         f"--service-account-private-key-file={config}/sa.key",
         f"--root-ca-file={config}/ca.crt",
-        "--controllers=*,-nodeipam,-route",
         # Each controller asks for its own credentials; at the default of 20/s that takes 4 s.
         "--kube-api-qps=500",
         "--kube-api-burst=1000",

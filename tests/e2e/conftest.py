@@ -10,7 +10,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.cluster import KUBELETS, Cluster, agent, workload
+from tests.cluster import KUBELETS, RELEASE, Cluster, agent, workload
 from tests.e2e.node import Node, started
 
 FAILED = pytest.StashKey[bool]()
@@ -35,11 +35,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What does not depend on the kubelet's version is marked, and tried with the newest."""
+    """What does not depend on the kubelet's version is marked, and tried with the newest.
+
+    So is what a release is too old for.
+    """
+    known = [item for item in items if not _newer(item)]
     only = {"one_kubelet": max(KUBELETS), "oldest_kubelet": min(KUBELETS)}
     items[:] = [
         item
-        for item in items
+        for item in known
         if all(
             isinstance(item, pytest.Function) and item.callspec.params["cluster"] == kubelet
             for marker, kubelet in only.items()
@@ -47,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
     ]
     items.sort(key=lambda item: LONGEST_FIRST.index(scope(item.nodeid)))
+
+
+def _newer(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("since")
+    since = marker.args[0] if marker else "1.34" if scope(item.nodeid) == "DRA" else ""
+    return bool(since > RELEASE)
 
 
 def scope(nodeid: str) -> str:

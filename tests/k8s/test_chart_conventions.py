@@ -141,7 +141,7 @@ metadata:
 
 
 # Built from its module, this one takes an old cluster for granted.
-SINCE = ("--kube-version", "1.36.0")
+SINCE = ("--kube-version", "1.37.0")
 
 
 @pytest.mark.parametrize("values", [{}, *VALUES.values()], ids=["defaults", *VALUES])

@@ -181,7 +181,7 @@ def test_more_of_everything_in_the_pod() -> None:
         "podSecurityContext": {"supplementalGroups": [5]},
     }
     made = template(given)
-    check(one(made, "DaemonSet"), "1.36")
+    check(one(made, "DaemonSet"), "1.37")
     pod, base = pod_of(made), pod_of(template({}))
     (container,), (before,) = pod.pop("containers"), base.pop("containers")
     assert container.pop("args") == [*before.pop("args"), "--log-level=debug"]
@@ -386,7 +386,7 @@ def test_helms_test_asks_for_what_is_offered() -> None:
     assert pod["spec"]["containers"][0]["resources"]["limits"]["a.example/b"] == 1
     made = hooks({"dra": {"enabled": True}})
     for thing in made:
-        check(thing, "1.36")
+        check(thing, "1.37")
     claim, pod = sorted(made, key=lambda thing: thing["kind"] == "Pod")
     (request,) = claim["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"] == {"deviceClassName": "npu.furiosa.ai"}

@@ -38,7 +38,7 @@ def findings(text: str, version: str) -> Iterator[tuple[str, str]]:
                     yield thing["object_meta"]["name"], comment["summary"]
 
 
-@pytest.mark.parametrize("version", ["1.30", "1.36"])
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
 def test_kube_score_finds_nothing_unexplained(version: str, overlay: Overlay) -> None:
     parts = [
         name

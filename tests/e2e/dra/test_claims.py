@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.doctor import checks, wait_well
 from tests.e2e.dra.claims import (
     Seen,
@@ -159,6 +161,7 @@ def test_an_administrator_beside_the_holder(node: Node) -> None:
     verified(node, "holder", 1)
 
 
+@pytest.mark.since("1.36")
 def test_the_doctor_finds_nothing_wrong_with_dra(node: Node) -> None:
     run(node, claim_pod("claims"))
     wait_well(node)

@@ -12,10 +12,10 @@ from tests.e2e.dra.test_partitions import ALL, CUT, configure, wait_offered
 from tests.e2e.manifests import claim_pod, request, small, template
 from tests.e2e.node import Node
 
+pytestmark = pytest.mark.since("1.36")
 GATES = (
     "DRADeviceTaintRules",
     "DRADeviceTaints",
-    "DRAExtendedResource",
     "DRAPartitionableDevices",
 )
 

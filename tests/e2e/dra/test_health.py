@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from npu_agent.config.schema import HealthConfig
 from tests.e2e.dra.claims import CONFIG, run, said, seen, taints, verified
 from tests.e2e.manifests import DRIVER, claim_pod, request, small, template
 from tests.e2e.node import Node
 
+pytestmark = pytest.mark.since("1.36")
 DEFAULT = HealthConfig()
 NOTICED = DEFAULT.failures * DEFAULT.interval + 1.5
 UNHEALTHY = f"{DRIVER}/unhealthy"

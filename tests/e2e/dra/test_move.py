@@ -26,7 +26,7 @@ DRA, PLUGIN = "dra", "device-plugin"
 LONG = (pytest.mark.long, pytest.mark.timeout(1500))
 AUDITS: Thing = {"volumeMounts": [{"name": "audit", "mountPath": "/audit"}]}
 
-pytestmark = pytest.mark.usefixtures("classes")
+pytestmark = [pytest.mark.since("1.36"), pytest.mark.usefixtures("classes")]
 
 
 @pytest.fixture(autouse=True)

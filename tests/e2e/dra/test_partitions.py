@@ -22,7 +22,7 @@ ALL = 2 * 3 + 6 * 15
 """Devices of two Warboys and six RNGD in all widths."""
 
 
-pytestmark = pytest.mark.usefixtures("classes")
+pytestmark = [pytest.mark.since("1.36"), pytest.mark.usefixtures("classes")]
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from tests.e2e.manifests import (
 )
 from tests.e2e.node import Node
 
-pytestmark = pytest.mark.usefixtures("classes")
+pytestmark = [pytest.mark.since("1.36"), pytest.mark.usefixtures("classes")]
 
 BINPACK = "npu-binpack-scheduler"
 
