@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class CoreRange:
-    """Neighbouring cores of a card, `first` to `last`, both included and counted from 0."""
+    """Neighbouring cores `first` to `last`, both included and counted from 0."""
 
     first: int
     last: int
@@ -34,11 +34,9 @@ class CoreRange:
         return iter(range(self.first, self.last + 1))
 
     def includes(self, other: CoreRange) -> bool:
-        """Whether every core of `other` is one of these."""
         return self.first <= other.first and other.last <= self.last
 
     def overlaps(self, other: CoreRange) -> bool:
-        """Whether the two have a core in common."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -111,7 +109,6 @@ class Card:
 
     @property
     def all_cores(self) -> CoreRange:
-        """Every core of the card."""
         return CoreRange(0, self.core_count - 1)
 
     @property
@@ -149,7 +146,7 @@ def _identities(*texts: str | None) -> frozenset[str]:
 
 
 class SensorKind(enum.Enum):
-    """What a sensor measures; the value names the unit of `Sensor.value`."""
+    """The value is the unit of `Sensor.value`."""
 
     TEMPERATURE = "m°C"
     POWER = "µW"
@@ -177,9 +174,7 @@ class CoreReading:
     """Per cent of its cycles spent on tasks since the reading before, 0 to 100; 0 when it was not
     in use. None before there is a second one."""
     frequency: int | None = None
-    """MHz."""
     cycles: int | None = None
-    """Cycles counted so far."""
     task_cycles: int | None = None
     """Those of them spent on tasks. Some start again from 0 at 2**32."""
     dram_total: int | None = None
@@ -240,14 +235,14 @@ class Cause(enum.Enum):
     HANGS = "hangs"
     """A read does not return."""
     NONSENSE = "nonsense"
-    """The driver answers with an error, or with nonsense."""
+    """The driver answers with an error or nonsense."""
     HOT = "hot"
     """It is hotter than the config allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """A card's health, why, and since when (seconds of `time.monotonic`)."""
+    """Why, and since when (seconds of `time.monotonic`)."""
 
     state: HealthState
     reason: str
@@ -258,7 +253,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardState:
-    """A card in a Snapshot: what it is, what the kubelet may call it, how it is."""
+    """A card in a Snapshot: what it is, and how it is."""
 
     id: str
     """Stable over restarts and renumbering: the UUID, else serial, else PCI address, else name."""

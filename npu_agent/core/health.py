@@ -41,7 +41,6 @@ class Verdict:
     outcome: Outcome
     reason: str
     cause: Cause | None = None
-    """Of what is bad."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,9 @@ from functools import lru_cache
 from npu_agent.core.hardware import Card, CardState, CoreRange, HealthState, Snapshot
 
 LONGEST_ID = 63
-"""The kubelet's limit for a device ID."""
 _PART = "_cores_"
 """Between the card's ID and the cores, as the vendor's plugins write it."""
 _CARDS = 4096
-"""Cards whose devices are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,6 @@ def advertise(
 
 
 def device_id(card_id: str, cores: CoreRange | None) -> str:
-    """The ID of a card's device with these cores, None for all of them."""
     return card_id if cores is None else f"{card_id}{_PART}{cores}"
 
 
@@ -106,7 +103,6 @@ def names(state: CardState) -> set[str]:
 
 
 def cut(state: CardState, width: int) -> tuple[Device, ...]:
-    """A card cut into devices of `width` cores."""
     healthy = state.health.state is not HealthState.UNHEALTHY
     return _devices(state.id, state.card, healthy, state.health.reason, width)
 

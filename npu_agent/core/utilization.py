@@ -57,7 +57,6 @@ class Tally:
     """What is known of one core's work since the last reading."""
 
     last: CoreReading | None = None
-    """The latest sample."""
     cycles: int = 0
     task_cycles: int = 0
     free: bool = False
@@ -75,7 +74,6 @@ class Tally:
         )
 
     def renewed(self) -> Tally:
-        """As it goes on after a reading."""
         return Tally(last=self.last, free=self.last is not None and self.last.utilization == 0)
 
     def utilization(self) -> float | None:
@@ -94,7 +92,6 @@ class UtilizationTracker:
     """Follows the cores of one card from reading to reading. Times are of `time.monotonic`."""
 
     def __init__(self, *, wraps: bool) -> None:
-        """`wraps` as in `interval`."""
         self.wraps = wraps
         self._tallies: dict[int, Tally] = {}
         self._counted: dict[int, tuple[float, float]] = {}
@@ -106,7 +103,6 @@ class UtilizationTracker:
         return self.wraps and now + pause > self._at + longest
 
     def add(self, samples: Collection[CoreReading], now: float) -> None:
-        """Counts a sample between two readings."""
         self._at = now
         # A core of which nothing is known this time begins again.
         self._tallies = {

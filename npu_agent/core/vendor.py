@@ -78,7 +78,6 @@ class Driver:
     family: str
     """``anvil``: as `Card.family`."""
     title: str
-    """Of the family's cards, for people: ``Acme Anvil``."""
     directory: str
     """Below the host's root: there as soon as the driver is loaded."""
 
@@ -88,7 +87,6 @@ class Profile:
     """What shows from outside that a vendor's cards are there: for `doctor` and `verify`."""
 
     title: str
-    """The vendor, for people: ``Acme``."""
     pci: str | None
     """Its PCI vendor ID: ``1a2b``; None: its cards are not on the PCI bus."""
     plugins: str

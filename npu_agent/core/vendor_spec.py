@@ -124,9 +124,7 @@ class VendorSpec:
     families: Mapping[str, tuple[int, ...]]
     """For each family of cards, how many cores a device can have; the most is the whole card."""
     resource_name: str
-    """Default of the config key resourceName."""
     socket_name: str
-    """Default of socketName."""
     label_sets: Mapping[str, LabelSet]
     label_set: str
     """The one that is the default of labels.sets."""
@@ -138,7 +136,6 @@ class VendorSpec:
 
     @property
     def core_counts(self) -> dict[str, int]:
-        """For each family, how many cores a card has."""
         return {family: max(widths) for family, widths in self.families.items()}
 
 

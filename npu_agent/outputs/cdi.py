@@ -40,9 +40,7 @@ _VERSION = "0.5.0"
 """The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _LISTING = 5.0
-"""Seconds to wait for the list of specs."""
 _LARGEST = 4 << 20
-"""Bytes that are read of a spec: it has some 1,500 for each device."""
 
 
 class SpecDirectory:
@@ -58,7 +56,6 @@ class SpecDirectory:
 
     @property
     def error(self) -> str | None:
-        """Why `sync` could not write all of them; None: it could."""
         return self._writing.reason
 
     async def list(self, pattern: str) -> set[str]:
@@ -132,16 +129,10 @@ def specs(
 ) -> dict[str, bytes]:
     """The spec files for these devices by their names in `DIRECTORY`: one for each vendor's kind.
 
-    Devices whose ID is no name for CDI, or that have no nodes, are left out: one of them would
-    make the runtime refuse the whole file.
-
-    Args:
-        devices: what is offered.
-        before: the spec files until now.
-        held: IDs of devices that containers hold. Those that are not offered now stay as they were
-            in `before`: when a container starts again in its Pod, the kubelet asks nobody, and
-            passes on the CDI name that it was given for the first start. None: nobody knows who
-            holds what, so all stay.
+    Devices whose ID is no name for CDI, or that have no nodes, are left out: one of them would make
+    the runtime refuse the whole file. Devices that containers hold (`held`, by ID) and that are not
+    offered now stay as in `before`: when a container starts again in its Pod, the kubelet asks
+    nobody, and passes on the CDI name of the first start. `held` None: nobody knows, so all stay.
     """
     found: dict[str, list[dict[str, object]]] = {}
     written = set()
@@ -162,7 +153,6 @@ def specs(
 
 
 def spec_file(kind: str) -> str:
-    """The name in `DIRECTORY` of the spec file of a kind's devices."""
     return f"{kind.replace('/', '-')}.json"
 
 
@@ -179,7 +169,6 @@ def recovered(kind: str, content: bytes) -> bytes:
 
 
 def _is_ours(entry: Any) -> bool:
-    """Whether a device of a spec is as `specs` writes one."""
     try:
         name, nodes = entry["name"], entry["containerEdits"]["deviceNodes"]
         paths = [one["path"].removeprefix("/dev/") for one in nodes]
@@ -225,15 +214,10 @@ def host_specs(
     """The specs for people who name cards by hand, as in ``docker run --device``.
 
     A card is named by its ID (mostly its UUID) and ``npu0``, its parts ``npu0:0-3``, and all
-    healthy cards of a vendor together ``all``; each has nodes and environment. Nobody keeps
-    books of who has what: two containers can be given the same card.
-
-    Args:
-        snapshot: the cards. Those that are unhealthy are left out: a runtime that is asked for one
-            says that it does not know the device, and the container is not started.
-        widths: for each family, how many cores a device can have.
-        known: the kinds of all vendors.
-        disabled: names of cards to be left out, as `npu_agent.core.offer.advertise` takes them.
+    healthy cards of a vendor together ``all``; each has nodes and environment. Nobody keeps books
+    of who has what: two containers can be given the same card. Unhealthy cards and those of
+    `disabled` are left out: a runtime then says that it does not know the device, and the container
+    is not started.
     """
     unwanted = {word.lower() for word in disabled}
     kinds: dict[str, dict[str, Grant]] = {}
@@ -269,7 +253,6 @@ def host_specs(
 def _host_devices(
     state: CardState, whole: Device, widths: Collection[int], *, by_number: bool
 ) -> Iterator[tuple[str, Device]]:
-    """The devices of a card by their names in a host's spec; those of sick cores are left out."""
     yield state.id, whole
     if not by_number:
         return
@@ -281,12 +264,10 @@ def _host_devices(
 
 
 def claim_file(kind: str, uid: str) -> str:
-    """The name in `DIRECTORY` of the spec file of a claim."""
     return f"{kind.replace('/', '-')}-{uid}.json"
 
 
 def claim_name(kind: str, uid: str, request: str) -> str:
-    """The CDI name of what a container gets that asks for this request of a claim."""
     return f"{kind}={uid}-{request}"
 
 
@@ -298,7 +279,6 @@ def claim_spec(kind: str, uid: str, grants: Mapping[str, Grant]) -> bytes:
 
 
 def _entries(grants: Mapping[str, Grant]) -> list[dict[str, object]]:
-    """CDI devices with all that is granted, by name."""
     return [
         {
             "name": name,

@@ -32,7 +32,7 @@ _LONGEST = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many Events there may be; times are in seconds."""
+    """How many Events there may be; times in seconds."""
 
     burst: int = 25
     """Without a pause; then one each `every`."""
@@ -91,14 +91,12 @@ def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
 
 
 def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:
-    """What happened to the config file."""
     if after.error is not None and after.error != before.error:
         message = f"the config file is refused and the last good one stays: {after.error}"
         yield Event(reason="ConfigRejected", message=message, warning=True)
 
 
 def driver_events(before: SessionStatus, after: SessionStatus) -> Iterator[Event]:
-    """What happened to a DRA driver: that something keeps it from being served."""
     if after.phase is SessionPhase.BLOCKED and after.reason != before.reason:
         message = f"the DRA driver {after.resource} does not serve: {after.reason}"
         yield Event(reason="DRANotServed", message=message, warning=True)
@@ -113,12 +111,9 @@ def _named(state: CardState) -> str:
 
 @dataclass(slots=True)
 class _Record:
-    """How often an Event has happened, and how much of that the API server has."""
-
     first: str
     last: str = ""
     at: float = 0.0
-    """`time.monotonic` of `last`."""
     count: int = 0
     sent: int = 0
     name: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -149,7 +144,6 @@ class Events:
         self.sending = Reporter(
             log, "events cannot be sent: trying again", "events can be sent again"
         )
-        """Whether Events can be sent."""
         self._api = api
         self._node_name = node_name
         self._snapshots = snapshots
@@ -163,7 +157,6 @@ class Events:
         self._more = asyncio.Event()
 
     async def run(self) -> None:
-        """Follows hardware, config and DRA drivers until cancelled."""
         if not self._node_name:
             await asyncio.Event().wait()  # the labeller reports that NODE_NAME is missing
             return
@@ -207,7 +200,6 @@ class Events:
         self._more.set()
 
     def _forget(self) -> None:
-        """Drops what is too old to be sent, or to be counted as a repetition."""
         oldest = time.monotonic() - self._limits.kept_for
         for event, record in list(self._records.items()):
             if record.at < oldest:
@@ -290,5 +282,4 @@ def _request(event: Event, record: _Record, node: str) -> Request[object]:
 
 
 def _stamp() -> str:
-    """The time as RFC 3339 in whole seconds: Kubernetes' `Time`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

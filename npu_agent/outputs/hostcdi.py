@@ -23,9 +23,8 @@ log = logger(__name__)
 class HostCdi:
     """Writes the specs whenever they change, and removes that of a kind without cards to offer.
 
-    They stay when the agent ends: what is written there is true as long as no card changes. What
-    was written before it started, and is no longer true, is removed too: a card can have died with
-    its host.
+    They stay when the agent ends: they are true as long as no card changes. What is no longer true
+    at the start is removed.
     """
 
     def __init__(
@@ -37,24 +36,15 @@ class HostCdi:
         disabled: Feed[frozenset[str]],
         directory: Path,
     ) -> None:
-        """Nothing is written before `run`.
-
-        Args:
-            snapshots: the cards, best without readings, which are of no interest here.
-            widths: for each family, how many cores a device can have.
-            kinds: the kinds of CDI devices that there can be.
-            disabled: names of cards to be left out.
-            directory: where the container runtimes of the host read specs.
-        """
+        """Writes nothing before `run`; `widths` has the core counts of a family's devices."""
         self.written: HostSpecs | None = None
-        """What was written last."""
         self._specs = SpecDirectory(directory, durable=True)
 
         def wanted(snapshot: Snapshot, disabled: frozenset[str]) -> HostSpecs | None:
             return host_specs(snapshot, widths, kinds, disabled) if snapshot.complete else None
 
         self._wanted = snapshots.map_with(disabled, wanted)
-        """What there should be; None as long as the cards are not known."""
+        """None as long as the cards are not known."""
 
     @property
     def error(self) -> str | None:

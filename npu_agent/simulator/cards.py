@@ -47,20 +47,8 @@ class Driver(Protocol):
 class Family:
     """What all cards of one family have in common.
 
-    Attributes:
-        name: as `--cards` spells it.
-        title: for people.
-        driver: what its tree looks like.
-        cores: number of processing elements (PE).
-        clock_mhz: what the cycle counters count.
-        idle_watts: power at no load.
-        busy_watts: power with every core at full load.
-        identities: what the UUIDs of its cards are made from.
-        serial: what their serial numbers begin with.
-        dev_major: major number of the management node.
-        revision: of the chip.
-        driver_version: as the driver's file has it.
-        firmware_version: as the driver's file has it.
+    `clock_mhz` is what the cycle counters count; watts are at no load and at full load; UUIDs are
+    made from `identities`.
     """
 
     name: str
@@ -81,18 +69,15 @@ class Family:
 _VENDORS = (
     "furiosa",
 )  # fmt: skip
-"""The folders of vendors here, each with its `FAMILIES`."""
 
 
 @lru_cache(1)
 def families() -> Mapping[str, Family]:
-    """The families of all vendors by name."""
     folders = (import_module(f"npu_agent.simulator.{vendor}") for vendor in _VENDORS)
     return {family.name: family for folder in folders for family in folder.FAMILIES}
 
 
 def default_cards() -> str:
-    """The cards that are simulated by default."""
     return f"{next(iter(families()))}=2"
 
 
@@ -103,20 +88,9 @@ _CARDS_PER_DOMAIN = 120  # 30 pairs a root complex, 4 buses each: more would run
 class CardSpec:
     """One simulated card: who it is and where it sits. `card()` makes one with all filled in.
 
-    Any value may be overridden with `dataclasses.replace`; an empty text gives an empty file.
-
-    Attributes:
-        family: a key of `families()`.
-        index: its number on the host, over all families: 0 is `npu0`.
-        uuid: upper-case UUID.
-        serial: serial number.
-        pci_bus_id: PCI address, such as `0000:01:00.0`.
-        pci_path: the bridges above it below /sys/devices, root complex first, slash-separated.
-        numa_node: -1 is none.
-        dev: character device `major:minor` of the management node.
-        revision: of the chip, such as `B0`.
-        driver_version: as in the file `version`: version, comma, commit.
-        firmware_version: as in the file `fw_version`.
+    An empty text gives an empty file. `index` counts over all families; `pci_path` has the bridges
+    below /sys/devices, root complex first; `numa_node` -1 is none; `dev` is `major:minor` of the
+    management node.
     """
 
     family: str
@@ -133,12 +107,10 @@ class CardSpec:
 
     @property
     def name(self) -> str:
-        """`npu0` and so on."""
         return f"npu{self.index}"
 
     @property
     def traits(self) -> Family:
-        """What it shares with its family."""
         return families()[self.family]
 
 

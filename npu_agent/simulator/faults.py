@@ -13,13 +13,7 @@ from npu_agent.simulator.telemetry import CardTelemetry, Workload, reset, with_w
 
 @dataclass(frozen=True)
 class SimulatedCard:
-    """A card of the tree: who it is, how it is doing, and what is wrong with it.
-
-    Attributes:
-        spec: identity and place.
-        telemetry: its last moment.
-        faults: names of the faults that last, in the order given.
-    """
+    """A card of the tree; `faults` are the names of those that last, in the order given."""
 
     spec: CardSpec
     telemetry: CardTelemetry
@@ -27,7 +21,6 @@ class SimulatedCard:
 
     @property
     def driver(self) -> Driver:
-        """What knows its tree."""
         return self.spec.traits.driver
 
 
@@ -38,12 +31,8 @@ Show = Callable[[SimulatedCard, Picture], Picture]
 class Fault:
     """One thing that can be done to a card.
 
-    Attributes:
-        name: as the command spells it.
-        summary: one line for people.
-        give: the card right after.
-        show: changes what is to be seen of a card, as long as the fault lasts.
-        tick: changes the card at each step, as long as the fault lasts.
+    `give` makes the card right after; `show` and `tick` change what is seen, and the card at each
+    step, as long as the fault lasts.
     """
 
     name: str
@@ -54,7 +43,6 @@ class Fault:
 
 
 def seen(card: SimulatedCard) -> Picture:
-    """What the tree shows of a card, with all its faults."""
     result = card.driver.picture(card.spec, card.telemetry)
     for name in card.faults:
         result = FAULTS[name].show(card, result)

@@ -35,7 +35,6 @@ class Plugin:
     connected: bool = True
 
     def healthy(self) -> tuple[str, ...]:
-        """The IDs that can be handed out."""
         if not self.connected:
             return ()
         return tuple(id_ for id_, health in self.devices if health == "Healthy")
@@ -63,10 +62,8 @@ class StandInKubelet(wire.RegistrationBase):
     """
 
     def __init__(self, directory: Path, pod_resources: Path | None = None) -> None:
-        """`directory` is for device plugins; with `pod_resources` it says there who holds what."""
         self.plugins: Feed[Mapping[str, Plugin]] = Feed({})
         self.calls = 0
-        """Register calls so far."""
         self.refusal = ""
         """If set, Register is refused with this message."""
         self.answers = True
@@ -89,7 +86,6 @@ class StandInKubelet(wire.RegistrationBase):
         self.lister: UnixServer | None = None
 
     async def start(self) -> None:
-        """Comes up as a kubelet does: sweeps every socket in the directory, then listens."""
         for path in self._directory.iterdir():
             if path.is_socket():
                 path.unlink(missing_ok=True)  # its plugin may do so at the same moment

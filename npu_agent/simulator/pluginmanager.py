@@ -45,11 +45,8 @@ class Instance:
 
     driver: str
     socket: Path
-    """Of its registration."""
     endpoint: str
-    """Of its services."""
     services: tuple[str, ...]
-    """What it says it serves."""
     service: str
     """Of those, the one that is called to prepare claims."""
 
@@ -80,7 +77,6 @@ class StandInPluginManager:
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Comes up, and registers the drivers that are there already."""
         self._registry.mkdir(parents=True, exist_ok=True)
         self._running = asyncio.create_task(self._run())
 
@@ -138,7 +134,6 @@ class StandInPluginManager:
             await self._answer("NodeUnprepareResources", call, claims)
 
     def _plugin(self, driver: str) -> tuple[Any, Path]:
-        """The messages and the socket of the newest instance."""
         for instance in reversed(self.instances.value):
             if instance.driver == driver:
                 wire = v1 if instance.service == "v1.DRAPlugin" else v1beta1
@@ -267,7 +262,6 @@ def _claims(wire: Any, claims: Sequence[ClaimRef]) -> list[Any]:
 
 
 def _sockets(directory: Path) -> set[Path]:
-    """The registration sockets there are; a name that starts with a dot is none."""
     with contextlib.suppress(OSError):
         return {
             path

@@ -27,19 +27,9 @@ _LOADING_SECONDS = 2.0
 class CardTelemetry:
     """One moment of one card.
 
-    Attributes:
-        family: a key of `npu_agent.simulator.cards.families`.
-        load: per core, 0 to 1; a core with load is in use.
-        temperature: per core, °C.
-        cycles: per core, clock cycles since the driver was loaded.
-        task_cycles: per core, those of them in which a task ran.
-        uptime: seconds.
-        errors: failures counted so far; a healthy card counts none.
-        ticks: how often it was advanced.
-        workload: `auto` alternates between idle and busy times; the others stay as they are.
-            `single` is work on the first core alone.
-        target: the load that the present time of idleness or work is heading for.
-        phase_left: seconds until `auto` changes its mind.
+    Per core: `load` (0 to 1), `temperature` (°C), `cycles` and `task_cycles` since the driver was
+    loaded. The workload `auto` alternates between idle and busy for `phase_left` seconds each, and
+    `target` is the load of the present phase; `single` is work on the first core alone.
     """
 
     family: str
@@ -56,28 +46,23 @@ class CardTelemetry:
 
     @property
     def traits(self) -> Family:
-        """What it shares with its family."""
         return families()[self.family]
 
     @property
     def mean_load(self) -> float:
-        """Load of the whole card, 0 to 1."""
         return sum(self.load) / len(self.load)
 
     @property
     def watts(self) -> float:
-        """Power of the whole card, W."""
         idle, busy = self.traits.idle_watts, self.traits.busy_watts
         return idle + (busy - idle) * self.mean_load
 
     @property
     def volts(self) -> float:
-        """Supply voltage, V; it gives way a little under load."""
         return VOLTS - 0.05 * self.mean_load
 
     @property
     def amperes(self) -> float:
-        """Supply current, A: power over voltage."""
         return self.watts / self.volts
 
 
@@ -105,19 +90,13 @@ def with_workload(state: CardTelemetry, workload: Workload) -> CardTelemetry:
 
 
 def reset(state: CardTelemetry) -> CardTelemetry:
-    """The card after its device was reset: its counters start again from 0; load and heat stay."""
+    """The card after a reset of its device: its counters start again from 0."""
     none = (0,) * len(state.cycles)
     return replace(state, cycles=none, task_cycles=none, uptime=0.0)
 
 
 def advance(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
-    """The same card `dt` seconds later; the same arguments give the same result.
-
-    Args:
-        state: now.
-        dt: seconds, not negative.
-        rng: decides how the load wanders and when `auto` changes between idle and busy.
-    """
+    """The same card `dt` seconds later; the same `rng` gives the same result."""
     state = _next_phase(state, dt, rng)
     load = tuple(_next_load(x, _target(state, pe), dt, rng) for pe, x in enumerate(state.load))
     mean = sum(load) / len(load)
@@ -140,7 +119,6 @@ def advance(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
 
 
 def _target(state: CardTelemetry, core: int) -> float:
-    """What the load of this core is heading for."""
     return 0.0 if state.workload == "single" and core else state.target
 
 

@@ -48,8 +48,6 @@ _Cards = tuple[SimulatedCard, ...]
 
 @dataclass(frozen=True)
 class _State:
-    """What is in state.json."""
-
     cards: _Cards
     plain_nodes: bool
     version: Literal[1] = 1
@@ -62,12 +60,8 @@ class SimulatorError(Exception):
 def make(root: Path, specs: Sequence[CardSpec], *, plain_nodes: bool = False) -> None:
     """Makes a tree with exactly these cards, or gives an existing one exactly these cards.
 
-    Cards that were there before (same number, same family) keep their readings and faults.
-
-    Args:
-        root: its root directory; made if it is missing.
-        specs: the cards.
-        plain_nodes: plain files as device nodes even where character devices could be made.
+    Cards that were there before (same number, same family) keep their readings and faults. With
+    `plain_nodes` device nodes are plain files even where character devices could be made.
 
     Raises:
         SimulatorError: root is not ours, or cannot be written.
@@ -89,12 +83,7 @@ def make(root: Path, specs: Sequence[CardSpec], *, plain_nodes: bool = False) ->
 
 
 def apply_fault(root: Path, card: str, fault: str) -> None:
-    """Does something to a card; it is on disk when this returns.
-
-    Args:
-        root: a tree, kept alive or not.
-        card: its name, such as `npu0`, its UUID or its PCI address.
-        fault: a key of `npu_agent.simulator.FAULTS`.
+    """Does something to a card, by its name, UUID or PCI address; it is on disk when this returns.
 
     Raises:
         SimulatorError: root is no simulated tree, or cannot be written.
@@ -223,17 +212,15 @@ def _picture(cards: Sequence[SimulatedCard]) -> Picture:
 
 @dataclass(frozen=True)
 class _Tree:
-    """What writes below a root; only under the tree's lock."""
+    """Writes below a root; only under the tree's lock."""
 
     root: Path
     plain_nodes: bool
 
     def save(self, cards: _Cards) -> None:
-        """Writes the state."""
         self._replace(_state(self.root), msgspec.json.encode(_State(cards, self.plain_nodes)))
 
     def made(self) -> set[str]:
-        """The paths that we made."""
         path = self._paths()
         return set(json.loads(path.read_text())) if path.exists() else set()
 
@@ -253,12 +240,9 @@ class _Tree:
                 )
 
     def show(self, wanted: Picture, known: Picture, bases: Collection[str]) -> None:
-        """Makes the tree show `wanted`.
+        """Makes the tree show `wanted`; the directories `bases` stay when they are empty.
 
-        Args:
-            wanted: all of it.
-            known: what is there as far as anybody knows; only what differs is compared with it.
-            bases: directories that stay when they are empty.
+        Only what differs from `known` is compared with what is there.
         """
         made = self.made()
         stale = made - wanted.keys()

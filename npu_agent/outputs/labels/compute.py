@@ -15,7 +15,6 @@ from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
 from npu_agent.text import natural, quoted
 
 LONGEST = 63
-"""Characters of a label value; the API server refuses longer ones."""
 
 VENDOR_FILE = "/sys/class/dmi/id/sys_vendor"
 NAME_FILE = "/sys/class/dmi/id/product_name"
@@ -26,7 +25,7 @@ _NUMBERS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the firmware calls the machine: DMI texts as read; None where one cannot be read."""
+    """DMI texts as read; None where one cannot be read."""
 
     vendor: str | None
     name: str | None
@@ -68,7 +67,6 @@ def value(text: str) -> str | None:
 def explained(
     snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]
 ) -> tuple[Explained, ...]:
-    """Every key of `sets`, sorted, with its value or why not."""
     found: dict[str, Explained] = {}
     for set_ in sets:
         for label in set_.labels:
@@ -123,7 +121,7 @@ def _joined(key: str, said: tuple[_Said, ...]) -> Explained:
 
 
 def _parts(text: str) -> dict[str, str | None]:
-    """A driver's version text taken apart, by `Label.part`; fits whatever it writes.
+    """A driver's version text, by `Label.part`; fits whatever it writes.
 
     ``2025.4.0~dev0, 7e25130``: the version is all before the prerelease and the commit.
     """

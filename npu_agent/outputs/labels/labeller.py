@@ -38,12 +38,7 @@ class Timing:
 
 
 class UnavailableError(Exception):
-    """The labels cannot be written now. The message has the reason and the remedy.
-
-    Attributes:
-        retry_after: seconds to wait that the server asked for; None if it did not.
-        kind: one word for the metric, such as ``forbidden``.
-    """
+    """The labels cannot be written now: reason and remedy, and a `kind` for the metric."""
 
     def __init__(self, message: str, *, kind: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -70,8 +65,6 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The labels to apply, whether they may be wrong, and how often to check them (seconds)."""
-
     labels: Mapping[str, str]
     unsure: bool
     resync: float
@@ -91,17 +84,6 @@ class Labeller:
         machine: Callable[[], Machine],
         timing: Timing | None = None,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            snapshots: the hardware.
-            sets: the generations of label names that are wanted.
-            resync: seconds between two checks of labels that are not followed.
-            output: where they go.
-            seen: the Node's labels, as they are followed; None: they are not.
-            machine: reads what the machine is called; may block.
-            timing: other times than the usual ones.
-        """
         self.state: Feed[LabelState] = Feed(LabelState(output=output.name))
         self.results: Counter[str] = Counter()
         self._snapshots = snapshots
@@ -115,14 +97,12 @@ class Labeller:
         )
 
     async def run(self) -> None:
-        """Follows hardware and config until cancelled."""
         wanted: Feed[_Wanted | None] = Feed(None)
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._follow(wanted))
             await self._keep(wanted)
 
     async def _follow(self, wanted: Feed[_Wanted | None]) -> None:
-        """Computes what is wanted whenever something changes."""
         machine = await self._machine()
         async for _ in changes_of(self._snapshots, self._sets, self._resync):
             snapshot = self._snapshots.value

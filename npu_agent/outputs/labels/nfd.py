@@ -28,14 +28,11 @@ class NfdOutput:
     name: Literal["api", "nfd"] = "nfd"
 
     def __init__(self, host_root: Path, *, deadline: float = 5.0) -> None:
-        """`deadline` is in seconds, for each access to the file below `host_root`."""
         self.path = host_root / FILE
         self._deadline = deadline
         self._last: Mapping[str, str] | None = None
-        """What was put last by this process."""
 
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
-        """See `Output.put`."""
         async with self._explained():
             done = await self._put(labels, careful=careful)
         if not done["left"]:
@@ -43,11 +40,6 @@ class NfdOutput:
         return done
 
     async def clear(self) -> frozenset[str]:
-        """Removes the file; returns the keys that were in it.
-
-        Raises:
-            UnavailableError: it could not be done.
-        """
         async with self._explained():
             before = parse(await self._content())
             await files.replace(self.path, None, deadline=self._deadline)
@@ -100,7 +92,6 @@ class NfdOutput:
 
 
 def render(labels: Mapping[str, str]) -> bytes | None:
-    """The feature file for these labels; None: there should be none."""
     lines = [f"{key}={text}\n" for key, text in sorted(labels.items())]
     return "".join(lines).encode() or None
 

@@ -32,7 +32,6 @@ class NodeOutput:
         """The labels that were seen there last; None: a write may have taken effect since."""
 
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
-        """See `Output.put`."""
         name = self._named()
         try:
             return await self._put(name, labels, careful=careful)
@@ -72,11 +71,6 @@ class NodeOutput:
         return Counter({how: len(wrong | theirs), "removed": len(gone)})
 
     async def clear(self) -> frozenset[str]:
-        """Removes every label that this agent, or one before it, applied; returns their keys.
-
-        Raises:
-            UnavailableError: it could not be done.
-        """
         try:
             meta = await node.read(self._api, self._named())
             after = await node.apply_labels(self._api, meta, {}) if meta.applied else meta

@@ -27,13 +27,8 @@ _U32 = 0xFFFF_FFFF
 class Traits:
     """What the driver shows of all cards of one family.
 
-    Attributes:
-        device_type: content of the file `device_type`.
-        pci_device: PCI device id below vendor 1ed2.
-        class_dir: below /sys/class.
-        dev_dir: below /dev, with a trailing slash, or empty.
-        fused: PE ranges that have a node of their own in addition to the single ones.
-        core_dram: bytes of DRAM per core that the driver reports; 0 if it does not.
+    `fused` are the PE ranges with a node of their own; `core_dram` is the bytes of DRAM per core
+    that the driver reports, or 0.
     """
 
     device_type: str
@@ -58,7 +53,6 @@ TRAITS = {
 
 
 def picture(spec: CardSpec, state: CardTelemetry) -> Picture:
-    """All that a healthy card shows."""
     return files(spec, state) | links(spec) | dict.fromkeys(nodes(spec), Special.NODE)
 
 
@@ -70,34 +64,28 @@ def directories(family: str) -> frozenset[str]:
 
 
 def management(spec: CardSpec) -> str:
-    """The card's management directory, by its real path."""
     name = f"rngd!{spec.name}mgmt" if spec.family == "rngd" else f"{spec.name}_mgmt"
     return f"sys/devices/virtual/{TRAITS[spec.family].class_dir}/{name}"
 
 
 def core(spec: CardSpec, pe: str) -> str:
-    """The directory of a core (`0`) or of a fused range (`0-1`), by its real path."""
     prefix = "rngd!" if spec.family == "rngd" else ""
     return f"sys/devices/virtual/{TRAITS[spec.family].class_dir}/{prefix}{spec.name}pe{pe}"
 
 
 def liveness(spec: CardSpec) -> str:
-    """The file that says whether the card works: `1` or `0`."""
     return f"{management(spec)}/{'device_state' if spec.family == 'rngd' else 'alive'}"
 
 
 def hwmon(spec: CardSpec) -> str:
-    """The card's hardware monitor directory, by its real path."""
     return f"{_pci(spec)}/hwmon/hwmon{spec.index}"
 
 
 def temperatures(spec: CardSpec) -> str:
-    """What the paths of its temperature sensors begin with."""
     return f"{hwmon(spec)}/temp"
 
 
 def first_core_node(spec: CardSpec) -> str:
-    """The device node of its first core."""
     return node(spec, "pe0")
 
 
@@ -121,7 +109,6 @@ def garbage(spec: CardSpec) -> dict[str, Content]:
 
 
 def unreadable(spec: CardSpec) -> tuple[str, ...]:
-    """Files of its state that can be made to fail."""
     return (
         liveness(spec),
         *(f"{management(spec)}/{name}" for name in ("heartbeat", "atr_error")),
@@ -136,7 +123,6 @@ def node(spec: CardSpec, rest: str) -> str:
 
 
 def nodes(spec: CardSpec) -> frozenset[str]:
-    """Every device node of the card."""
     ranges = [f"pe{pe}" for pe in (*map(str, range(spec.traits.cores)), *TRAITS[spec.family].fused)]
     if spec.family == "rngd":
         channels = [f"ch{number}{end}" for number in range(8) for end in ("", "r")]
@@ -162,7 +148,6 @@ def links(spec: CardSpec) -> dict[str, Content]:
 
 
 def files(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
-    """Every file of a healthy card, with its content."""
     found: dict[str, Content] = {}
     for directory, content in (
         (management(spec), _management(spec, state)),

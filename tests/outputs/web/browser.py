@@ -1,13 +1,17 @@
 """Chromium without a window, driven over its DevTools protocol: what a person would see."""
 
 import asyncio
+import atexit
 import base64
 import contextlib
+import functools
 import itertools
 import json
 import os
 import shutil
+import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -130,14 +134,16 @@ class Tab:
         await asyncio.gather(self._listening, return_exceptions=True)
 
 
-@asynccontextmanager
-async def tab() -> AsyncIterator[Tab]:
-    """A browser of its own with one empty page."""
+@functools.cache
+def _browser() -> str:
+    """Starts a browser that ends with this process; returns the address of its DevTools."""
     found = program()
     assert found is not None
-    with tempfile.TemporaryDirectory(prefix="npu-chromium-", ignore_cleanup_errors=True) as profile:
-        # The flags that keep it from calling home: there is nobody to answer.
-        process = await asyncio.create_subprocess_exec(
+    profile = Path(tempfile.mkdtemp(prefix="npu-chromium-"))
+    atexit.register(shutil.rmtree, profile, ignore_errors=True)
+    # The flags that keep it from calling home: there is nobody to answer.
+    process = subprocess.Popen(
+        [
             found,
             "--headless=new",
             *(["--no-sandbox"] if os.getuid() == 0 else []),
@@ -151,33 +157,37 @@ async def tab() -> AsyncIterator[Tab]:
             "--remote-debugging-port=0",
             f"--user-data-dir={profile}",
             "about:blank",
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            port = await _port(Path(profile))
-            async with aiohttp.ClientSession() as session:
-                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                    (target,) = [t for t in await answer.json() if t["type"] == "page"]
-                url = target["webSocketDebuggerUrl"]
-                async with session.ws_connect(url, max_msg_size=0) as socket:
-                    page = Tab(socket)
-                    try:
-                        await page.begin()
-                        yield page
-                    finally:
-                        await page.end()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
-            await process.wait()
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    atexit.register(_kill, process)
+    port, end = profile / "DevToolsActivePort", time.monotonic() + _DEADLINE
+    while not port.exists() or "\n" not in port.read_text():
+        assert time.monotonic() < end, "Chromium does not start"
+        time.sleep(0.05)
+    return f"http://127.0.0.1:{port.read_text().split()[0]}"
 
 
-async def _port(profile: Path) -> int:
-    """The port of its DevTools, which it writes into its profile when it is up."""
-    file = profile / "DevToolsActivePort"
-    async with asyncio.timeout(_DEADLINE):
-        while not file.exists() or "\n" not in file.read_text():
-            await asyncio.sleep(0.05)
-    return int(file.read_text().split()[0])
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.wait()
+
+
+@asynccontextmanager
+async def tab() -> AsyncIterator[Tab]:
+    """A new, empty page."""
+    browser = _browser()
+    async with aiohttp.ClientSession() as session:
+        async with session.put(f"{browser}/json/new?about:blank") as answer:
+            target = await answer.json()
+        async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            page = Tab(socket)
+            try:
+                await page.begin()
+                yield page
+            finally:
+                await page.end()
+                await session.get(f"{browser}/json/close/{target['id']}")

@@ -60,7 +60,6 @@ CONTRAST = """(() => {
 
 @asynccontextmanager
 async def looking(scene: Scene, width: int = 1280, *, dark: bool = False) -> AsyncIterator[Tab]:
-    """The scene's page in a browser of its own."""
     async with serving(scene) as (host, port), tab() as page:
         await page.screen(width, dark=dark)
         await page.open(f"http://{host}:{port}/")
