@@ -15,7 +15,6 @@ from npu_agent.vendors import DRIVERS
 
 
 def main(args: argparse.Namespace) -> int:
-    """Asks the kubelet once, or with --watch again and again."""
     quiet(args)
     if args.watch:
         return run_until_signal(watch(args, partial(_text, args)))

@@ -39,11 +39,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 
 def top(*, whole: bool = False) -> Parser:
-    """What parses the options before the command, and the command.
-
-    Args:
-        whole: whether each command has its arguments and options, too.
-    """
+    """Parses the options before the command, and the command; `whole`: with all it takes."""
     makers = " and ".join(vendor.profile.title for vendor in VENDORS)
     parser = Parser(
         prog="npu-agent",
@@ -83,7 +79,6 @@ def _subcommands(parser: Parser) -> argparse._SubParsersAction[Parser]:
 
 
 def add_arguments(name: str, parser: Parser) -> None:
-    """Adds all that a command takes."""
     COMMANDS[name](parser)
     _add_common(parser)
     group = None if name in _CONFIGURED else "log"

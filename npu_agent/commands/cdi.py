@@ -20,7 +20,6 @@ from npu_agent.vendors import CDI_KINDS, REGISTRY
 
 
 def main(args: argparse.Namespace) -> int:
-    """Does `args.action`."""
     if args.action == "watch":
         if args.stdout:
             raise CommandError("--stdout goes with `cdi generate` only: leave it out", WRONG)
@@ -51,7 +50,6 @@ async def _generate(args: argparse.Namespace) -> None:
 
 
 async def _put(directory: Path, specs: HostSpecs) -> None:
-    """Writes the files, and says so; those that there should not be are removed."""
     try:
         there = SpecDirectory(directory, durable=True)
         changed = {

@@ -11,35 +11,20 @@ from npu_agent.vendors import REGISTRY, VENDORS
 
 
 def host_root(args: argparse.Namespace) -> Path:
-    """--host-root."""
     root: Path = getattr(args, "host_root", Path("/"))
     return root
 
 
 def vendors(args: argparse.Namespace) -> list[Vendor]:
-    """The cards of every vendor on this host."""
     return [vendor(host_root(args)) for vendor in VENDORS]
 
 
 def effective(args: argparse.Namespace) -> config.Effective:
-    """The configuration that the options ask for.
-
-    Raises:
-        ConfigError: see `npu_agent.config.from_args`.
-    """
     return config.from_args(args, REGISTRY)
 
 
 def quiet(args: argparse.Namespace, level: str = "error") -> config.Config:
-    """Logging of the commands for people: only errors, unless they ask for more.
-
-    Args:
-        args: of the command.
-        level: what is logged if they do not say.
-
-    Returns:
-        The configuration.
-    """
+    """Returns the configuration; logs only errors (`level`), unless the options ask for more."""
     found = effective(args)
     default = found.origins["log.level"] == "default"
     logs.setup(level if default else found.config.log.level, found.config.log.format)

@@ -14,7 +14,6 @@ from npu_agent.commands.catalogue import top
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the script for `args.shell`."""
     parser = top(whole=True)
     _add_values(parser)
     print(shtab.complete(parser, args.shell))

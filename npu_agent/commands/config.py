@@ -11,7 +11,6 @@ from npu_agent.vendors import REGISTRY
 
 
 def main(args: argparse.Namespace) -> int:
-    """Does `args.action`."""
     match args.action:
         case "check":
             config.load(args.file, REGISTRY)

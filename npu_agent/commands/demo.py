@@ -59,10 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def run(*, once: bool, deadline: float = DEADLINE) -> int:
-    """Gives the tour; without `once` stays up until Ctrl-C. Returns the exit code.
-
-    A step may take `deadline` seconds.
-    """
+    """Gives the tour; without `once` stays up until Ctrl-C. A step may take `deadline` seconds."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
@@ -163,10 +160,7 @@ class Tour:
         kubelet: StandInKubelet,
         agent: Agent,
     ) -> None:
-        """`config` is the agent's config file.
-
-        Of the agent itself only the state of its config and its address are read.
-        """
+        """Of the agent only the state of its `config` file and its address are read."""
         self._root = root
         self._config = config
         self._names = {spec.uuid: spec.name for spec in specs} | {
@@ -174,7 +168,6 @@ class Tour:
             for spec in specs
             for core in range(spec.traits.cores)
         }
-        """What people call each device."""
         self._kubelet = kubelet
         self._agent = agent
         self._resource = agent.poller.configs.value.resource_name

@@ -46,17 +46,13 @@ _WIDEST = max(REGISTRY.core_counts, key=REGISTRY.core_counts.__getitem__)
 """The family whose cards have the most cores."""
 
 Step = tuple[str, Callable[[], Coroutine[Any, Any, Iterable[str]]]]
-"""A title, and what proves it: its lines, or what it raises."""
 
 
 class ClaimsNode:
     """A node with an agent of its own; `steps` are the chapter, the first of which starts it."""
 
     def __init__(self, directory: Path, specs: Sequence[simulator.CardSpec]) -> None:
-        """Nothing runs yet; `directory` is for all of its files.
-
-        `specs` are its cards, and a last one that has enough cores for several Pods.
-        """
+        """Nothing runs yet; of `specs` the last one has enough cores for several Pods."""
         self.steps: tuple[Step, ...] = (
             ("DRA: the agent of another node offers its cards to claims", self._publishes),
             ("A Pod claims one NPU, and the agent prepares the claim", self._prepares),
@@ -77,21 +73,16 @@ class ClaimsNode:
         self._agent: Agent | None = None
         self._stop = asyncio.Event()
         self._served = contextlib.AsyncExitStack()
-        """Of the API server."""
         self._running: list[asyncio.Task[None]] = []
         self._driver = ""
         self._names: dict[str, str] = {}
-        """What people call each device."""
         self._device = ""
-        """The one that is claimed."""
         self._claims: list[ClaimRef] = []
         self._waiting: asyncio.Task[Any] | None = None
         """The call to prepare a claim whose card is held."""
         self._kind = ""
-        """Of the CDI devices that claims are."""
 
     async def stop(self) -> None:
-        """Ends the agent, then what is around it."""
         self._stop.set()
         await asyncio.gather(*self._running[:1], return_exceptions=True)
         for task in self._running:
@@ -192,10 +183,7 @@ class ClaimsNode:
         return said
 
     def _first_fit(self, width: int, taken: set[str]) -> str:
-        """The first part of the last card that has so many cores, none of them taken; it is now.
-
-        As the scheduler counts.
-        """
+        """The first free part with so many cores of the last card; it is taken now."""
         for device in self._api_server.devices().values():
             (consumed,) = device["consumesCounters"]
             cores = consumed["counters"].keys()
@@ -227,7 +215,6 @@ class ClaimsNode:
         self._running = [asyncio.create_task(part) for part in parts]
 
     def _claim(self, name: str) -> ClaimRef:
-        """A claim to which the scheduler has allocated the card."""
         claim = self._api_server.allocate(self._driver, name, [self._device], pod=name)
         self._claims.append(claim)
         return claim
@@ -271,7 +258,6 @@ def _described(device: Mapping[str, Any]) -> str:
 
 
 def _spec_lines(spec: Mapping[str, Any]) -> list[str]:
-    """What a container gets by a CDI spec."""
     return [
         line
         for device in spec["devices"]

@@ -14,7 +14,6 @@ from npu_agent.shutdown import Shutdown
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs it until SIGTERM."""
     # The first process of a container has no default for SIGTERM: without this, an agent that is
     # ended while it still imports would be waited for until it is killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -31,7 +31,6 @@ class Screen:
     """
 
     def __init__(self, title: str) -> None:
-        """`title` stands in the first line, before the time."""
         self._title = title
 
     def __enter__(self) -> Self:
@@ -63,10 +62,7 @@ async def watch(
 ) -> None:
     """Shows `text` until cancelled: on a screen of its own, or printed when it differs.
 
-    Args:
-        args: of the command.
-        text: makes it.
-        changed: gives an event that is set when it may differ; each two seconds it is made anyway.
+    `changed` gives an event that is set when it may differ; it is made every two seconds anyway.
     """
     terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     full = terminal and not view.is_data(args)
@@ -83,11 +79,7 @@ async def watch(
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> int:
-    """Runs it until it ends, or a signal ends it: then it is cancelled, and may clean up.
-
-    Returns:
-        The exit code: 0, or as a shell has it, 128 + the signal's number.
-    """
+    """Runs it until it ends, or a signal ends it; returns 0, or 128 + the signal's number."""
     code = 0
 
     async def act() -> None:

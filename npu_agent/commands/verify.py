@@ -67,12 +67,9 @@ async def verify(
 ) -> tuple[Check, ...]:
     """Checks this container; one line for each finding.
 
-    Args:
-        root: below which /dev is.
-        environ: the container's environment.
-        expect: how many devices the container asked for; None: as many as are named. All cores of
-            a card may have been one device or several: the names do not show it, either is good.
-        deadline: seconds that a node may take to be opened. A good one takes microseconds.
+    `expect` is how many devices it asked for; None: as many as are named. All cores of a card may
+    have been one device or several: the names do not show it, either is good. A node may take
+    `deadline` seconds to be opened; a good one takes microseconds.
     """
     checks: list[Check] = []
     granted: dict[Card, list[Device]] = {}
@@ -105,7 +102,6 @@ async def verify(
 
 
 def _named(environ: Mapping[str, str]) -> list[type[Vendor]]:
-    """The vendors of which the environment has a variable."""
     return [
         vendor
         for vendor in VENDORS
@@ -116,12 +112,7 @@ def _named(environ: Mapping[str, str]) -> list[type[Vendor]]:
 def promised(
     variables: Iterable[tuple[str, str]], environ: Mapping[str, str]
 ) -> tuple[tuple[Named, ...], list[Check]]:
-    """What the environment promises, and the lines on the environment itself.
-
-    Args:
-        variables: of a vendor: see `Profile.environment`.
-        environ: the container's environment.
-    """
+    """What the environment promises by these `Profile.environment`, and the lines on it."""
     lists: dict[str, tuple[Named, ...]] = {}
     checks = []
     for variable, form in variables:
@@ -161,7 +152,6 @@ def promised(
 
 
 def _pattern(form: str) -> re.Pattern[str]:
-    """What matches an item of this form."""
     pattern = re.escape(form).replace(re.escape("{n}"), "(?P<n>[0-9]{1,4})")
     cores = "(?P<first>[0-9]{1,2})(?:-(?P<last>[0-9]{1,2}))?"
     return re.compile(pattern.replace(re.escape("{cores}"), cores))
@@ -233,11 +223,10 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
 
 
 class _NoDeviceError(OSError):
-    """What is there is no device node."""
+    pass
 
 
 def _open(path: Path, root: Path) -> None:
-    """On a thread: opens and closes it."""
     if not is_device(path, root):
         raise _NoDeviceError
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))

@@ -10,7 +10,6 @@ from npu_agent.commands import view
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints it."""
     if view.is_data(args):
         found = {"version": __version__, "python": platform.python_version()}
         print(view.data(found, args))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.simulator import FAULTS, apply_fault, card, cards, make, tick
-from npu_agent.simulator.furiosa.driver import core, hwmon, liveness, management
+from npu_agent.simulator.furiosa.driver import core, liveness, management
 from tests.until import wait_until
 
 from .helpers import listing
@@ -43,17 +43,6 @@ def test_every_fault_is_seen_at_once_on_its_card_alone_and_ok_undoes_it(
     apply_fault(root, name, "ok")
     assert cards(root)[index].faults == ()
     assert listing(root) == before
-
-
-@both
-def test_hot_is_above_95_degrees_and_load_stays(root: Path, index: int) -> None:
-    before = cards(root)[index].telemetry
-    apply_fault(root, SPECS[index].name, "hot")
-
-    assert int((root / hwmon(SPECS[index]) / "temp1_input").read_text()) > 95_000
-    assert int((root / hwmon(SPECS[index]) / "power1_average").read_text()) == round(
-        before.watts * 1e6
-    )
 
 
 def test_errors_rise_with_each_step(root: Path) -> None:
