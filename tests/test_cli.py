@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.vendors import REGISTRY
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
 from tests.outputs.deviceplugin.helpers import short_directory
-from tests.processes import DEADLINE, NOBODY, environment, started
+from tests.processes import DEADLINE, environment, started
 
 CARD = simulator.card("warboy", 0)
 
@@ -86,33 +85,6 @@ def test_wrong_use_is_exit_2_with_what_is_wrong(
     assert words in err
     (line,) = err.splitlines()
     assert line.startswith("npu-agent: error: ")
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "names"),
-    [
-        ((), ("--log-level", "debug"), ["--log-level", "log.level"]),
-        (("--log-level", "debug"), (), ["--log-level", "log.level"]),
-        (
-            (),
-            ("--interval", "5", "--metrics-listen", ":1"),
-            ["--interval", "--metrics-listen", "metrics.listen"],
-        ),
-    ],
-)
-def test_config_file_and_options_never_go_together(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    before: tuple[str, ...],
-    after: tuple[str, ...],
-    names: list[str],
-) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("interval: 5\n")
-    code, _, err = called(capsys, *before, "run", "--config-file", file, *after)
-    assert code == 2
-    assert "not together with" in err
-    assert not [name for name in names if name not in err]
 
 
 def test_host_root_is_no_key_and_goes_with_a_config_file(
@@ -441,24 +413,6 @@ def test_the_agent_needs_no_stdout(root: Path, plugin_dir: Path) -> None:
 def redirecting(where: str) -> tuple[str, ...]:
     """A shell that redirects the standard output of the command after it."""
     return ("sh", "-c", f'exec "$@" {where}', "sh")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="everything runs as another user than root anyway")
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv (util-linux)")
-def test_simulate_needs_no_root() -> None:
-    with short_directory() as work:
-        os.chown(work, 65534, 65534)
-        done = subprocess.run(
-            [*NOBODY, sys.executable, "-m", "npu_agent", "simulate", "host", "--once"],
-            cwd=work,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            env=environment({"PYTHONPATH": str(Path(cli.__file__).parents[1])}),
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout
-        assert {path.stat().st_uid for path in work.rglob("*")} <= {65534}
 
 
 RED = "\x1b[31m"

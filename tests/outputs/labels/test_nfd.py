@@ -46,31 +46,12 @@ async def test_the_file_has_a_line_a_label_and_nothing_beside_it(output: NfdOutp
     assert str(output.path).endswith("/etc/kubernetes/node-feature-discovery/features.d/npu-agent")
 
 
-async def test_a_link_in_the_files_place_is_replaced(output: NfdOutput) -> None:
-    foreign = output.path.with_name("foreign")
-    foreign.write_text("secret=1\n")
-    output.path.symlink_to(foreign)
-    await output.put({"a": "b"}, careful=False)
-    assert output.path.read_text() == "a=b\n"
-    assert foreign.read_text() == "secret=1\n"
-
-
 async def test_nothing_is_written_without_a_change(output: NfdOutput) -> None:
     await output.put(ONE, careful=False)
     before = output.path.stat()
     assert (await NfdOutput(output.path.parents[4]).put(ONE, careful=False)).total() == 0
     after = output.path.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-async def test_a_change_replaces_the_file_as_a_whole(output: NfdOutput) -> None:
-    await output.put(ONE, careful=False)
-    with output.path.open("rb") as reader:
-        done = await output.put({"beta.furiosa.ai/npu.count": "2"}, careful=False)
-        assert reader.read() == render(ONE), "the old file was written to"
-    assert done == Counter(written=1, removed=1)
-    assert output.path.read_bytes() == b"beta.furiosa.ai/npu.count=2\n"
-    assert names(output) == ["npu-agent"]
 
 
 async def test_without_labels_there_is_no_file(output: NfdOutput) -> None:
