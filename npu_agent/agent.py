@@ -466,6 +466,11 @@ class Agent:
             places=self.modes.now(),
             moving=self.modes.moving(),
             cordons=self.cordons.cards.value,
+            held_by=self.store.held_by(
+                card
+                for card in self.inventory.snapshots.value.cards
+                if card.id in self.cordons.cards.value
+            ),
             cordons_wrong=self.cordons.state.value.wrong,
             node_error=self.node_watch.error,
             disabled=wanted.disabled,

@@ -147,6 +147,7 @@ def test_info_as_json_has_exactly_the_keys_of_the_contract(
         "numa_node": 0,
         "health": "healthy",
         "health_reason": "works",
+        "cordoned": None,
         "title": "FuriosaAI Warboy",
         "pci_dev": "509:0",
         "temperature": 40.0,

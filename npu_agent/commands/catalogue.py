@@ -294,6 +294,68 @@ def _verify(parser: Parser) -> None:
     )
 
 
+def _add_npu(parser: Parser, *, reason: bool) -> None:
+    parser.add_argument("npu", metavar="NPU", help="its name, UUID or PCI address")
+    node = "the Node (default: $NODE_NAME, as in the agent's Pod)"
+    parser.add_argument("--node", metavar="NAME", help=node)
+    if reason:
+        parser.add_argument("--reason", metavar="TEXT", default="", help="why, for people")
+
+
+def _cordon(parser: Parser) -> None:
+    """Take one card out of service: no new Pod gets it.
+
+    The Pods that hold it stay. It writes the Node's annotation
+    npu-agent/cordoned, which the agent follows within two seconds; so it lasts
+    until `npu-agent uncordon`, over restarts of agent and node.
+
+    Examples:
+      npu-agent cordon npu3 --reason=fan          # in the agent's Pod
+      npu-agent cordon npu3 --node node-1        # by a kubeconfig
+    """
+    _add_npu(parser, reason=True)
+
+
+def _uncordon(parser: Parser) -> None:
+    """Bring a card back that was cordoned.
+
+    Examples:
+      npu-agent uncordon npu3 --node node-1
+    """
+    _add_npu(parser, reason=False)
+
+
+def _drain(parser: Parser) -> None:
+    """Cordon one card, evict the Pods that hold it, and say when it is free.
+
+    Pods on other cards are not touched. A PodDisruptionBudget holds; Pods of a
+    DaemonSet and static Pods are named and not evicted. It uses your kubeconfig
+    and your rights: the agent has none to evict. It reads the agent's page
+    through the API server.
+
+    Examples:
+      npu-agent drain npu3 --node node-1 --dry-run
+      npu-agent drain npu3 --node node-1 --reason=fan --timeout=600
+    """
+    _add_npu(parser, reason=True)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        default=300.0,
+        help="to wait until the card is free (default: 300)",
+    )
+    parser.add_argument(
+        "--grace-period",
+        type=int,
+        metavar="SECONDS",
+        help="for each Pod to end (default: its own)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only show the Pods that would be evicted"
+    )
+
+
 def _cdi(parser: Parser) -> None:
     """CDI specs for Docker, Podman and others, on a host without Kubernetes.
 
@@ -387,6 +449,9 @@ COMMANDS = {
     "config schema": _config_schema,
     "doctor": _doctor,
     "verify": _verify,
+    "cordon": _cordon,
+    "uncordon": _uncordon,
+    "drain": _drain,
     "cdi": _cdi,
     "simulate": _simulate,
     "demo": _demo,

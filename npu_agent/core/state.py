@@ -214,6 +214,8 @@ class AgentState:
     """By ID, the cards on their way from one API to the other, and to which."""
     cordons: Mapping[str, str] = field(default_factory=dict)
     """By ID, the cards that a person has cordoned, and why."""
+    held_by: Mapping[str, str] = field(default_factory=dict)
+    """By ID, who holds or may hold any of a cordoned card; those that are free are left out."""
     cordons_wrong: tuple[Trouble, ...] = ()
     """What is wrong with the Node's annotation."""
     node_error: str | None = None

@@ -42,7 +42,7 @@ USER_AGENT = f"npu-agent/{__version__}"
 FIELD_MANAGER = "npu-agent"
 """Who owns what is applied, in an object's managedFields."""
 
-_METHODS = {"create": "POST", "apply": "PATCH", "delete": "DELETE"}
+_METHODS = {"create": "POST", "apply": "PATCH", "patch": "PATCH", "delete": "DELETE"}
 _LARGEST_ERROR = 64 * 2**10
 """Bytes: a Status is small, and a proxy's page may not be."""
 _CALLS = 8
@@ -335,6 +335,8 @@ def _sent(
     if request.verb == "apply":
         headers["Content-Type"] = "application/apply-patch+yaml"
         query = {"fieldManager": request.manager or FIELD_MANAGER, "force": "true"}
+    elif request.verb == "patch":
+        headers["Content-Type"] = "application/merge-patch+json"
     if credentials.authorization:
         headers["Authorization"] = credentials.authorization
     return session.request(
@@ -371,7 +373,7 @@ def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T
         trouble = f"more than {request.largest} bytes"
     else:
         try:
-            kind = decode(body, _Object).kind
+            kind = request.answers and decode(body, _Object).kind
         except InvalidJsonError:
             trouble = f"no object, but {one_line(body[:100].decode('utf-8', 'replace'))!r}"
         else:

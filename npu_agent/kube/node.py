@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
+from npu_agent.backoff import ApiBackoff
 from npu_agent.kube.client import FIELD_MANAGER, Api
+from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kube.request import Request
 
 
@@ -109,6 +113,8 @@ class _Partial(msgspec.Struct, frozen=True):
 
 
 CONDITION_MANAGER = "npu-agent-condition"
+_TRIES = 20
+"""To change an annotation while others change the Node."""
 _FROM_CACHE = {"resourceVersion": "0"}
 """Any version will do: the API server answers from its cache."""
 
@@ -180,3 +186,35 @@ async def apply_conditions(api: Api, name: str, *conditions: Condition) -> None:
             body=body,
         )
     )
+
+
+async def change_annotation(
+    api: Api, name: str, key: str, change: Callable[[str | None], str | None]
+) -> None:
+    """Changes an annotation of a Node: what others write meanwhile is never lost.
+
+    Args:
+        api: the API server.
+        name: the Node's.
+        key: the annotation's.
+        change: the text that is there (None: none) to the one that should be.
+
+    Raises:
+        ApiError: of any kind; CONFLICT where others write without end.
+    """
+    pause = ApiBackoff(longest=1.0)
+    get = Request(verb="get", kind="Node", name=name, metadata_only=True, answer=_Partial)
+    while True:
+        meta = (await api.ask(get)).metadata
+        before = meta.annotations.get(key)
+        if (after := change(before)) == before:
+            return
+        written = {"resourceVersion": meta.resource_version, "annotations": {key: after}}
+        try:
+            await api.ask(replace(get, verb="patch", body={"metadata": written}))
+        except ApiError as error:
+            if error.kind is not Kind.CONFLICT or pause.tries >= _TRIES:
+                raise
+            await asyncio.sleep(pause.next())
+        else:
+            return

@@ -16,6 +16,7 @@ _DRA = "/apis/resource.k8s.io/v1"
 _PLACES = {
     "Node": ("/api/v1", "nodes"),
     "Event": ("/api/v1", "events"),
+    "Pod": ("/api/v1", "pods"),
     "APIResourceList": ("/apis/resource.k8s.io", "v1"),
     "ResourceClaim": (_DRA, "resourceclaims"),
     "ResourceSlice": (_DRA, "resourceslices"),
@@ -32,14 +33,15 @@ class Request(Generic[T]):
     """A request for one object, which is the answer."""
 
     verb: str
-    """``get``, ``list``, ``watch``, ``create``, ``delete`` or, by server-side apply, ``apply``."""
+    """``get``, ``list``, ``watch``, ``create``, ``delete``; ``apply``: server-side; ``patch``: a
+    merge patch."""
     kind: str
     answer: type[T]
     """The type that the answer is read as, by `npu_agent.typedjson`."""
     name: str = ""
     namespace: str = ""
     subresource: str = ""
-    """``status``."""
+    """``status``, ``eviction``, ``proxy/status.json``: as it stands in the path."""
     manager: str = ""
     """Who owns what is applied; "": `FIELD_MANAGER`."""
     metadata_only: bool = False
@@ -53,17 +55,23 @@ class Request(Generic[T]):
         """Of the object or its collection; nothing in a name leaves its place in it."""
         group, resource = _PLACES[self.kind]
         names = ("namespaces", self.namespace) if self.namespace else ()
-        parts = (*names, resource, *filter(None, [self.name, self.subresource]))
-        return group + "".join(f"/{quote(part, safe='')}" for part in parts)
+        parts = (*names, resource, *filter(None, [self.name]))
+        path = group + "".join(f"/{quote(part, safe='')}" for part in parts)
+        return "/".join(filter(None, (path, self.subresource)))
 
     @property
     def resource(self) -> str:
         """RBAC's word for what is asked: ``nodes``, ``nodes/status``."""
-        return "/".join(filter(None, (_PLACES[self.kind][1], self.subresource)))
+        kind = self.subresource.partition("/")[0]
+        return "/".join(filter(None, (_PLACES[self.kind][1], kind)))
 
     @property
     def answers(self) -> str:
-        """The kind of object that answers it."""
+        """The kind of object that answers it; "": another server answers, as it likes."""
+        if self.subresource == "eviction":
+            return "Status"
+        if self.subresource.startswith("proxy"):
+            return ""
         return METADATA if self.metadata_only else self.kind + "List" * (self.verb == "list")
 
     def __str__(self) -> str:

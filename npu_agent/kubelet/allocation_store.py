@@ -31,7 +31,7 @@ from npu_agent.core.ledger import (
     footprint,
     keys_of,
 )
-from npu_agent.core.offer import Device
+from npu_agent.core.offer import Device, cut
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.kubelet.record import RecordFile, encode, recover
@@ -409,6 +409,15 @@ class AllocationStore:
     def unsliced(self, ids: Collection[str]) -> None:
         """Notes that the API server has confirmed the slices without these cards."""
         self.states.publish(self._ledger.without_published(ids))
+
+    def held_by(self, cards: Iterable[CardState]) -> dict[str, str]:
+        """By ID, who holds or may hold any of these cards; those that are free are left out."""
+        conflicts, found = self._conflicts(), {}
+        for state in cards:
+            (whole,) = cut(state, state.card.core_count)
+            if holder := conflicts.against(None, whole):
+                found[state.id] = holder
+        return found
 
     def kubelet_lost(self) -> None:
         """Called when the kubelet dropped our devices: it may have been restarted."""

@@ -40,6 +40,7 @@ from tests.e2e.node import NAMESPACE, Node
 
 pytestmark = pytest.mark.one_kubelet
 COMPONENT = "dra"
+CORDONED = "npu-agent/cordoned"
 OTHER = "other-node"
 ELSEWHERE = "npu-elsewhere"
 EVENTS = "/api/v1/namespaces/default/events"
@@ -374,6 +375,19 @@ def test_its_labels_on_its_node_are_accepted(node: Node, token: str) -> None:
 OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}
 
 
+def test_it_may_cordon_its_own_cards_and_no_others(node: Node, token: str, other: str) -> None:
+    for value in ('{"npu0": "x"}', None):
+        cordon = {"metadata": {"annotations": {CORDONED: value}}}
+        assert ask(node, token, *patch(node.name, cordon), real=True).status == 200
+        assert "may change that Node only" in refusal(ask(node, token, *patch(other, cordon)))
+
+
+def test_it_may_evict_no_pod(node: Node, token: str) -> None:
+    eviction = thing("Eviction", "any", "policy/v1")
+    path = "/api/v1/namespaces/default/pods/any/eviction"
+    assert "cannot create" in refusal(ask(node, token, "POST", path, eviction, "application/json"))
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -385,7 +399,16 @@ OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}
         ({"metadata": {"labels": {"furiosa.ai.example.com/x": "x"}}}, "not furiosa.ai.example"),
         # One of ours with it does not help.
         ({"metadata": {"labels": {"furiosa.ai/x": "x", "a": "b"}}}, "furiosa.ai/, not a"),
-        ({"metadata": {"annotations": {"furiosa.ai/x": "x"}}}, "not annotations"),
+        ({"metadata": {"annotations": {"furiosa.ai/x": "x"}}}, "of its Node, not furiosa.ai/x"),
+        ({"metadata": {"annotations": {CORDONED: "{}", "a": "b"}}}, "of its Node, not a"),
+        (
+            {
+                "metadata": {
+                    "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": None}
+                }
+            },
+            "not volumes.",
+        ),
         ({"metadata": {"finalizers": ["furiosa.ai/x"]}}, "not finalizers"),
         ({"metadata": {"ownerReferences": [OWNER]}}, "not finalizers or ownerReferences"),
         ({"spec": {"unschedulable": True}}, "not spec"),

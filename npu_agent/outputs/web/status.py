@@ -26,7 +26,8 @@ def as_json(state: AgentState) -> dict[str, Any]:
     (``namespace/pod``), ``text``, ``unready`` (what /readyz says of it), ``remedy``, ``command``,
     ``runbook`` (a section of /runbook); the last four may be empty;
     ``cards``: ``id, name, family, product, uuid, serial, pci_bus_id, numa_node, driver_version,
-    firmware_version, core_count, disabled, cordoned`` (the reason, or null), ``moving_to`` (``dra``
+    firmware_version, core_count, disabled, cordoned`` (the reason, or null), ``held_by`` (who holds
+    or may hold any of a cordoned card; null: it is free), ``moving_to`` (``dra``
     or ``device-plugin``, for a card on its way there from the other one; else null), ``health
     {state, reason, cause, since}, holders``, and ``reading``, null or ``at, late`` (stale),
     ``alive, uptime`` (s), ``temperature`` (°C, the hottest sensor), ``power`` (W, the total),
@@ -166,6 +167,7 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
         "core_count": card.core_count,
         "disabled": agent.is_disabled(state),
         "cordoned": agent.cordons.get(state.id),
+        "held_by": agent.held_by.get(state.id),
         "moving_to": (to := agent.moving.get(state.id)) and to.value,
         "health": {
             "state": health.state.value,

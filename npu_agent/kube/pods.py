@@ -1,0 +1,144 @@
+"""Pods, for people's commands: the agent's own pages by the API server's proxy, and evictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from npu_agent.kube.client import Api
+from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.request import Request
+
+AGENT = "app.kubernetes.io/name=npu-agent"
+_PORT = 9100
+"""Where its pages are, if no port of the Pod is called ``metrics``."""
+_MIRROR = "kubernetes.io/config.mirror"
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    kind: str
+
+
+class _Meta(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    namespace: str
+    uid: str
+    annotations: dict[str, str] = {}
+    owner_references: tuple[_Owner, ...] = ()
+    deletion_timestamp: str | None = None
+
+
+class _Port(msgspec.Struct, frozen=True, rename="camel"):
+    container_port: int
+    name: str = ""
+
+
+class _Container(msgspec.Struct, frozen=True):
+    ports: tuple[_Port, ...] = ()
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    containers: tuple[_Container, ...] = ()
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """A Pod (k8s.io/api/core/v1, types.go)."""
+
+    metadata: _Meta
+    spec: _Spec = _Spec()
+
+    @property
+    def stays(self) -> str:
+        """Why it would be back after an eviction; "" if it would not."""
+        if _MIRROR in self.metadata.annotations:
+            return "a static Pod of the node"
+        daemon = any(one.kind == "DaemonSet" for one in self.metadata.owner_references)
+        return "a Pod of a DaemonSet" if daemon else ""
+
+
+class _Pods(msgspec.Struct, frozen=True):
+    items: tuple[Pod, ...] | None = None
+
+
+async def get(api: Api, namespace: str, name: str) -> Pod | None:
+    """A Pod; None: there is none.
+
+    Raises:
+        ApiError: of any kind but NOT_FOUND.
+    """
+    try:
+        return await api.ask(
+            Request(verb="get", kind="Pod", namespace=namespace, name=name, answer=Pod)
+        )
+    except ApiError as error:
+        if error.kind is Kind.NOT_FOUND:
+            return None
+        raise
+
+
+async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
+    """Asks for the eviction of this very Pod; returns whether it was granted, or is gone.
+
+    A PodDisruptionBudget may hold it: then it was not.
+
+    Raises:
+        ApiError: of any other kind.
+    """
+    meta = pod.metadata
+    options: dict[str, Any] = {"preconditions": {"uid": meta.uid}}
+    if grace_period is not None:
+        options["gracePeriodSeconds"] = grace_period
+    request = Request(
+        verb="create",
+        kind="Pod",
+        namespace=meta.namespace,
+        name=meta.name,
+        subresource="eviction",
+        answer=object,
+        body={
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": meta.namespace, "name": meta.name},
+            "deleteOptions": options,
+        },
+    )
+    try:
+        await api.ask(request)
+    except ApiError as error:
+        if error.kind in (Kind.NOT_FOUND, Kind.CONFLICT):  # another Pod has its name by now
+            return True
+        if error.kind is Kind.TOO_MANY:
+            return False
+        raise
+    return True
+
+
+async def agent_status(api: Api, node: str) -> dict[str, Any] | None:
+    """/status.json of the agent on a Node, by the API server's proxy; None: no agent runs there.
+
+    Raises:
+        ApiError: of any kind.
+    """
+    query = {"labelSelector": AGENT, "fieldSelector": f"spec.nodeName={node},status.phase=Running"}
+    found = await api.ask(Request(verb="list", kind="Pod", answer=_Pods, query=query))
+    failed: ApiError | None = None
+    for pod in found.items or ():
+        ports = [one for each in pod.spec.containers for one in each.ports]
+        port = next((one.container_port for one in ports if one.name == "metrics"), _PORT)
+        for scheme in ("", "https:"):
+            request = Request(
+                verb="get",
+                kind="Pod",
+                namespace=pod.metadata.namespace,
+                name=f"{scheme}{pod.metadata.name}:{port}",
+                subresource="proxy/status.json",
+                answer=dict[str, Any],
+            )
+            try:
+                return await api.ask(request)
+            except ApiError as error:
+                failed = failed or error
+    if failed:
+        raise failed
+    return None
