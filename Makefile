@@ -70,7 +70,7 @@ lint: $(VENV)/ready protos-check ## ruff, mypy, layers of the packages, plain wo
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/mypy
-	$(BIN)/mypy packaging/sbom.py packaging/entry.py packaging/provenance.py
+	$(BIN)/mypy packaging/sbom.py packaging/entry.py packaging/hatch.py packaging/provenance.py
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.words
 	$(BIN)/python -m tests.budgets

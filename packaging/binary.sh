@@ -13,6 +13,8 @@ trap 'rm -rf "$work"' EXIT
 # The last two make it the same each time.
 export PYINSTALLER_CONFIG_DIR="$work" PYTHONHASHSEED=0
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}"
+REVISION=${REVISION:-$(git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || true)}
+export REVISION
 "$python" -m PyInstaller --noconfirm --log-level WARN --distpath "$dist" --workpath "$work" \
     packaging/npu-agent.spec
 "$python" packaging/sbom.py --locked requirements/run.txt --name npu-agent-binary \

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from npu_agent import __version__, cli, config, simulator
+from npu_agent.commands import version
 from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.rpc import UnixServer
@@ -24,7 +25,9 @@ from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, a
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import DEADLINE, environment, started
 
-CARD = simulator.card("warboy", 0)
+CARD, RNGD = simulator.card("warboy", 0), simulator.card("rngd", 1)
+WHOLE = f"npu-{CARD.uuid.lower()}"
+"""What a DRA pool calls all of a card."""
 
 
 @pytest.fixture
@@ -98,14 +101,34 @@ def test_host_root_is_no_key_and_goes_with_a_config_file(
     assert str(file) in out
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    for asked in ("--version", "version"):
-        assert called(capsys, asked) == (0, f"npu-agent {__version__}\n", "")
+def test_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "_commit", lambda _: "0123abc")
+    assert called(capsys, "--version") == (0, f"npu-agent {__version__}\n", "")
+    assert called(capsys, "version") == (0, f"npu-agent {__version__} (commit 0123abc)\n", "")
+    found = {"version": __version__, "commit": "0123abc", "python": platform.python_version()}
     _, out, _ = called(capsys, "version", "-o", "yaml")
-    found = {"version": __version__, "python": platform.python_version()}
     assert yaml.safe_load(out) == found
     _, out, _ = called(capsys, "version", "--format=json")
     assert json.loads(out) == found
+
+
+def test_the_commit_is_the_builds_or_the_checkouts_or_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "npu_agent"
+    package.mkdir()
+    assert version._commit(package) is None
+    git = ("git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=n@example.com")
+    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    assert version._commit(package) == head.strip()
+    monkeypatch.setenv("PATH", "")
+    assert version._commit(package) is None
+    (package / "commit").write_text("0123abc\n")
+    assert version._commit(package) == "0123abc"
+    (package / "commit").write_bytes(b"\xff")
+    assert version._commit(package) is None
 
 
 def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -229,29 +252,40 @@ def test_what_only_watches_says_which_signal_ended_it(
         assert process.end(number)[0] == code
 
 
-def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> None:
+def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path, root: Path) -> None:
+    held = answer(
+        ("ml", "train", {"main": {NPU: ["UNKNOWN", CARD.uuid]}}),
+        ("default", "infer", {"main": {NPU: [f"{RNGD.uuid}_cores_0-3"]}}),
+    )
+
     async def ask(form: str) -> tuple[int, str, str]:
-        server = UnixServer([PodResources(HELD)], assignments.socket_beside(plugin_dir))
+        server = UnixServer([PodResources(held)], assignments.socket_beside(plugin_dir))
         await server.listen()
+        options = ("--plugin-dir", plugin_dir, "--host-root", root, "--format", form)
         try:
-            return await asyncio.to_thread(
-                called, capsys, "allocations", "--plugin-dir", plugin_dir, "--format", form
-            )
+            return await asyncio.to_thread(called, capsys, "allocations", *options)
         finally:
             await server.shutdown()
 
     code, out, _ = asyncio.run(ask("table"))
     assert code == 0
     rows = [[c.strip() for c in row.split("|")[1:-1]] for row in out.splitlines() if "|" in row]
-    assert rows[0] == ["Namespace", "Pod", "Container", "Resource", "Device"]
-    assert [Assignment(*row) for row in rows[1:]] == list(ASSIGNED)
+    assert rows == [
+        ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device"],
+        ["default", "infer", "main", "npu1", "0-3", NPU, f"{RNGD.uuid}_cores_0-3"],
+        ["ml", "train", "main", "npu0", "0-1", NPU, CARD.uuid],
+        ["ml", "train", "main", "-", "-", NPU, "UNKNOWN"],
+    ]
     code, out, _ = asyncio.run(ask("json"))
     assert code == 0
-    found = json.loads(out)
-    assert [Assignment(**{**one, "claim": one["claim"] or ""}) for one in found] == list(ASSIGNED)
-    keys = ["namespace", "pod", "container", "resource", "device", "claim"]
-    assert {tuple(one) for one in found} == {tuple(keys)}
-    assert {one["claim"] for one in found} == {None}
+    found = [list(one.items()) for one in json.loads(out)]
+    keys = ("namespace", "pod", "container", "resource", "device", "claim", "card", "cores")
+    values = [
+        ("default", "infer", "main", NPU, f"{RNGD.uuid}_cores_0-3", None, "npu1", "0-3"),
+        ("ml", "train", "main", NPU, CARD.uuid, None, "npu0", "0-1"),
+        ("ml", "train", "main", NPU, "UNKNOWN", None, None, None),
+    ]
+    assert found == [[*zip(keys, row, strict=True)] for row in values]
 
 
 def test_allocations_watch_prints_every_change(plugin_dir: Path) -> None:
@@ -275,7 +309,9 @@ def test_allocations_watch_prints_every_change(plugin_dir: Path) -> None:
     assert ended == (130, "", "")
 
 
-def test_allocations_by_claim(capsys: pytest.CaptureFixture[str], plugin_dir: Path) -> None:
+def test_allocations_by_claim(
+    capsys: pytest.CaptureFixture[str], plugin_dir: Path, root: Path
+) -> None:
     def used(name: str, driver: str, *devices: str) -> wire.DynamicResource:
         resources = [
             wire.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device)
@@ -285,7 +321,7 @@ def test_allocations_by_claim(capsys: pytest.CaptureFixture[str], plugin_dir: Pa
             claim_name=name, claim_namespace="ml", claim_resources=resources
         )
 
-    claims = [used("npus", "npu.furiosa.ai", "npu-b", "npu-a"), used("nic", "nic.io", "nic-0")]
+    claims = [used("npus", "npu.furiosa.ai", "npu-b", WHOLE), used("nic", "nic.io", "nic-0")]
     container = wire.ContainerResources(name="main", dynamic_resources=claims)
     pod = wire.PodResources(name="train", namespace="ml", containers=[container])
     lists = HELD + bytes(wire.ListPodResourcesResponse(pod_resources=[pod]))
@@ -293,9 +329,9 @@ def test_allocations_by_claim(capsys: pytest.CaptureFixture[str], plugin_dir: Pa
     async def ask(form: str) -> str:
         server = UnixServer([PodResources(lists)], assignments.socket_beside(plugin_dir))
         await server.listen()
-        options = ("allocations", "--plugin-dir", plugin_dir, "--format", form)
+        options = ("--plugin-dir", plugin_dir, "--host-root", root, "--format", form)
         try:
-            return (await asyncio.to_thread(called, capsys, *options))[1]
+            return (await asyncio.to_thread(called, capsys, "allocations", *options))[1]
         finally:
             await server.shutdown()
 
@@ -303,12 +339,13 @@ def test_allocations_by_claim(capsys: pytest.CaptureFixture[str], plugin_dir: Pa
     cells = [[cell.strip() for cell in row] for row in rows]
     assert cells[0][-1] == "Claim"
     assert [row for row in cells[1:] if row[-1] != "-"] == [
-        ["ml", "train", "main", "npu.furiosa.ai", device, "npus"] for device in ("npu-a", "npu-b")
+        ["ml", "train", "main", card, cores, "npu.furiosa.ai", device, "npus"]
+        for card, cores, device in (("-", "-", "npu-b"), ("npu0", "0-1", WHOLE))
     ]
     assert len(cells) == 1 + 2 + len(ASSIGNED), "another driver's claim is not ours to list"
     found = json.loads(asyncio.run(ask("json")))
     claimed = [(one["device"], one["claim"]) for one in found if one["claim"]]
-    assert claimed == [("npu-a", "npus"), ("npu-b", "npus")]
+    assert claimed == [("npu-b", "npus"), (WHOLE, "npus")]
 
 
 def test_allocations_without_a_kubelet(

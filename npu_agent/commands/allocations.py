@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import asdict
 from functools import partial
 
 from npu_agent.commands import CommandError, view
-from npu_agent.commands.common import quiet
-from npu_agent.commands.screen import run_until_signal, watch
+from npu_agent.commands.common import quiet, vendors
+from npu_agent.commands.screen import run_until_signal, watch_cards
+from npu_agent.core.hardware import Snapshot
+from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet import podresources
 from npu_agent.vendors import DRIVERS
 
@@ -17,19 +18,25 @@ from npu_agent.vendors import DRIVERS
 def main(args: argparse.Namespace) -> int:
     quiet(args)
     if args.watch:
-        return run_until_signal(watch(args, partial(_text, args)))
-    print(asyncio.run(_text(args)))
+        return run_until_signal(watch_cards(args, partial(_text, args)))
+    print(asyncio.run(_once(args)))
     return 0
 
 
-async def _text(args: argparse.Namespace) -> str:
+async def _once(args: argparse.Namespace) -> str:
+    return await _text(args, await read_once(vendors(args)))
+
+
+async def _text(args: argparse.Namespace, snapshot: Snapshot) -> str:
     try:
         held = await podresources.fetch(podresources.socket_beside(args.plugin_dir), DRIVERS)
     except podresources.UnavailableError as error:
         raise CommandError(str(error)) from error
     if view.is_data(args):
-        return view.data([{**asdict(one), "claim": one.claim or None} for one in held], args)
+        return view.data(view.allocations_as_json(snapshot, held), args)
     if not held:
         return "no container holds a device"
-    table = view.assignments_table(held)
-    return view.drawn(table, wide=args.output == "wide", headers=not args.no_headers)
+    wide = args.output == "wide"
+    width = None if wide else view.terminal_width()
+    table = view.allocations_table(snapshot, held, width=width)
+    return view.drawn(table, wide=wide, headers=not args.no_headers)

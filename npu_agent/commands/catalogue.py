@@ -171,7 +171,7 @@ def _allocations(parser: Parser) -> None:
     """Which container holds which device.
 
     Asks the kubelet (its pod-resources API) which containers hold NPUs, by the
-    device plugin or by a ResourceClaim. It needs root.
+    device plugin or by a ResourceClaim, and names card and cores. It needs root.
 
     Examples:
       npu-agent allocations          # a line for each device
@@ -430,7 +430,7 @@ def _completion(parser: Parser) -> None:
 
 
 def _version(parser: Parser) -> None:
-    """The version of npu-agent.
+    """The version of npu-agent, and the commit that it was built from.
 
     Examples:
       npu-agent version

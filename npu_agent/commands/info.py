@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 from npu_agent.commands import view
 from npu_agent.commands.common import host_root, quiet, vendors
-from npu_agent.commands.screen import run_until_signal, watch
+from npu_agent.commands.screen import run_until_signal, watch_cards
 from npu_agent.config import Config
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment
-from npu_agent.inventory.inventory import Inventory, read_once
+from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
@@ -24,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     """Shows them once, or with --watch at every change."""
     quiet(args)
     if args.watch:
-        return run_until_signal(_watch(args))
+        return run_until_signal(watch_cards(args, partial(_shown, args)))
     asyncio.run(_once(args))
     return 0
 
@@ -34,25 +35,11 @@ async def _once(args: argparse.Namespace) -> None:
     if view.is_data(args):
         for note in view.not_served(snapshot):
             print(f"npu-agent: {note}", file=sys.stderr)
-    print(_text(args, snapshot, await _assignments()))
+    print(await _shown(args, snapshot))
 
 
-async def _watch(args: argparse.Namespace) -> None:
-    inventory = Inventory(vendors(args))
-    snapshots = inventory.snapshots
-    # No TaskGroup: it would wrap the BrokenPipeError that `cli.main` handles.
-    running = asyncio.create_task(inventory.run())
-
-    async def text() -> str:
-        if running.done():
-            running.result()  # raises what has ended it
-        snapshot = await snapshots.until(lambda found: found.complete)
-        return _text(args, snapshot, await _assignments())
-
-    try:
-        await watch(args, text, lambda: snapshots.changed)
-    finally:
-        running.cancel()
+async def _shown(args: argparse.Namespace, snapshot: Snapshot) -> str:
+    return _text(args, snapshot, await _assignments())
 
 
 async def _assignments() -> tuple[Assignment, ...] | None:

@@ -14,6 +14,9 @@ from contextlib import nullcontext, suppress
 from typing import Any, Self
 
 from npu_agent.commands import view
+from npu_agent.commands.common import vendors
+from npu_agent.core.hardware import Snapshot
+from npu_agent.inventory.inventory import Inventory
 from npu_agent.ticks import set_within
 
 _REFRESH = 2.0
@@ -76,6 +79,24 @@ async def watch(
                 print(shown, flush=True)
             before = shown
             await set_within(event, _REFRESH)
+
+
+async def watch_cards(args: argparse.Namespace, text: Callable[[Snapshot], Awaitable[str]]) -> None:
+    """`watch` of a text about the cards, which is made again at each change of a card, too."""
+    inventory = Inventory(vendors(args))
+    snapshots = inventory.snapshots
+    # No TaskGroup: it would wrap the BrokenPipeError that `cli.main` handles.
+    running = asyncio.create_task(inventory.run())
+
+    async def of_the_cards() -> str:
+        if running.done():
+            running.result()  # raises what has ended it
+        return await text(await snapshots.until(lambda found: found.complete))
+
+    try:
+        await watch(args, of_the_cards, lambda: snapshots.changed)
+    finally:
+        running.cancel()
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> int:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npu_agent.core.hardware import CardState, HealthState, Snapshot
+from npu_agent.core.hardware import CardState, CoreRange, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import devices_by_name
 from npu_agent.outputs.labels.compute import Explained
@@ -97,15 +98,8 @@ class Holder(NamedTuple):
 def holders(snapshot: Snapshot, assignments: Sequence[Assignment]) -> dict[str, list[Holder]]:
     """The Pods that hold each card, by the card's ID; in the order of the cores."""
     cards = {state.id: state.card for state in snapshot.cards}
-    plain = [one for one in assignments if not one.claim]
-    ledger = Ledger().with_answer(plain, 0.0, cards=cards.values(), resources=())
-    by_name = devices_by_name(snapshot.cards)
-    held = [(one.card_id, one.cores, one.assignment) for one in ledger.usages(snapshot.cards)]
-    held += [
-        (*by_name[one.device], one) for one in assignments if one.claim and one.device in by_name
-    ]
     found: dict[str, list[Holder]] = {id_: [] for id_ in cards}
-    for card_id, cores, one in sorted(held, key=lambda each: (each[1], each[2])):
+    for card_id, cores, one in sorted(_held(snapshot, assignments), key=lambda each: each[1:]):
         part = "" if cores == cards[card_id].all_cores else str(cores)
         holder = Holder(part, one.namespace, one.pod)
         if holder not in found[card_id]:
@@ -113,8 +107,28 @@ def holders(snapshot: Snapshot, assignments: Sequence[Assignment]) -> dict[str, 
     return found
 
 
+def _held(
+    snapshot: Snapshot, assignments: Sequence[Assignment]
+) -> list[tuple[str, CoreRange, Assignment]]:
+    """The card, by its ID, and the cores of each assignment that is of a present card."""
+    plain = [one for one in assignments if not one.claim]
+    cards = [state.card for state in snapshot.cards]
+    ledger = Ledger().with_answer(plain, 0.0, cards=cards, resources=())
+    by_name = devices_by_name(snapshot.cards)
+    return [
+        *((one.card_id, one.cores, one.assignment) for one in ledger.usages(snapshot.cards)),
+        *(
+            (*by_name[one.device], one)
+            for one in assignments
+            if one.claim and one.device in by_name
+        ),
+    ]
+
+
 _GO_FIRST = ("PCI-DEV", "PCI-BDF", "Cores", "Power", "Temp.", "Pod", "Cut")
 """Columns that a narrow terminal has no room for, in the order in which they go."""
+_IDS_GO_FIRST = ("Device", "Resource")
+"""The same of allocations."""
 _FOLDED = 24
 """Columns that are left to a text which may be folded into several lines: health, Pods."""
 
@@ -156,7 +170,12 @@ def cards_table(
     return table
 
 
-def fitting(columns: list[str], rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+def fitting(
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, str]],
+    width: int,
+    go_first: Sequence[str] = _GO_FIRST,
+) -> list[str]:
     """The columns that `width` has room for."""
     from rich.cells import cell_len  # a Korean letter takes two columns
 
@@ -165,7 +184,7 @@ def fitting(columns: list[str], rows: Sequence[Mapping[str, str]], width: int) -
         return min(longest, _FOLDED) if name in _FOLDS else longest
 
     left = list(columns)
-    for name in _GO_FIRST:
+    for name in go_first:
         if sum(map(wanted, left)) + 3 * len(left) + 1 <= width:
             break
         left = [each for each in left if each != name]
@@ -200,14 +219,43 @@ def _cells(state: CardState, held: Sequence[Holder], cordoned: str | None) -> di
     }
 
 
-def assignments_table(assignments: Sequence[Assignment]) -> Table:
-    """Which container holds which device; the column of claims only where there are some."""
-    columns = ["Namespace", "Pod", "Container", "Resource", "Device"]
-    claims = any(one.claim for one in assignments)
-    table = _table([*columns, "Claim"] if claims else columns)
-    for one in assignments:
-        cells = [one.namespace, one.pod, one.container, one.resource, one.device]
-        table.add_row(*map(one_line, cells), *([one_line(one.claim or "-")] if claims else []))
+def allocations_as_json(
+    snapshot: Snapshot, assignments: Sequence[Assignment]
+) -> list[dict[str, str | None]]:
+    """Which container holds which device, for programs; None where no present card has it."""
+    names = {state.id: state.card.name for state in snapshot.cards}
+    held = {one: (names[id_], str(cores)) for id_, cores, one in _held(snapshot, assignments)}
+    return [
+        {
+            **asdict(one),
+            "claim": one.claim or None,
+            **dict(zip(("card", "cores"), held.get(one, (None, None)), strict=True)),
+        }
+        for one in assignments
+    ]
+
+
+def allocations_table(
+    snapshot: Snapshot, assignments: Sequence[Assignment], *, width: int | None = None
+) -> Table:
+    """The same for people; the column of claims only where there are some.
+
+    Args:
+        snapshot: the cards.
+        assignments: which container holds which device.
+        width: columns that there are; None: as many as are needed.
+    """
+    columns = ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device"]
+    columns += ["Claim"] if any(one.claim for one in assignments) else []
+    rows = [
+        {key.capitalize(): value or "-" for key, value in one.items()}
+        for one in allocations_as_json(snapshot, assignments)
+    ]
+    if width is not None:
+        columns = fitting(columns, rows, width, _IDS_GO_FIRST)
+    table = _table(columns)
+    for cells in rows:
+        table.add_row(*(one_line(cells[name]) for name in columns))
     return table
 
 

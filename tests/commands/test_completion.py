@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from npu_agent import simulator
 from tests.processes import ran
 from tests.terminal import Terminal, terminal
 
@@ -52,6 +54,8 @@ def shell_with_completion(shell: str, directory: Path) -> Iterator[Terminal]:
     file.write_text(f"{setup}cd {directory}\n{read}\necho READY\n")
     # Without a HOME of its own a shell would read, and write, the history of whoever runs this.
     env = {"HOME": str(directory), "XDG_CONFIG_HOME": str(directory), "ZDOTDIR": str(directory)}
+    # The names of cards come from npu-agent itself.
+    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with terminal(*command, columns=120, env=env) as running:
         running.type(f". {file}\n")
         running.until("READY\r?\n")
@@ -62,6 +66,9 @@ def shell_with_completion(shell: str, directory: Path) -> Iterator[Terminal]:
 def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
     (tmp_path / "config-file.yaml").write_text("")
     (tmp_path / "directory").mkdir()
+    for name in ("dead", "npu", "fau", "beta"):  # none of them is meant where a word is
+        (tmp_path / name).mkdir()
+    simulator.make(tmp_path / "host", simulator.parse_cards("warboy=1"), plain_nodes=True)
     with shell_with_completion(shell, tmp_path) as running:
         for typed, ran in (
             ("inf", "info"),
@@ -75,6 +82,12 @@ def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
             ),
             (f"info --host-root {tmp_path}/dir", f"info --host-root {tmp_path}/directory"),
             (f"config check {tmp_path}/config-f", f"config check {tmp_path}/config-file.yaml"),
+            ("run --labels-sets curr", "run --labels-sets current"),
+            ("run --resource-name be", "run --resource-name beta.furiosa.ai/npu"),
+            ("simulate host fau", "simulate host fault"),
+            ("simulate host fault n", "simulate host fault npu0"),
+            ("simulate ~/host fault n", f"simulate {tmp_path}/host fault npu0"),
+            ("simulate host fault npu0 dea", "simulate host fault npu0 dead"),
         ):
             before = len(running.output)
             running.type(f"npu-agent {typed}\t")

@@ -124,10 +124,16 @@ def test_control_characters_of_whoever_answers_for_the_kubelet_are_not_shown(
 ) -> None:
     names = ("\x1b[2Ja", "b\x9b1m", "c\nd", "furiosa.ai/\x07rngd", "UUID-0")
     held = [Assignment(*names), Assignment(*names, "\x1b]0;e")]
-    view.show(view.assignments_table(held))
+    view.show(view.allocations_table(Snapshot(()), held))
     shown = capsys.readouterr().out
     assert "| ?[2Ja     | b?1m |" in shown
     assert all(char.isprintable() or char == "\n" for char in shown)
+
+
+def test_a_narrow_terminal_keeps_who_has_which_card(capsys: pytest.CaptureFixture[str]) -> None:
+    held = [Assignment("default", "train", "main", "furiosa.ai/warboy", "UUID-0" * 6)]
+    view.show(view.allocations_table(Snapshot((CARD,)), held, width=60))
+    assert rows(capsys)[0] == "Namespace | Pod | Container | Card | Cores"
 
 
 def test_a_table_that_goes_to_a_program_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:

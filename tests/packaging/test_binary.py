@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from npu_agent import __version__
@@ -21,6 +22,8 @@ def container(binary: Path, temporary: str = "size=64m") -> Container:
 
 def test_it_is_one_file_that_says_its_version(binary: Path) -> None:
     assert container(binary).ran(*COMMAND, "--version") == (0, f"npu-agent {__version__}\n", "")
+    _, out, _ = container(binary).ran(*COMMAND, "version", "-o", "json")
+    assert re.fullmatch("[0-9a-f]{40}", json.loads(out)["commit"])
     assert not [*binary.glob("rootfs/**/*python*")]
 
 

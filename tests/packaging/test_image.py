@@ -51,6 +51,12 @@ def test_labels(image: Path) -> None:
     assert told["base.name"].startswith("localhost/python-base:")
 
 
+def test_it_says_the_commit_that_its_label_names(image: Path) -> None:
+    label = config(image)["config"]["Labels"]["org.opencontainers.image.revision"]
+    said = f"npu-agent {__version__} (commit {label})\n"
+    assert container(image).ran(*COMMAND, "version") == (0, said, "")
+
+
 def test_the_same_commit_gives_the_same_image(image: Path) -> None:
     assert manifest(image, "one") == manifest(image, "two")
 

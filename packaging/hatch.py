@@ -1,0 +1,41 @@
+"""A build hook: writes the commit into wheel and source archive, for `npu-agent version`.
+
+It is $REVISION, else what git says of the checkout, else what the source archive has.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+STAMP = "npu_agent/commit"
+GIT = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+class Commit(BuildHookInterface):  # type: ignore[type-arg]
+    """hatchling finds it by its base."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Adds the file, but to an editable install: there the checkout itself is asked."""
+        if version == "editable" or Path(self.root, STAMP).exists():
+            return
+        self._made = tempfile.TemporaryDirectory()
+        stamp = Path(self._made.name, "commit")
+        stamp.write_text(os.environ.get("REVISION") or _described(Path(self.root)))
+        build_data["force_include"][str(stamp)] = STAMP
+
+
+def _described(root: Path) -> str:
+    """Empty where it is no checkout, or git is missing."""
+    if not (root / ".git").exists():
+        return ""
+    try:
+        done = subprocess.run(GIT, cwd=root, check=False, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout
