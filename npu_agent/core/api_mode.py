@@ -46,7 +46,6 @@ class ApiMode(Enum):
 
     @property
     def published(self) -> bool:
-        """Whether it is to be in a slice."""
         return self in (ApiMode.DRA, ApiMode.DRAINING_FROM_DRA)
 
 
@@ -78,7 +77,7 @@ class CardUse:
 
 
 def api_mode(card: CardUse) -> ApiMode:
-    """Where a card is to be offered now; each acknowledgement makes the next step possible."""
+    """Where a card is to be offered now; each acknowledgement allows the next step."""
     if card.wanted is WantedApi.NEITHER or (card.listed and card.published):
         return ApiMode.NOWHERE
     match card.wanted:

@@ -13,7 +13,6 @@ UID = r"[A-Za-z0-9._-]{1,128}"
 
 
 def is_uid(text: str) -> bool:
-    """Whether this can be a claim's UID."""
     return re.fullmatch(UID, text) is not None
 
 
@@ -45,7 +44,6 @@ class Parameters:
     """The requests that they are for; none: all of the claim's."""
 
     def __str__(self) -> str:
-        """For people: where they are, and where to remove them."""
         several = "s" if len(self.requests) > 1 else ""
         whose = f"the request{several} {', '.join(self.requests)}" if self.requests else "it"
         if self.from_class:
@@ -70,10 +68,8 @@ class Claim:
     reserved_for: tuple[str, ...] = ()
     """Names of the Pods that may use it."""
     pod_uids: tuple[str, ...] = ()
-    """Their UIDs."""
 
     def __str__(self) -> str:
-        """For people."""
         return f"ResourceClaim {self.namespace}/{self.name}"
 
 
@@ -86,7 +82,6 @@ class ClaimRef:
     uid: str
 
     def __str__(self) -> str:
-        """For people."""
         return f"ResourceClaim {self.namespace}/{self.name}"
 
 

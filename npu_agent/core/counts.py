@@ -7,13 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 RESULTS = ("granted", "invalid", "unknown", "unhealthy", "failed")
-"""How an Allocate can end: with devices; refused, as the request makes no sense, or names a device
-that is not listed, or one that is unhealthy; or without an answer, by a fault or as the caller went
-away."""
+"""How an Allocate can end; failed: without an answer, by a fault or a caller that went away."""
 
 PREPARES = ("prepared", "refused", "failed")
-"""How a claim's preparation can end: with devices; refused, as the user reads in the Pod's events;
-or failed by the API server, the disk or a fault."""
 
 _ALLOCATION = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
 
@@ -30,12 +26,9 @@ class Histogram:
         """`bounds` are sorted upper bounds, each included; numbers above the last one count too."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """One count for each bound, and one for everything above the last."""
         self.total = 0.0
-        """Sum of the numbers."""
 
     def add(self, number: float) -> None:
-        """Counts one number."""
         self.counts[bisect_left(self.bounds, number)] += 1
         self.total += number
 
@@ -51,12 +44,10 @@ class Counts:
     allocation_seconds: Histogram = field(default_factory=lambda: Histogram(_ALLOCATION))
     """Seconds from an Allocate call to its answer."""
     preferred: Counter[str] = field(default_factory=Counter)
-    """Answers to GetPreferredAllocation, by `preferred_allocation.Choice.reason`."""
     returns: int = 0
     """Times that the registration was lost and made again."""
 
     def allocated(self, result: str, seconds: float) -> None:
-        """Counts an Allocate call that ended."""
         self.allocations[result] += 1
         self.allocation_seconds.add(seconds)
 
@@ -66,13 +57,9 @@ class DraCounts:
     """Counts of one DRA driver, since the agent started."""
 
     prepares: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(PREPARES, 0)))
-    """Claims that the kubelet had prepared, by how that ended, one of `PREPARES`."""
     prepare_seconds: Histogram = field(default_factory=lambda: Histogram(_PREPARE))
-    """Seconds that a claim took, with reading it from the API server."""
     unprepares: Counter[str] = field(default_factory=lambda: Counter({"unprepared": 0}))
-    """Claims that the kubelet had unprepared."""
 
     def prepared(self, result: str, seconds: float) -> None:
-        """Counts a claim whose preparation ended."""
         self.prepares[result] += 1
         self.prepare_seconds.add(seconds)

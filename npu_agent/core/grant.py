@@ -62,7 +62,6 @@ def grant(devices: Iterable[Device]) -> Grant:
 
 
 def cdi_name(device: Device) -> str:
-    """The name by which a container runtime finds the nodes of a device."""
     return f"{device.card.access.cdi_kind}={device.id}"
 
 

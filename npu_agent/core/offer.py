@@ -33,10 +33,8 @@ class Device:
     card: Card
     cores: CoreRange
     name: str
-    """For people: ``npu0`` or ``npu0pe0-3``."""
     healthy: bool
     reason: str
-    """Why it is healthy or not, for people."""
     environment: tuple[tuple[str, tuple[str, ...]], ...]
     """For each variable the texts of the nodes that cover the cores:
     ``("ANVIL_CORES", ("0:0-1",))``."""
@@ -45,7 +43,6 @@ class Device:
 
     @property
     def order(self) -> tuple[int, str, int]:
-        """Sorts devices as their cards are numbered."""
         return (self.card.index, self.card.family, self.cores.first)
 
 
@@ -56,15 +53,13 @@ def resources(
     *,
     core_counts: Mapping[str, int],
 ) -> tuple[Resource, ...]:
-    """The resources that a config asks for.
+    """The resources that a config asks for; a family with an override is not in the default one.
 
     Args:
-        name: the resource of every family that `overrides` does not name.
+        name: the default resource.
         cores_per_device: of that resource; None is the whole card.
         overrides: (resource name, family, cores per device or None for the default above).
-        core_counts: every family there is, and how many cores its cards have.
-
-    A family with an override is not in the default resource: no core is offered twice.
+        core_counts: the cores of a card, for every family there is.
     """
     widths: dict[str, dict[str, int]] = {}
     overridden = {family for _, family, _ in overrides}

@@ -53,7 +53,6 @@ class DraNames:
     claim_kind: str
     """``example.com/claim``: the kind of the CDI devices that prepared claims are."""
     describe: Callable[[Card, CoreRange], Description]
-    """What is published of a card's device with these cores."""
     first: str = ""
     """The family whose cards the scheduler takes first where a claim leaves it the choice."""
 
@@ -142,7 +141,6 @@ def pool(
 
 
 def whole_cards(devices: Collection[PoolDevice]) -> tuple[PoolDevice, ...]:
-    """The pool of the same cards without their parts."""
     return tuple(replace(one, counters="") for one in devices if not one.is_part)
 
 
@@ -158,7 +156,6 @@ def devices_by_name(cards: Collection[CardState]) -> Mapping[str, tuple[str, Cor
 
 
 def _widths(card: Card) -> tuple[int, ...]:
-    """How many cores the devices of a card can have, from the whole card down."""
     if card.core_count > _MOST_COUNTERS:
         return (card.core_count,)
     widths = {len(cores) for cores, _ in card.access.core_nodes}
@@ -166,7 +163,6 @@ def _widths(card: Card) -> tuple[int, ...]:
 
 
 def _named(name: str, state: CardState, cores: CoreRange) -> str:
-    """The name of a device of the card whose whole device has this `name`."""
     if cores == state.card.all_cores:
         return name
     part = f"{_PART}{cores}"

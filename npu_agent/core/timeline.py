@@ -14,13 +14,11 @@ from typing import Literal
 from npu_agent.core.hardware import CardState
 
 SPAN = 86_400.0
-"""Seconds for which something is remembered."""
 MOST = 40
 """Entries of one subject: a card that flaps, or Pods that come and go, displace nothing else."""
 GONE = 64
 """Cards that are gone and remembered."""
 _LONGEST = 300
-"""Characters of a text."""
 
 Subject = Literal["agent", "card", "errors", "assignments", "resource", "dra", "config", "labels"]
 Tone = Literal["good", "bad", "warn", "plain"]
@@ -32,11 +30,8 @@ class TimelineEntry:
 
     subject: Subject
     tone: Tone
-    """Whether it is good news or bad."""
     text: str
-    """For people."""
     card: str | None = None
-    """The ID of the card that it is about."""
     at: float = 0.0
     """When it happened last."""
     first: float = 0.0
@@ -63,7 +58,6 @@ class Timeline:
     """The one that left last comes first."""
 
     def noted(self, happened: Iterable[TimelineEntry], now: float) -> Timeline:
-        """After all this has happened at `now`. What happens again is counted."""
         found = dict(self._by_subject)
         for one in happened:
             new = replace(one, text=one.text[:_LONGEST], at=now, first=now)
@@ -74,7 +68,6 @@ class Timeline:
         return _around(now, found, self.gone)
 
     def left(self, gone: Iterable[CardState], present: Iterable[CardState], now: float) -> Timeline:
-        """After these cards left, with those that are present now."""
         here = [state.card for state in present]
         left = [GoneCard(replace(state, reading=None), now) for state in gone]
         known = [*left, *self.gone]
@@ -87,7 +80,6 @@ class Timeline:
         return _around(now, self._by_subject, tuple(kept)[:GONE])
 
     def entries(self, now: float) -> tuple[TimelineEntry, ...]:
-        """What happened within `SPAN`, the latest first."""
         found = (one for each in self._by_subject.values() for one in each if now - one.at < SPAN)
         return tuple(sorted(found, key=lambda one: -one.at))
 
