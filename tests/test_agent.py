@@ -43,7 +43,7 @@ from npu_agent.vendors import REGISTRY
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
 from tests.processes import Process, started
-from tests.until import until
+from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
 DEADLINE = 30.0
@@ -290,10 +290,7 @@ async def followed(node: Node, keys: str) -> AsyncIterator[Followed]:
     text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n"
     file.write_text(text + keys)
     async with node.agent(config_file=file) as agent:
-        async with asyncio.timeout(DEADLINE):
-            async for address in agent.server.listening.watch():
-                if address:
-                    break
+        await first(agent.server.listening, bool)
         yield Followed(file, agent, text)
 
 
@@ -328,9 +325,7 @@ async def test_sets_and_resync_of_the_labels_are_followed(node: Node) -> None:
     features.parent.mkdir(parents=True)
 
     async def labels(condition: Callable[[str], bool]) -> None:
-        async with asyncio.timeout(DEADLINE):
-            while not features.exists() or not condition(features.read_text()):
-                await asyncio.sleep(0.05)
+        await until(lambda: features.exists() and condition(features.read_text()))
 
     metrics = "metrics: {listen: '127.0.0.1:0'}\n"
     async with followed(node, metrics + "labels: {output: nfd, resync: 86400}\n") as one:
@@ -353,15 +348,10 @@ async def test_events_are_switched_off_and_on_by_the_config(
         node.fault("npu0", "dead")
         await node.told(lambda p: (UUIDS[0], "Unhealthy") in p.devices)
         await one.edit(keys + "events: true\n")
-        async with asyncio.timeout(DEADLINE):
-            async for state in one.agent.poller.states.watch():
-                if state.generation == 2:
-                    break
+        await first(one.agent.poller.states, lambda state: state.generation == 2)
         assert one.agent.events.sending.reason is None
         node.fault("npu1", "dead")
-        async with asyncio.timeout(DEADLINE):
-            while one.agent.events.sending.reason is None:
-                await asyncio.sleep(0.02)
+        await until(lambda: one.agent.events.sending.reason)
 
 
 async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
@@ -486,10 +476,8 @@ async def test_the_agent_before_is_remembered_and_its_record_is_written_again(no
         before = json.loads((node.plugins / RECORD).read_bytes())
         assert {device["device"] for device in before["devices"]} == set(UUIDS)
     (node.root / "sys/class/npu_mgmt/npu1_mgmt/device_uuid").write_text(f"{UUIDS[0]}\n")
-    async with node.agent() as agent, asyncio.timeout(DEADLINE):
-        async for devices in agent.publisher.devices[NPU].watch():
-            if devices:
-                break
+    async with node.agent() as agent:
+        devices = await first(agent.publisher.devices[NPU], bool)
     ids = {device.name: device.id for device in devices}
     assert ids["npu0"] == UUIDS[0]
     assert ids["npu1"] not in UUIDS
@@ -506,8 +494,8 @@ async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
     monkeypatch.setattr(agent_module, "offered", offered)
     node.cards("warboy=2")
     async with node.agent():
-        first = await node.listed(2)
-        await node.told(lambda p: p.endpoint != first.endpoint)
+        before = await node.listed(2)
+        await node.told(lambda p: p.endpoint != before.endpoint)
 
 
 async def test_a_grant_that_no_answer_ever_lists_is_held(node: Node) -> None:
@@ -558,13 +546,10 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
     async with node.agent(metrics=MetricsConfig(listen="127.0.0.1:0", interval=600.0)) as agent:
         await node.listed(2)
         grant = await node.kubelet.allocate(NPU, 1)
-        async with asyncio.timeout(DEADLINE):
-            async for holdings in agent.store.usages.watch():
-                if holdings:
-                    break
-        first = await node.listed(2)
+        await first(agent.store.usages, bool)
+        before = await node.listed(2)
         node.kubelet.hang_up(NPU)
-        await node.told(lambda p: p.endpoint != first.endpoint and p.connected)
+        await node.told(lambda p: p.endpoint != before.endpoint and p.connected)
         node.kubelet.release(NPU, grant.ids)
         answered: set[float] = set()
         async with asyncio.timeout(DEADLINE):  # two such answers end a hold at other times

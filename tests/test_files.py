@@ -173,14 +173,8 @@ async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
     with pytest.raises(FileNotFoundError):  # in its turn: after what hung
         await files.read(slow, 10, deadline=DEADLINE)
     await files.replace(slow, b"new", deadline=DEADLINE)
-    await _until(lambda: {each.name for each in tmp_path.iterdir()} == {"slow", "quick"})
+    await until(lambda: {each.name for each in tmp_path.iterdir()} == {"slow", "quick"})
     assert slow.read_bytes() == b"new"
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_files_that_were_used_once_are_forgotten(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from npu_agent.outputs.web.history import History
 from tests.outputs.deviceplugin.client import Client, allocation
 from tests.outputs.deviceplugin.helpers import names
 from tests.test_agent import DEADLINE, NPU, UUIDS, Node, node
-from tests.until import until
+from tests.until import first, until
 
 __all__ = ["node"]
 
@@ -121,11 +121,9 @@ async def until_back_at(before: Counter[str], spare: int) -> None:
 
 async def settled(agent: Agent) -> str:
     """Waits until the server has loaded what it needs; returns its address."""
-    async with asyncio.timeout(DEADLINE):
-        async for address in agent.server.listening.watch():
-            if address:
-                return f"http://{address[0]}:{address[1]}"
-    raise AssertionError
+    address = await first(agent.server.listening, bool)
+    assert address
+    return f"http://{address[0]}:{address[1]}"
 
 
 @pytest.mark.usefixtures("hurried", "unheard")

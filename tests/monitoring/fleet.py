@@ -30,7 +30,7 @@ from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
 from tests.monitoring.helpers import manifest, write_rules
-from tests.until import until
+from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
 DEADLINE = 60.0
@@ -116,10 +116,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
     if busy:
         parts.append(asyncio.create_task(_allocate(kubelet)))
     try:
-        async with asyncio.timeout(DEADLINE):
-            async for address in agent.server.listening.watch():
-                if address:
-                    break
+        address = await first(agent.server.listening, bool)
         assert address
         yield f"{address[0]}:{address[1]}"
     finally:

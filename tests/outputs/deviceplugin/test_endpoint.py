@@ -17,6 +17,7 @@ from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices
 from tests.outputs.deviceplugin.client import DEADLINE, Client, Sleeper
 from tests.outputs.deviceplugin.helpers import crowd, devices, names, short_directory, state
+from tests.until import first
 
 
 @pytest.fixture
@@ -150,10 +151,8 @@ async def test_close_does_not_wait_for_a_reader_that_sleeps(directory: Path) -> 
     one = endpoint(directory, feed)
     await one.start()
     sleeper = Sleeper(one.path)
+    await first(one.plugin.streams, lambda streams: streams.open)
     async with asyncio.timeout(DEADLINE):
-        async for streams in one.plugin.streams.watch():
-            if streams.open:
-                break
         feed.close()
         await one.close()
     assert not one.path.exists()

@@ -25,6 +25,7 @@ from tests.outputs.deviceplugin.client import (
     preference,
 )
 from tests.outputs.deviceplugin.helpers import crowd, devices, short_directory, state
+from tests.until import first
 
 RESOURCE = "beta.furiosa.ai/npu"
 NO_MESSAGE = b"\xff" * 11
@@ -45,10 +46,7 @@ class Served:
 
     async def streams(self, number: int) -> None:
         """Waits until so many ListAndWatch streams are open."""
-        async with asyncio.timeout(DEADLINE):
-            async for streams in self.endpoint.plugin.streams.watch():
-                if streams.open == number:
-                    return
+        await first(self.endpoint.plugin.streams, lambda streams: streams.open == number)
 
 
 @pytest.fixture

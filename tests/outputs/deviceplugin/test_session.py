@@ -319,9 +319,7 @@ async def test_end_while_register_is_not_answered(room: Room) -> None:
     room.kubelet.answers = False
     await room.kubelet.start()
     async with room.running() as one:
-        async with asyncio.timeout(DEADLINE):
-            while not room.kubelet.calls:
-                await asyncio.sleep(0.001)
+        await until(lambda: room.kubelet.calls)
     assert one.status.value.phase is SessionPhase.ENDED
     assert not [name for name in names(room.directory) if name.startswith("npu-")]
 
