@@ -7,18 +7,24 @@ again. All pauses have full jitter.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
 
 from npu_agent.backoff import ApiBackoff
-from npu_agent.kube.client import WatchEvent
-from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.client import Api, WatchEvent
+from npu_agent.kube.errors import ApiError, Kind, unusable
+from npu_agent.kube.request import Request
 from npu_agent.ticks import set_within
+from npu_agent.typedjson import InvalidJsonError, convert
 
-SILENCE = 150.0
+_SILENCE = 150.0
 """Seconds: the API server sends a bookmark each minute (k8s.io/apiserver, cacher.go,
 defaultBookmarkFrequency), so two that are missing are a connection that is broken."""
 
@@ -26,6 +32,18 @@ BROKEN = (Kind.UNREACHABLE, Kind.TIMEOUT)
 """No answer: the API server may have been restarted."""
 _RESUMED = (*BROKEN, Kind.SERVER, Kind.TOO_MANY, Kind.UNAUTHORIZED, Kind.CREDENTIALS)
 """After these a watch goes on where it was. After others, such as 410, the objects are listed."""
+
+
+class Version(msgspec.Struct, frozen=True, rename="camel"):
+    """The metadata of a list, or of an object."""
+
+    resource_version: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    """Anything of the API server that has a version."""
+
+    metadata: Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +57,47 @@ class Timing:
     longest: float = 600.0
     steady: float = 5.0
     """That a watch has to last to count as one that worked."""
+
+
+@contextlib.asynccontextmanager
+async def watched(
+    api: Api, kind: str, selected: Mapping[str, str], as_: type[Any], version: str, seconds: float
+) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+    """Opens a watch for so many seconds: the events after a version.
+
+    Args:
+        api: the API server.
+        kind: of the objects.
+        selected: which of them, as a query.
+        as_: what each object has to have.
+        version: of a list, or of the object of an event.
+        seconds: then the API server ends it.
+    """
+    query = {
+        **selected,
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": version,
+        "timeoutSeconds": str(round(seconds)),
+    }
+    request = Request(verb="watch", kind=kind, answer=WatchEvent, query=query)
+    async with api.watch(request, silence=_SILENCE) as events:
+        yield _checked(request, events, as_)
+
+
+async def _checked(
+    request: Request[Any], events: AsyncIterator[WatchEvent], as_: type[Any]
+) -> AsyncIterator[WatchEvent]:
+    async for event in events:
+        try:
+            convert(event.object, Versioned)
+            if event.type != "BOOKMARK":
+                convert(event.object, as_)
+        except InvalidJsonError as error:
+            raise unusable(request, error) from error
+        if event.type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
+            raise unusable(request, ValueError("an event of an unknown type"))
+        yield event
 
 
 async def follow(

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import msgspec
 
 from npu_agent.feed import Feed
 from npu_agent.kube import follow
 from npu_agent.kube.client import Api, WatchEvent
-from npu_agent.kube.errors import ApiError, unusable
-from npu_agent.kube.follow import Timing
+from npu_agent.kube.errors import ApiError
+from npu_agent.kube.follow import Timing, Versioned
 from npu_agent.kube.node import Node, Taint
 from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
 from npu_agent.supervise import background
-from npu_agent.typedjson import InvalidJsonError, convert
+from npu_agent.typedjson import convert
 
 log = logger(__name__)
 
@@ -37,16 +33,7 @@ class OwnNode:
     taints: tuple[Taint, ...]
 
 
-class _Version(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: str
-
-
-class _Bookmark(msgspec.Struct, frozen=True):
-    metadata: _Version
-
-
-class _List(msgspec.Struct, frozen=True):
-    metadata: _Version
+class _List(Versioned, frozen=True):
     items: tuple[Node, ...] | None = None
 
 
@@ -85,7 +72,7 @@ class NodeWatch:
             async with background(
                 follow.follow(
                     list_=partial(self._list, name),
-                    watch=partial(_watch, self._api, name),
+                    watch=partial(follow.watched, self._api, "Node", _only(name), Node),
                     see=self._see,
                     opened=self._reporter.works,
                     failed=self._failed,
@@ -123,35 +110,3 @@ def _followed(node: Node) -> OwnNode:
 
 def _only(name: str) -> dict[str, str]:
     return {"fieldSelector": f"metadata.name={name}"}
-
-
-@contextlib.asynccontextmanager
-async def _watch(
-    api: Api, name: str, version: str, seconds: float
-) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-    query = {
-        **_only(name),
-        "watch": "true",
-        "allowWatchBookmarks": "true",
-        "resourceVersion": version,
-        "timeoutSeconds": str(round(seconds)),
-    }
-    request = Request(verb="watch", kind="Node", answer=WatchEvent, query=query)
-    async with api.watch(request, silence=follow.SILENCE) as events:
-        yield _checked(request, events)
-
-
-async def _checked(
-    request: Request[Any], events: AsyncIterator[WatchEvent]
-) -> AsyncIterator[WatchEvent]:
-    """The events, once each has what is read of it.
-
-    Raises:
-        ApiError: one has not.
-    """
-    async for event in events:
-        try:
-            convert(event.object, _Bookmark if event.type == "BOOKMARK" else Node)
-        except InvalidJsonError as error:
-            raise unusable(request, error) from error
-        yield event

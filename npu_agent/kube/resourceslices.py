@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from npu_agent.kube.client import Api, WatchEvent
 from npu_agent.kube.errors import unusable
-from npu_agent.kube.follow import SILENCE
+from npu_agent.kube.follow import Versioned, watched
 from npu_agent.kube.request import Request
 from npu_agent.typedjson import InvalidJsonError, convert
 
@@ -62,15 +62,7 @@ class _Slice(msgspec.Struct, frozen=True):
     spec: _Spec
 
 
-class _Version(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: Annotated[str, msgspec.Meta(min_length=1)]
-
-
-class _Versioned(msgspec.Struct, frozen=True):
-    metadata: _Version
-
-
-class _List(_Versioned, frozen=True):
+class _List(Versioned, frozen=True):
     items: list[dict[str, Any]] | None = None
 
 
@@ -93,37 +85,11 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
     return Listing(slices, answer.metadata.resource_version)
 
 
-@contextlib.asynccontextmanager
-async def watch(
-    api: Api, node: str, driver: str, resource_version: str, seconds: float
-) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-    """Opens a watch for so many seconds: the events after a `Listing`, or another event.
-
-    Each has a slice as its object; or it is a ``BOOKMARK``, whose object has a resourceVersion
-    only. A watch may begin after any of them.
-    """
-    query = {
-        **_of(node, driver),
-        "watch": "true",
-        "allowWatchBookmarks": "true",
-        "resourceVersion": resource_version,
-        "timeoutSeconds": str(round(seconds)),
-    }
-    request = Request(verb="watch", kind="ResourceSlice", answer=WatchEvent, query=query)
-    async with api.watch(request, silence=SILENCE) as events:
-        yield _slice_events(request, events)
-
-
-async def _slice_events(
-    request: Request[Any], events: AsyncIterator[WatchEvent]
-) -> AsyncIterator[WatchEvent]:
-    async for event in events:
-        _checked(request, event.object, _Versioned)
-        if event.type in ("ADDED", "MODIFIED", "DELETED"):
-            _checked(request, event.object, _Slice)
-        elif event.type != "BOOKMARK":
-            raise unusable(request, ValueError("an event of an unknown type"))
-        yield event
+def watch(
+    api: Api, node: str, driver: str, version: str, seconds: float
+) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+    """Opens a watch: see `watched`; each event has a slice as its object, or is a bookmark."""
+    return watched(api, "ResourceSlice", _of(node, driver), _Slice, version, seconds)
 
 
 async def apply(api: Api, slice_: Slice) -> Slice:

@@ -433,7 +433,7 @@ def _slices(data: bytes) -> None:
         _planned(_run(resourceslices.read(_Api(first), "n", "d")).slices)  # type: ignore[arg-type]
 
     async def events(api: Any) -> None:
-        async with resourceslices.watch(api, "n", "d", "1", seconds=1) as found:
+        async with resourceslices.watch(api, "n", "d", "1", 1) as found:
             async for event in found:
                 if event.type != "BOOKMARK":
                     _planned({event.object["metadata"]["name"]: event.object})
