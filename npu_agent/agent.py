@@ -251,6 +251,7 @@ class Agent:
             api=self._api,
             node_name=node_name,
             snapshots=self.inventory.hardware,
+            trends=self.inventory.trends,
             configs=self.poller.states,
             wanted=configs.map(lambda config: config.events),
             cordons=self.cordons.state,
@@ -327,10 +328,11 @@ class Agent:
         self._recorder = Recorder(
             __version__,
             self.inventory.hardware,
+            self.inventory.trends,
             self.store.usages,
             [
-                (self.inventory.snapshots.map(changes.errors_of), changes.error_entries),
                 (self.cordons.state, changes.cordon_entries),
+                (self.inventory.trends, changes.trend_entries),
                 (self.poller.states, changes.config_entries),
                 *(
                     (one.status, partial(changes.session_entries, subject="resource"))
@@ -479,6 +481,7 @@ class Agent:
             max_temperature=config.health.max_temperature,
             labels=self.labeller.state.value if self.labeller else None,
             condition=self.condition.state.value,
+            trends=self.inventory.trends.value,
             timeline=self._recorder.timeline,
             restarts=self.restarts,
             lag=self._lag.seconds,

@@ -82,7 +82,8 @@ class LoopErrors:
             if (now := time.monotonic()) < self._next:
                 self._left_out += 1
                 return
-            log.error("no connection can be accepted", reason=error, left_out=self._left_out)
+            why, left_out = error.strerror, self._left_out
+            log.error("no connection can be accepted", reason=why, left_out=left_out)
             self._next, self._left_out = now + _SELDOM, 0
             return
         loop.default_exception_handler(context)

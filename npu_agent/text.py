@@ -36,7 +36,7 @@ def reason(error: BaseException) -> str:
     """What failed, for people: the file and the words of an OSError, without Python's number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+    return str(error) or type(error).__name__
 
 
 def one_line(words: object, most: int = 300) -> str:

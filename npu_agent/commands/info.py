@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _once(args: argparse.Namespace) -> None:
-    snapshot = await read_once(vendors(args))
+    snapshot = await read_once(vendors(args), load=args.output != "table")
     if view.is_data(args):
         for note in view.not_served(snapshot):
             print(f"npu-agent: {note}", file=sys.stderr)

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from npu_agent.core.advice import TRENDS
 from npu_agent.core.hardware import CardState, CoreRange, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import devices_by_name
+from npu_agent.core.trends import at_one_moment
 from npu_agent.outputs.labels.compute import Explained
 from npu_agent.text import one_line
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+_GIB = 2**30
 WIDE = 400
 """Columns for what is not cut."""
 
@@ -58,7 +61,7 @@ def cards_as_json(
         assignments: who holds them; None: not known.
         cordons: by ID, why cards are cordoned.
     """
-    held = holders(snapshot, assignments or ())
+    held, lasts = holders(snapshot, assignments or ()), _lasting(snapshot)
     return [
         {
             **state.card.as_json(),
@@ -70,6 +73,10 @@ def cards_as_json(
             "pci_dev": state.card.dev,
             "temperature": state.reading.temperature() if state.reading else None,
             "power": state.reading.power() if state.reading else None,
+            "warnings": lasts[state.id],
+            "load": _load(state),
+            "memory": _memory(state),
+            "errors": dict(state.reading.errors) if state.reading else None,
             "pods": None
             if assignments is None
             else [
@@ -79,6 +86,31 @@ def cards_as_json(
         }
         for state in snapshot.cards
     ]
+
+
+def _lasting(snapshot: Snapshot) -> dict[str, list[str]]:
+    """What is wrong with cards that are healthy: ``is hot: above 90 °C``."""
+    found: dict[str, list[str]] = {state.id: [] for state in snapshot.cards}
+    for (kind, id_), trend in at_one_moment(snapshot).found.items():
+        found[id_].append(f"{TRENDS[kind].begins}: {trend.detail}")
+    return found
+
+
+def _load(state: CardState) -> float | None:
+    """The mean load of its cores in per cent; None if it is not known."""
+    cores = state.reading.cores if state.reading else ()
+    known = [core.utilization for core in cores if core.utilization is not None]
+    return round(sum(known) / len(known), 1) if known else None
+
+
+def _memory(state: CardState) -> dict[str, int] | None:
+    """Bytes ``used`` of the ``total``; None if it is not known."""
+    cores = (
+        {core.source or core.core: core for core in state.reading.cores} if state.reading else {}
+    )
+    used = [core.dram_used for core in cores.values() if core.dram_used is not None]
+    total = [core.dram_total for core in cores.values() if core.dram_total is not None]
+    return {"used": sum(used), "total": sum(total)} if used and total else None
 
 
 class Holder(NamedTuple):
@@ -154,18 +186,22 @@ def cards_table(
         width: columns that there are; None: as many as are needed.
     """
     held = holders(snapshot, assignments or ())
+    lasts = _lasting(snapshot)
     rows = [
-        _cells(state, held[state.id], (cordons or {}).get(state.id)) for state in snapshot.cards
+        _cells(state, held[state.id], lasts[state.id], (cordons or {}).get(state.id))
+        for state in snapshot.cards
     ]
     columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
     columns += ["Cut"] if any(one.part for each in held.values() for one in each) else []
     columns += ["Pod"] if assignments or (wide and assignments is not None) else []
-    columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"] if wide else []
+    if wide:
+        columns += ["Load", "Memory", "Errors", "UUID", "Serial", "Driver", "Firmware", "NUMA"]
     if width is not None:
         columns = fitting(columns, rows, width)
     table = _table(columns, right=("Temp.", "Power", "Cores"))
     for state, cells in zip(snapshot.cards, rows, strict=True):
-        style = "red" if state.health.state is HealthState.UNHEALTHY else None
+        bad = lasts[state.id] or state.health.state is HealthState.UNHEALTHY
+        style = "red" if bad else None
         table.add_row(*(one_line(cells[name]) for name in columns), style=style)
     return table
 
@@ -191,15 +227,20 @@ def fitting(
     return left
 
 
-def _cells(state: CardState, held: Sequence[Holder], cordoned: str | None) -> dict[str, str]:
+def _cells(
+    state: CardState, held: Sequence[Holder], lasts: Sequence[str], cordoned: str | None
+) -> dict[str, str]:
     card, reading = state.card, state.reading
     temperature = reading.temperature() if reading else None
     power = reading.power() if reading else None
     health = state.health.state.value
     if state.health.state is not HealthState.HEALTHY:
         health += f": {state.health.reason}"
+    health = ", but ".join((health, *lasts))
     if cordoned is not None:
         health += f"; cordoned: {cordoned}"
+    load, memory = _load(state), _memory(state)
+    errors = [f"{label} {count}" for label, count in (reading.errors if reading else ()) if count]
     return {
         "NPU": card.name,
         "Name": card.title,
@@ -211,6 +252,11 @@ def _cells(state: CardState, held: Sequence[Holder], cordoned: str | None) -> di
         "Health": health,
         "Cut": ", ".join(f"{one.part} {one.name}" for one in held if one.part) or "-",
         "Pod": ", ".join(sorted({one.name for one in held})) or "-",
+        "Load": "-" if load is None else f"{load:.0f}%",
+        "Memory": "-"
+        if memory is None
+        else f"{memory['used'] / _GIB:.1f} of {memory['total'] / _GIB:.0f} GiB",
+        "Errors": ", ".join(errors) or "-",
         "UUID": card.uuid or "-",
         "Serial": card.serial or "-",
         "Driver": card.driver_version or "-",
@@ -272,7 +318,7 @@ def labels_table(explained: Iterable[Explained]) -> Table:
     return table
 
 
-_FOLDS = ("Health", "Cut", "Pod", "Why")
+_FOLDS = ("Health", "Cut", "Pod", "Errors", "Why")
 """Columns with texts, which may be folded."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npu_agent.core.hardware import Cause
+from npu_agent.core.trends import TrendKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +53,7 @@ ADVICE: Mapping[Cause, Advice] = {
     ),
     Cause.NONSENSE: Advice(
         means="the driver does not give a sound answer",
-        example="alive says neither 0 nor 1 but b'?'",
+        example='alive says neither 0 nor 1 but "?"',
         remedy="reload the driver; if that does not help, reboot the node",
     ),
     Cause.HOT: Advice(
@@ -65,6 +66,58 @@ ADVICE: Mapping[Cause, Advice] = {
     ),
 }
 """For each cause. The table of the runbook (docs/monitoring.md) is made from it by `make docs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrendAdvice:
+    """How people are informed of what lasts on a card, and what to do about it."""
+
+    begins: str
+    """With the card before it: ``is hot``."""
+    many: str
+    """The same of several cards: ``are hot``."""
+    ends: str
+    remedy: str
+    runbook: str
+    command: str = ADVICE[Cause.DEAD].command
+
+
+TRENDS: Mapping[TrendKind, TrendAdvice] = {
+    TrendKind.HOT: TrendAdvice(
+        begins="is hot",
+        many="are hot",
+        ends="is no longer hot",
+        remedy=COOLING,
+        runbook="nputemperaturehigh",
+        command=ADVICE[Cause.HOT].command,
+    ),
+    TrendKind.ERRORS: TrendAdvice(
+        begins="counts new errors",
+        many="count new errors",
+        ends="has counted no new errors for 15 minutes",
+        remedy="ask whether the Pods that hold it are well; once is no reason to act",
+        runbook="npuerrorsrising",
+    ),
+    TrendKind.FLAPPING: TrendAdvice(
+        begins="is flapping",
+        many="are flapping",
+        ends="flaps no longer: see how it is now",
+        remedy="take it out of service until it is repaired: a card that comes and goes takes "
+        "the Pods down that it is given to",
+        runbook="npucardflapping",
+        command="npu-agent cordon {card} --reason flapping",
+    ),
+    TrendKind.TWINS: TrendAdvice(
+        begins="reports the UUID of another card",
+        many="report one UUID",
+        ends="has a UUID of its own",
+        remedy="give one of them a UUID of its own (firmware), or take it out: they are served "
+        "under other IDs, and records by UUID mix them up",
+        runbook="log-lines",
+        command="npu-agent info -o wide",
+    ),
+}
+"""For each thing that lasts."""
 
 UNREADABLE = "it may be a card: see `dmesg` on the node, and reload the driver"
 """What to do about an entry that cannot be read: `SkippedDevice.unread`."""

@@ -11,21 +11,21 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from npu_agent.core.advice import plain_reason
+from npu_agent.core.advice import TRENDS, plain_reason
 from npu_agent.core.cordon import Cordons, cordon_changes
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import Subject, TimelineEntry, Tone
-
-Errors = Mapping[str, tuple[str, tuple[tuple[str, int], ...]]]
-"""By a card's ID, its name and error counters."""
+from npu_agent.core.trends import Trend, TrendKind, Trends
 
 
 class ChangeKind(enum.Enum):
     """What became of a card."""
 
     REMOVED = "removed"
+    EXCHANGED = "exchanged"
+    """Another card is in the place of one that was there."""
     FOUND = "found"
     """It was there at the start."""
     ADDED = "added"
@@ -44,7 +44,22 @@ class CardChange:
     card: CardState
     """As it is now; as it was, if it was removed."""
     before: CardState | None = None
-    """None: it was not there."""
+    """As it was, or the card that it has taken the place of; None: it was not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrendChange:
+    """Something that lasts on a card began, or ended."""
+
+    kind: TrendKind
+    trend: Trend
+    began: bool
+
+    @property
+    def text(self) -> str:
+        """``npu0 is hot: above 90 °C``, without the name."""
+        words = TRENDS[self.kind]
+        return f"{words.begins}: {self.trend.detail}" if self.began else words.ends
 
 
 def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
@@ -56,12 +71,18 @@ def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
         return
     old = {state.id: state for state in before.cards}
     new = {state.id for state in after.cards}
+    places = {state.card.place: state for state in after.cards if state.id not in old}
+    exchanged = {}
     for state in before.cards:
-        if state.id not in new:
+        if state.id not in new and state.card.place in places:
+            exchanged[places[state.card.place].id] = state
+        elif state.id not in new:
             yield CardChange(ChangeKind.REMOVED, state)
     for state in after.cards:
         previous = old.get(state.id)
-        if previous is None:
+        if state.id in exchanged:
+            yield CardChange(ChangeKind.EXCHANGED, state, exchanged[state.id])
+        elif previous is None:
             yield CardChange(ChangeKind.ADDED if before.complete else ChangeKind.FOUND, state)
         elif previous.card.name != state.card.name:
             yield CardChange(ChangeKind.RENUMBERED, state, previous)
@@ -75,8 +96,31 @@ def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
             yield CardChange(ChangeKind.HEALTH, state, previous)
 
 
+def flaps(changes: Iterable[CardChange]) -> tuple[CardState, ...]:
+    """The cards that failed, recovered, came or left: who does so often flaps."""
+    counted = (ChangeKind.REMOVED, ChangeKind.ADDED, ChangeKind.UNHEALTHY, ChangeKind.RECOVERED)
+    return tuple(change.card for change in changes if change.kind in counted)
+
+
+def news(changes: Iterable[CardChange], trends: Trends) -> Iterator[CardChange]:
+    """The changes that people should find: of a card that flaps, each one is no news."""
+    flapping = trends.of(TrendKind.FLAPPING)
+    return (change for change in changes if change.card.id not in flapping)
+
+
+def trend_changes(before: Trends, after: Trends) -> Iterator[TrendChange]:
+    """Which trends began, and which ended."""
+    for at, trend in before.found.items():
+        if at not in after.found:
+            yield TrendChange(at[0], trend, began=False)
+    for at, trend in after.found.items():
+        if at not in before.found:
+            yield TrendChange(at[0], trend, began=True)
+
+
 _CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str]] = {
     ChangeKind.REMOVED: ("bad", "{name} is gone"),
+    ChangeKind.EXCHANGED: ("plain", "{name} is another card now: {title}, {id}"),
     ChangeKind.ADDED: ("good", "{name} was added: {title}"),
     ChangeKind.RENUMBERED: ("plain", "{before} is {name} now"),
     ChangeKind.UNHEALTHY: ("bad", "{name} became unhealthy: {reason}"),
@@ -92,31 +136,23 @@ def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
             text = text.format(
                 name=one.card.card.name,
                 title=one.card.card.title,
+                id=one.card.id,
                 before=one.before and one.before.card.name,
                 reason=plain_reason(one.card.health),
             )
             yield TimelineEntry(subject="card", tone=tone, text=text, card=one.card.id)
 
 
-def errors_of(snapshot: Snapshot) -> Errors:
-    """The error counters of the cards that have been read."""
-    return {
-        state.id: (state.card.name, state.reading.errors)
-        for state in snapshot.cards
-        if state.reading is not None and state.reading.errors
-    }
-
-
-def error_entries(before: Errors, after: Errors) -> Iterator[TimelineEntry]:
-    """Which counters rose. A card that was not read before says nothing new."""
-    for id_, (name, counters) in after.items():
-        _, old = before.get(id_, ("", counters))
-        known = dict(old)
-        new = {label: count - known.get(label, 0) for label, count in counters}
-        risen = [label for label, more in new.items() if more > 0]
-        if risen:
-            text = f"{name} counted new errors: {', '.join(risen)}"
-            yield TimelineEntry(subject="errors", tone="warn", text=text, card=id_)
+def trend_entries(before: Trends, after: Trends) -> Iterator[TimelineEntry]:
+    """What began or ended to last on cards."""
+    for one in trend_changes(before, after):
+        card = one.trend.card
+        yield TimelineEntry(
+            subject="errors" if one.kind is TrendKind.ERRORS else "card",
+            tone="warn" if one.began else "good",
+            text=f"{card.card.name} {one.text}",
+            card=card.id,
+        )
 
 
 def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:

@@ -52,7 +52,7 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
         return None
     found, wanted = usable(state), seen if expected is None else expected
     fenced = [*_fenced(state)]
-    gone = [one.state.card.name for one in state.timeline.gone] if found < wanted else []
+    gone = [one.state.card.name for one in state.missing] if found < wanted else []
     services = [note for note in problems(state) if note.unready and note.subject in _SERVICES]
     said = [f"{found} of {wanted} cards are healthy", *fenced]
     if gone:

@@ -117,6 +117,11 @@ class Card:
         return (self.family, self.index)
 
     @property
+    def place(self) -> str:
+        """Where it is in the host: two cards there are never there at the same time."""
+        return self.pci_bus_id or self.name
+
+    @property
     def identities(self) -> frozenset[str]:
         """What identifies the card wherever it is: ``uuid:...``, ``serial:...``, ``pci:...``."""
         return _identities(self.uuid, self.serial, self.pci_bus_id)

@@ -13,12 +13,19 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
-from npu_agent.core.advice import COOLING, KUBELET, UNREADABLE, advice, plain_reason
+from npu_agent.core.advice import (
+    KUBELET,
+    TRENDS,
+    UNREADABLE,
+    advice,
+    plain_reason,
+)
 from npu_agent.core.api_mode import ApiMode, WantedApi
 from npu_agent.core.hardware import CardState, Cause, HealthState
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
+from npu_agent.core.trends import VERY_HOT, TrendKind, is_above
 
 Subject = Literal[
     "card", "resource", "dra", "assignments", "config", "labels", "node", "hardware", "cdi"
@@ -27,12 +34,8 @@ Severity = Literal["critical", "warning", "info"]
 """As the alerts have it: Pods lose NPUs now; this working day; to know."""
 _SEVERITIES: Sequence[Severity] = ("critical", "warning", "info")
 
-HOT, VERY_HOT = 90.0, 100.0
-"""°C above which a card is hot, and so hot that the load has to go now: as the alerts have it."""
-_RISING = 900.0
-"""Seconds for which a counted error is a problem, as the alert has it; later it is a note."""
 _MISSED = 6 * 3600.0
-"""The same for a card that left."""
+"""Seconds for which a card that left is a problem, as the alert has it; later it is a note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +96,20 @@ def unready(state: AgentState) -> tuple[str, ...]:
 
 def _of_cards(state: AgentState) -> Iterator[Note]:
     """What is wrong with cards: in the order of the harm within a severity."""
-    cards = state.snapshot.cards
+    cards, flapping = state.snapshot.cards, state.trends.of(TrendKind.FLAPPING)
     by_cause: dict[Cause | None, list[CardState]] = {}
-    for card in filter(is_fenced, cards):
-        by_cause.setdefault(card.health.cause, []).append(card)
+    for card in cards:
+        if is_fenced(card) and card.id not in flapping:
+            by_cause.setdefault(card.health.cause, []).append(card)
     unhealthy = (_unhealthy(found, state) for found in by_cause.values())
     yield from sorted(unhealthy, key=lambda note: not note.pods)
     yield from _gone(state)
+    # One that flaps may be gone at this very moment.
+    yield from _lasting(TrendKind.FLAPPING, [one.card for one in flapping.values()], state)
     hot = [card for card in cards if is_hot(card, state) and not is_fenced(card)]
-    for very in (True, False):
-        if those := [card for card in hot if _is_very_hot(card) is very]:
-            yield _hot(those, state, very=very)
+    very_hot = [card for card in hot if is_above(card, VERY_HOT)]
+    for found in (very_hot, [card for card in hot if card not in very_hot]):
+        yield from _lasting(TrendKind.HOT, found, state, very=found is very_hot)
     if stale := [card for card in cards if state.is_stale(card) and not is_fenced(card)]:
         yield Note(
             "card",
@@ -116,22 +122,51 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
             pods=_pods(stale, state),
             command=advice(Cause.HANGS).command,
         )
-    lately = rising(state)
-    if counting := [card for card in cards if card.id in lately]:
-        each = "; ".join(f"{card.card.name} {_counted(card)}" for card in counting[:_NAMED])
-        found = _counted(counting[0]) if len(counting) == 1 else each
-        yield Note(
-            "card",
-            f"{_names(counting)} counted new errors: {found}",
-            _ids(counting),
-            remedy="ask whether the Pods that hold it are well; once is no reason to act",
-            runbook="npuerrorsrising",
-            since=min(lately[card.id] for card in counting),
-            pods=_pods(counting, state),
-            command=advice(None).command,
-        )
+    counting, twins = state.trends.of(TrendKind.ERRORS), state.trends.of(TrendKind.TWINS)
+    found = [card for card in cards if card.id in counting]
+    yield from _lasting(TrendKind.ERRORS, found, state)
+    for uuid in sorted({one.detail for one in twins.values()}):
+        same = [card for card in cards if card.id in twins and card.card.uuid == uuid]
+        yield from _lasting(TrendKind.TWINS, same, state)
 
 
+def _lasting(
+    kind: TrendKind, cards: Sequence[CardState], state: AgentState, *, very: bool = False
+) -> Iterator[Note]:
+    """One entry for what lasts on these cards, if there are any; `very`: they are very hot."""
+    if not cards:
+        return
+    found, pods, several = TRENDS[kind], _pods(cards, state), len(cards) > 1
+    trends, words = state.trends.of(kind), found.many if several else found.begins
+    detail = trends[cards[0].id].detail
+    if kind is TrendKind.HOT:
+        words = words.replace("hot", "very hot") if very else words
+        detail = ", ".join(f"{_temperature(card):.1f} °C" for card in cards[:_NAMED])
+    elif kind is TrendKind.ERRORS:
+        named = (f"{card.card.name} " * several + _counted(card) for card in cards[:_NAMED])
+        detail = "; ".join(named)
+    elif kind is TrendKind.FLAPPING:
+        detail += ", again and again"
+        away = (pod for card in cards for pod in _held(state).get(card.card.name, ()))
+        pods = tuple(dict.fromkeys((*pods, *away)))
+    command = found.command.format(card=cards[0].card.name)
+    remedy = found.remedy
+    if very:
+        remedy, command = f"{_LOAD}; {remedy}", _delete(pods) or command
+    yield Note(
+        "card",
+        f"{_names(cards)} {words}: {detail}{_used(pods)}",
+        tuple(card.id for card in cards if card in state.snapshot.cards),
+        remedy=remedy,
+        runbook="nputemperaturecritical" if very else found.runbook,
+        severity="critical" if very else "warning",
+        since=min(trends[card.id].since for card in cards),
+        pods=pods,
+        command=command,
+    )
+
+
+_LOAD = "take the load away now: delete the Pods that hold it"
 _NAMED = 4
 """Cards that are named; of more there is the number."""
 
@@ -193,15 +228,22 @@ def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
     )
 
 
-def _gone(state: AgentState) -> Iterator[Note]:
-    """Cards that left, and Pods that hold what is not there."""
+def _held(state: AgentState) -> dict[str, tuple[str, ...]]:
+    """By the name of a card that is gone, the Pods that hold it."""
     held: dict[str, tuple[str, ...]] = {}
     for one in state.gone:
         name = state.name_of_gone(one)
         held[name] = tuple(dict.fromkeys((*held.get(name, ()), _pod(one))))
-    for left in state.timeline.gone:
-        if state.monotonic - left.since < _MISSED:
-            pods = held.pop(left.state.card.name, ())
+    return held
+
+
+def _gone(state: AgentState) -> Iterator[Note]:
+    """Cards that left, and Pods that hold what is not there."""
+    held = _held(state)
+    for left in state.missing:
+        pods = held.pop(left.state.card.name, ())
+        flaps = (TrendKind.FLAPPING, left.state.id) in state.trends.found
+        if state.monotonic - left.since < _MISSED and not flaps:
             yield Note(
                 "card",
                 f"{left.state.card.name} is gone: it was here while this agent ran{_used(pods)}",
@@ -227,46 +269,12 @@ def _gone(state: AgentState) -> Iterator[Note]:
 
 
 def is_hot(card: CardState, state: AgentState) -> bool:
-    """Whether the card's present temperature is a reason to act, fenced for it or not."""
-    temperature = card.reading.temperature() if card.reading else None
-    limit = HOT if state.max_temperature is None else min(HOT, state.max_temperature)
-    return temperature is not None and temperature > limit and not state.is_stale(card)
+    """Whether the card's temperature is a reason to act, fenced for it or not."""
+    return card.id in state.trends.of(TrendKind.HOT) and not state.is_stale(card)
 
 
 def _temperature(card: CardState) -> float:
     return (card.reading and card.reading.temperature()) or 0.0
-
-
-def _is_very_hot(card: CardState) -> bool:
-    return _temperature(card) > VERY_HOT
-
-
-def _hot(cards: Sequence[CardState], state: AgentState, *, very: bool) -> Note:
-    pods, how = _pods(cards, state), "very hot" if very else "hot"
-    several = len(cards) > 1
-    up_to = "up to " if several else ""
-    return Note(
-        "card",
-        f"{_names(cards)} {'are' if several else 'is'} {how}: "
-        f"{up_to}{max(map(_temperature, cards)):.1f} °C{_used(pods)}",
-        _ids(cards),
-        remedy=f"take the load away now: delete the Pods that hold it; {COOLING}"
-        if very
-        else COOLING,
-        runbook="nputemperaturecritical" if very else "nputemperaturehigh",
-        severity="critical" if very else "warning",
-        pods=pods,
-        command=(very and _delete(pods)) or advice(Cause.HOT).command,
-    )
-
-
-def rising(state: AgentState) -> Mapping[str, float]:
-    """The IDs of the cards whose error counters rose a short time ago, and since when they do."""
-    return {
-        one.card: one.first
-        for one in state.timeline.entries(state.monotonic)
-        if one.subject == "errors" and one.card and state.monotonic - one.at < _RISING
-    }
 
 
 def _counted(card: CardState) -> str:
@@ -466,8 +474,8 @@ def notes(state: AgentState) -> Iterator[Note]:
 
 
 def _notes(state: AgentState) -> Iterator[Note]:
-    lately = rising(state)
-    for gone in state.timeline.gone:
+    lately = state.trends.of(TrendKind.ERRORS)
+    for gone in state.missing:
         if state.monotonic - gone.since >= _MISSED:
             yield Note("card", f"{gone.state.card.name} is gone", runbook="npucardmissing")
     for card in state.snapshot.cards:

@@ -21,7 +21,8 @@ from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, PreparedClaim, Usage, card_of, footprints_of
 from npu_agent.core.offer import Device, Resource, names
 from npu_agent.core.pool import PoolDevice
-from npu_agent.core.timeline import Timeline
+from npu_agent.core.timeline import GoneCard, Timeline
+from npu_agent.core.trends import Trends
 from npu_agent.core.trouble import Trouble
 
 
@@ -52,7 +53,7 @@ class SessionStatus:
     reason: str = ""
     registrations: int = 0
     """Successful registrations since the start."""
-    since: float | None = None
+    since: float | None = field(default=None, compare=False)
     """When it came to this phase; None: it has been so from the start."""
 
 
@@ -233,6 +234,8 @@ class AgentState:
     """None: the Node's condition is switched off."""
     maintenance: str = ""
     """What work on the Node is under way, for people; empty: none."""
+    trends: Trends = field(default_factory=Trends)
+    """What lasts on cards."""
     timeline: Timeline = field(default_factory=Timeline)
     """What has happened within a day, and which cards are gone."""
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -271,6 +274,12 @@ class AgentState:
             for pod in claim.pods
         )
         return (*by_plugin, *by_claim)
+
+    @cached_property
+    def missing(self) -> tuple[GoneCard, ...]:
+        """The cards that left within a day and whose place is empty."""
+        taken = {card.card.place for card in self.snapshot.cards}
+        return tuple(one for one in self.timeline.gone if one.state.card.place not in taken)
 
     def name_of_gone(self, one: Assignment) -> str:
         """What people called the card of an assignment whose card is gone; else its device."""

@@ -31,7 +31,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "serving agent": _KUBELET,
     "pod-resources": _KUBELET,
     "cgroups": _SYS,
-    "resource *": (*_SYS, *_KUBELET, "other plugins", "odd *", "readiness"),
+    "resource *": (*_SYS, *_KUBELET, "other plugins", "UUIDs", "odd *", "readiness"),
     "CDI directory": ("host root",),
     "NFD directory": ("host root",),
     "metrics.listen": ("metrics.tls",),

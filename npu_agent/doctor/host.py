@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent.config import disabled_for
-from npu_agent.core.advice import UNREADABLE, advice, plain_reason
+from npu_agent.core.advice import TRENDS, UNREADABLE, advice, plain_reason
 from npu_agent.core.hardware import Card, CardState, HealthState, SkippedDevice, Snapshot
 from npu_agent.core.offer import names
+from npu_agent.core.trends import Trend, TrendKind, at_one_moment
 from npu_agent.core.trouble import TroubleKind
 from npu_agent.core.vendor import Driver
 from npu_agent.doctor.agent import NO_REPORT, report
@@ -40,6 +41,8 @@ async def lines(context: Context) -> Lines:
     found = await context.probe(snapshot)
     for state in found.cards:
         yield f"card {state.card.name}", _card(context, state)
+    if twins := at_one_moment(found).of(TrendKind.TWINS):
+        yield "UUIDs", _twins([*twins.values()])
     for odd in found.skipped:
         yield f"odd {Path(odd.entry).name}", _odd(odd)
 
@@ -185,7 +188,7 @@ async def _card(context: Context, state: CardState) -> Check:
     card, health = state.card, state.health
     if health.state is HealthState.UNHEALTHY:
         detail = f"unhealthy, and not handed out: {plain_reason(health)}"
-        return wrong(detail, advice(health.cause).remedy, DRIVER_LOG)
+        return wrong(detail, advice(health.cause).remedy, advice(health.cause).command)
     if bad := await context.in_thread(lambda: tuple(_bad_nodes(context.host_root, card))):
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         return wrong(
@@ -197,11 +200,21 @@ async def _card(context: Context, state: CardState) -> Check:
     disabled = disabled_for(context.config, context.node_name)
     if names(state) & {word.lower() for word in disabled}:
         return note("not handed out: the config's disabledDevices names it")
+    lasts = at_one_moment(await context.probe(snapshot), context.config.health.max_temperature)
+    if hot := lasts.of(TrendKind.HOT).get(state.id):
+        words = TRENDS[TrendKind.HOT]
+        return note(f"{words.begins}: {hot.detail}", words.remedy)
     for problem in (await context.probe_or(report, NO_REPORT)).problems:
         if state.id in problem.cards:
             return note(problem.text, problem.remedy)
     count = len(card.access.nodes())
     return ok(f"{health.state.value} ({health.reason}); {count} device nodes; {state.id}")
+
+
+def _twins(twins: Sequence[Trend]) -> Check:
+    words = TRENDS[TrendKind.TWINS]
+    names = ", ".join(one.card.card.name for one in twins)
+    return wrong(f"{names} {words.many}: {twins[0].detail}", words.remedy, words.command)
 
 
 def _bad_nodes(root: Path, card: Card) -> Iterator[str]:

@@ -7,6 +7,7 @@ here, on the event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -14,13 +15,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npu_agent import text
-from npu_agent.core.changes import ChangeKind, card_changes
+from npu_agent.core import trends
+from npu_agent.core.advice import TRENDS, plain_reason
+from npu_agent.core.changes import (
+    CardChange,
+    ChangeKind,
+    TrendChange,
+    card_changes,
+    flaps,
+    news,
+    trend_changes,
+)
 from npu_agent.core.hardware import (
     CardState,
     SkippedDevice,
     Snapshot,
 )
 from npu_agent.core.identity import identify, remember
+from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
 from npu_agent.inventory.card import Answers, CardWatch, Questions, Settings, View, ask
@@ -29,7 +41,7 @@ from npu_agent.logs import logger
 from npu_agent.ticks import set_within, until_tick
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 log = logger(__name__)
 
@@ -66,6 +78,8 @@ class Inventory:
         """
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self.hardware = self.snapshots.map(Snapshot.without_readings)
+        self.trends: Feed[Trends] = Feed(Trends())
+        """What lasts on cards; never older than `snapshots`."""
         """Without readings, which change all the time."""
         self._vendors = tuple(vendors)
         self._place = ", ".join(vendor.place for vendor in vendors)
@@ -205,6 +219,8 @@ class Inventory:
         if self._found.entries is None and (before.complete or not trouble):
             return
         if before.complete and (views, trouble) == self._shown:
+            if self.trends.value.of(TrendKind.FLAPPING):
+                self._follow(before, before)
             return
         if not before.complete and not all(view.probed for view in views.values()):
             return  # outputs see the whole picture first, not a list that grows card by card
@@ -229,8 +245,18 @@ class Inventory:
             skipped=tuple(odd),
             complete=True,
         )
-        if self.snapshots.publish(after):
-            _log_changes(before, after)
+        if after != before:
+            self._follow(before, after)
+            self.snapshots.publish(after)
+
+    def _follow(self, before: Snapshot, after: Snapshot) -> None:
+        """Brings the trends up to date, and logs what is new."""
+        found, known = tuple(card_changes(before, after)), self.trends.value
+        limit = trends.hot_above(self._settings.value.policy.max_temperature)
+        now = trends.step(known, before, after, flaps(found), time.monotonic(), limit)
+        self.trends.publish(now)
+        _log_changes(before, after, tuple(news(found, now)))
+        _log_trends(trend_changes(known, now))
 
 
 def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
@@ -244,23 +270,47 @@ def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
     return _Found(before.entries, trouble)
 
 
-async def read_once(vendors: Sequence[Vendor]) -> Snapshot:
-    """One complete Snapshot, as `npu-agent info` needs it; about a second at most."""
-    inventory = Inventory(vendors)
+async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapshot:
+    """One complete Snapshot, as `npu-agent info` needs it; about a second at most.
+
+    The load of cores is known from two readings: with `load` it waits for a second one.
+    """
+    inventory = Inventory(vendors, Feed(Settings(health_interval=0.3, telemetry_interval=0.3)))
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
         snapshot = await inventory.snapshots.until(lambda found: found.complete)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0 if load else 0.0):
+                snapshot = await inventory.snapshots.until(_has_loads)
         running.cancel()
     return snapshot
 
 
-def _log_changes(before: Snapshot, after: Snapshot) -> None:
-    for change in card_changes(before, after):
+def _has_loads(snapshot: Snapshot) -> bool:
+    cores = (core for card in snapshot.cards if card.reading for core in card.reading.cores)
+    return all(core.utilization is not None for core in cores if core.cycles is not None)
+
+
+def _log_trends(changes: Iterable[TrendChange]) -> None:
+    for one in changes:
+        card, words = one.trend.card, TRENDS[one.kind]
+        if one.began:
+            what, reason = f"card {words.begins}", one.trend.detail
+            log.warning(what, card=card.card.name, id=card.id, reason=reason)
+        else:
+            what = f"card {words.ends}"
+            log.info(what, card=card.card.name, id=card.id)
+
+
+def _log_changes(before: Snapshot, after: Snapshot, changes: Sequence[CardChange]) -> None:
+    for change in changes:
         card, health, was = change.card.card, change.card.health, change.before
         name, id_ = card.name, change.card.id
         match change.kind:
             case ChangeKind.REMOVED:
                 log.warning("card removed", card=name, id=id_)
+            case ChangeKind.EXCHANGED if was:
+                log.warning("card exchanged", card=name, id=id_, before=was.id)
             case ChangeKind.FOUND | ChangeKind.ADDED:
                 log.info(
                     "card added",
@@ -275,9 +325,9 @@ def _log_changes(before: Snapshot, after: Snapshot) -> None:
             case _ if was:  # its health; of a new card that has been logged
                 report = log.warning if change.kind is ChangeKind.UNHEALTHY else log.info
                 what, state = f"card {health.state.value}", was.health.state.value
-                report(what, card=name, id=id_, reason=health.reason, was=state)
+                report(what, card=name, id=id_, reason=plain_reason(health), was=state)
     for entry in after.skipped:
         if entry not in before.skipped:
             log.warning("not served", entry=entry.entry, reason=entry.reason)
-    if not after.cards and (before.cards or not before.complete):
+    if not after.cards and (changes or not before.complete):
         log.info("no cards on this host: waiting for some")

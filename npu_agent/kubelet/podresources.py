@@ -22,6 +22,7 @@ from npu_agent.kubelet import decode
 from npu_agent.kubelet.pods import Pods
 from npu_agent.kubelet.rpc import ask
 from npu_agent.logs import Reporter, logger
+from npu_agent.text import reason
 from npu_agent.threads import DaemonThread
 from npu_agent.ticks import set_within, until_tick
 
@@ -186,7 +187,7 @@ async def _answer(socket: Path, method: str, deadline: float) -> bytes:
     except GRPCError as error:
         raise UnavailableError(f"{socket}: {error.status.name}: {error.message}") from error
     except (OSError, ValueError, ProtocolError, StreamTerminatedError) as error:
-        raise UnavailableError(f"{socket}: {str(error) or type(error).__name__}") from error
+        raise UnavailableError(f"{socket}: {reason(error)}") from error
     if message is None:  # an empty list comes as an empty message
         raise UnavailableError(f"{socket}: the call ended without an answer")
     return message

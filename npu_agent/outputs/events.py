@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from npu_agent.backoff import ApiBackoff
-from npu_agent.core.changes import ChangeKind, card_changes
+from npu_agent.core.advice import TRENDS, advice, plain_reason
+from npu_agent.core.changes import ChangeKind, card_changes, news, trend_changes
 from npu_agent.core.cordon import Cordons, cordon_changes
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
+from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.request import Request
@@ -57,23 +59,38 @@ class Event:
     warning: bool
 
 
+_NO_TRENDS = Trends()
 _CARD_EVENTS = {
     ChangeKind.REMOVED: ("NPURemoved", "{card} is gone", True),
+    ChangeKind.EXCHANGED: ("NPUExchanged", "{card} is in the place of {before}: {title}", False),
     ChangeKind.ADDED: ("NPUAdded", "{card} is there: {title}", False),
-    ChangeKind.UNHEALTHY: ("NPUUnhealthy", "{card} is unhealthy: {reason}", True),
+    ChangeKind.UNHEALTHY: ("NPUUnhealthy", "{card} is unhealthy: {reason}: {remedy}", True),
     ChangeKind.RECOVERED: ("NPURecovered", "{card} can be used again: {reason}", False),
 }
 """For each change of a card that is an Event: its reason, its message, and whether it warns."""
 
 
-def card_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
-    """What happened to the cards from one Snapshot to the next."""
-    for change in card_changes(before, after):
+_TREND_EVENTS = {
+    TrendKind.HOT: ("NPUHot", "NPUCooled"),
+    TrendKind.ERRORS: ("NPUErrorsRising", "NPUErrorsQuiet"),
+    TrendKind.FLAPPING: ("NPUFlapping", "NPUSteady"),
+    TrendKind.TWINS: ("NPUSameUUID", "NPUOwnUUID"),
+}
+"""For each thing that lasts: the reason of the Event of its beginning, and of its end."""
+
+
+def card_events(before: Snapshot, after: Snapshot, trends: Trends = _NO_TRENDS) -> Iterator[Event]:
+    """What happened to the cards from one Snapshot to the next, when these `trends` last."""
+    for change in news(card_changes(before, after), trends):
         if change.kind in _CARD_EVENTS:
             reason, message, warning = _CARD_EVENTS[change.kind]
             state = change.card
             message = message.format(
-                card=_named(state), title=state.card.title, reason=state.health.reason
+                card=_named(state),
+                before=change.before and change.before.id,
+                title=state.card.title,
+                reason=plain_reason(state.health),
+                remedy=advice(state.health.cause).remedy,
             )
             yield Event(reason=reason, message=message, warning=warning)
 
@@ -88,6 +105,15 @@ def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
         else:
             message = f"{card} is cordoned, no new Pod gets it: {reason}"
             yield Event(reason="NPUCordoned", message=message, warning=False)
+
+
+def trend_events(before: Trends, after: Trends) -> Iterator[Event]:
+    """What began or ended to last on cards."""
+    for one in trend_changes(before, after):
+        began, ended = _TREND_EVENTS[one.kind]
+        message = f"{_named(one.trend.card)} {one.text}"
+        message += f": {TRENDS[one.kind].remedy}" if one.began else ""
+        yield Event(reason=began if one.began else ended, message=message, warning=one.began)
 
 
 def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:
@@ -133,6 +159,7 @@ class Events:
         api: Api,
         node_name: str | None,
         snapshots: Feed[Snapshot],
+        trends: Feed[Trends],
         configs: Feed[ConfigState],
         wanted: Feed[bool],
         cordons: Feed[Cordons],
@@ -147,6 +174,7 @@ class Events:
         self._api = api
         self._node_name = node_name
         self._snapshots = snapshots
+        self._trends = trends
         self._configs = configs
         self._wanted = wanted
         self._cordons = cordons
@@ -165,14 +193,17 @@ class Events:
             await self._send_all(self._node_name)
 
     async def _follow(self) -> None:
-        snapshot, config, cordons = Snapshot(), self._configs.value, Cordons()
+        snapshot, trends = Snapshot(), Trends()
+        config, cordons = self._configs.value, Cordons()
         drivers = {
             feed: SessionStatus(resource=feed.value.resource, phase=SessionPhase.REGISTERING)
             for feed in self._drivers
         }
-        async for _ in changes_of(self._snapshots, self._configs, self._cordons, *self._drivers):
+        cards = (self._snapshots, self._trends, self._cordons)
+        async for _ in changes_of(*cards, self._configs, *self._drivers):
             happened = [
-                *card_events(snapshot, self._snapshots.value),
+                *card_events(snapshot, self._snapshots.value, self._trends.value),
+                *trend_events(trends, self._trends.value),
                 *config_events(config, self._configs.value),
                 *cordon_events(cordons, self._cordons.value),
                 *(one for feed in drivers for one in driver_events(drivers[feed], feed.value)),
@@ -182,8 +213,8 @@ class Events:
                 feed: before if feed.value.phase is SessionPhase.REGISTERING else feed.value
                 for feed, before in drivers.items()
             }
-            snapshot, config = self._snapshots.value, self._configs.value
-            cordons = self._cordons.value
+            snapshot, trends = self._snapshots.value, self._trends.value
+            config, cordons = self._configs.value, self._cordons.value
             for event in happened if self._wanted.value else ():
                 self._add(event)
 

@@ -85,6 +85,10 @@ def _swap(card: SimulatedCard) -> SimulatedCard:
     return replace(card, spec=swapped(card.spec))
 
 
+def _twin(card: SimulatedCard) -> SimulatedCard:
+    return replace(card, spec=replace(card.spec, uuid=str(card.spec.traits.identities).upper()))
+
+
 def _reset(card: SimulatedCard) -> SimulatedCard:
     return replace(card, telemetry=reset(card.telemetry))
 
@@ -108,6 +112,10 @@ _unreadable = _files(
 
 def _flap(card: SimulatedCard, seen: Picture) -> Picture:
     return _dead(card, seen) if card.telemetry.ticks % 2 == 0 else seen
+
+
+def _blink(card: SimulatedCard, seen: Picture) -> Picture:
+    return {} if card.telemetry.ticks % 2 == 0 else seen
 
 
 def _heat(card: SimulatedCard) -> Mapping[str, Content]:
@@ -140,6 +148,8 @@ FAULTS: Mapping[str, Fault] = {
         _lasting("flap", "it works and does not work in turns, each second", _flap),
         _lasting("no-node", "the device node of its first core is missing", _no_node),
         _lasting("gone", "drained: its files and device nodes vanish", lambda *_: {}),
+        _lasting("blink", "it comes and goes in turns, each second", _blink),
+        Fault("twin", "its UUID is that of each card with this fault, until a swap", _twin),
         Fault("swap", "another card in the same slot: new UUID and serial number", _swap),
         Fault("reset", "the device was reset: what it counts starts again from 0", _reset),
         Fault("busy", "all cores at high load, as one container holds them", _working("busy")),

@@ -7,6 +7,7 @@ import pytest
 from npu_agent.commands import view
 from npu_agent.core.hardware import (
     CardState,
+    CoreReading,
     Health,
     HealthState,
     Reading,
@@ -48,6 +49,29 @@ def test_a_card_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
         "NPU | Name | Temp. | Power | PCI-BDF | PCI-DEV | Cores | Health",
         "npu0 | FuriosaAI Warboy | 40°C | 1.37 W | 0000:01:00.0 | 509:0 | 2 | healthy",
     ]
+
+
+def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert CARD.reading
+    cores = tuple(
+        CoreReading(core=core, utilization=30.0 + core, dram_used=2**29, dram_total=2**33)
+        for core in range(2)
+    )
+    sensors = (Sensor(SensorKind.TEMPERATURE, "1", 101_000),)
+    errors = (("axi_post_error", 3), ("device_error", 0))
+    reading = replace(CARD.reading, sensors=sensors, cores=cores, errors=errors)
+    seen = Snapshot((replace(CARD, reading=reading),))
+    view.show(view.cards_table(seen, wide=True))
+    head, row = rows(capsys)
+    assert "Load | Memory | Errors" in head
+    assert "healthy, but is hot: above 90 °C | 30% | 1.0 of 16 GiB | axi_post_error 3 | " in row
+    (found,) = view.cards_as_json(seen)
+    assert found["health"] == "healthy", "the key is a contract"
+    assert found["warnings"] == ["is hot: above 90 °C"]
+    assert (found["load"], found["memory"]) == (30.5, {"used": 2**30, "total": 2**34})
+    assert found["errors"] == {"axi_post_error": 3, "device_error": 0}
 
 
 def test_what_is_not_known_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from npu_agent.core import changes
-from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Reading, Snapshot
+from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import TimelineEntry
+from npu_agent.core.trends import Trend, TrendKind, Trends
 from tests.outputs.deviceplugin.helpers import state
 
 
@@ -60,21 +61,30 @@ def test_what_is_not_known_yet_is_no_news() -> None:
     assert reported(changes.card_entries(changes.card_changes(seen(ONE), Snapshot()))) == []
 
 
-def test_error_counters_that_rise() -> None:
-    def counted(**errors: int) -> changes.Errors:
-        card = replace(ONE, reading=Reading(at=1.0, errors=tuple(errors.items())))
-        return changes.errors_of(seen(card, TWO))
-
-    def news(before: changes.Errors, after: changes.Errors) -> list[tuple[str, str]]:
-        return reported(changes.error_entries(before, after))
-
-    assert news({}, counted(axi=7)) == [], "they may be from last year"
-    assert news(counted(axi=7), counted(axi=7)) == []
-    assert news(counted(axi=7, pcie=1), counted(axi=9, pcie=1)) == [
-        ("warn", "npu0 counted new errors: axi")
+def test_a_card_that_is_exchanged_is_neither_gone_nor_added() -> None:
+    other = state(uuid="C", id_="C")
+    (found,) = changes.card_changes(seen(ONE, TWO), seen(other, TWO))
+    assert (found.kind, found.card, found.before) == (changes.ChangeKind.EXCHANGED, other, ONE)
+    assert reported(changes.card_entries([found])) == [
+        ("plain", "npu0 is another card now: FuriosaAI Warboy, C")
     ]
-    assert news(counted(axi=7), counted(axi=0)) == [], "the driver was loaded again"
-    assert news(counted(axi=7), {}) == []
+    assert changes.flaps([found]) == ()
+
+
+def test_what_lasts_is_news_when_it_begins_and_when_it_ends() -> None:
+    trend = Trend(card=ONE, detail="above 90 °C", since=1.0, last=1.0)
+    none, hot = Trends(), Trends({(TrendKind.HOT, ONE.id): trend})
+    assert reported(changes.trend_entries(none, hot)) == [("warn", "npu0 is hot: above 90 °C")]
+    assert reported(changes.trend_entries(hot, hot)) == []
+    assert reported(changes.trend_entries(hot, none)) == [("good", "npu0 is no longer hot")]
+
+
+def test_of_a_card_that_flaps_single_changes_are_no_news() -> None:
+    trend = Trend(card=ONE, detail="", since=1.0, last=1.0)
+    found = [*changes.card_changes(seen(ONE, TWO), seen())]
+    assert [*changes.news(found, Trends())] == found
+    flapping = Trends({(TrendKind.FLAPPING, ONE.id): trend})
+    assert [one.card for one in changes.news(found, flapping)] == [TWO]
 
 
 def test_a_config_that_is_applied_refused_and_corrected() -> None:

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from npu_agent.core.hardware import CardState, Cause, HealthState, SkippedDevice
-from npu_agent.core.problems import HOT, VERY_HOT, Note, is_hot, notes, problems, unready
+from npu_agent.core.problems import Note, is_hot, notes, problems, unready
 from npu_agent.core.state import LabelState, SessionPhase, SlicesState, TlsState
-from npu_agent.core.timeline import Timeline, TimelineEntry
+from npu_agent.core.timeline import Timeline
+from npu_agent.core.trends import HOT, VERY_HOT, TrendKind
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
@@ -406,26 +407,49 @@ def counted(ago: float | None) -> Scene:
     errors = (("axi_post_error", 3), ("pcie_error", 0))
     card = replace(card, reading=replace(card.reading, errors=errors))
     scene = Scene(cards=(card,))
-    if ago is not None:
-        one = TimelineEntry(subject="errors", tone="warn", text="", card=card.id)
-        scene.timeline = Timeline().noted([one], scene.state().monotonic - ago)
-    return scene
+    return scene if ago is None else scene.lasts(TrendKind.ERRORS, card, ago)
 
 
-def test_errors_that_were_counted_now_are_a_problem_and_older_ones_a_note() -> None:
-    assert texts(counted(60)) == ["npu0 counted new errors: axi_post_error 3"]
+def test_errors_that_rise_are_a_problem_and_older_ones_a_note() -> None:
+    assert texts(counted(60)) == ["npu0 counts new errors: axi_post_error 3"]
     assert noted(counted(60)) == []
-    for ago in (None, 2_000):
-        assert texts(counted(ago)) == []
-        assert noted(counted(ago)) == [
-            "npu0 has counted errors, none of them lately: axi_post_error 3"
-        ]
+    assert texts(counted(None)) == []
+    assert noted(counted(None)) == [
+        "npu0 has counted errors, none of them lately: axi_post_error 3"
+    ]
+
+
+def test_a_card_that_flaps_is_one_entry_whether_it_is_there_or_not() -> None:
+    card, now = at(0), time.monotonic()
+    away = Scene(timeline=Timeline().left([card], [], now))
+    for scene in (Scene(cards=(card,)), away):
+        (note,) = problems(scene.lasts(TrendKind.FLAPPING, card, 60, "it comes and goes").state())
+        assert note.text == "npu0 is flapping: it comes and goes, again and again"
+        assert note.command == "npu-agent cordon npu0 --reason flapping"
+        assert note.since == pytest.approx(now - 60, abs=1)
+
+
+def test_two_cards_with_one_uuid_are_one_entry_that_names_both() -> None:
+    cards = [
+        replace(one, card=replace(one.card, uuid="SAME"))
+        for one in (state(index=0, id_="A"), state(index=1, id_="B"))
+    ]
+    (note,) = problems(Scene(cards=(*cards,)).state())
+    assert note.text == "npu0, npu1 report one UUID: SAME"
+    assert note.cards == ("A", "B")
+
+
+def test_a_card_that_was_exchanged_is_not_gone() -> None:
+    old = state(index=3, uuid="OLD", id_="OLD", pci_bus_id="0000:03:00.0")
+    new = state(index=3, uuid="NEW", id_="NEW", pci_bus_id="0000:03:00.0")
+    scene = Scene(cards=(new,), timeline=Timeline().left([old], [new], time.monotonic()))
+    assert scene.state().timeline.gone
+    assert texts(scene) == noted(scene) == []
 
 
 @pytest.mark.parametrize("jump", [86_400.0, -86_400.0, 315e6, -315e6])
 def test_a_wall_clock_that_is_set_makes_nothing_older_or_newer(jump: float) -> None:
-    assert texts(replace(counted(60), jump=jump)) == ["npu0 counted new errors: axi_post_error 3"]
-    assert texts(replace(counted(2_000), jump=jump)) == []
+    assert texts(replace(counted(60), jump=jump)) == ["npu0 counts new errors: axi_post_error 3"]
     left, now = state(index=3, uuid="LEFT", id_="LEFT"), Scene().state().monotonic
     gone = Timeline().left([left], [], now - 3600)
     assert len(texts(Scene(timeline=gone, jump=jump))) == 1

@@ -31,6 +31,7 @@ from npu_agent.core.hardware import SkippedDevice
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.trouble import Trouble, TroubleKind
 from npu_agent.doctor import agent, cluster, host, kubelet, sockets
+from npu_agent.doctor.causes import CAUSES
 from npu_agent.doctor.check import Check, Lines, State, Unknown
 from npu_agent.doctor.context import Context, Timing
 from npu_agent.doctor.directories import Directory, directory, writable
@@ -467,6 +468,23 @@ async def test_the_devices_that_the_kubelet_knows(
     line = (await report(kubelet.lines, POD, facts))[f"resource {RESOURCE}"]
     assert line.state is expected
     assert words in line.detail
+
+
+async def test_two_cards_with_one_uuid_are_named() -> None:
+    cards = [
+        replace(one, card=replace(one.card, uuid="SAME"))
+        for one in (state(index=0, id_="A"), state(index=1, id_="B"))
+    ]
+    line = (await report(host.lines, POD, {host.snapshot: snapshot(*cards)}))["UUIDs"]
+    assert (line.state, line.detail) == (State.WRONG, "npu0, npu1 report one UUID: SAME")
+    assert "UUIDs" in CAUSES["resource *"], "no second plugin is blamed for it"
+
+
+async def test_a_hot_card_is_not_ok_without_an_agent_that_says_so(node: Node) -> None:
+    simulator.apply_fault(node.root, "npu1", "hot")
+    line = (await node.examined())["card npu1"]
+    assert (line.state, line.detail) == (State.NOTE, "is hot: above 90 °C")
+    assert "fan" in line.remedy
 
 
 async def test_fewer_allocatable_may_be_for_a_card_that_cannot_be_read() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from npu_agent import simulator
 from npu_agent.core import health
+from npu_agent.core.changes import card_changes
 from npu_agent.core.hardware import (
     Card,
     CardState,
@@ -25,6 +26,7 @@ from npu_agent.core.hardware import (
     Reading,
     Snapshot,
 )
+from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor import Entry, Probe
 from npu_agent.inventory import inventory
 from npu_agent.inventory.card import Settings
@@ -91,7 +93,7 @@ def names(snapshot: Snapshot) -> tuple[str, ...]:
     ("fault", "reason", "failure", "cause"),
     [
         ("dead", "alive says 0", None, Cause.DEAD),
-        ("garbage", "alive says neither 0 nor 1 but b'\\xff\\xfe", "nonsense", Cause.NONSENSE),
+        ("garbage", 'alive says neither 0 nor 1 but "ÿþ', "nonsense", Cause.NONSENSE),
         ("unreadable", "/npu0_mgmt/alive: Is a directory", "refused", Cause.NONSENSE),
         ("no-node", "/dev/npu0pe0 missing", None, Cause.NODES),
     ],
@@ -600,7 +602,7 @@ def card_state(id_: str, index: int, state: HealthState = HEALTHY) -> CardState:
     ("before", "after", "said"),
     [
         ([], [card_state("A", 0)], ["INFO card added"]),
-        ([card_state("A", 0)], [card_state("B", 0)], ["WARNING card removed", "INFO card added"]),
+        ([card_state("A", 0)], [card_state("B", 0)], ["WARNING card exchanged"]),
         ([card_state("A", 0)], [card_state("A", 1)], ["WARNING card renumbered"]),
         ([card_state("A", 0)], [card_state("A", 0, UNHEALTHY)], ["WARNING card unhealthy"]),
         ([card_state("A", 0, UNHEALTHY)], [card_state("A", 0)], ["INFO card healthy"]),
@@ -620,9 +622,8 @@ def test_each_change_is_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    inventory._log_changes(
-        Snapshot(tuple(before), complete=True), Snapshot(tuple(after), complete=True)
-    )
+    was, now = Snapshot(tuple(before), complete=True), Snapshot(tuple(after), complete=True)
+    inventory._log_changes(was, now, tuple(card_changes(was, now)))
     assert [f"{record.levelname} {record.message}" for record in caplog.records] == said
 
 
@@ -790,3 +791,39 @@ async def test_a_card_that_was_known_before_keeps_its_id(root: Path) -> None:
     await asyncio.wait([running])
     assert snapshot.cards[0].id == before.id
     assert snapshot.cards[0].card.uuid is None
+
+
+# What lasts.
+
+
+async def test_heat_and_a_uuid_of_two_cards_are_logged_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with watching(root) as watched:
+        for name in ("npu0", "npu1"):
+            watched.fault(name, "twin")
+        trends = watched.inventory.trends
+        await trends.until(lambda found: len(found.of(TrendKind.TWINS)) == 2)
+        watched.fault("npu0", "hot")
+        await trends.until(lambda found: found.of(TrendKind.HOT))
+        await watched.looks(3)
+        watched.fault("npu0", "ok")
+        await trends.until(lambda found: not found.of(TrendKind.HOT))
+    for line in ("is hot", "is no longer hot"):
+        assert caplog.messages.count(f"card {line}") == 1
+    assert caplog.messages.count("card reports the UUID of another card") == 2
+
+
+async def test_a_card_that_comes_and_goes_is_soon_one_line(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with watching(root) as watched:
+        for _ in range(10):
+            watched.fault("npu1", "gone")
+            await watched.inventory.snapshots.until(lambda found: len(found.cards) == 1)
+            watched.fault("npu1", "back")
+            await watched.inventory.snapshots.until(lambda found: len(found.cards) == 2)
+        assert caplog.messages.count("card is flapping") == 1
+        assert caplog.messages.count("card removed") == 3

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from npu_agent.core.advice import TRENDS, advice
 from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
+from npu_agent.core.trends import Trend, TrendKind, Trends
 from npu_agent.feed import Feed
 from npu_agent.kube import ApiError, Kind
 from npu_agent.kube.request import Request
@@ -23,6 +25,7 @@ from npu_agent.outputs.events import (
     card_events,
     config_events,
     driver_events,
+    trend_events,
 )
 from npu_agent.simulator.apiserver import StandInApiServer
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -56,12 +59,14 @@ def shown(before: Snapshot, after: Snapshot) -> list[tuple[str, str]]:
 
 # Which there are.
 
+REMEDY = advice(None).remedy
+
 
 def test_the_first_look_adds_no_card() -> None:
     assert shown(Snapshot(), Snapshot()) == []
     assert shown(Snapshot(), snapshot(card(0), card(1, HealthState.UNKNOWN))) == []
     assert shown(Snapshot(), snapshot(card(0), dead(1))) == [
-        ("NPUUnhealthy", "npu1 (UUID-1, 0000:01:00.0) is unhealthy: alive says 0")
+        ("NPUUnhealthy", f"npu1 (UUID-1, 0000:01:00.0) is unhealthy: alive says 0: {REMEDY}")
     ]
 
 
@@ -70,7 +75,7 @@ def test_a_card_dies_and_comes_back() -> None:
     (died,) = card_events(well, sick)
     assert died == Event(
         reason="NPUUnhealthy",
-        message="npu0 (UUID-0, 0000:00:00.0) is unhealthy: alive says 0",
+        message=f"npu0 (UUID-0, 0000:00:00.0) is unhealthy: alive says 0: {REMEDY}",
         warning=True,
     )
     (back,) = card_events(sick, well)
@@ -98,6 +103,36 @@ def test_cards_come_and_go() -> None:
     # Renumbered: the same card.
     moved = replace(card(1), card=replace(card(1).card, index=4))
     assert shown(both, snapshot(card(0), moved)) == []
+
+
+def test_a_card_that_is_exchanged_is_one_event() -> None:
+    other = replace(card(0), id="OTHER")
+    assert shown(snapshot(card(0)), snapshot(other)) == [
+        (
+            "NPUExchanged",
+            "npu0 (OTHER, 0000:00:00.0) is in the place of UUID-0: FuriosaAI Warboy",
+        )
+    ]
+
+
+def test_what_lasts_is_an_event_at_its_beginning_and_at_its_end() -> None:
+    trend = Trend(card=card(0), detail="above 90 °C", since=1.0, last=1.0)
+    for kind in TrendKind:
+        lasts = Trends({(kind, "UUID-0"): trend})
+        (began,), (ended,) = trend_events(Trends(), lasts), trend_events(lasts, Trends())
+        assert (began.warning, ended.warning) == (True, False)
+        words = TRENDS[kind]
+        assert began.message == (
+            f"npu0 (UUID-0, 0000:00:00.0) {words.begins}: above 90 °C: {words.remedy}"
+        )
+        assert ended.message == f"npu0 (UUID-0, 0000:00:00.0) {words.ends}"
+        assert not [*trend_events(lasts, lasts)]
+
+
+def test_of_a_card_that_flaps_there_is_no_event_for_each_change() -> None:
+    trend = Trend(card=card(0), detail="", since=1.0, last=1.0)
+    flapping = Trends({(TrendKind.FLAPPING, "UUID-0"): trend})
+    assert [*card_events(snapshot(card(0)), snapshot(), flapping)] == []
 
 
 def test_a_card_without_any_identity_is_named_once() -> None:
@@ -178,6 +213,7 @@ class Room:
             api=self.server,
             node_name=node_name,
             snapshots=self.snapshots,
+            trends=Feed(Trends()),
             configs=self.configs,
             wanted=self.wanted,
             drivers=[self.driver],

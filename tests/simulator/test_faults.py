@@ -13,7 +13,7 @@ from .helpers import listing
 
 SPECS = (card("warboy", 0), card("rngd", 1))
 # These have tests of their own: what was counted stays counted, another card stays, heat fades.
-LEAVES_TRACES = {"errors", "swap", "reset", "busy", "busy-one", "idle", "ok", "back"}
+LEAVES_TRACES = {"errors", "swap", "twin", "reset", "busy", "busy-one", "idle", "ok", "back"}
 both = pytest.mark.parametrize("index", [0, 1], ids=["warboy", "rngd"])
 
 

@@ -189,7 +189,7 @@ class Publisher:
             self.devices[name].publish(devices)
 
     def _report_missing(self, lists: Mapping[str, Devices]) -> None:
-        """Logs devices that vanished from under a running Pod, and their return."""
+        """Logs devices that vanished from under a running Pod, each once as long as it holds it."""
         here = {one.assignment.name for one in self._store.usages.value}
         here |= {
             DeviceName(name, device.id) for name, devices in lists.items() for device in devices
@@ -204,9 +204,7 @@ class Publisher:
             log.warning(
                 "a running Pod holds a device that is no longer listed", pod=pod, device=name.device
             )
-        for name in sorted(self._missing - gone.keys()):
-            log.info("the device is listed again, or its Pod has ended", device=name.device)
-        self._missing = set(gone)
+        self._missing = {*gone, *self._missing} & self._store.states.value.allocations.keys()
 
     def _held(self) -> set[str] | None:
         """The IDs of the devices that containers hold; None: not known.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
+from npu_agent import text
 from npu_agent.backoff import Backoff
 from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError
@@ -239,7 +240,7 @@ class Session:
                     if not trouble and await self._fail_to_register(endpoint):
                         self._early = endpoint, stack.pop_all()
             except (OSError, ValueError, ProtocolError, StreamTerminatedError) as error:
-                trouble = str(error) or type(error).__name__
+                trouble = text.reason(error)
             if trouble:
                 log.info(
                     "not registered before the node is ours",
@@ -347,7 +348,7 @@ class Session:
         except ValueError as error:
             return f"the kubelet does not answer as it should: {error}"
         except (OSError, ProtocolError, StreamTerminatedError) as error:
-            return f"the kubelet does not answer: {str(error) or type(error).__name__}"
+            return f"the kubelet does not answer: {text.reason(error)}"
         connect = self.timing.connect
         try:
             async with asyncio.timeout(connect):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+from npu_agent import text
 from npu_agent.backoff import Backoff
 from npu_agent.core.api_mode import ApiMode
 from npu_agent.core.claim import ClaimRef
@@ -336,12 +337,12 @@ class Driver:
             try:
                 await self._store.saved()
             except OSError as error:
-                if self._unwritten.publish(str(error)):
+                if self._unwritten.publish(why := text.reason(error)):
                     log.warning(
                         "cards stay out of the ResourceSlices until the record can be written",
                         driver=self._dra.driver,
                         cards=", ".join(sorted(about)),
-                        reason=str(error),
+                        reason=why,
                     )
                 again = self._again
                 asyncio.get_running_loop().call_later(

@@ -9,9 +9,10 @@ from npu_agent.core.advice import plain_reason
 from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.hardware import Card, CardState, CoreReading, Health, HealthState
 from npu_agent.core.ledger import Assignment, Usage
-from npu_agent.core.problems import is_hot, rising
+from npu_agent.core.problems import is_hot
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.core.timeline import GoneCard
+from npu_agent.core.trends import TrendKind
 from npu_agent.outputs.web import markup as m
 from npu_agent.outputs.web.history import Figures, Track, step_of
 
@@ -26,7 +27,7 @@ Tracks = Callable[[str], Track]
 def cards(state: AgentState, tracks: Tracks) -> str:
     """All cards, those that are gone as well; nothing where there are none."""
     present = {card.id for card in state.snapshot.cards}
-    gone = [_gone(one, state) for one in state.timeline.gone if one.state.id not in present]
+    gone = [_gone(one, state) for one in state.missing if one.state.id not in present]
     cards = sorted(state.snapshot.cards, key=lambda card: _urgency(card, state))[: m.MOST]
     if len(cards) + len(gone) <= MANY:
         sick = sum(is_fenced(card) for card in cards)
@@ -55,7 +56,11 @@ def _urgency(card: CardState, state: AgentState) -> int:
     """Cards are sorted by it; among equals the order stays that of their numbers."""
     if is_fenced(card):
         return 0
-    if is_hot(card, state) or state.is_stale(card) or card.id in rising(state):
+    if (
+        is_hot(card, state)
+        or state.is_stale(card)
+        or (TrendKind.ERRORS, card.id) in state.trends.found
+    ):
         return 1
     return 2 if card.health.state is HealthState.UNKNOWN else _WELL
 

@@ -10,6 +10,7 @@ from npu_agent.core import changes
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.timeline import Timeline, TimelineEntry
+from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.feed import Feed, changes_of
 
 _SETTLE = 10.0
@@ -26,6 +27,7 @@ class Recorder:
         self,
         version: str,
         hardware: Feed[Snapshot],
+        trends: Feed[Trends],
         usages: Feed[tuple[Usage, ...]],
         sources: Sequence[Source],
         clock: Callable[[], float] = time.monotonic,
@@ -33,6 +35,7 @@ class Recorder:
         self.timeline = Timeline()
         self._version = version
         self._hardware = hardware
+        self._trends = trends
         self._usages = usages
         self._sources = sources
         self._clock = clock
@@ -48,9 +51,11 @@ class Recorder:
             now, before, used = self._clock(), hardware, usages
             hardware, usages = self._hardware.value, self._usages.value
             cards = tuple(changes.card_changes(before, hardware))
-            found = [*changes.card_entries(cards)]
+            found = [*changes.card_entries(changes.news(cards, self._trends.value))]
             if now - started > _SETTLE:
-                found += changes.usage_entries(used, usages, before, hardware)
+                flapping = self._trends.value.of(TrendKind.FLAPPING)
+                given = changes.usage_entries(used, usages, before, hardware)
+                found += (one for one in given if one.card not in flapping)
             for at, (feed, entries) in enumerate(self._sources):
                 found += entries(values[at], feed.value)
                 values[at] = feed.value
@@ -58,4 +63,6 @@ class Recorder:
                 self.timeline = self.timeline.noted(found, now)
             if hardware is not before:
                 left = [one.card for one in cards if one.kind is changes.ChangeKind.REMOVED]
+                swapped = (one for one in cards if one.kind is changes.ChangeKind.EXCHANGED)
+                left += [one.before for one in swapped if one.before]
                 self.timeline = self.timeline.left(left, hardware.cards, now)

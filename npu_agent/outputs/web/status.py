@@ -63,7 +63,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
                 **_pick(gone.state.card, "name", "family", "product"),
                 "since": iso(state.wall(gone.since)),
             }
-            for gone in state.timeline.gone
+            for gone in state.missing
         ],
         "timeline": [
             {**asdict(one), "at": iso(state.wall(one.at)), "first": iso(state.wall(one.first))}

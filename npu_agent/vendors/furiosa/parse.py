@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from npu_agent.text import quoted_json
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,49}")
 _PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _DEV = re.compile(r"[0-9]{1,7}:[0-9]{1,7}")
@@ -192,4 +194,5 @@ def liveness(raw: bytes | None) -> bool | None:
     said = raw.strip()
     if said in (b"0", b"1"):
         return said == b"1"
-    raise ValueError(f"neither 0 nor 1 but {said[:20]!r}{'...' if len(said) > 20 else ''}")
+    shown = quoted_json(said[:20].decode("latin-1"))
+    raise ValueError(f"neither 0 nor 1 but {shown}{'...' if len(said) > 20 else ''}")

@@ -296,11 +296,13 @@ async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
         room.snapshots.publish(Snapshot((), complete=True))
         await room.until(lambda d: not d)
         room.says(card)
-        room.snapshots.publish(Snapshot((room.card,), complete=True))
-        await room.until(lambda d: d == {card: True})
+        for _ in range(3):  # it flaps
+            room.snapshots.publish(Snapshot((room.card,), complete=True))
+            await room.until(lambda d: d == {card: True})
+            room.snapshots.publish(Snapshot((), complete=True))
+            await room.until(lambda d: not d)
     assert [record.message for record in caplog.records] == [
-        "a running Pod holds a device that is no longer listed",
-        "the device is listed again, or its Pod has ended",
+        "a running Pod holds a device that is no longer listed"
     ]
     assert caplog.records[0].fields == {"pod": "team/train", "device": card}  # type: ignore[attr-defined]
 

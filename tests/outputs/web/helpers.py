@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -37,6 +38,7 @@ from npu_agent.core.state import (
     SlicesState,
 )
 from npu_agent.core.timeline import Subject, Timeline, TimelineEntry, Tone
+from npu_agent.core.trends import Trend, TrendKind, Trends, hot_above, step
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
@@ -143,6 +145,8 @@ class Scene:
     version: str = "1.2.3"
     started: float = field(default_factory=lambda: time.monotonic() - 7_300)
     timeline: Timeline = field(default_factory=Timeline)
+    lasting: dict[tuple[TrendKind, str], Trend] = field(default_factory=dict)
+    """Trends, in addition to those that the cards have now."""
     history: History = field(default_factory=lambda: History(Feed(Snapshot())))
     jump: float = 0.0
     """Seconds by which the wall clock has been set since all this."""
@@ -157,6 +161,17 @@ class Scene:
 
     def unready(self) -> tuple[str, ...]:
         return unready(self.state())
+
+    def trends(self) -> Trends:
+        limit = hot_above(self.max_temperature)
+        now = step(Trends(), Snapshot(), self.snapshot, (), time.monotonic(), limit)
+        return replace(now, found={**now.found, **self.lasting})
+
+    def lasts(self, kind: TrendKind, card: CardState, ago: float, detail: str = "") -> Self:
+        """The scene with this, since so many seconds."""
+        since = time.monotonic() - ago
+        trend = Trend(card=replace(card, reading=None), detail=detail, since=since, last=since)
+        return replace(self, lasting={**self.lasting, (kind, card.id): trend})
 
     def state(self) -> AgentState:
         wanted = resources(RESOURCE, self.cores)
@@ -190,6 +205,7 @@ class Scene:
             stale_after=self.stale_after,
             max_temperature=self.max_temperature,
             labels=self.labels,
+            trends=self.trends(),
             timeline=self.timeline,
             lag=Histogram(()),
         )
@@ -263,12 +279,11 @@ def a_day(cards: Sequence[CardState]) -> Timeline:
         (21_000, "card", "bad", "npu8 is gone"),
         (5_400, "config", "bad", "the config file was refused: config.yaml:14:3: unknown key"),
         (754, "card", "bad", "npu2 became unhealthy: the driver reports the card dead"),
-        (300, "errors", "warn", "npu2 counted new errors: pcie_post_error"),
+        (300, "errors", "warn", "npu2 counts new errors: pcie_post_error"),
         (41, "card", "bad", "npu5 became unhealthy: it is too hot (97.4 °C, above 95 °C)"),
     ]
     for ago, subject, tone, text in entries:
-        about = cards[2].id if subject == "errors" else None
-        one = TimelineEntry(subject=subject, tone=tone, text=text, card=about)
+        one = TimelineEntry(subject=subject, tone=tone, text=text)
         found = found.noted([one], now - ago)
     return found.left([gone], cards, now - 21_000)
 
@@ -343,7 +358,7 @@ def night() -> Scene:
         history=history,
         node="npu-rack3-node07.dc1.example.com",
         started=time.monotonic() - 266_020,
-    )
+    ).lasts(TrendKind.ERRORS, cards[2], 300)
 
 
 def many(count: int = 64) -> Scene:

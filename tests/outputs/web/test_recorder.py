@@ -9,6 +9,7 @@ from npu_agent.core import changes
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState
+from npu_agent.core.trends import Trend, TrendKind, Trends
 from npu_agent.feed import Feed
 from npu_agent.outputs.web.recorder import Recorder
 from tests.outputs.deviceplugin.helpers import state
@@ -22,6 +23,7 @@ class Node:
     """The feeds, and a clock."""
 
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(Snapshot()))
+    trends: Feed[Trends] = field(default_factory=lambda: Feed(Trends()))
     configs: Feed[ConfigState] = field(default_factory=lambda: Feed(ConfigState(loaded_at=0.0)))
     holdings: Feed[tuple[Usage, ...]] = field(default_factory=lambda: Feed(()))
     now: float = 1_000.0
@@ -31,9 +33,10 @@ class Node:
         recorder = Recorder(
             "1.2.3",
             self.snapshots.map(Snapshot.without_readings),
+            self.trends,
             self.holdings,
             [
-                (self.snapshots.map(changes.errors_of), changes.error_entries),
+                (self.trends, changes.trend_entries),
                 (self.configs, changes.config_entries),
             ],
             clock=lambda: self.now,
@@ -64,12 +67,9 @@ async def test_all_that_happens_is_recorded() -> None:
         await node.until(found, "npu0 became unhealthy: dead")
         node.configs.publish(replace(node.configs.value, error="bad"))
         await node.until(found, "the config file was refused: bad")
-        assert other.reading
-        worse = replace(other.reading, errors=(("axi_post_error", 3),))
-        node.snapshots.publish(
-            Snapshot(cards=(fenced(card, "dead", 0), replace(other, reading=worse)), complete=True)
-        )
-        texts = await node.until(found, "npu1 counted new errors: axi_post_error")
+        rise = Trend(card=other, detail="axi_post_error", since=1.0, last=1.0)
+        node.trends.publish(Trends({(TrendKind.ERRORS, other.id): rise}))
+        texts = await node.until(found, "npu1 counts new errors: axi_post_error")
         assert len(texts) == 4
         node.snapshots.publish(Snapshot(cards=(card,), complete=True))
         await node.until(found, "npu1 is gone")

@@ -79,7 +79,7 @@ def test_the_drivers_error_file() -> None:
 
 
 def test_liveness_of_another_word_is_refused_with_a_short_reason() -> None:
-    with pytest.raises(ValueError, match=r"^neither 0 nor 1 but b'\\xffxxx.{,80}$"):
+    with pytest.raises(ValueError, match=r'^neither 0 nor 1 but "ÿxxx.{,80}$'):
         parse.liveness(b"\xff" + b"x" * 4000)
 
 
