@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -55,8 +56,8 @@ def probes(context: Context) -> Listener:
 
 
 async def lines(context: Context) -> Lines:
-    yield "metrics.listen", _listener(context, pages(context), at_pages, other=at_probes)
-    yield "metrics.probes", _listener(context, probes(context), at_probes, other=at_pages)
+    yield "metrics.listen", _listener(context, pages(context))
+    yield "metrics.probes", _listener(context, probes(context))
     if files := tls_files(context.config.metrics.tls):
         yield "metrics.tls", _certificate(context, files)
     found = await context.probe(report)
@@ -141,22 +142,22 @@ class _Readiness(msgspec.Struct):
     reasons: tuple[str, ...]
 
 
-async def at_pages(context: Context) -> Answer:
-    return await _who(context, pages(context))
-
-
-async def at_probes(context: Context) -> Answer:
-    return await _who(context, probes(context))
+async def answers(context: Context) -> Mapping[str, Answer]:
+    """Who answers at each address, by its key."""
+    both = (pages(context), probes(context))
+    found = await asyncio.gather(*(_who(context, at) for at in both))
+    return {at.key: one for at, one in zip(both, found, strict=True)}
 
 
 async def report(context: Context) -> Report:
     """All that the running agent reports, or why it is not ready, or nothing."""
-    for at, who, path in (
-        (pages(context), at_pages, "/status.json"),
-        (probes(context), at_probes, "/readyz"),
-        (pages(context), at_pages, "/readyz"),
+    found = await context.probe(answers)
+    for at, path in (
+        (pages(context), "/status.json"),
+        (probes(context), "/readyz"),
+        (pages(context), "/readyz"),
     ):
-        if not (await context.probe(who)).agent:
+        if not found[at.key].agent:
             continue
         _, body = await _get(context, at, path)
         try:
@@ -203,17 +204,12 @@ async def _get(context: Context, at: Listener, path: str) -> tuple[int | None, s
         return 0, ""
 
 
-async def _listener(
-    context: Context,
-    at: Listener,
-    who: Callable[[Context], Awaitable[Answer]],
-    *,
-    other: Callable[[Context], Awaitable[Answer]],
-) -> Check:
-    found = await context.probe(who)
+async def _listener(context: Context, at: Listener) -> Check:
+    both = await context.probe(answers)
+    found = both[at.key]
     if found.agent:
         return ok(f"an npu-agent answers on {at.shown}")
-    elsewhere = (await context.probe(other)).agent
+    elsewhere = any(one.agent for one in both.values())
     if not at.port or not (remedy := await _occupied(at)):
         if elsewhere and at.port:
             return note(

@@ -234,11 +234,12 @@ async def test_a_connection_without_an_answer_is_some_process(tls: bool) -> None
         assert line.state is State.WRONG
         assert line.detail == f"{address} is taken, and does not answer within 0.3 s"
         assert "liveness probe" in line.remedy
-    assert await agent.at_pages(with_metrics(context, **metrics)) == agent.Answer(taken=False)
+    at_pages = (await agent.answers(with_metrics(context, **metrics)))["metrics.listen"]
+    assert at_pages == agent.Answer(taken=False)
     async with await asyncio.start_server(closes, "127.0.0.1", 0) as server:
         metrics["listen"] = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        found = await agent.at_pages(with_metrics(context, **metrics))
-        assert found == agent.Answer(taken=True, silent=True)
+        at_pages = (await agent.answers(with_metrics(context, **metrics)))["metrics.listen"]
+        assert at_pages == agent.Answer(taken=True, silent=True)
 
 
 async def test_port_0_is_always_free() -> None:
