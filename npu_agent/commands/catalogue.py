@@ -310,8 +310,8 @@ def _cordon(parser: Parser) -> None:
     until `npu-agent uncordon`, over restarts of agent and node.
 
     Examples:
-      npu-agent cordon npu3 --reason=fan          # in the agent's Pod
-      npu-agent cordon npu3 --node node-1        # by a kubeconfig
+      npu-agent cordon npu3 --host-root=/host           # in the agent's Pod
+      npu-agent cordon npu3 --node node-1 --reason=fan  # by a kubeconfig
     """
     _add_npu(parser, reason=True)
 

@@ -487,6 +487,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
             yield Note("card", text, (card.id,), runbook="npuerrorsrising")
         if (reason := state.cordons.get(card.id)) is not None:
             remedy, command = "this brings it back", f"npu-agent uncordon {name}"
+            command += f" --node {state.node}" if state.node else ""
             text = f"{name} is cordoned: {reason}"
             yield Note("card", text, (card.id,), remedy=remedy, command=command)
         if state.is_disabled(card):

@@ -11,9 +11,7 @@ from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kube.request import Request
 
 AGENT = "app.kubernetes.io/name=npu-agent"
-_PORT = 9100
-"""Where its pages are, if no port of the Pod is called ``metrics``."""
-_MIRROR = "kubernetes.io/config.mirror"
+"""Selects the agent's Pods."""
 
 
 class _Owner(msgspec.Struct, frozen=True):
@@ -29,29 +27,15 @@ class _Meta(msgspec.Struct, frozen=True, rename="camel"):
     deletion_timestamp: str | None = None
 
 
-class _Port(msgspec.Struct, frozen=True, rename="camel"):
-    container_port: int
-    name: str = ""
-
-
-class _Container(msgspec.Struct, frozen=True):
-    ports: tuple[_Port, ...] = ()
-
-
-class _Spec(msgspec.Struct, frozen=True):
-    containers: tuple[_Container, ...] = ()
-
-
 class Pod(msgspec.Struct, frozen=True):
     """A Pod (k8s.io/api/core/v1, types.go)."""
 
     metadata: _Meta
-    spec: _Spec = _Spec()
 
     @property
     def stays(self) -> str:
         """Why it would be back after an eviction; "" if it would not."""
-        if _MIRROR in self.metadata.annotations:
+        if "kubernetes.io/config.mirror" in self.metadata.annotations:
             return "a static Pod of the node"
         daemon = any(one.kind == "DaemonSet" for one in self.metadata.owner_references)
         return "a Pod of a DaemonSet" if daemon else ""
@@ -117,6 +101,8 @@ async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
 async def agent_status(api: Api, node: str) -> dict[str, Any] | None:
     """/status.json of the agent on a Node, by the API server's proxy; None: no agent runs there.
 
+    The proxy takes the first port of a Pod, which is that of the pages.
+
     Raises:
         ApiError: of any kind.
     """
@@ -124,14 +110,12 @@ async def agent_status(api: Api, node: str) -> dict[str, Any] | None:
     found = await api.ask(Request(verb="list", kind="Pod", answer=_Pods, query=query))
     failed: ApiError | None = None
     for pod in found.items or ():
-        ports = [one for each in pod.spec.containers for one in each.ports]
-        port = next((one.container_port for one in ports if one.name == "metrics"), _PORT)
         for scheme in ("", "https:"):
             request = Request(
                 verb="get",
                 kind="Pod",
                 namespace=pod.metadata.namespace,
-                name=f"{scheme}{pod.metadata.name}:{port}",
+                name=f"{scheme}{pod.metadata.name}:",
                 subresource="proxy/status.json",
                 answer=dict[str, Any],
             )

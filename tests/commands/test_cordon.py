@@ -56,7 +56,7 @@ class Cluster:
                 )
                 items = [pod("agent", "kube-system")] if self.agent else []
                 return web.json_response({"kind": "PodList", "items": items})
-            case ["namespaces", "kube-system", "pods", "agent:9100", "proxy", "status.json"]:
+            case ["namespaces", "kube-system", "pods", "agent:", "proxy", "status.json"]:
                 return web.json_response({"cards": [self.card(card) for card in CARDS]})
             case ["namespaces", "team", "pods", name]:
                 if name not in self.held:
@@ -92,7 +92,6 @@ def pod(name: str, namespace: str, **meta: Any) -> dict[str, Any]:
     return {
         "kind": "Pod",
         "metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}", **meta},
-        "spec": {"containers": [{"ports": [{"name": "metrics", "containerPort": 9100}]}]},
     }
 
 

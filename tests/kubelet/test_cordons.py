@@ -1,0 +1,67 @@
+"""What is on the disk of cordons; how they are followed is in tests/test_agent_cordons.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from npu_agent.core.hardware import Snapshot
+from npu_agent.feed import Feed
+from npu_agent.kubelet.cordons import FILE, CordonStore, last_cordons
+from tests.outputs.dra.cards import card
+from tests.until import first, until
+
+HOST = Snapshot((card("rngd", 0), card("rngd", 1)), complete=True)
+NPU1 = HOST.cards[1].id
+
+
+@asynccontextmanager
+async def running(directory: Path, annotation: Feed[str | None]) -> AsyncIterator[CordonStore]:
+    store = CordonStore(annotation, Feed(HOST), directory, start=0.0)
+    task = asyncio.create_task(store.run())
+    try:
+        yield store
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_the_disk_has_the_last_good_annotation(tmp_path: Path) -> None:
+    annotation: Feed[str | None] = Feed('{"npu1": "swap fan"}')
+    async with running(tmp_path, annotation):
+        await until((tmp_path / FILE).exists)
+        annotation.publish("{npu1")
+        annotation.publish("{npu1, npu0}")
+        assert last_cordons(tmp_path, HOST).cards == {NPU1: "swap fan"}
+    async with running(tmp_path, Feed(None)) as store:
+        assert store.cards.value == {NPU1: "swap fan"}
+    async with running(tmp_path, Feed("")) as store:
+        await first(store.cards, lambda now: not now)
+        await until(lambda: not (tmp_path / FILE).exists())
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"npu9": 1}'])
+async def test_a_damaged_file_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    assert not last_cordons(tmp_path, HOST).cards
+    async with running(tmp_path, Feed('{"npu1": "x"}')) as store:
+        await first(store.cards, len)
+
+
+async def test_a_disk_that_cannot_be_written_is_said_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE).mkdir()  # in the way
+    (tmp_path / FILE / "x").touch()
+    async with running(tmp_path, Feed('{"npu1": "x"}')) as store:
+        assert await first(store.cards, len) == {NPU1: "x"}
+        await until(lambda: "cannot be kept for the next agent" in caplog.text)
+        (tmp_path / FILE / "x").unlink()
+        (tmp_path / FILE).rmdir()
+        await until((tmp_path / FILE).is_file)
+    assert caplog.text.count("cannot be kept") == 1
