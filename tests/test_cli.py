@@ -151,56 +151,6 @@ def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out) == json.loads(json.dumps(config.json_schema(REGISTRY)))
 
 
-def test_info_as_json_has_exactly_the_keys_of_the_contract(
-    capsys: pytest.CaptureFixture[str], root: Path
-) -> None:
-    code, out, _ = called(capsys, "info", "--host-root", root, "--format", "json")
-    assert code == 0
-    warboy, rngd = json.loads(out)
-    assert warboy == {
-        "name": "npu0",
-        "family": "warboy",
-        "product": "warboyB0",
-        "uuid": CARD.uuid,
-        "serial": CARD.serial,
-        "pci_bus_id": CARD.pci_bus_id,
-        "cores": 2,
-        "driver_version": "1.9.2, 3def9c2",
-        "firmware_version": "1.6.0, c1bebfd",
-        "numa_node": 0,
-        "health": "healthy",
-        "health_reason": "works",
-        "cordoned": None,
-        "title": "FuriosaAI Warboy",
-        "pci_dev": "509:0",
-        "temperature": 40.0,
-        "power": 1.37,
-        "pods": None,
-    }
-    assert list(rngd) == list(warboy)
-    assert (rngd["name"], rngd["family"], rngd["product"], rngd["cores"]) == (
-        "npu1",
-        "rngd",
-        "rngd",
-        8,
-    )
-
-
-def test_info_as_a_table(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    simulator.apply_fault(root, "npu1", "dead")
-    code, out, _ = called(capsys, "info", "--host-root", root)
-    assert code == 0
-    _, head, _, first, second, _ = ([c.strip() for c in row.split("|")] for row in out.splitlines())
-    columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
-    assert head[1:9] == columns
-    assert first[1:3] == ["npu0", "FuriosaAI Warboy"]
-    assert first[3].endswith("°C")
-    assert first[4].endswith(" W")
-    assert first[5:9] == ["0000:01:00.0", "509:0", "2", "healthy"]
-    assert second[1:3] == ["npu1", "FuriosaAI RNGD"]
-    assert second[7:9] == ["8", "unhealthy: device_state says 0"]
-
-
 def test_info_names_the_pods_that_hold_a_card(
     capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

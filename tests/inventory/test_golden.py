@@ -206,7 +206,9 @@ def test_hosts_look_as_in_their_golden_files(
 
 def _picture(snapshot: Snapshot) -> str:
     lines = [line for state in snapshot.cards for line in _card(state)]
-    lines += [f"odd {odd.entry}: {odd.reason}" for odd in snapshot.skipped]
+    for odd in snapshot.skipped:
+        sample = f" (sample of {odd.sample_of})" if odd.sample_of else ""
+        lines.append(f"odd {odd.entry}: {odd.reason}{sample}")
     return "\n".join(("# snapshot", *lines, f"complete: {snapshot.complete}", ""))
 
 
