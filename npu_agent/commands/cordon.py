@@ -21,6 +21,12 @@ Known = Mapping[str, Any]
 """A card as /status.json has it: ``id, name, uuid, pci_bus_id`` and more."""
 
 
+_RIGHTS = (
+    "your user lacks that right: `kubectl apply -f k8s/examples/npu-service.yaml`, then "
+    "`kubectl create clusterrolebinding npu-service --clusterrole=npu-service --user=NAME`"
+)
+
+
 def main(args: argparse.Namespace) -> int:
     """Cordons the card, or uncordons it."""
     quiet(args)
@@ -43,15 +49,8 @@ async def api_server() -> AsyncIterator[Api]:
     try:
         yield api
     except ApiError as error:
-        if error.kind is not Kind.FORBIDDEN:
-            raise CommandError(str(error)) from error
-        remedy = (
-            "your user lacks that right: `kubectl apply -f k8s/examples/npu-service.yaml`, then "
-        )
-        remedy += (
-            "`kubectl create clusterrolebinding npu-service --clusterrole=npu-service --user=NAME`"
-        )
-        raise CommandError(f"{error.what}: {remedy}") from error
+        words = f"{error.what}: {_RIGHTS}" if error.kind is Kind.FORBIDDEN else str(error)
+        raise CommandError(words) from error
     finally:
         await api.close()
 
@@ -89,7 +88,7 @@ async def set_cordon(api: Api, name: str, card: Known, reason: str | None) -> No
                 f"the annotation {ANNOTATION} of Node {name} cannot be read ({error}): correct it, "
                 f"or remove it by `kubectl annotate node {name} {ANNOTATION}-`"
             ) from error
-        found = json.loads(before or "{}")
+        found = json.loads((before or "").strip() or "{}")
         after = {key: each for key, each in found.items() if key.lower() not in _names(card)}
         if reason is not None:
             after[card["id"]] = reason
