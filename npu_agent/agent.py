@@ -114,6 +114,8 @@ class Host:
     kubelet: bool = True
     """Whether there is one. If not, the agent watches the cards, serves metrics and pages, and
     writes CDI specs for people who name cards by hand."""
+    simulation: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """What keeps the simulated cards below `root` alive; None: the cards are real."""
 
 
 class Agent:
@@ -138,6 +140,7 @@ class Agent:
             timing: all times.
         """
         self._timing = timing
+        self._simulation = host.simulation
         config = effective.config
         host_root, node_name, kubelet = host.root, host.node_name, host.kubelet
         directory = Path(config.plugin_dir)
@@ -149,7 +152,7 @@ class Agent:
         found = read_record(directory) if kubelet else None
         ledger = Feed(recover(Ledger(), found, time.monotonic()))
         self.inventory = Inventory(
-            [vendor(host_root) for vendor in VENDORS],
+            [vendor(host_root, simulated=host.simulation is not None) for vendor in VENDORS],
             configs.map(_watching),
             self.restarts,
             known=ledger.value.cards,
@@ -395,6 +398,8 @@ class Agent:
 
     def _parts(self) -> Iterator[_Part]:
         """The parts that run but for sessions, drivers and servers."""
+        if self._simulation:
+            yield "simulation", self._simulation
         yield "inventory", self.inventory.run
         yield "config", self.poller.run
         yield "log settings", self._follow_log
@@ -626,6 +631,8 @@ async def run(
             resource.name for resource in resources_of(config, REGISTRY.core_counts)
         ),
     )
+    if host.simulation:
+        log.warning("the cards are simulated: containers get /dev/null in place of device nodes")
     serviceaccount.trust_only_the_cluster()
     agent = Agent(effective, host, config_file=config_file)
     stop = asyncio.Event()

@@ -149,6 +149,18 @@ def _run(parser: Parser) -> None:
         help="on a host without Kubernetes: health, metrics, the status page, and CDI specs in "
         "/etc/cdi, as `npu-agent cdi watch` writes them; no Pods, labels or Events",
     )
+    parser.add_argument(
+        "--simulate",
+        metavar="LIST",
+        help=f"on a node without real cards: simulated ones, such as {_example()}, in a driver "
+        "tree that is made below --host-root and kept alive. Containers that are given one get "
+        "/dev/null in place of its device nodes",
+    )
+
+
+def _example() -> str:
+    """Cards as `--simulate` takes them; the simulator is not to be loaded by the agent."""
+    return ",".join(f"{family}=2" for family in REGISTRY.families)
 
 
 def _info(parser: Parser) -> None:

@@ -35,7 +35,7 @@ async def _generate(args: argparse.Namespace) -> None:
     directory = host_root(args) / HOST_DIRECTORY
     snapshot = await read_once(vendors(args))
     specs = host_specs(snapshot, REGISTRY.families, CDI_KINDS)
-    for note in view.not_served(snapshot):
+    for note in view.remarks(snapshot):
         print(f"npu-agent: {note}", file=sys.stderr)
     for one in specs.left_out:
         print(f"npu-agent: left out: {one}", file=sys.stderr)

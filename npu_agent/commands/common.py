@@ -7,6 +7,7 @@ from pathlib import Path
 
 from npu_agent import config, logs
 from npu_agent.core.vendor import Vendor
+from npu_agent.files import SIMULATION
 from npu_agent.vendors import REGISTRY, VENDORS
 
 
@@ -16,7 +17,8 @@ def host_root(args: argparse.Namespace) -> Path:
 
 
 def vendors(args: argparse.Namespace) -> list[Vendor]:
-    return [vendor(host_root(args)) for vendor in VENDORS]
+    root = host_root(args)
+    return [vendor(root, simulated=(root / SIMULATION).is_dir()) for vendor in VENDORS]
 
 
 def effective(args: argparse.Namespace) -> config.Effective:

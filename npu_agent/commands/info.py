@@ -32,8 +32,8 @@ def main(args: argparse.Namespace) -> int:
 
 async def _once(args: argparse.Namespace) -> None:
     snapshot = await read_once(vendors(args), load=args.output != "table")
-    if view.is_data(args):
-        for note in view.not_served(snapshot):
+    if view.is_data(args) or args.no_headers:
+        for note in view.remarks(snapshot):
             print(f"npu-agent: {note}", file=sys.stderr)
     print(await _shown(args, snapshot))
 
@@ -54,7 +54,7 @@ def _text(args: argparse.Namespace, snapshot: Snapshot, held: tuple[Assignment, 
     if view.is_data(args):
         return view.data(view.cards_as_json(snapshot, held, cordons), args)
     wide = args.output == "wide"
-    notes = view.not_served(snapshot)
+    notes = [] if args.no_headers else view.remarks(snapshot)
     if not snapshot.cards:
         demo = "npu-agent demo shows the agent on simulated ones"
         return view.drawn(f"no NPUs found below {host_root(args)}: {demo}", *notes)

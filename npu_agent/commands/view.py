@@ -305,9 +305,16 @@ def allocations_table(
     return table
 
 
-def not_served(snapshot: Snapshot) -> list[str]:
-    """What is no card that is served, though it may be one that cannot be read; a line each."""
-    return [f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.skipped]
+def remarks(snapshot: Snapshot) -> list[str]:
+    """What people have to know in addition to the cards, a line each.
+
+    That they are simulated; what is not served, though it may be a card that cannot be read.
+    """
+    simulated = any(state.card.simulated for state in snapshot.cards)
+    return [
+        *(["simulated: none of these cards is real"] if simulated else []),
+        *(f"not served: {odd.entry}: {odd.reason}" for odd in snapshot.skipped),
+    ]
 
 
 def labels_table(explained: Iterable[Explained]) -> Table:

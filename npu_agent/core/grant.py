@@ -13,6 +13,8 @@ from enum import Enum
 from npu_agent.core.offer import Device
 from npu_agent.text import quoted
 
+NULL = "/dev/null"
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -20,8 +22,8 @@ class Grant:
 
     environment: tuple[tuple[str, str], ...]
     """Variables and their values: ``("ANVIL_CORES", "0:0-1,1:0-1")``."""
-    nodes: tuple[str, ...]
-    """Device nodes below /dev, ``rw``, at the same path in the container; each once."""
+    nodes: tuple[tuple[str, str], ...]
+    """Device nodes, ``rw``, each once: the path in the container, and that on the host."""
     cdi_names: tuple[str, ...]
     """The same nodes as names for the container runtime: ``example.com/npu=<device ID>``."""
 
@@ -56,9 +58,19 @@ def grant(devices: Iterable[Device]) -> Grant:
             environment.setdefault(variable, []).extend(texts)
     return Grant(
         environment=tuple((variable, ",".join(texts)) for variable, texts in environment.items()),
-        nodes=tuple(dict.fromkeys(node for device in ordered for node in device.nodes)),
+        nodes=tuple(dict.fromkeys(pair for device in ordered for pair in _paths(device))),
         cdi_names=tuple(cdi_name(device) for device in ordered),
     )
+
+
+def _paths(device: Device) -> Iterable[tuple[str, str]]:
+    """The paths of a device's nodes in a container, each with that on the host.
+
+    A simulated card has no nodes on the host: /dev/null is there for each.
+    """
+    for node in device.nodes:
+        path = f"/dev/{node}"
+        yield path, NULL if device.card.simulated else path
 
 
 def cdi_name(device: Device) -> str:

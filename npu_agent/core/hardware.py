@@ -101,6 +101,8 @@ class Card:
     """What is above the card on the PCI bus, from the root complex (``pci0000:00``) down."""
     nodes: frozenset[str] = frozenset()
     """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``anvil/npu0mgmt``."""
+    simulated: bool = False
+    """Whether it is none, and containers are given /dev/null by the names of its nodes."""
 
     @property
     def name(self) -> str:
@@ -126,7 +128,7 @@ class Card:
         """What identifies the card wherever it is: ``uuid:...``, ``serial:...``, ``pci:...``."""
         return _identities(self.uuid, self.serial, self.pci_bus_id)
 
-    def as_json(self) -> dict[str, str | int | None]:
+    def as_json(self) -> dict[str, str | int | bool | None]:
         """What status.json, `info -o json` and all that shows a card to programs have of it."""
         return {
             "name": self.name,
@@ -138,6 +140,7 @@ class Card:
             "driver_version": self.driver_version,
             "firmware_version": self.firmware_version,
             "numa_node": self.numa_node,
+            "simulated": self.simulated,
         }
 
     def same_as(self, other: Card) -> bool:

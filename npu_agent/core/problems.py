@@ -475,6 +475,8 @@ def notes(state: AgentState) -> Iterator[Note]:
 
 def _notes(state: AgentState) -> Iterator[Note]:
     lately = state.trends.of(TrendKind.ERRORS)
+    if any(card.card.simulated for card in state.snapshot.cards):
+        yield Note("hardware", "the cards are simulated: Pods that hold them get /dev/null")
     for gone in state.missing:
         if state.monotonic - gone.since >= _MISSED:
             yield Note("card", f"{gone.state.card.name} is gone", runbook="npucardmissing")

@@ -107,8 +107,8 @@ class Vendor(Protocol):
     profile: ClassVar[Profile]
     """What shows from outside that its cards are there."""
 
-    def __init__(self, root: Any) -> None:
-        """`root` is the path where the host's ``/`` is seen."""
+    def __init__(self, root: Any, *, simulated: bool = False) -> None:
+        """`root` is the path where the host's ``/`` is seen; `simulated` is for `Card`."""
 
     @property
     def place(self) -> str:

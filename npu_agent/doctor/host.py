@@ -103,7 +103,7 @@ class PciCard:
 async def _pci(context: Context) -> Check:
     await context.probe(sys_readable)
     titles = {one.profile.pci: one.profile.title for one in context.vendors if one.profile.pci}
-    cards = await context.in_thread(lambda: tuple(_on_the_bus(context.host_root, titles)))
+    cards = await context.in_thread(lambda: tuple(on_the_bus(context.host_root, titles)))
     if not cards:
         ids = " or ".join(f"{title} device (vendor {id_})" for id_, title in titles.items())
         return ok(f"no {ids} on the bus")
@@ -136,7 +136,8 @@ async def _pci(context: Context) -> Check:
     return ok(f"{count} on the bus")
 
 
-def _on_the_bus(root: Path, vendors: Collection[str]) -> Iterator[PciCard]:
+def on_the_bus(root: Path, vendors: Collection[str]) -> Iterator[PciCard]:
+    """The devices of these vendors (``1a2b``) on the PCI bus of the host below `root`; blocking."""
     bus = root / "sys/bus/pci/devices"
     for address in sorted(os.listdir(bus) if bus.is_dir() else ()):  # noqa: PTH208 (names)
         vendor = _id(bus / address / "vendor")
@@ -168,7 +169,7 @@ async def any_sign_of_cards(context: Context) -> bool:
     return await context.in_thread(
         lambda: (
             any((context.host_root / each).is_dir() for each in drivers)
-            or any(True for _ in _on_the_bus(context.host_root, ids))
+            or any(True for _ in on_the_bus(context.host_root, ids))
         )
     )
 

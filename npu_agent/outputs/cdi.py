@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent import files
-from npu_agent.core.grant import Grant, grant
+from npu_agent.core.grant import NULL, Grant, grant
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.offer import Device, cut, names
 from npu_agent.logs import Reporter, logger
@@ -171,8 +171,9 @@ def recovered(kind: str, content: bytes) -> bytes:
 def _is_ours(entry: Any) -> bool:
     try:
         name, nodes = entry["name"], entry["containerEdits"]["deviceNodes"]
-        paths = [one["path"].removeprefix("/dev/") for one in nodes]
-        return bool(paths and _NAME.fullmatch(name)) and entry == _node_entry(name, paths)
+        paths = [(one["path"], one["hostPath"]) for one in nodes]
+        ours = all(path.startswith("/dev/") and host in (path, NULL) for path, host in paths)
+        return bool(paths and ours and _NAME.fullmatch(name)) and entry == _node_entry(name, paths)
     except (KeyError, TypeError, AttributeError):
         return False
 
@@ -298,14 +299,12 @@ def _spec(kind: str, entries: list[dict[str, object]]) -> bytes:
 
 
 def _entry(device: Device) -> dict[str, object]:
-    return _node_entry(device.id, device.nodes)
+    return _node_entry(device.id, grant([device]).nodes)
 
 
-def _node_entry(name: str, nodes: Iterable[str]) -> dict[str, object]:
+def _node_entry(name: str, nodes: Iterable[tuple[str, str]]) -> dict[str, object]:
     return {"name": name, "containerEdits": {"deviceNodes": _nodes(nodes)}}
 
 
-def _nodes(nodes: Iterable[str]) -> list[dict[str, str]]:
-    return [
-        {"path": f"/dev/{node}", "hostPath": f"/dev/{node}", "permissions": "rw"} for node in nodes
-    ]
+def _nodes(nodes: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"path": path, "hostPath": host, "permissions": "rw"} for path, host in nodes]

@@ -114,8 +114,10 @@ class CardSpec:
         return families()[self.family]
 
 
-def card(family: str, index: int) -> CardSpec:
+def card(family: str, index: int, host: str = "") -> CardSpec:
     """The card with this number; the same arguments give the same card, down to its UUID.
+
+    The cards of two hosts that are named have different UUIDs.
 
     Cards sit in pairs behind one PCIe switch (each below a downstream port of its own), and the
     pairs alternate between two NUMA nodes: npu0 and npu1 on node 0, npu2 and npu3 on node 1, ...
@@ -133,7 +135,7 @@ def card(family: str, index: int) -> CardSpec:
     root = numa_node * 0x80
     bus = root + position * 4 + 1  # two cards, then the two sides of their switch
     traits = families()[family]
-    identity = uuid.uuid5(traits.identities, f"{family}/{index}")
+    identity = uuid.uuid5(traits.identities, f"{host}{family}/{index}")
     return CardSpec(
         family=family,
         index=index,
@@ -163,31 +165,38 @@ def swapped(spec: CardSpec) -> CardSpec:
     return replace(spec, uuid=str(identity).upper(), serial=serial)
 
 
-def parse_cards(text: str) -> tuple[CardSpec, ...]:
+def parse_cards(
+    text: str, *, option: str = "--cards", most: int = MAX_CARDS, host: str = ""
+) -> tuple[CardSpec, ...]:
     """Cards from text such as `a=2,b=1`, numbered in the order given; `a` alone is one.
 
     A count of 0 is allowed: a host without cards is a host, too.
 
+    Args:
+        text: what was asked for.
+        option: by which, for messages.
+        most: how many cards there may be.
+        host: see `card`.
+
     Raises:
         ValueError: says which part is wrong and what would be right.
     """
+    place = f"{option} {text!r}"
     wanted: list[str] = []
     for part in text.split(","):
         name, equals, count = (piece.strip() for piece in part.partition("="))
         if name not in families():
             what = f"unknown family {name!r}" if name else f"a family is missing in {part!r}"
-            raise ValueError(f"--cards {text!r}: {what}{_suggest(name)}")
+            raise ValueError(f"{place}: {what}{_suggest(name)}")
         if not equals:
             count = "1"
         if not (count.isascii() and count.isdigit()):
-            raise ValueError(
-                f"--cards {text!r}: {count!r} is not a number of cards; right is e.g. {name}=2"
-            )
+            raise ValueError(f"{place}: {count!r} is not a number of cards; right is e.g. {name}=2")
         # A text of 5,000 digits is refused by int() itself, with words that do not help.
-        if len(count) > 4 or len(wanted) + int(count) > MAX_CARDS:
-            raise ValueError(f"--cards {text!r}: more than {MAX_CARDS} cards in all")
+        if len(count) > 4 or len(wanted) + int(count) > most:
+            raise ValueError(f"{place}: more than {most} cards in all")
         wanted += [name] * int(count)
-    return tuple(card(family, index) for index, family in enumerate(wanted))
+    return tuple(card(family, index, host) for index, family in enumerate(wanted))
 
 
 def example() -> str:

@@ -8,9 +8,9 @@ is kept alive and on one that is not:
 - `lock` is held for each change, `alive` by the process that keeps the tree alive.
 
 Which ROOT is accepted, so that no file is lost: one that the simulator made before; one that
-does not exist or is empty; one with nothing in it but empty directories and a directory `dev` that
-is a mount point or has a device `null` as every /dev has (what lies in there is left alone, and a
-node that is already there is never taken over).
+does not exist or is empty; one with nothing in it but empty directories, what is mounted within
+them, and a directory `dev` that is a mount point or has a device `null` as every /dev has (what
+lies in there is left alone, and a node that is already there is never taken over).
 Never `/`, and never one whose `sys` or `dev` is a symbolic link.
 
 A file is written outside of the tree and renamed into it: a reader sees the old or the new content,
@@ -344,12 +344,19 @@ def _refuse_foreign(root: Path) -> None:
             continue  # a first attempt that was interrupted
         if entry.name == "dev" and _may_be_dev(entry):
             continue
-        if entry.is_dir() and not entry.is_symlink() and not any(entry.iterdir()):
+        if _is_unused(entry):
             continue
         raise SimulatorError(
             f"{root} is not empty ({entry.name}) and was not made by npu-agent simulate; "
             "give a new or empty directory"
         )
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether it is a directory with nothing below it but directories and what is mounted there."""
+    return _is_directory(path) and all(
+        below.is_mount() or _is_unused(below) for below in path.iterdir()
+    )
 
 
 def _may_be_dev(path: Path) -> bool:

@@ -56,7 +56,9 @@ def test_a_narrow_terminal_keeps_what_matters(root: Path, columns: int, head: st
 
 def test_rows_alone_for_scripts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--no-headers", "--host-root", str(root)]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr()
+    assert printed.err == "npu-agent: simulated: none of these cards is real\n"
+    rows = [line.split() for line in printed.out.splitlines()]
     assert [(row[0], row[-1]) for row in rows] == [
         ("npu0", "healthy"),
         ("npu1", "0"),
@@ -125,7 +127,7 @@ def test_watch_on_a_low_terminal_says_what_is_missing(tmp_path: Path) -> None:
     root = tmp_path / "many"
     simulator.make(root, simulator.parse_cards("warboy=16"), plain_nodes=True)
     with npu_agent("info", "-w", "--host-root", root, lines=12) as process:
-        process.until("[.]{3} 11 more lines")
+        process.until("[.]{3} 12 more lines")
         process.type("\x03")
         assert process.ended() == 130
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
@@ -28,12 +30,23 @@ def parsed(answer: bytes) -> list[wire.ContainerAllocateResponse]:
 def test_one_container_gets_what_it_asks_for() -> None:
     (container,) = parsed(allocate([["UUID-B"]], KNOWN, RESOURCE))
     assert container.envs == {"NPU_DEVNAME": "npu1pe0-1", "FURIOSA_DEVICES": "npu:1:0-1"}
-    assert [device.container_path for device in container.devices] == [
-        f"/dev/{node}" for node in KNOWN["UUID-B"].nodes
+    assert container.devices == [
+        wire.DeviceSpec(container_path=path, host_path=path, permissions="rw")
+        for path in (f"/dev/{node}" for node in KNOWN["UUID-B"].nodes)
     ]
     assert not container.cdi_devices
     assert not container.mounts
     assert not container.annotations
+
+
+def test_a_simulated_card_has_null_in_place_of_its_nodes() -> None:
+    real = KNOWN["UUID-B"]
+    device = replace(real, card=replace(real.card, simulated=True))
+    (container,) = parsed(allocate([["UUID-B"]], {"UUID-B": device}, RESOURCE))
+    assert container.devices == [
+        wire.DeviceSpec(container_path=f"/dev/{node}", host_path="/dev/null", permissions="rw")
+        for node in real.nodes
+    ]
 
 
 def test_environment_is_in_card_order_whatever_the_order_asked_for() -> None:

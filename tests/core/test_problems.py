@@ -178,6 +178,16 @@ def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
     assert found(SlicesState(published=True)) == []
 
 
+def test_that_cards_are_simulated_is_noted() -> None:
+    real = state()
+    simulated = replace(real, card=replace(real.card, simulated=True))
+    texts = [
+        [note.text for note in notes(Scene(cards=(one,)).state())] for one in (real, simulated)
+    ]
+    assert texts[0] == []
+    assert texts[1] == ["the cards are simulated: Pods that hold them get /dev/null"]
+
+
 def test_fields_that_the_api_server_drops_are_a_note_and_no_problem() -> None:
     slices = SlicesState(published=True, dropped=("devices.taints",))
     state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()

@@ -85,6 +85,15 @@ def test_what_is_held_stays_as_it_was_until_it_is_offered_again() -> None:
 KIND = "furiosa.ai/npu"
 
 
+def test_a_simulated_card_has_null_in_place_of_its_nodes_and_is_taken_over() -> None:
+    simulated = [replace(one, card=replace(one.card, simulated=True)) for one in devices()]
+    (written,) = specs(simulated).values()
+    edits = [one["containerEdits"]["deviceNodes"] for one in json.loads(written)["devices"]]
+    assert {node["path"] for nodes in edits for node in nodes} >= {"/dev/npu0pe0", "/dev/npu0pe1"}
+    assert {node["hostPath"] for nodes in edits for node in nodes} == {"/dev/null"}
+    assert recovered(KIND, written) == written
+
+
 def test_of_what_is_on_disk_only_devices_as_we_write_them_are_taken_over() -> None:
     (written,) = specs(devices()).values()
     assert recovered(KIND, written) == written

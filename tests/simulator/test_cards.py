@@ -69,3 +69,9 @@ def test_another_card_in_the_slot_is_another_card_in_the_same_place() -> None:
     assert new.serial != old.serial
     assert replace(new, uuid=old.uuid, serial=old.serial) == old
     assert len({old.uuid, new.uuid, swapped(new).uuid}) == 3
+
+
+def test_hosts_that_are_named_have_other_cards_each() -> None:
+    one, other = (parse_cards("warboy=1,rngd=1", host=host) for host in ("a/", "b/"))
+    assert len({spec.uuid for spec in (*one, *other, *parse_cards("warboy=1,rngd=1"))}) == 6
+    assert [spec.pci_bus_id for spec in one] == [spec.pci_bus_id for spec in other]

@@ -159,6 +159,22 @@ def test_a_link_as_dev_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+def test_what_is_mounted_below_a_directory_that_is_empty_otherwise_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's container has the host's cgroups and CDI specs in the tree."""
+    mounts = (tmp_path / "sys/fs/cgroup", tmp_path / "var/run/cdi")
+    for path in mounts:
+        path.mkdir(parents=True)
+        (path / "precious").write_text("")
+    with pytest.raises(SimulatorError, match="not empty"):
+        make(tmp_path, PAIR)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path in mounts)
+    make(tmp_path, PAIR)
+    make(tmp_path, ())
+    assert all((path / "precious").exists() for path in mounts)
+
+
 @pytest.mark.parametrize(("says", "name"), [("is_mount", "dev"), ("is_char_device", "null")])
 def test_what_is_in_a_dev_that_is_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, name: str

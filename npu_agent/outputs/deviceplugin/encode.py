@@ -55,10 +55,10 @@ def device_list(devices: Iterable[Device]) -> bytes:
 
 
 @lru_cache(_NODES)
-def _node(path: str) -> bytes:
-    """A DeviceSpec: the node appears in the container where it is on a bare host."""
-    where = f"/dev/{path}".encode()
-    return _field(3, _field(1, where) + _field(2, where) + _field(3, b"rw"))
+def _node(paths: tuple[str, str]) -> bytes:
+    """A DeviceSpec of a node's paths in the container and on the host."""
+    path, host_path = paths
+    return _field(3, _field(1, path.encode()) + _field(2, host_path.encode()) + _field(3, b"rw"))
 
 
 def container_response(given: Grant, *, by_cdi: bool = False) -> bytes:

@@ -15,7 +15,8 @@ from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
 from npu_agent.text import natural, quoted
 
 LONGEST = 63
-
+SIMULATED = "npu-agent/simulated"
+"""The key of the one label that is ours, and not a vendor's."""
 VENDOR_FILE = "/sys/class/dmi/id/sys_vendor"
 NAME_FILE = "/sys/class/dmi/id/product_name"
 
@@ -67,11 +68,14 @@ def value(text: str) -> str | None:
 def explained(
     snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]
 ) -> tuple[Explained, ...]:
+    """Every key of `sets`, sorted, with its value or why not; and `SIMULATED` where it holds."""
     found: dict[str, Explained] = {}
     for set_ in sets:
         for label in set_.labels:
             key = set_.prefix + label.key
             found[key] = _joined(key, tuple(_contributions(label, set_, snapshot, machine)))
+    if simulated := [state.card.name for state in snapshot.cards if state.card.simulated]:
+        found[SIMULATED] = Explained(SIMULATED, "true", f"{', '.join(simulated)}: simulated")
     return tuple(found[key] for key in sorted(found))
 
 

@@ -178,7 +178,9 @@ def _info(cards: Cards) -> Samples:
     for card in cards:
         it = card.state.card
         numa = None if it.numa_node is None else str(it.numa_node)
-        yield label_text(card.labels, product=it.product, serial=it.serial, numa_node=numa), 1
+        facts = {"product": it.product, "serial": it.serial, "numa_node": numa}
+        simulated = "true" if it.simulated else None
+        yield label_text(card.labels, **facts, simulated=simulated), 1
 
 
 def _health(cards: Cards) -> Samples:

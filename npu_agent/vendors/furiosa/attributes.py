@@ -48,6 +48,7 @@ def describe(card: Card, cores: CoreRange) -> Description:
         "driverVersion": version(card.driver_version),
         "firmwareVersion": version(card.firmware_version),
         "numaNode": card.numa_node,
+        "simulated": card.simulated or None,
         _PCI_BUS_ID: card.pci_bus_id,
         _PCIE_ROOT: root if root and _ROOT.fullmatch(root) else None,
     }

@@ -52,8 +52,11 @@ class Furiosa:
     spec: ClassVar[VendorSpec] = SPEC
     profile: ClassVar[Profile] = PROFILE
 
-    def __init__(self, root: Path, families: Mapping[str, Family] = FAMILIES) -> None:
+    def __init__(
+        self, root: Path, families: Mapping[str, Family] = FAMILIES, *, simulated: bool = False
+    ) -> None:
         """`root` is where the host's ``/`` is seen: ``/`` itself, or a mount in a container."""
+        self._simulated = simulated
         self.place = str(root / "sys/class")
         self._families = families
         self._sys = str(root / "sys")
@@ -116,6 +119,7 @@ class Furiosa:
             else None,
             switches=self._switches(address) if address else (),
             nodes=self._nodes(entry),
+            simulated=self._simulated,
         )
 
     def probe(self, entry: Entry) -> Probe:

@@ -285,3 +285,11 @@ def test_each_vendors_labels_are_of_its_own_cards() -> None:
     assert (found["beta.furiosa.ai/npu.count"], found["acme.example/anvil.count"]) == ("1", "1")
     assert found["beta.furiosa.ai/npu.family"] == "warboy"
     assert "acme.example/anvil.count" not in labels(host(ours), SERVER, [BETA, theirs])
+
+
+def test_simulated_cards_have_a_label_of_their_own_whatever_sets_are_wanted() -> None:
+    simulated = host(card(simulated=True), card(index=1, simulated=True))
+    assert labels(simulated, SERVER, ()) == {"npu-agent/simulated": "true"}
+    (why,) = explained(simulated, SERVER, ())
+    assert why.why == "npu0, npu1: simulated"
+    assert explained(host(card()), SERVER, ()) == ()

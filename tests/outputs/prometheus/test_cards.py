@@ -221,3 +221,11 @@ def test_each_vendors_cards_are_described_by_its_own_schema() -> None:
     shared = found["furiosa_npu_info"]
     assert [sample.labels["device"] for sample in shared.samples] == ["npu0", "npu1"]
     assert shared.documentation == "What the card is, in its labels; always 1."
+
+
+def test_the_info_of_a_simulated_card_says_so() -> None:
+    real = card("warboy")
+    simulated = replace(real, card=replace(real.card, simulated=True))
+    for state, said in ((real, None), (simulated, "true")):
+        (info,) = families_of_cards(snapshot(state))[0].samples
+        assert info.labels.get("simulated") == said
