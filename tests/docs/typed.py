@@ -16,11 +16,13 @@ PAGES = tuple(map(page, ("README.md", "docs/install.md", "docs/dra.md", "docs/mi
 
 _PAGES = "tests/e2e/journey/test_pages.py::"
 _VENDORS = "tests/e2e/journey/test_vendors.py::"
+_SIMULATED = "tests/e2e/journey/test_simulated.py::"
 TYPED = {
     ("README.md", "Install"): _PAGES + "test_the_readme",
     ("README.md", "Commands"): "tests/docs/test_typed.py::test_the_host_of_the_readme",
     ("docs/install.md", "Three ways to install"): _PAGES + "test_from_the_image_and_away_again",
     ("docs/install.md", "Quick starts"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/install.md", "kind"): _SIMULATED + "test_the_quick_start",
     ("docs/install.md", "Which nodes"): _PAGES + "test_from_the_image_and_away_again",
     ("docs/install.md", "Which Pods go where"): _PAGES + "test_from_the_image_and_away_again",
     ("docs/install.md", "Is it well?"): _PAGES + "test_from_the_image_and_away_again",
@@ -43,7 +45,6 @@ ELSEWHERE = "docs/limitations.md: no such cluster can be started here"
 LEFT_OUT = {
     ("README.md", "Try it"): "tests/commands/test_demo.py runs the tour, CI the tests",
     ("README.md", "On your own machine"): "tests/packaging installs wheel and binary",
-    ("docs/install.md", "kind"): ELSEWHERE,
     ("docs/install.md", "k3s"): ELSEWHERE,
     ("docs/install.md", "OpenShift"): ELSEWHERE,
 }
@@ -53,6 +54,10 @@ LINES_LEFT_OUT = {
     "registry; tests/packaging makes the image on one of its own",
     "podman push registry.example.com/npu-agent:0.1.0": "the cluster's registry has the image; "
     "containerd's client has pushed it",
+    "make image TOOL=docker": "as above",
+    "kind create cluster": "it takes Docker, and an image of a public registry; the test's cluster "
+    "is one node, too",
+    "kind load docker-image npu-agent:0.1.0": "containerd's client has loaded it, by the same name",
 }
 """Why a test leaves out a single command of those that it types."""
 

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from npu_agent.simulator import parse_cards
+from npu_agent.simulator.cards import families
+
 from .schemas import check
 from .test_chart import comparable, pod_of, template
 from .tools import CHART, K8S, Object, objects, output, run
@@ -412,6 +415,7 @@ def test_wrong_values_are_refused_with_their_places() -> None:
             "podAnnotations": {"a b": "c"},
             "extraEnv": [{"value": "x"}],
             "kubeletRootDir": "kubelet",
+            "simulate": {"warboy": 2},
             "updateStrategy": {"type": "Recreate"},
             "rbac": False,
             "networkPolicy": {"from": [{}]},
@@ -434,6 +438,7 @@ def test_wrong_values_are_refused_with_their_places() -> None:
         "at '/podAnnotations': additional properties 'a b' not allowed",
         "at '/extraEnv/0': missing property 'name'",
         "at '/kubeletRootDir': 'kubelet' does not match pattern",
+        "at '/simulate': got object, want string",
         "at '/updateStrategy/type': value must be one of 'RollingUpdate', 'OnDelete'",
         "at '/rbac': got boolean, want object",
         "at '/networkPolicy/from/0': minProperties",
@@ -465,6 +470,19 @@ def test_wrong_values_are_refused_with_their_places() -> None:
             {"openshift": True, "securityContext": {"seLinuxOptions": {"type": "a"}}},
             "securityContext.seLinuxOptions is set by the value seLinuxOptions: give it there",
         ),
+        (
+            {"simulate": "wrboy=2"},
+            'simulate has the family "wrboy", and there are warboy and rngd: write it as',
+        ),
+        ({"simulate": "warboy=1,"}, 'simulate has the family "", and there are warboy and rngd'),
+        ({"simulate": "warboy=two"}, 'simulate has "two", which is no number of cards'),
+        ({"simulate": "warboy=1=2"}, 'simulate has "1=2", which is no number of cards'),
+        ({"simulate": "warboy=60, rngd=5"}, "simulate asks for 65 cards, and a node has 64 at"),
+        (
+            {"simulate": "rngd", "nodes": "nfd"},
+            "and nodes: nfd takes those that have some: set nodes to any, every or label",
+        ),
+        ({"simulate": "rngd", "extraEnv": [{"name": "SIMULATE"}]}, "extraEnv has SIMULATE"),
         ({"serviceAccount": {"create": False}}, "say in serviceAccount.name which account"),
         ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels may not have app.kubernetes"),
         ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "commonLabels may not have app.kub"),
@@ -477,3 +495,12 @@ def test_values_that_contradict_each_other_are_refused(
     said = refusal(given)
     assert message in said
     assert len(said.splitlines()) < 10
+
+
+@pytest.mark.parametrize(
+    "wanted", [",".join(families()), *families(), "warboy = 2, rngd=1", "rngd=64"]
+)
+def test_the_cards_that_the_agent_takes_are_those_that_the_chart_takes(wanted: str) -> None:
+    assert parse_cards(wanted)
+    container = pod_of(template({"simulate": wanted}))["containers"][0]
+    assert {"name": "SIMULATE", "value": wanted} in container["env"]
