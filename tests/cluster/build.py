@@ -61,6 +61,10 @@ class GoBuild:
     tags: tuple[str, ...] = ()
 
 
+class NotServedError(BuildError):
+    """The Go module proxy that this machine uses does not have a module."""
+
+
 RELEASES = {
     version: GoBuild(
         name=f"kubernetes-{version}",
@@ -146,6 +150,37 @@ OPA = GoBuild(
     checksum="h1:CwxTSHfk5GmA1CaySVWyxRvggY2xZYxKL6bhDuWOCuU=",
     packages=("",),
 )
+NODE_READINESS_CONTROLLER = GoBuild(
+    name="node-readiness-controller-0.5.0",
+    module="sigs.k8s.io/node-readiness-controller",
+    version="v0.5.0",
+    checksum="h1:i/WP739GZOpx9YXtQfzq7AZx+PhfYOUV1mxGQPmV498=",
+    packages=("cmd",),
+)
+NODE_HEALTHCHECK_OPERATOR = GoBuild(
+    name="node-healthcheck-operator-0.12.0",
+    module="github.com/medik8s/node-healthcheck-operator",
+    version="v0.12.0",
+    checksum="h1:U3aEgam/TjU5dYwilD54LMCTWX1c/qMuVI3BqNqDcyM=",
+    packages=("cmd",),
+)
+_PROGRAMS = {
+    ETCD: "etcd",
+    NODE_READINESS_CONTROLLER: "node-readiness-controller",
+    NODE_HEALTHCHECK_OPERATOR: "node-healthcheck-operator",
+}
+"""Programs that would else have the name of their directory."""
+_MANIFESTS = {
+    NODE_READINESS_CONTROLLER: (
+        "config/crd/bases/readiness.node.x-k8s.io_nodereadinessrules.yaml",
+        "config/rbac/role.yaml",
+    ),
+    NODE_HEALTHCHECK_OPERATOR: (
+        "config/crd/bases/remediation.medik8s.io_nodehealthchecks.yaml",
+        "config/rbac/role.yaml",
+    ),
+}
+"""Of these the module's manifests are kept beside the program."""
 KUBELETS = {RELEASE: KUBERNETES, **({OLDEST: OLDEST_KUBELET} if RELEASE == NEWEST else {})}
 """Those to test under this control plane: the newest has the oldest kubelet that we support too."""
 
@@ -242,8 +277,11 @@ def _build(build: GoBuild, directory: Path) -> None:
     arguments += [f"{build.module}/{package}".rstrip("/") for package in build.packages]
     _run([go, "build", *arguments], cwd=work, env=env, log=build.name)
     shutil.rmtree(work)
-    if build is ETCD:
-        (directory / "server").rename(directory / "etcd")
+    if build in _PROGRAMS:
+        (package,) = build.packages
+        (directory / (package or "server")).rename(directory / _PROGRAMS[build])
+    for name in _MANIFESTS.get(build, ()):
+        shutil.copyfile(source / name, directory / Path(name).name)
 
 
 def _read(source: Path, name: str) -> str:
@@ -256,7 +294,9 @@ def _download(go: str, env: dict[str, str], module: str, checksum: str | None) -
     download = [go, "mod", "download", "-json", module]
     answer = subprocess.run(download, cwd="/", env=env, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
-        raise BuildError(f"cannot download {module}: {answer.stdout}{answer.stderr}")
+        text = f"cannot download {module}: {answer.stdout}{answer.stderr}"
+        missing = any(sign in text for sign in ("403 Forbidden", "404 Not Found", "410 Gone"))
+        raise NotServedError(text) if missing else BuildError(text)
     found = json.loads(answer.stdout)
     if checksum is not None and found["Sum"] != checksum:
         raise BuildError(f"{module} is {found['Sum']}, expected {checksum}: not what we reviewed")

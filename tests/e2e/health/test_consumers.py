@@ -1,0 +1,233 @@
+"""Who reads the Node condition: what they do at a fault, and that they stop when it is over.
+
+Each is what its users install, with its example of docs/examples/health.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.build import NODE_HEALTHCHECK_OPERATOR, NODE_READINESS_CONTROLLER, ensure_own
+from tests.e2e.dra.claims import running as runs
+from tests.e2e.health.consumers import (
+    TYPE,
+    built,
+    example,
+    forget,
+    kubeconfig,
+    running,
+    wait_condition,
+)
+from tests.e2e.manifests import Thing, npu_pod, thing
+from tests.e2e.node import AGENT, NAMESPACE, SOON, Node
+
+pytestmark = [pytest.mark.one_kubelet, pytest.mark.usefixtures("repaired")]
+OVERLAY = "tests/e2e/health"
+CONFIG = {"health": {"condition": {"type": TYPE}}}
+CONTROLLER = "node-readiness-controller"
+RULE = example("node-readiness-rule")
+TAINT = RULE["spec"]["taint"]
+RECOVERED = 60.0
+"""Seconds from a recovery to the condition that says so, at most."""
+REMEDIATIONS = "npuremediations.remediation.test"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def component(node: Node) -> Iterator[None]:
+    """The agent is deployed with the component, and writes the condition."""
+    node.deploy(CONFIG, OVERLAY)
+    wait_condition(node, "True")
+    yield
+    node.deploy()
+    forget(node)
+
+
+@pytest.fixture
+def repaired(node: Node) -> Iterator[None]:
+    """Both cards are well, and the condition is True, before and after."""
+    yield
+    node.fault("ok", "npu0", "npu1")
+    node.delete_pods()
+    node.wait_allocatable(2)
+    wait_condition(node, "True")
+
+
+@pytest.fixture
+def readiness(node: Node) -> Iterator[Path]:
+    """The controller runs with the rule and with no rights but its own; its log."""
+    files = built(NODE_READINESS_CONTROLLER)
+    role = files["role.yaml"].read_text().replace("manager-role", CONTROLLER)
+    crd = files["readiness.node.x-k8s.io_nodereadinessrules.yaml"].read_text()
+    node.apply(crd)
+    node.apply(role)
+    subjects = [{"kind": "ServiceAccount", "name": CONTROLLER, "namespace": NAMESPACE}]
+    group = "rbac.authorization.k8s.io"
+    reference = {"apiGroup": group, "kind": "ClusterRole", "name": CONTROLLER}
+    binding = thing("ClusterRoleBinding", CONTROLLER, f"{group}/v1", namespace="")
+    node.apply(
+        [
+            thing("ServiceAccount", CONTROLLER, namespace=NAMESPACE),
+            {**binding, "roleRef": reference, "subjects": subjects},
+        ]
+    )
+    node.kubectl("wait", "crd", "--all", "--for=condition=Established")
+    own = kubeconfig(node, CONTROLLER, NAMESPACE)
+    node.apply(RULE)
+    program = files[CONTROLLER]
+    try:
+        arguments = (f"--kubeconfig={own}", "--health-probe-bind-address=0")
+        with running(node, program, *arguments) as log:
+            yield log
+            node.kubectl("delete", "nodereadinessrules", "--all", "--timeout=30s")
+            node.wait_for("no taint of the rule", lambda: not tainted(node))
+    finally:
+        node.kubectl("delete", "crd", "nodereadinessrules.readiness.node.x-k8s.io", check=False)
+
+
+def tainted(node: Node) -> bool:
+    """Whether the Node has the rule's taint."""
+    found = node.get("node", node.name)["spec"].get("taints", ())
+    return any(one["key"] == TAINT["key"] and one["effect"] == TAINT["effect"] for one in found)
+
+
+def seconds(node: Node, what: str, reached: Callable[[], Any], timeout: float = SOON) -> float:
+    """How long it takes until something is reached."""
+    began = time.monotonic()
+    node.wait_for(what, reached, timeout)
+    return time.monotonic() - began
+
+
+def shown(log: Path, *words: str) -> None:
+    """Prints what a program has logged with any of these words."""
+    lines = [line for line in log.read_text().splitlines() if any(word in line for word in words)]
+    print(*lines[-12:], sep="\n")
+
+
+def test_a_pod_that_was_there_before_the_agent_waits_and_then_runs(
+    node: Node, readiness: Path
+) -> None:
+    """Never UnexpectedAdmissionError: a Pod of this kind that fails is not tried again."""
+    node.kubectl("delete", *AGENT, "--cascade=foreground", "--timeout=60s")
+    forget(node)
+    set_ = seconds(node, "the taint of a Node that is not ready", lambda: tainted(node))
+    node.apply(npu_pod("early"))
+    node.wait_unschedulable("early", "untolerated taint")
+    began = time.monotonic()
+    node.deploy(CONFIG, OVERLAY)
+    node.wait_for("the taint to be lifted", lambda: not tainted(node), RECOVERED)
+    lifted = time.monotonic() - began
+    runs(node, "early")
+    print(f"no condition: taint after {set_:.1f} s; agent deployed: lifted after {lifted:.1f} s")
+    shown(readiness, "Adding taint", "Removing taint")
+
+
+def test_no_new_pods_while_a_card_is_dead(node: Node, readiness: Path) -> None:
+    node.run("stays", 1)
+    before = node.pod("stays")["metadata"]["uid"]
+    node.fault("dead", "npu0")
+    dead = seconds(node, "a taint", lambda: tainted(node))
+    node.create("late", 1)
+    node.wait_unschedulable("late", "untolerated taint")
+    assert node.pod("stays")["metadata"]["uid"] == before  # it evicts nothing
+    node.fault("ok", "npu0")
+    well = seconds(node, "no taint", lambda: not tainted(node), RECOVERED)
+    runs(node, "late")
+    assert node.restarts()["stays"] == 0
+    print(f"fault to taint {dead:.1f} s; recovery to no taint {well:.1f} s")
+    shown(readiness, "Adding taint", "Removing taint")
+
+
+@pytest.fixture
+def template(node: Node) -> Iterator[Thing]:
+    """A remediator that does nothing: the kinds that NodeHealthCheck takes and makes."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True}
+    kinds = ("NpuRemediation", "NpuRemediationTemplate")
+    for kind in kinds:
+        plural = f"{kind.lower()}s"
+        spec = {
+            "group": "remediation.test",
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural},
+            "versions": [{**version, "schema": {"openAPIV3Schema": anything}}],
+        }
+        crd = thing("CustomResourceDefinition", f"{plural}.remediation.test", namespace="")
+        node.apply({**crd, "apiVersion": "apiextensions.k8s.io/v1", "spec": spec})
+    node.kubectl("wait", "crd", "--all", "--for=condition=Established")
+    made = {"apiVersion": "remediation.test/v1", "kind": kinds[1]}
+    meta = {"name": "nothing", "namespace": NAMESPACE}
+    node.apply({**made, "metadata": meta, "spec": {"template": {"spec": {}}}})
+    yield {**made, **meta}
+    for kind in kinds:
+        node.kubectl("delete", "crd", f"{kind.lower()}s.remediation.test", "--timeout=30s")
+
+
+@pytest.mark.long
+def test_a_node_is_remediated_until_its_cards_are_well(
+    node: Node, template: Thing, tmp_path: Path
+) -> None:
+    files = built(NODE_HEALTHCHECK_OPERATOR)
+    node.apply(files["remediation.medik8s.io_nodehealthchecks.yaml"].read_text())
+    node.kubectl("wait", "crd", "--all", "--for=condition=Established")
+    certificates = tmp_path / "k8s-webhook-server" / "serving-certs"
+    certificates.mkdir(parents=True)
+    for kind in ("crt", "key"):
+        shutil.copy(
+            node.cluster.kubeconfig.with_name(f"apiserver.{kind}"), certificates / f"tls.{kind}"
+        )
+    check = example("node-health-check")
+    assert [one["type"] for one in check["spec"]["unhealthyConditions"]] == [TYPE]
+    check["spec"]["unhealthyConditions"][0]["duration"] = "3s"
+    check["spec"]["remediationTemplate"] = template
+
+    def remediations() -> list[str]:
+        found = json.loads(node.kubectl("get", REMEDIATIONS, "-A", "-o", "json"))["items"]
+        return [one["metadata"]["name"] for one in found]
+
+    program = files["node-healthcheck-operator"]
+    arguments = ("--leader-elect=false", "--health-probe-bind-address=0")
+    environment = {"DEPLOYMENT_NAMESPACE": NAMESPACE, "TMPDIR": str(tmp_path)}
+    with running(node, program, *arguments, **environment) as log:
+        node.apply(check)
+        node.fault("dead", "npu0")
+        acts = seconds(node, "a remediation", remediations, 2 * SOON)
+        assert remediations() == [node.name]
+        node.fault("ok", "npu0")
+        ends = seconds(node, "its end", lambda: not remediations(), 2 * RECOVERED)
+        print(f"fault to remediation {acts:.1f} s, 3 s of them asked for; from recovery {ends:.1f}")
+        shown(log, "matches unhealthy", "Creating a remediation", "deleted remediation")
+        node.kubectl("delete", "nodehealthchecks", "--all", "--timeout=30s")
+    node.kubectl("delete", "crd", "nodehealthchecks.remediation.medik8s.io", "--timeout=30s")
+
+
+def test_nvsentinels_policy_says_unhealthy_while_a_card_is_dead(node: Node) -> None:
+    """Its expression, evaluated as its monitor does, with cel-go."""
+    (policy,) = example("nvsentinel-values")["kubernetes-object-monitor"]["policies"]
+    assert policy["resource"] == {"group": "", "version": "v1", "kind": "Node"}
+    program = ensure_own(Path(__file__).parent / "cel")
+
+    def unhealthy(of: Thing) -> bool:
+        command = [str(program), policy["predicate"]["expression"]]
+        done = subprocess.run(command, input=json.dumps(of), capture_output=True, text=True)
+        assert done.stdout.strip() in ("true", "false"), done
+        return done.stdout.strip() == "true"
+
+    well = node.get("node", node.name)
+    assert not unhealthy(well)
+    node.fault("dead", "npu0")
+    wait_condition(node, "False")
+    assert unhealthy(node.get("node", node.name))
+    node.fault("ok", "npu0")
+    wait_condition(node, "True")
+    assert not unhealthy(node.get("node", node.name))
+    others = [one for one in well["status"]["conditions"] if one["type"] != TYPE]
+    assert not unhealthy({**well, "status": {"conditions": others}})
+    assert not unhealthy(thing("Node", "new", namespace="", status={}))
