@@ -167,9 +167,11 @@ class ConditionConfig:
 
     type: str | None = _live(
         None,
-        "The condition's type: furiosa.ai/NPUReady; without it, no condition is written.",
-        text(
-            "a condition's name like furiosa.ai/NPUReady, and none of the kubelet's",
+        lambda words: (
+            f"The condition's type: {words.condition}; without it, no condition is written."
+        ),
+        lambda words: text(
+            f"a condition's name like {words.condition}, and none of the kubelet's",
             r"^(?!(Ready|MemoryPressure|DiskPressure|PIDPressure|NetworkUnavailable)$)"
             rf"({_SUBDOMAIN}/)?[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
             longest=316,

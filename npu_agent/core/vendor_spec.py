@@ -133,6 +133,8 @@ class VendorSpec:
     """The one that is the default of metrics.schema."""
     dra: DraNames | None = None
     """What DRA calls its cards; None: they are not offered by DRA."""
+    condition: str = "example.com/NPUReady"
+    """The usual type of the Node's condition."""
 
     @property
     def core_counts(self) -> dict[str, int]:
@@ -153,6 +155,7 @@ def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
         label_set=first.label_set,
         metric_schemas=_union(each.metric_schemas for each in vocabularies),
         metric_schema=first.metric_schema,
+        condition=first.condition,
     )
 
 

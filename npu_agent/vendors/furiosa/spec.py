@@ -15,4 +15,5 @@ SPEC = VendorSpec(
     metric_schemas=metrics.SCHEMAS,
     metric_schema="0.8",
     dra=attributes.NAMES,
+    condition="furiosa.ai/NPUReady",
 )
