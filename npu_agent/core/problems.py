@@ -494,6 +494,17 @@ def _notes(state: AgentState) -> Iterator[Note]:
             yield Note("card", text, (card.id,), remedy=remedy, command=command)
         if state.is_disabled(card):
             yield Note("card", f"{name} is not offered: disabled in the config", (card.id,))
+    if stray := [card for card in state.snapshot.cards if _stray_load(card, state) > _LOADED]:
+        most = max(_stray_load(card, state) for card in stray)
+        yield Note(
+            "card",
+            f"{_names(stray)} {'work' if len(stray) > 1 else 'works'} for no Pod: {most:.0f} % on "
+            "the busiest core",
+            _ids(stray),
+            remedy="end the process of the host that has it open, or cordon the card",
+            runbook="npuloadwithoutpod",
+            command=f"fuser -v /dev/{stray[0].card.name}*",
+        )
     for resource in state.resources:
         for device in state.withheld(resource):
             yield Note("resource", f"{device.name} is withheld: {device.reason}")
@@ -519,6 +530,18 @@ def _notes(state: AgentState) -> Iterator[Note]:
         if one.session.phase is SessionPhase.STANDBY:
             text = f"{one.session.resource} is on standby"
             yield Note("resource", _reasoned(text, one.session))
+
+
+_LOADED = 20.0
+"""Per cent of a core's cycles from which on it works: as the alert has it."""
+
+
+def _stray_load(card: CardState, state: AgentState) -> float:
+    """The load of its busiest core where no Pod holds it, as far as the kubelet says that."""
+    known = state.assignments_error is None and (state.resources or state.dra)
+    if not known or state.usages_of(card) or state.is_stale(card) or card.reading is None:
+        return 0.0
+    return max((core.utilization or 0.0 for core in card.reading.cores), default=0.0)
 
 
 def _moving(moving: Mapping[str, WantedApi], state: AgentState) -> str:

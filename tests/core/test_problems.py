@@ -476,3 +476,16 @@ def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note() -> None:
     scene.timeline = Timeline().left([left], [], now - 7 * 3600)
     assert texts(scene) == [], "the alert has ended too"
     assert noted(scene) == ["npu3 is gone"]
+
+
+def test_a_card_that_works_for_no_pod_is_noted() -> None:
+    busy = read(state(), load=80)
+    (note,) = notes(Scene(cards=(busy,)).state())
+    assert (note.text, note.severity) == ("npu0 works for no Pod: 81 % on the busiest core", "info")
+    assert "fuser" in note.command
+    holds = Holdings(assignments=(held(busy, "yolo"),))
+    assert noted(Scene(cards=(busy,), holdings=holds)) == []
+    assert noted(Scene(cards=(read(state(), load=18),))) == []
+    assert noted(Scene(cards=(busy,), holdings=Holdings(error="no socket"))) == [], "not known"
+    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
+    assert "furiosa_npu_core_utilization[10m])) > 20" in rules

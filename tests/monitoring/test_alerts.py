@@ -71,3 +71,14 @@ def test_rules_ask_for_series_that_there_are() -> None:
     found = set().union(*map(asked, every))
     assert found <= exported()
     assert rules("record").keys() <= found, "recorded for nobody"
+
+
+def test_the_inhibitions_name_alerts_and_labels_that_there_are() -> None:
+    """A rule with a name that is wrong inhibits nothing, and Alertmanager takes it."""
+    [text] = re.findall(r"```yaml\n(inhibit_rules:.+?)```", PAGE, re.DOTALL)
+    for rule in yaml.safe_load(text)["inhibit_rules"]:
+        assert rule["equal"] == ["hostname", "arch", "device"]
+        for matcher in (*rule["source_matchers"], *rule["target_matchers"]):
+            found = set(re.findall(r"Npu\w+", matcher))
+            assert found
+            assert all("(hostname, arch, device" in ALERTS[name]["expr"] for name in found)

@@ -64,7 +64,7 @@ def reading(
     *,
     temperature: float = 41.0,
     power: float = 9.5,
-    load: float = 20.0,
+    load: float = 15.0,
     age: float = 0.0,
 ) -> Reading:
     """As a card gives it, `age` seconds ago; core n has a load n per cent above the first."""
@@ -302,7 +302,15 @@ def _card_at_night(index: int, **figures: float) -> CardState:
         firmware_version="2025.4.0, c1bebfd",
     )
     one = replace(one, health=replace(one.health, since=time.monotonic() - 266_000))
-    return read(one, **{"temperature": 44, "power": 52, "load": 7.0 * index, **figures})
+    return read(
+        one,
+        **{
+            "temperature": 44,
+            "power": 52,
+            "load": 7.0 * index * (index in (0, 2, 5, 7)),
+            **figures,
+        },
+    )
 
 
 def night() -> Scene:
