@@ -175,10 +175,10 @@ class DevicePlugin:
             raise
         finally:
             self._counts.allocated(result, time.perf_counter() - began)
-        log.info("allocated", resource=self._resource, devices=",".join(granted))
+        log.info("allocated", resource=self._resource, devices=", ".join(granted))
 
     async def _grant(self, stream: Stream[wire.AllocateRequest, Encoded]) -> list[str]:
-        """Answers an Allocate; returns the IDs of the devices."""
+        """Answers an Allocate; returns names and IDs of the devices."""
         request = await receive_request(stream)
         ids = [container.devices_ids for container in request.container_requests]
         with _refusals_as_status():
@@ -195,7 +195,7 @@ class DevicePlugin:
         )
         await stream.send_message(Encoded(body))
         await stream.send_trailing_metadata()  # a Pod waits for it; the log can wait
-        return [id_ for container in ids for id_ in container]
+        return [f"{one.name} ({one.id})" for container in containers for one in container]
 
     async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, Encoded]) -> None:
         await receive_request(stream)
