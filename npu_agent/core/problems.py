@@ -156,7 +156,7 @@ def _lasting(
     yield Note(
         "card",
         f"{_names(cards)} {words}: {detail}{_used(pods)}",
-        tuple(card.id for card in cards if card in state.snapshot.cards),
+        tuple(card.id for card in cards if card.id in _ids(state.snapshot.cards)),
         remedy=remedy,
         runbook="nputemperaturecritical" if very else found.runbook,
         severity="critical" if very else "warning",
@@ -539,7 +539,13 @@ _LOADED = 20.0
 def _stray_load(card: CardState, state: AgentState) -> float:
     """The load of its busiest core where no Pod holds it, as far as the kubelet says that."""
     known = state.assignments_error is None and (state.resources or state.dra)
-    if not known or state.usages_of(card) or state.is_stale(card) or card.reading is None:
+    if (
+        not known
+        or card.card.simulated
+        or state.usages_of(card)
+        or state.is_stale(card)
+        or card.reading is None
+    ):
         return 0.0
     return max((core.utilization or 0.0 for core in card.reading.cores), default=0.0)
 

@@ -430,12 +430,13 @@ def test_errors_that_rise_are_a_problem_and_older_ones_a_note() -> None:
 
 
 def test_a_card_that_flaps_is_one_entry_whether_it_is_there_or_not() -> None:
-    card, now = at(0), time.monotonic()
+    card, now = read(at(0)), time.monotonic()
     away = Scene(timeline=Timeline().left([card], [], now))
     for scene in (Scene(cards=(card,)), away):
         (note,) = problems(scene.lasts(TrendKind.FLAPPING, card, 60, "it comes and goes").state())
         assert note.text == "npu0 is flapping: it comes and goes, again and again"
         assert note.command == "npu-agent cordon npu0 --reason flapping"
+        assert note.cards == tuple(one.id for one in scene.cards), "those that are here"
         assert note.since == pytest.approx(now - 60, abs=1)
 
 
@@ -483,6 +484,8 @@ def test_a_card_that_works_for_no_pod_is_noted() -> None:
     (note,) = notes(Scene(cards=(busy,)).state())
     assert (note.text, note.severity) == ("npu0 works for no Pod: 81 % on the busiest core", "info")
     assert "fuser" in note.command
+    made_up = replace(busy, card=replace(busy.card, simulated=True))
+    assert noted(Scene(cards=(made_up,))) == [], "its load has no reason at all"
     holds = Holdings(assignments=(held(busy, "yolo"),))
     assert noted(Scene(cards=(busy,), holdings=holds)) == []
     assert noted(Scene(cards=(read(state(), load=18),))) == []
