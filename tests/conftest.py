@@ -7,10 +7,13 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import golden
 
 # In CI the same examples each time: a change should not fail for what it did not touch. People
 # get new ones at every run, and so find what is left to find.
@@ -42,6 +45,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         timeout = TIMEOUTS.get(item.path.relative_to(ROOM).parts[0])
         if timeout:
             item.add_marker(pytest.mark.timeout(timeout))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Makes a failure quick to read: see tests/golden.py. With -vv it is as long as it is."""
+    report = yield
+    if report.failed and golden.USED:
+        report.sections.append(("golden files", golden.remedy(item.nodeid)))
+    if report.failed and item.config.get_verbosity() < 1:
+        if report.longreprtext != (short := golden.shortened(report.longreprtext)):
+            report.longrepr = short
+        report.sections = [(name, golden.shortened(text)) for name, text in report.sections]
+    if call.when == "teardown":
+        golden.USED.clear()
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

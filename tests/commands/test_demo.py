@@ -10,7 +10,8 @@ import pytest
 
 from npu_agent import cli, simulator
 from tests.commands.tour import GOLDEN, comparable
-from tests.outputs.deviceplugin.helpers import golden, short_directory
+from tests.golden import golden
+from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import DEADLINE, NOBODY, Process, environment, started
 
 

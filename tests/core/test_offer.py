@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.offer import LONGEST_ID, Device, Resource, advertise
 from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import (
     devices,
     devnames,
-    golden,
     resources,
     selectors,
     snapshot,

@@ -13,7 +13,7 @@ from npu_agent.doctor import report
 from npu_agent.doctor.check import Check, State
 from npu_agent.doctor.examine import examine
 from tests.doctor.helpers import Node
-from tests.outputs.deviceplugin.helpers import golden
+from tests.golden import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = Check(

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import fields
@@ -15,6 +14,7 @@ from npu_agent.commands import view
 from npu_agent.core.hardware import CardState, CoreReading, Snapshot
 from npu_agent.inventory.inventory import read_once
 from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.golden import golden
 from tests.inventory.helpers import management, tree, write
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -180,14 +180,6 @@ HOSTS: dict[str, tuple[str, Edit]] = {
 }
 
 
-def golden(name: str, found: str) -> str:
-    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(found)
-    return path.read_text()
-
-
 @pytest.mark.parametrize("name", HOSTS)
 def test_hosts_look_as_in_their_golden_files(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -201,7 +193,7 @@ def test_hosts_look_as_in_their_golden_files(
     cards_json = json.dumps(view.cards_as_json(snapshot), indent=2)
     found = f"{_picture(snapshot)}\n# info\n{table}\n# info --format json\n{cards_json}\n"
     found = found.replace(str(root), "")
-    assert found == golden(name, found)
+    assert found == golden(GOLDEN / f"{name}.txt", found)
 
 
 def _picture(snapshot: Snapshot) -> str:

@@ -18,6 +18,7 @@ from npu_agent.simulator import (
 )
 from npu_agent.simulator.furiosa.driver import core, liveness, management, nodes
 from npu_agent.simulator.tree import STATE_DIR
+from tests.golden import golden
 from tests.until import wait_until
 
 from .helpers import listing
@@ -32,12 +33,8 @@ def made(path: Path, text: str = "warboy=1,rngd=1") -> Path:
 
 
 def test_a_fresh_tree_is_the_golden_one(tmp_path: Path) -> None:
-    """To write it anew after a wanted change: UPDATE_GOLDEN=1 pytest tests/simulator."""
     found = listing(made(tmp_path / "root"))
-    golden = GOLDEN / "warboy=1,rngd=1.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(found)
-    assert found == golden.read_text()
+    assert found == golden(GOLDEN / "warboy=1,rngd=1.txt", found)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make device nodes")

@@ -1,6 +1,5 @@
 """Cards and devices made in code, and sockets that are short enough for Linux."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,13 +97,6 @@ def short_directory() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def golden(path: Path, found: str) -> str:
-    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(found)
-    return path.read_text()
 
 
 def names(directory: Path) -> list[str]:

@@ -386,23 +386,27 @@ class Machine(RuleBasedStateMachine):
 
     def claimed(self, data: st.DataObject) -> tuple[str, Device] | None:
         """What the scheduler allocates, with its name in the pool; None: there is no card."""
-        cards = self.snapshots.value.cards
-        if not cards:
+        state = self.claimed_card(data)
+        if state is None:
             return None
-        state = data.draw(st.sampled_from(cards), "claimed")
-        return state.id, data.draw(st.sampled_from(cut(state, state.card.core_count)))
+        (device,) = cut(state, state.card.core_count)
+        return state.id, device
+
+    def claimed_card(self, data: st.DataObject) -> CardState | None:
+        """Drawn by its ID, and not as a value: Hypothesis prints what is drawn."""
+        cards = {one.id: one for one in self.snapshots.value.cards}
+        return cards[data.draw(st.sampled_from([*cards]), "claimed")] if cards else None
 
     @rule(data=st.data())
     def prepare_parts(self, data: st.DataObject) -> None:
         """Several of one card, of which some overlap: whoever has allocated them was wrong."""
-        cards = self.snapshots.value.cards
-        if not cards:
+        state = self.claimed_card(data)
+        if state is None:
             return
-        state = data.draw(st.sampled_from(cards), "claimed")
         widths = FAMILIES[state.card.family].widths
-        parts = [device for width in widths for device in cut(state, width)]
+        parts = {device.name: device for width in widths for device in cut(state, width)}
         for _ in range(4):
-            device = data.draw(st.sampled_from(parts), "part")
+            device = parts[data.draw(st.sampled_from([*parts]), "part")]
             self.count += 1
             self.prepared(f"uid-{self.count}", f"{state.id}-{device.cores}", device)
 

@@ -26,7 +26,7 @@ from npu_agent.outputs.dra.slices import (
     plan,
     slices,
 )
-from tests.outputs.deviceplugin.helpers import golden
+from tests.golden import golden
 from tests.outputs.dra.cards import card, parts, pool_of, rngd
 from tests.outputs.dra.rules import faults, faults_of_pool
 

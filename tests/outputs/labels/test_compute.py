@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from npu_agent.outputs.labels.compute import (
 )
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS as BY_NAME
+from tests.golden import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 DOCS = Path(__file__).parents[3] / "docs" / "labels.md"
@@ -114,14 +114,6 @@ HOSTS: dict[str, tuple[Snapshot, Machine]] = {
 }
 
 
-def golden(name: str, found: str) -> str:
-    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(found)
-    return path.read_text()
-
-
 @pytest.mark.parametrize("name", HOSTS)
 def test_labels_are_as_in_their_golden_files(name: str) -> None:
     snapshot, machine = HOSTS[name]
@@ -132,7 +124,7 @@ def test_labels_are_as_in_their_golden_files(name: str) -> None:
             said = "has no label" if label.value is None else f"= {label.value}"
             lines.append(f"{label.key} {said}  ({label.why})")
     found = "\n".join(lines) + "\n"
-    assert found == golden(name, found)
+    assert found == golden(GOLDEN / f"{name}.txt", found)
 
 
 def test_golden_files_are_all_in_use() -> None:

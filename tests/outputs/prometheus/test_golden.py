@@ -1,10 +1,6 @@
-"""Whole pages for simulated hosts, read by the code that reads real ones: a golden file each.
-
-After a wanted change, with UPDATE_GOLDEN=1 in the environment; then read the difference.
-"""
+"""Whole pages for simulated hosts, read by the code that reads real ones: a golden file each."""
 
 import asyncio
-import os
 import re
 import shutil
 import subprocess
@@ -23,6 +19,7 @@ from npu_agent.core.state import DraState, SessionPhase, SessionStatus, SlicesSt
 from npu_agent.inventory.inventory import read_once
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.golden import golden
 from tests.inventory.helpers import management, tree, write
 from tests.outputs.helpers import DRIVER, RESOURCE, claim, used
 from tests.outputs.prometheus.helpers import held, own, own_page, page_of_cards, parsed, series
@@ -89,14 +86,6 @@ HOSTS: dict[str, tuple[str, Edit, Holders]] = {
     "no-hwmon": ("warboy=1", _no_hwmon, _nobody),
     "claims": ("rngd=2", _nothing, _nobody),
 }
-
-
-def golden(name: str, found: str) -> str:
-    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
-    path = GOLDEN / name
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(found)
-    return path.read_text()
 
 
 def _pinned(found: Snapshot) -> Snapshot:
@@ -180,9 +169,9 @@ def test_pages_are_as_in_their_golden_files(
     dra = name == "claims"
     text = page(found, holders, schema, openmetrics=False, dra=dra)
     openmetrics = page(found, holders, schema, openmetrics=True, dra=dra)
-    assert text == golden(f"{name}.{schema}.txt", text)
+    assert text == golden(GOLDEN / f"{name}.{schema}.txt", text)
     if name == "mixed-fusion":
-        assert openmetrics == golden(f"{name}.{schema}.openmetrics.txt", openmetrics)
+        assert openmetrics == golden(GOLDEN / f"{name}.{schema}.openmetrics.txt", openmetrics)
     told = parsed(text.encode(), openmetrics=False)
     assert series(told) == series(parsed(openmetrics.encode(), openmetrics=True))
     assert all(metric.documentation for metric in told)

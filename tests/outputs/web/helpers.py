@@ -1,12 +1,10 @@
 """States of an agent made in code, and a server that shows them."""
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Self
 
 import pytest
@@ -223,14 +221,6 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops both clocks, so that a scene is the same each time."""
     monkeypatch.setattr("time.monotonic", lambda: 500_000.0)
     monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)
-
-
-def golden(name: str, found: str) -> str:
-    """The text of a golden file; UPDATE_GOLDEN=1 writes it anew after a wanted change."""
-    path = Path(__file__).parent / "golden" / name
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(found)
-    return path.read_text()
 
 
 async def listening(server: Server) -> tuple[str, int]:

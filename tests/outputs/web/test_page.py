@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -17,13 +18,13 @@ from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import MOST, NBSP, bounds, curve, span
 from npu_agent.outputs.web.page import page, runbook
+from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
 from tests.outputs.web.helpers import (
     Scene,
     driver,
     fenced,
-    golden,
     held,
     hostile,
     many,
@@ -152,12 +153,12 @@ SCENES: dict[str, Callable[[], AgentState]] = {
 
 @pytest.mark.parametrize("name", SCENES)
 def test_what_a_page_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text is in a golden file, an element a line; after a wanted change: UPDATE_GOLDEN=1."""
+    """Its text is in a golden file, an element a line."""
     stopped(monkeypatch)
     found = Document(page(SCENES[name](), lambda _: ()))
     lines = (" ".join(words.replace(NBSP, " ").split()) for words in found.words)
     text = "\n".join(filter(None, lines)) + "\n"
-    assert text == golden(f"{name}.txt", text)
+    assert text == golden(Path(__file__).parent / "golden" / f"{name}.txt", text)
 
 
 def test_what_is_too_hot_stands_out() -> None:

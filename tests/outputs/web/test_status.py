@@ -1,16 +1,18 @@
-"""/status.json as a whole, in a golden file; after a wanted change: UPDATE_GOLDEN=1."""
+"""/status.json as a whole, in a golden file."""
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from npu_agent.core.state import SlicesState
 from npu_agent.core.trouble import Trouble
 from npu_agent.outputs.web.status import as_json
+from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
-from tests.outputs.web.helpers import Scene, driver, golden, night, stopped
+from tests.outputs.web.helpers import Scene, driver, night, stopped
 
 
 def scene() -> Scene:
@@ -30,7 +32,7 @@ def scene() -> Scene:
 def test_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped(monkeypatch)
     found = json.dumps(as_json(scene().state()), indent=2) + "\n"
-    assert found == golden("status.json", found)
+    assert found == golden(Path(__file__).parent / "golden/status.json", found)
 
 
 def test_the_json_of_little_is_whole_too() -> None:
