@@ -102,7 +102,6 @@ def _add_common(parser: Parser) -> None:
 def _add_output(parser: Parser) -> None:
     parser.add_argument(
         *("-o", "--output", "--format"),
-        type=lambda word: "table" if word == "text" else word,  # the former name in `verify`
         choices=("table", "wide", "json", "yaml"),
         metavar="FORMAT",
         default="table",

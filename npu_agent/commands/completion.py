@@ -69,7 +69,7 @@ def _add_values(parser: argparse.ArgumentParser) -> None:
                 _add_values(each)
         elif action.type is Path:
             action.complete = shtab.FILE if metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
-        elif metavar in ("CARD", "DEVICE,..."):
+        elif metavar in ("CARD", "NPU", "DEVICE,..."):
             action.complete = _CARDS  # type: ignore[attr-defined]
         elif action.dest in _WORDS:
             action.choices = _WORDS[action.dest]

@@ -78,7 +78,6 @@ def test_output_is_the_same_option_everywhere(name: str) -> None:
         for value in ("table", "wide", "json", "yaml"):
             assert parse([name, option, value]).output == value
     assert parse([name]).output == "table"
-    assert parse([name, "--format=text"]).output == "table"  # its former name in `verify`
 
 
 def test_options_may_stand_between_arguments() -> None:
