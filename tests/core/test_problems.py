@@ -485,7 +485,7 @@ def test_a_card_that_works_for_no_pod_is_noted() -> None:
     assert (note.text, note.severity) == ("npu0 works for no Pod: 81 % on the busiest core", "info")
     assert "fuser" in note.command
     made_up = replace(busy, card=replace(busy.card, simulated=True))
-    assert noted(Scene(cards=(made_up,))) == [], "its load has no reason at all"
+    assert not any("no Pod" in text for text in noted(Scene(cards=(made_up,))))
     holds = Holdings(assignments=(held(busy, "yolo"),))
     assert noted(Scene(cards=(busy,), holdings=holds)) == []
     assert noted(Scene(cards=(read(state(), load=18),))) == []
