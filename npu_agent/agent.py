@@ -20,6 +20,7 @@ from npu_agent.config import Config, Effective, Poller, disabled_for, poller
 from npu_agent.config.resources import asks_for, offered_by, resources_of, wishes_of
 from npu_agent.core import changes, health
 from npu_agent.core.api_mode import WantedApi, WantedApis
+from npu_agent.core.condition import maintenance
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import Device
@@ -314,6 +315,7 @@ class Agent:
             )
             for resource, devices in self.publisher.devices.items()
         )
+        self._maintenance = self.node_watch.state.map(_maintenance)
         self.condition = ConditionWriter(
             api=self._api,
             node_name=node_name,
@@ -321,6 +323,8 @@ class Agent:
             changes=(
                 self.inventory.hardware,
                 self.store.usages,
+                self.cordons.cards,
+                self._maintenance,
                 *(session.status for session in self.sessions),
                 *(driver.status for driver in self.drivers),
                 *(driver.slices.state for driver in self.drivers),
@@ -487,6 +491,7 @@ class Agent:
             labels=self.labeller.state.value if self.labeller else None,
             condition=self.condition.state.value,
             trends=self.inventory.trends.value,
+            maintenance=self._maintenance.value,
             timeline=self._recorder.timeline,
             restarts=self.restarts,
             lag=self._lag.seconds,
@@ -532,7 +537,13 @@ def _watching(config: Config) -> card.Settings:
 
 
 def _follows_node(config: Config) -> bool:
-    return config.cordon or config.labels.output == "api"
+    return (
+        config.cordon or config.labels.output == "api" or config.health.condition.type is not None
+    )
+
+
+def _maintenance(found: OwnNode | None) -> str:
+    return maintenance(found.conditions, unschedulable=found.unschedulable) if found else ""
 
 
 def _labels(found: OwnNode | None) -> Mapping[str, str] | None:

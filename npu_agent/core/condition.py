@@ -6,10 +6,11 @@ status changes for what takes work away from the node, and never for what one sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from npu_agent.core.advice import plain_reason
+from npu_agent.core.degraded import plain
 from npu_agent.core.hardware import CardState
 from npu_agent.core.problems import problems
 from npu_agent.core.state import AgentState, is_fenced
@@ -54,6 +55,11 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
     fenced = [*_fenced(state)]
     gone = [one.state.card.name for one in state.missing] if found < wanted else []
     services = [note for note in problems(state) if note.unready and note.subject in _SERVICES]
+    degraded = [
+        f"{card.card.name} is degraded: {plain(card)}"
+        for card in state.snapshot.cards
+        if card.degraded and not is_fenced(card)
+    ]
     said = [f"{found} of {wanted} cards are healthy", *fenced]
     if gone:
         said.append(f"{_listed(gone)}: gone from the host")
@@ -65,12 +71,20 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
     elif services:
         reason = _SERVICES[services[0].subject]
     else:
-        reason = "NPUsDegraded" if fenced else "NPUsReady"
+        reason = "NPUsDegraded" if fenced or degraded else "NPUsReady"
     if reason == "TooFewCards":
         said.append(
             f"the host has shown {seen} since it booted: `lspci` on the node shows what the bus "
             "has; or correct health.expectedCards"
         )
+    said += degraded
+    said += (
+        f"{card.card.name} is cordoned: {state.cordons[card.id]}"
+        for card in state.snapshot.cards
+        if card.id in state.cordons
+    )
+    if state.maintenance:
+        said.append(f"work on the Node is under way: {state.maintenance}")
     message = "; ".join(said)
     return NodeCondition(
         status=reason in ("NPUsReady", "NPUsDegraded"),
@@ -78,6 +92,27 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
         message=message if len(message) <= _LONGEST else message[: _LONGEST - 1] + "…",
         passing=reason in _SERVICES.values(),
     )
+
+
+_LIFECYCLE = (
+    "MaintenancePlanned",
+    "MaintenanceInProgress",
+    "DrainInProgress",
+    "Drained",
+    "GracefulNodeShutdownInProgress",
+)
+"""Conditions by which people say that they work on a Node: KEP-5683."""
+
+
+def maintenance(conditions: Mapping[str, str], *, unschedulable: bool) -> str:
+    """What work on the Node is under way, for people; empty: none.
+
+    Args:
+        conditions: of the Node: by type, the status.
+        unschedulable: whether the Node is cordoned.
+    """
+    found = [type_ for type_ in _LIFECYCLE if conditions.get(type_) == "True"]
+    return ", ".join([*found, *(["the Node is cordoned"] if unschedulable else [])])
 
 
 def _fenced(state: AgentState) -> Iterator[str]:
@@ -95,7 +130,7 @@ def _fenced(state: AgentState) -> Iterator[str]:
 
 def _excused(card: CardState, state: AgentState) -> bool:
     """Whether a person has taken the card out of service: that is nothing to repair."""
-    return state.is_disabled(card)
+    return state.is_disabled(card) or card.id in state.cordons
 
 
 def _listed(names: Iterable[str]) -> str:

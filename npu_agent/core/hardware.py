@@ -99,6 +99,8 @@ class Card:
     numa_node: int | None = None
     switches: tuple[str, ...] = ()
     """What is above the card on the PCI bus, from the root complex (``pci0000:00``) down."""
+    lanes: tuple[int, int] | None = None
+    """Of its PCIe link: those in use, and those that both of its ends can have."""
     nodes: frozenset[str] = frozenset()
     """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``anvil/npu0mgmt``."""
     simulated: bool = False
@@ -248,6 +250,14 @@ class Cause(enum.Enum):
     """It is hotter than the config allows."""
 
 
+class Degradation(enum.Enum):
+    """What one should know of a card that works: see `npu_agent.core.degraded`."""
+
+    HOT = "hot"
+    ERRORS = "errors"
+    LINK = "link"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """Why, and since when (seconds of `time.monotonic`)."""
@@ -268,6 +278,7 @@ class CardState:
     card: Card
     health: Health
     reading: Reading | None = None
+    degraded: frozenset[Degradation] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

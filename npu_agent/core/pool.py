@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -60,13 +60,15 @@ class DraNames:
 class Effect(Enum):
     """What a taint does, as the API server names it."""
 
+    NONE = "None"
+    """It is only to be known."""
     NO_SCHEDULE = "NoSchedule"
     NO_EXECUTE = "NoExecute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """Why the scheduler should not allocate a device now."""
+    """What one should know of a device, or why it should not be allocated now."""
 
     key: str
     """``npu.example.com/unhealthy``."""
@@ -87,6 +89,11 @@ class PoolDevice:
     counters: str = ""
     """The card's set of counters, one a core, of which it consumes those of its cores; "" where no
     other device of the pool has any of them."""
+
+    @property
+    def barred(self) -> bool:
+        """Whether a taint keeps it from being allocated."""
+        return any(taint.effect is not Effect.NONE for taint in self.taints)
 
     @property
     def is_part(self) -> bool:
@@ -130,7 +137,10 @@ def pool(
             name=_named(name, state, device.cores),
             device=device,
             description=dra.describe(state.card, device.cores),
-            taints=_taints(dra.driver, device, evict, held(device), state.id in cordoned),
+            taints=(
+                *_taints(dra.driver, device, evict, held(device), state.id in cordoned),
+                *_notes(dra.driver, state),
+            ),
             counters=name if len(widths) > 1 else "",
         )
         for state, name in zip(cards, called, strict=True)
@@ -217,3 +227,14 @@ def _taints(
     keys = [key for key, applies in (("held", held), ("cordoned", cordoned)) if applies]
     taints += (Taint(key=f"{driver}/{key}", effect=Effect.NO_SCHEDULE) for key in keys)
     return tuple(taints)
+
+
+def _notes(driver: str, state: CardState) -> Iterator[Taint]:
+    for cause in sorted(cause.value for cause in state.degraded):
+        yield Taint(key=f"{driver}/{cause}", effect=Effect.NONE)
+
+
+def without_notes(device: PoolDevice) -> PoolDevice:
+    """The device without the taints that have no effect."""
+    taints = tuple(taint for taint in device.taints if taint.effect is not Effect.NONE)
+    return device if taints == device.taints else replace(device, taints=taints)

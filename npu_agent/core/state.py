@@ -72,6 +72,8 @@ COUNTERS = frozenset({"sharedCounters", "devices.consumesCounters"})
 consumes."""
 TAINTS = "devices.taints"
 """The field by which devices are kept from being allocated."""
+NOTES = "devices.taints.effect None"
+"""The effect of taints that are only to be known: Kubernetes 1.35."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,9 @@ class Driver(Protocol):
     def temperatures(self, spec: CardSpec, /) -> str:
         """What the paths of its temperature sensors begin with."""
 
+    def link_width(self, spec: CardSpec, /) -> str:
+        """The file that says how many lanes its PCIe link has."""
+
     def first_core_node(self, spec: CardSpec, /) -> str:
         """The device node of its first core."""
 

@@ -103,6 +103,7 @@ def _files(changed: Callable[[SimulatedCard], Mapping[str, Content]]) -> Show:
 
 
 _dead = _files(lambda card: {card.driver.liveness(card.spec): "0\n"})
+_narrow = _files(lambda card: {card.driver.link_width(card.spec): "8\n"})
 _hang = _files(lambda card: {card.driver.liveness(card.spec): Special.FIFO})
 _garbage = _files(lambda card: card.driver.garbage(card.spec))
 _unreadable = _files(
@@ -142,6 +143,7 @@ FAULTS: Mapping[str, Fault] = {
         _lasting("dead", "the driver says that the card does not work", _dead),
         _lasting("hot", "the sensors say more than 95 °C; the load stays as it is", _files(_heat)),
         _lasting("errors", "the error counters rise", tick=_more_errors),
+        _lasting("narrow", "its PCIe link has 8 lanes in place of 16", _narrow),
         _lasting("hang", "reading whether it works never returns", _hang),
         _lasting("garbage", "files answer with binary, cut-off or huge content", _garbage),
         _lasting("unreadable", "reading its state fails with an error, even for root", _unreadable),

@@ -1,11 +1,12 @@
 """The Node condition as a function of the agent's state."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from npu_agent.core.condition import NodeCondition, condition, usable
-from npu_agent.core.hardware import CardState, Cause
+from npu_agent.core.condition import NodeCondition, condition, maintenance, usable
+from npu_agent.core.hardware import CardState, Cause, Degradation
 from npu_agent.core.state import SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline
 from npu_agent.kubelet.podresources import Holdings
@@ -83,6 +84,49 @@ def test_a_card_that_a_person_has_taken_out_is_nothing_to_repair() -> None:
     scene = Scene(cards=(card(), dead(1)), disabled=frozenset({"npu1"}))
     assert usable(scene.state()) == 2
     assert said(scene) == (True, "NPUsReady", "2 of 2 cards are healthy")
+
+
+@pytest.mark.parametrize("where", [card, dead])
+def test_a_cordoned_card_is_nothing_to_repair_and_is_named(
+    where: Callable[[int], CardState],
+) -> None:
+    state = Scene(cards=(card(), where(1))).state()
+    state = replace(state, cordons={state.snapshot.cards[1].id: "swap fan"})
+    found = condition(state, None, 2)
+    assert found == NodeCondition(
+        status=True,
+        reason="NPUsReady",
+        message="2 of 2 cards are healthy; npu1 is cordoned: swap fan",
+    )
+
+
+def test_degraded_is_not_dead() -> None:
+    hot = replace(card(1), degraded=frozenset({Degradation.HOT}))
+    assert said(Scene(cards=(card(), hot))) == (
+        True,
+        "NPUsDegraded",
+        "2 of 2 cards are healthy; npu1 is degraded: hotter than 90 °C",
+    )
+
+
+@pytest.mark.parametrize(
+    ("conditions", "unschedulable", "found"),
+    [
+        ({}, False, ""),
+        ({"Ready": "True", "Drained": "False"}, False, ""),
+        ({"DrainInProgress": "True"}, False, "DrainInProgress"),
+        ({"MaintenancePlanned": "True"}, True, "MaintenancePlanned, the Node is cordoned"),
+    ],
+)
+def test_work_on_the_node_is_named(
+    conditions: dict[str, str], unschedulable: bool, found: str
+) -> None:
+    assert maintenance(conditions, unschedulable=unschedulable) == found
+    state = replace(Scene(cards=(card(), dead(1))).state(), maintenance=found)
+    now = condition(state, None, 2)
+    assert now
+    assert now.status is False
+    assert (f"; work on the Node is under way: {found}" in now.message) is bool(found)
 
 
 @pytest.mark.parametrize("expected", [None, 2])

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import CardState, CoreRange, HealthState
+from npu_agent.core.hardware import CardState, CoreRange, Degradation, HealthState
 from npu_agent.core.offer import Device
-from npu_agent.core.pool import Effect, PoolDevice, Taint, devices_by_name, whole_cards
+from npu_agent.core.pool import (
+    Effect,
+    PoolDevice,
+    Taint,
+    devices_by_name,
+    whole_cards,
+    without_notes,
+)
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.dra.cards import pool_of
 
@@ -72,6 +80,17 @@ def test_a_sick_card_is_tainted_and_evicts_only_if_asked_to(evict: bool, effect:
         state("rngd", 2, health=HealthState.UNKNOWN),
     ]
     assert taints(*cards, evict=evict) == [(), (Taint(key=UNHEALTHY, effect=Effect(effect)),), ()]
+
+
+def test_what_one_should_know_of_a_card_has_no_effect() -> None:
+    known = replace(state("rngd", 0), degraded=frozenset({Degradation.LINK, Degradation.HOT}))
+    (device,) = pool_of(known)
+    assert [taint.key for taint in device.taints] == ["npu.furiosa.ai/hot", "npu.furiosa.ai/link"]
+    assert {taint.effect for taint in device.taints} == {Effect.NONE}
+    assert not device.barred
+    (sick,) = pool_of(replace(known, health=state(health=HealthState.UNHEALTHY).health))
+    assert sick.barred
+    assert without_notes(sick).taints == (Taint(key=UNHEALTHY, effect=Effect.NO_SCHEDULE),)
 
 
 def test_what_somebody_holds_is_tainted_but_evicts_nobody() -> None:

@@ -385,7 +385,7 @@ class Driver:
             for one in self._known.value or ()
             if one.device.card_id in here
             and (cut or not one.is_part)
-            and not (self._untainted.value and (one.taints or one.device.card_id in cordoned))
+            and not (self._untainted.value and (one.barred or one.device.card_id in cordoned))
         }
         devices = pool(
             self._snapshots.value,

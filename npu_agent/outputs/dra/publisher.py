@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from npu_agent.backoff import ApiBackoff, Backoff
-from npu_agent.core.pool import PoolDevice, whole_cards
-from npu_agent.core.state import COUNTERS, TAINTS, SlicesState
+from npu_agent.core.pool import PoolDevice, whole_cards, without_notes
+from npu_agent.core.state import COUNTERS, NOTES, TAINTS, SlicesState
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind, follow, node, resourceslices
@@ -203,9 +203,13 @@ class SlicePublisher:
             try:
                 await self._bring_about()
             except ApiError as error:
+                self._stale = True  # it may have taken effect all the same
+                devices = self._publishable()
+                if error.status == 422 and devices != tuple(map(without_notes, devices)):
+                    self._note_dropped((NOTES,))  # it does not know the effect
+                    continue
                 self._change(published=False)
                 self._note("write", error)
-                self._stale = True  # it may have taken effect all the same
                 if await set_within(restarted, retry.next(error.retry_after)):
                     retry.reset()
             else:
@@ -251,7 +255,9 @@ class SlicePublisher:
             devices = whole_cards(devices)
         if TAINTS in self._dropped:
             # Without its taint a device would be allocated. Who holds it keeps it.
-            devices = tuple(device for device in devices if not device.taints)
+            devices = tuple(device for device in devices if not device.barred)
+        if not self._dropped.isdisjoint((NOTES, TAINTS)):
+            devices = tuple(map(without_notes, devices))
         return devices
 
     async def _tried_plan(self) -> Plan:

@@ -287,7 +287,7 @@ def _dra(state: AgentState) -> str:
             m.text(one.name),
             _phase(one.session),
             _slices(one.slices),
-            _count(sum(not each.taints for each in one.devices), one.devices, "without taints"),
+            _count(sum(not each.barred for each in one.devices), one.devices, "without taints"),
             str(one.session.registrations),
         )
         for one in state.dra

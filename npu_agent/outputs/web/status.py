@@ -132,7 +132,7 @@ def _driver(one: DraState, state: AgentState) -> dict[str, Any]:
         "driver": one.name,
         **_session(one.session),
         "offered": len(one.devices),
-        "untainted": sum(not device.taints for device in one.devices),
+        "untainted": sum(not device.barred for device in one.devices),
         "slices": {**asdict(one.slices), "trouble": trouble and str(trouble)},
         "claims": [
             {

@@ -85,6 +85,11 @@ def temperatures(spec: CardSpec) -> str:
     return f"{hwmon(spec)}/temp"
 
 
+def link_width(spec: CardSpec) -> str:
+    """The file that says how many lanes its PCIe link has."""
+    return f"{_pci(spec)}/current_link_width"
+
+
 def first_core_node(spec: CardSpec) -> str:
     return node(spec, "pe0")
 
@@ -223,6 +228,8 @@ def _pci_files(spec: CardSpec) -> dict[str, str]:
         "device": f"0x{TRAITS[spec.family].pci_device:04x}\n",
         "class": "0x120000\n",
         "numa_node": f"{spec.numa_node}\n",
+        "current_link_width": "16\n",
+        "max_link_width": "16\n",
     }
 
 

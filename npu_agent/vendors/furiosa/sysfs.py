@@ -118,6 +118,7 @@ class Furiosa:
             if address
             else None,
             switches=self._switches(address) if address else (),
+            lanes=self._lanes(address) if address else None,
             nodes=self._nodes(entry),
             simulated=self._simulated,
         )
@@ -192,6 +193,14 @@ class Furiosa:
             return ()
         roots = [at for at, part in enumerate(parts) if part.startswith("pci")]
         return tuple(parts[roots[-1] : -1]) if roots else ()
+
+    def _lanes(self, address: str) -> tuple[int, int] | None:
+        """See `Card.lanes`; the link's other end is the bridge above the card."""
+        own = self._pci(address)
+        files = ("current_link_width", "max_link_width", "../max_link_width")
+        now, *most = (parse.integer(_optional(f"{own}/{file}")) for file in files)
+        known = [lanes for lanes in most if lanes]
+        return (now, min(known)) if now and known else None
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
         """Which of the card's nodes exist. Never opened: opening takes the core.

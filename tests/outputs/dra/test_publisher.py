@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from npu_agent.backoff import ApiBackoff
+from npu_agent.core.hardware import Degradation
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
 from npu_agent.feed import Feed
@@ -28,7 +30,7 @@ from npu_agent.simulator.apiserver import (
 )
 from tests.kube.helpers import authority
 from tests.outputs.dra.api import DRIVER, NODE, cluster, pools
-from tests.outputs.dra.cards import parts, rngd
+from tests.outputs.dra.cards import card, parts, pool_of, rngd
 from tests.until import first, until
 
 NAME = f"00000-{DRIVER}-{NODE}"
@@ -548,6 +550,50 @@ async def test_without_taints_a_sick_card_is_not_offered(tmp_path: Path) -> None
         world.devices.publish(rngd(3))
         await world.in_place()
         assert len(world.server.writes) == len(writes) + 2
+
+
+def one_is_hot() -> tuple[PoolDevice, ...]:
+    hot = replace(card("rngd", 1), degraded=frozenset({Degradation.HOT}))
+    return pool_of(card("rngd", 0), hot)
+
+
+async def test_a_taint_without_effect_keeps_no_card_away(tmp_path: Path) -> None:
+    async with running(tmp_path, one_is_hot()) as world:
+        await world.in_place()
+        (taints,) = world.server.taints().values()
+        assert [(one["key"], one["effect"]) for one in taints] == [(f"{DRIVER}/hot", "None")]
+        world.devices.publish(rngd(2))
+        await until(lambda: not world.server.taints())
+
+
+async def test_where_taints_are_dropped_a_hot_card_is_offered(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        world.server.dropped = {"taints"}
+        await world.in_place()
+        world.devices.publish(one_is_hot())
+        await first(world.publisher.state, lambda state: state.dropped and state.published)
+        assert len(world.server.devices()) == 2
+        await world.quiet()
+
+
+async def test_an_api_server_that_does_not_know_the_effect_gets_none(tmp_path: Path) -> None:
+    async with running(tmp_path, rngd(2)) as world:
+        await world.in_place()
+
+        async def older(request: web.Request) -> web.StreamResponse:
+            body = await request.json()
+            if '"None"' in json.dumps(body):
+                return await status(422, 'effect: Unsupported value: "None"')(request)
+            code, found = world.server.act("apply", request.path, body)
+            return web.json_response(found, status=code)
+
+        world.server.instead["apply"] = older
+        sick = replace(one_is_hot()[1], taints=(*one_is_hot()[1].taints, *rngd(2, (1,))[1].taints))
+        world.devices.publish((rngd(2)[0], sick))
+        state = await first(world.publisher.state, lambda state: state.dropped and state.published)
+        assert state.dropped == ("devices.taints.effect None",)
+        (taints,) = world.server.taints().values()
+        assert [one["effect"] for one in taints] == ["NoSchedule"]
 
 
 async def test_another_api_server_may_keep_taints(tmp_path: Path) -> None:
