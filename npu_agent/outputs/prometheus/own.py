@@ -45,6 +45,11 @@ _HELP = {
     "config_rejected_total": "Versions of the config file that were refused.",
     "config_restart_required": "Whether a change of the config file waits for a restart: 1 or 0.",
     "labels_applied_total": "Attempts to apply the labels of the Node, by result.",
+    "node_condition": "Whether the condition of the Node is True: 1 or 0.",
+    "node_condition_written": "Whether the condition of the Node could be written: 1 or 0.",
+    "node_maintenance": "Whether people say that they work on the Node: 1 or 0.",
+    "card_cordoned": "Whether a person has taken the card out of service: 1 or 0.",
+    "card_degraded": "What one should know of a card that works, by cause; always 1.",
     "events_total": "Events about the Node, by result.",
     "reading_age_seconds": "Seconds since the telemetry of the card was last read.",
     "reading_failures_total": "Probes and readings of a card that failed, by reason.",
@@ -89,6 +94,12 @@ def _agent(state: AgentState) -> Iterator[Named]:
     yield from _by("authorizations_total", "", "result", state.authorizations)
     for (listener, reason), count in state.refused.items():
         yield "connections_refused_total", label_text(listener=listener, reason=reason), count
+    if (condition := state.condition) is not None:
+        labels = label_text(type=condition.type)
+        if condition.status is not None:
+            yield "node_condition", labels, condition.status
+        yield "node_condition_written", labels, condition.error is None
+    yield "node_maintenance", "", bool(state.maintenance)
     if state.tls is not None:
         expires_at = state.tls.expires_at
         if expires_at is not None:
@@ -127,13 +138,13 @@ def _drivers(state: AgentState) -> Iterator[Named]:
 
 def _cards(state: AgentState) -> Iterator[Named]:
     for card in state.snapshot.cards:
+        labels = label_text(arch=card.card.family, device=card.card.name)
         if card.reading:
             age = round(max(0.0, state.monotonic - card.reading.at), 3)
-            yield (
-                "reading_age_seconds",
-                label_text(arch=card.card.family, device=card.card.name),
-                age,
-            )
+            yield "reading_age_seconds", labels, age
+        yield "card_cordoned", labels, card.id in state.cordons
+        for cause in sorted(cause.value for cause in card.degraded):
+            yield "card_degraded", label_text(labels, cause=cause), 1
     for (family, name, reason), count in state.reading_failures.items():
         yield "reading_failures_total", label_text(arch=family, device=name, reason=reason), count
 

@@ -13,9 +13,16 @@ import pytest
 
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.counts import Counts, DraCounts
-from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.hardware import CardState, Degradation, Snapshot
 from npu_agent.core.ledger import Assignment, PreparedClaim
-from npu_agent.core.state import DraState, SessionPhase, SessionStatus, SlicesState, TlsState
+from npu_agent.core.state import (
+    ConditionState,
+    DraState,
+    SessionPhase,
+    SessionStatus,
+    SlicesState,
+    TlsState,
+)
 from npu_agent.inventory.inventory import read_once
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
@@ -95,7 +102,10 @@ def _pinned(found: Snapshot) -> Snapshot:
         assert state.reading is not None
         # One look cannot tell how much a core does.
         cores = tuple(replace(core, utilization=12.5 * core.core) for core in state.reading.cores)
-        return replace(state, reading=replace(state.reading, at=NOW - 2.5, cores=cores))
+        narrow = frozenset({Degradation.LINK} if state.card.index == 0 else ())
+        return replace(
+            state, degraded=narrow, reading=replace(state.reading, at=NOW - 2.5, cores=cores)
+        )
 
     return replace(found, cards=tuple(map(pinned, found.cards)))
 
@@ -136,6 +146,8 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool, d
             monotonic=NOW,
             snapshot=found,
             dra=(_driver(claims),) if dra else (),
+            cordons={found.cards[-1].id: "swap fan"} if found.cards else {},
+            condition=ConditionState(type="example.com/Ready", status=True),
             labels_applied=Counter(written=1),
             events=Counter(sent=3),
             reading_failures={("warboy", "npu0", "hung"): 1},
